@@ -21,11 +21,19 @@ from kernels._dispatch import (
     chosen,
     reasons,
     reset_usage,
+    resolve_choice,
     status,
     usage,
     using,
+    watched,
 )
 from kernels._generations import GENERATIONS, generation
+from kernels._hydra_names import (
+    flexible_attention,
+    get_kernel_status,
+    set_attention_backend,
+    set_use_triton_kernels,
+)
 from kernels._operator import (
     Case,
     Cost,
@@ -42,8 +50,9 @@ from kernels._policy import Policy, attention_usage, policies, policy
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
 from kernels._workspace import Workspace
 
+_SUPPORT = ("hardware", "measure")  # modules for other packages that are not operators
 for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_") and _module.name != "hardware":
+    if not _module.name.startswith("_") and _module.name not in _SUPPORT:
         _op = importlib.import_module(f"{__name__}.{_module.name}").OP
         OPS[_op.name] = _op
 
@@ -105,10 +114,12 @@ __all__ = [
     "causal_conv1d",
     "choose",
     "chosen",
+    "flexible_attention",
     "fourier_mix",
     "gated_rms_norm",
     "geglu",
     "generation",
+    "get_kernel_status",
     "graph_diffusion",
     "hardware",
     "linear_cross_entropy",
@@ -125,8 +136,11 @@ __all__ = [
     "reasons",
     "reset_tiles",
     "reset_usage",
+    "resolve_choice",
     "rms_norm",
     "rope",
+    "set_attention_backend",
+    "set_use_triton_kernels",
     "ssd_scan",
     "ssd_step",
     "status",
@@ -137,5 +151,6 @@ __all__ = [
     "tuning",
     "usage",
     "using",
+    "watched",
     "without_autocast",
 ]

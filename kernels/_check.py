@@ -30,7 +30,8 @@ RMS_ULPS = 2.0
 class Comparison:
     """Largest and root mean square error of one output or gradient, with the allowed errors.
 
-    Integers are right or wrong: an error is 1 or 0, and none is allowed.
+    Integers are right or wrong: an error is 1 or 0, and none is allowed. ``mean_error`` is the mean
+    of the absolute error, which nothing is allowed by.
     """
 
     what: str
@@ -38,6 +39,7 @@ class Comparison:
     allowed: float
     rms_error: float
     rms_allowed: float
+    mean_error: float = 0.0
 
     @property
     def right(self) -> bool:
@@ -119,7 +121,7 @@ class Exact:
             return Comparison(what, 0.0, 0.0, 0.0, 0.0)
         if not result.is_floating_point():
             off = (result != exact).double()
-            return Comparison(what, float(off.max()), 0.0, _rms(off), 0.0)
+            return Comparison(what, float(off.max()), 0.0, _rms(off), 0.0, float(off.mean()))
         off, lost = (result.double() - exact), (baseline.double() - exact)
         ulp = torch.finfo(result.dtype).eps
         stated = stated_ulps * torch.finfo(torch.float32).eps
@@ -130,6 +132,7 @@ class Exact:
             + (ULPS * ulp + stated) * (float(exact.abs().max()) or 1.0),
             rms_error=_rms(off),
             rms_allowed=2 * _rms(lost) + (RMS_ULPS * ulp + stated) * (_rms(exact) or 1.0),
+            mean_error=float(off.abs().mean()),
         )
 
     def _random_upstream(self, seed: int) -> list[Tensor]:

@@ -121,7 +121,7 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
     raise Unavailable(f"{op.name}: no implementation can run on {device_type}: {passed}")
 
 
-def meaning(op: Operator, choice: str, args: tuple[Any, ...]) -> str:
+def resolve_choice(op: Operator, choice: str, args: tuple[Any, ...]) -> str:
     """Return the implementation that a choice stands for with these inputs; nothing is counted."""
     counts, last = dict(_counts), dict(_last)
     try:

@@ -126,7 +126,7 @@ def launches_timed() -> Iterator[list[int]]:
 _LAUNCHER = """
 def make(_kernel, _kept, _alike, _observers, _form):
   _hooks, _runtime, _compilation, _enter, _leave = _observers
-  def bind(_found, _x, _y, _z, {others}):
+  def bind(_found, _x, _y, _z, {scalars}):
     {names}, _ = _found
     def again(_stream, {given}, _found=_found):  # with which the kernel stays
       {call}
@@ -170,7 +170,9 @@ def make(_kernel, _kept, _alike, _observers, _form):
     _stream = _stream_of(_device)
     {call}
     if recorders:
-      _notify_recorder(bind, _found, (_x, _y, _z), ({pointers},), ({others},), _device, _observers)
+      _notify_recorder(
+        bind, _found, (_x, _y, _z), ({pointers},), ({scalars},), _device, _observers
+      )
   return launch
 """
 
@@ -201,7 +203,7 @@ def _source(kernel: Any, form: Form) -> str:
     return _LAUNCHER.format(
         parameters=", ".join(names),
         pointers=", ".join(pointers),
-        others=", ".join(name for name in names if name not in pointers),
+        scalars=", ".join(name for name in names if name not in pointers),
         given=", ".join(f"_a_{name}" for name in pointers),
         first=pointers[0],
         addresses="\n    ".join(

@@ -26,7 +26,7 @@ FUSED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How a GPU is used: its precision, and implementations in the order ``auto`` tries them.
+    """The use of a GPU: its precision, and implementations in the order that ``auto`` tries them.
 
     ``attention`` and ``adaptive_attention`` map each implementation to why it cannot run, or None.
     ``tile`` and ``tile_fp32`` are queries, keys, warps and stages of our own attention kernel for
@@ -57,7 +57,7 @@ def policy(
     capability: tuple[int, int], *, total_bytes: int = 16 << 30, head_dim: int = 64
 ) -> Policy:
     """Return the policy for a GPU of that compute capability and memory, present or not."""
-    from kernels.attention import _flash, _memory
+    from kernels.attention import _flash, memory
 
     with hardware.imagined(capability, total_bytes) as gpu:
         able = {
@@ -76,7 +76,7 @@ def policy(
             generation=known,
             tile=tile,
             tile_fp32=tile_fp32,
-            weights_budget_bytes=int(_memory.BUDGET_FRACTION * total_bytes),
+            weights_budget_bytes=int(memory.BUDGET_FRACTION * total_bytes),
             **able,
         )
 

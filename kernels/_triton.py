@@ -68,7 +68,15 @@ if GLUON:
 else:
     gluon = gl = hopper = _Absent()
 
-DISABLED = os.environ.get("WORKBENCH_DISABLE_TRITON", "") not in ("", "0")
+# The variable that disables Triton, if one is set: ours, or the one that the HYDRA guide names.
+DISABLED = next(
+    (
+        name
+        for name in ("WORKBENCH_DISABLE_TRITON", "HYDRA_DISABLE_TRITON")
+        if os.environ.get(name, "") not in ("", "0")
+    ),
+    "",
+)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -78,7 +86,7 @@ MAX_GRID = 65535  # programs along the second and third dimension of a grid
 def missing(device_type: str) -> str | None:
     """Return why Triton kernels cannot run on devices of this type; None if they can."""
     if DISABLED:
-        return "Triton is disabled by WORKBENCH_DISABLE_TRITON"
+        return f"Triton is disabled by {DISABLED}"
     if not INSTALLED:
         return "Triton is not installed"
     if INTERPRETED:

@@ -381,7 +381,7 @@ def _poisoned() -> Any:
 
 def _times_us(call: Callable[[], Any], device: int) -> list[float]:
     """Measure single calls with cold caches."""
-    from kernels._timing import gpu_times_us
+    from kernels.measure.timing import gpu_times_us
 
     with torch.cuda.device(device):
         return gpu_times_us(call, repeats=CALLS, device=f"cuda:{device}")
@@ -394,7 +394,7 @@ def _synchronize() -> None:
 
 def _free_memory() -> None:
     """Free the memory that tuning used, so that the model can have it."""
-    from kernels._timing import forget_evictor
+    from kernels.measure.timing import forget_evictor
 
     forget_evictor()
     if torch.cuda.is_available():

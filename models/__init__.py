@@ -1,4 +1,4 @@
-"""The model families: one per file, each ending in one ``FAMILY``; the folder is the registry."""
+"""Model families: one per file, each ending in one ``FAMILY``; the folder is the registry."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import pkgutil
 from models._cache_file import SavedState
 from models._cache_file import read as read_state
 from models._costs import Costs
-from models._family import ConfigField, Family
 from models._footprint import Footprint, Sharding
 from models._generate import generate, pieces, prefill_in_chunks, sample
-from models._language_model import BlockOutput, Cache, LanguageModel
-from models._mistake import ConfigurationError
-from models._model import CHECKPOINTING, Metric, Model
+from models.errors import ConfigurationError
+from models.family import ConfigField, Family
+from models.language_model import BlockOutput, Cache, LanguageModel
+from models.model import CHECKPOINTING, Metric, Model
 
 __all__ = [
     "CHECKPOINTING",
     "FAMILIES",
+    "AdaptiveFlashAttention",
     "BlockOutput",
     "Cache",
     "ConfigField",
@@ -39,9 +40,12 @@ __all__ = [
 
 
 def _discover() -> dict[str, Family]:
-    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    families = [importlib.import_module(f"models.{name}").FAMILY for name in names]
+    names = [name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith("_")]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in sorted(names)]
+    families: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
     return {family.name: family for family in families}
 
 
 FAMILIES: dict[str, Family] = _discover()
+
+from models._adaptive_flash import AdaptiveFlashAttention  # noqa: E402 - it is made of a family's

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.attention._memory import prefers_full_matrix
+from kernels.attention.memory import prefers_full_matrix
 from models._adaptive import SAMPLES, TOKENS
 from models._costs import Attends, Costs, How, dense_block
 from models._layers import mlp_width

@@ -1,34 +1,34 @@
-"""How attention adapts: what is measured of a head, and the rank and precision that follow from it.
+"""Adaptation of attention: measurements of each head, and the rank and precision chosen from them.
 
-All of it happens on the device and nothing is ever read by the host: an analysis runs in every call
-that adapts, and a counter on the device says which of them counts (``torch.where``), so that a
-captured CUDA graph adapts as an eager step does. A choice concerns the calls after the one that it
-was made in. So tokens never depend on later ones, and the backward pass of a call, recomputed or
+All of it happens on the device, and the host never reads anything. Every call that adapts runs an
+analysis, and a counter on the device decides which analyses count (``torch.where``), so that a
+captured CUDA graph adapts like an eager step. A choice applies to the calls after the one in which
+it was made. So tokens never depend on later ones, and the backward pass of a call, recomputed or
 not, uses what its forward pass used.
 
-**Measured**, of some queries of every sequence and head: the entropy of their weights over that of
-equal weights, from 0 to 1, and the largest score.
+**Measurements**, from some queries of every sequence and head: the entropy of their weights over
+that of equal weights, from 0 to 1, and the largest score.
 
-**Rank.** A basis of the head's queries and keys, those that matter most first, comes from
-``kernels.low_rank``: every call that adapts takes it one iteration further, by that call's tokens,
-and the analyses that count put it to use. The rank is the least of a few widths (a head dimension,
-half, a quarter: the tiles of the kernel; heads of one width are a bucket) that holds
+**Rank.** ``kernels.low_rank`` computes a basis of the head's queries and keys, those that matter
+most first. Every adapting call continues it by one iteration with that call's tokens, and the
+analyses that count start to use it. The rank is the least of a few widths (a head dimension, half,
+a quarter: the tiles of the kernel; heads of one width are a bucket) that holds
 
 * "entropy": the effective rank of Roy and Vetterli (2007), the exponential of the entropy of the
-  columns' shares of the sum of squares; all columns where the normalised entropy of the weights is
-  at ``rank_threshold`` or above, as in AdaAttn's phase 3 document;
-* "energy": as many columns as hold the share ``rank_threshold`` of the sum of squares;
+  columns' fractions of the sum of squares; all columns where the normalised entropy of the weights
+  is at ``rank_threshold`` or above, as in AdaAttn's phase 3 document;
+* "energy": as many columns as hold the fraction ``rank_threshold`` of the sum of squares;
 
 and in both cases at least ``rank_ratio`` D.
 
-With e the share that the kept columns hold, the scale becomes 1 / sqrt(D e): 1 / sqrt(rank) where
-all columns matter equally, 1 / sqrt(D) where those left out hold nothing.
+With e the fraction that the retained columns hold, the scale becomes 1 / sqrt(D e): 1 / sqrt(rank)
+where all columns matter equally, 1 / sqrt(D) where the omitted ones hold nothing.
 
 **Precision.** Rounding queries and keys to half steps of u (2^-4 in FP8, 2^-11 in FP16) moves a
-score s by about 2 u s at most: the fewest bits that keep this below ``TOLERANCE``.
+score s by about 2 u s at most. The choice is the fewest bits that keep this below ``TOLERANCE``.
 
-**Hysteresis.** More columns or bits are taken at once, fewer only after ``PATIENCE`` analyses in a
-row that would take fewer even if they had found ``MARGIN`` more.
+**Hysteresis.** More columns or bits apply at once. Fewer apply only after ``PATIENCE`` consecutive
+analyses that would use fewer even with a result larger by ``MARGIN``.
 """
 
 # Shapes: L rows (layers), B batch, H heads, S queries, T keys, D head width, N sampled queries,
@@ -47,14 +47,14 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 import kernels
-from models._initialise import keep_dtypes
+from models.initialisation import keep_dtypes
 
-SAMPLES = 32  # queries of a sequence
-TOKENS = 128  # of a batch, whose queries and keys the basis is computed from
+SAMPLES = 32  # queries per sequence
+TOKENS = 128  # of a batch, whose queries and keys determine the basis
 PATIENCE = 2  # analyses
 MARGIN = 0.1
 TOLERANCE = 0.5  # nats
-RIDGE = 1e-3  # share of energy added in all directions, so that few tokens have a whole basis
+RIDGE = 1e-3  # fraction of energy added in all directions, so that few tokens have a complete basis
 
 ESTIMATIONS = ("entropy", "energy")
 PRECISIONS = {"inputs": 32, "fp16": 16, "fp8": 8}  # bits of queries and keys
@@ -64,7 +64,7 @@ LEAST_STEP = {16: 2.0**-32, 8: 2.0**-17}  # of a row's largest element
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What decides ranks and precisions; the module says how."""
+    """Rules for ranks and precisions; see the module."""
 
     rank_ratio: float = 0.5
     rank_estimation: str = "entropy"
@@ -77,21 +77,21 @@ class Rules:
 
     @property
     def narrows(self) -> bool:
-        """Whether any head may ever be narrower than its inputs."""
+        """True if any head may ever be narrower than its inputs."""
         return self.adaptive_precision or self.default_precision != "inputs"
 
     def rounds(self, dtype: torch.dtype) -> bool:
-        """Whether heads that compute in ``dtype`` may round queries and keys."""
+        """Return True if heads that compute in ``dtype`` may round queries and keys."""
         return self.narrows and (self.allow_fp8 or dtype.itemsize > 2)
 
 
 class Choice(NamedTuple):
-    """What the heads of one layer compute with; no later analysis changes these tensors.
+    """Rank and precision of one layer's heads; no later analysis changes these tensors.
 
-    ``to_queries`` and ``to_keys`` turn queries and keys into the basis, in the dtype of these, the
-    factor of the scale in the former; None where ranks do not adapt. ``cut`` says that ``to_keys``
-    leaves zeros past the rank, and with them all that queries have there. The last two are for what
-    is measured, None where nothing is.
+    ``to_queries`` and ``to_keys`` transform queries and keys into the basis, in their dtype; the
+    former includes the factor of the scale. They are None where ranks do not adapt. ``cut``:
+    ``to_keys`` leaves zeros beyond the rank, which cancel the queries there. The last two are for
+    the measurements, None where nothing is measured.
     """
 
     rank: Tensor  # [H], int32: columns
@@ -99,30 +99,31 @@ class Choice(NamedTuple):
     to_queries: Tensor | None = None  # [H, D, D]
     to_keys: Tensor | None = None
     cut: bool = False
-    scale: Tensor | None = None  # [H, 1, 1, 1], FP32: of products in the basis, without the factor
-    parts: Tensor | None = None  # [2, 1, H, 1, D], Boolean: all columns, and those past the rank
+    scale: Tensor | None = None  # for products in the basis, without the factor
+    parts: Tensor | None = None  # Boolean: all columns, and those beyond the rank
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What all layers were given.
+    """Choices of all layers.
 
-    As a part of a decode state it is what the keys there were made with.
+    In a decode state they are the choices with which its keys were made.
     """
 
     rank: Tensor  # [L, H], int32: columns
     bits: Tensor  # [L, H], int32
-    basis: Tensor  # [L, H, D, D], FP32: orthonormal columns, those that matter most first
-    factor: Tensor  # [L, H], FP32: of the scale 1 / sqrt(D)
+    basis: Tensor  # orthonormal columns, those that matter most first
+    factor: Tensor  # of the scale 1 / sqrt(D)
 
     def layers(
         self, rules: Rules, dtype: torch.dtype, *, cached: bool = False, adapts: bool = False
     ) -> list[Choice]:
-        """The choice of each layer, whose heads compute in ``dtype``: made for all of them at once.
+        """Return the choice of each layer, whose heads compute in ``dtype``.
 
-        ``cached``: for a call that keeps keys; ``adapts``: for one that measures.
+        All are computed at once. ``cached``: for a call that caches keys; ``adapts``: for one that
+        measures.
         """
-        found: dict[str, Sequence[Any]] = {"rank": self.rank.unbind(), "bits": self.bits.unbind()}
+        fields: dict[str, Sequence[Any]] = {"rank": self.rank.unbind(), "bits": self.bits.unbind()}
         cut = rules.adaptive_rank and cached and not rules.rounds(dtype)
         if rules.adaptive_rank:
             factor_LH11, to_keys = self.factor[..., None, None], self.basis
@@ -131,29 +132,29 @@ class Chosen:
                 column_D = torch.arange(dim, device=to_keys.device)
             if cut:
                 to_keys = to_keys * (column_D < self.rank[..., None, None])
-            found["to_keys"] = to_keys.to(dtype).unbind()
-            found["to_queries"] = (self.basis * factor_LH11).to(dtype).unbind()
+            fields["to_keys"] = to_keys.to(dtype).unbind()
+            fields["to_queries"] = (self.basis * factor_LH11).to(dtype).unbind()
             if adapts:
-                found["scale"] = (dim**-0.5 / factor_LH11[..., None]).unbind()
+                fields["scale"] = (dim**-0.5 / factor_LH11[..., None]).unbind()
                 first_LPH = torch.stack([torch.zeros_like(self.rank), self.rank], 1)
-                found["parts"] = (column_D >= first_LPH[:, :, None, :, None, None]).unbind()
-        rows = zip(*found.values(), strict=True)
-        return [Choice(**dict(zip(found, row, strict=True)), cut=cut) for row in rows]
+                fields["parts"] = (column_D >= first_LPH[:, :, None, :, None, None]).unbind()
+        rows = zip(*fields.values(), strict=True)
+        return [Choice(**dict(zip(fields, row, strict=True)), cut=cut) for row in rows]
 
     def tensors(self) -> list[Tensor]:
-        """All that is held."""
+        """Return all tensors."""
         return [self.rank, self.bits, self.basis, self.factor]
 
     def carried(self) -> list[Tensor]:
-        """Nothing: no token changes it."""
+        """Return nothing: no token changes it."""
         return []
 
 
 class Adaptation(nn.Module):
-    """The state of adaptive attention for L layers: what each head computes with from now on.
+    """State of adaptive attention for L layers: the current choice of each head.
 
-    No part of the weights (not in the state dict): a model that is built anew starts with all
-    columns, the default precision, and no analysis done.
+    It is not part of the weights (not in the state dict): a new model starts with all columns, the
+    default precision, and no analysis done.
     """
 
     def __init__(self, rows: int, heads: int, head_dim: int, rules: Rules) -> None:
@@ -171,12 +172,12 @@ class Adaptation(nn.Module):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The ranks that a head may have, from narrow to wide."""
+        """Ranks that a head may have, from narrow to wide."""
         padded = 1 << (self.head_dim - 1).bit_length()
         return tuple(sorted({self.head_dim, max(padded // 2, 1), max(padded // 4, 1)}))
 
     def rebuild_buffers(self, device: torch.device) -> None:
-        """Begin anew on ``device``."""
+        """Reset the state on ``device``."""
         shape, dim = (self.rows, self.heads), self.head_dim
         values = {
             "rank_LH": torch.full(shape, dim, dtype=torch.int32, device=device),
@@ -199,7 +200,7 @@ class Adaptation(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Adaptation:
-        """Go where the module goes; a cast is not meant for this."""
+        """Move with the module; a cast does not apply to this."""
         before = dict(self.named_buffers())
         super()._apply(fn, recurse)
         keep_dtypes(self, before)
@@ -210,29 +211,30 @@ class Adaptation(nn.Module):
         return [self.rank_LH, self.bits_LH, self.basis_LHDD, self.factor_LH]
 
     def chosen(self) -> Chosen:
-        """What every layer computes with from now on: copies, which ``update`` leaves alone."""
-        return Chosen(*(each.clone() for each in self._current))
+        """Return copies of the current choices of every layer, which ``update`` does not change."""
+        return Chosen(*(tensor.clone() for tensor in self._current))
 
     def begin(self, chosen: Chosen, position: Tensor | None) -> None:
-        """A call on cached sequences: those that begin (None or 0) take what is chosen now."""
+        """Start a call on cached sequences: new ones (None or 0) take the current choice."""
         pairs = zip(chosen.tensors(), self._current, strict=True)
         if position is None:
-            for kept, current in pairs:
-                kept.copy_(current)
+            for cached, current in pairs:
+                cached.copy_(current)
             return
         begins = position == 0
-        for kept, current in pairs:
-            torch.where(begins, current, kept, out=kept)
+        for cached, current in pairs:
+            torch.where(begins, current, cached, out=cached)
 
-    def measures(self, found: Sequence[Mapping[str, Tensor]], sight: Sight) -> dict[str, Tensor]:
-        """What ``look``, ``longest`` and ``sampled`` found in every layer, of the present choice.
+    def measures(self, by_layer: Sequence[Mapping[str, Tensor]], sight: Sight) -> dict[str, Tensor]:
+        """Combine what ``look``, ``longest`` and ``sampled`` return for every layer.
 
-        ``entropy``, ``largest`` and ``score_error`` [L, H], ``rows`` [L, H, 2 R, D], all FP32.
+        The current choice applies. Returns ``entropy``, ``largest`` and ``score_error`` [L, H],
+        ``rows`` [L, H, 2 R, D], all FP32.
         """
         nats_LHBN, largest_LH, rows_LHRD = (
-            torch.stack([each[name] for each in found]) for name in ("nats", "largest", "rows")
+            torch.stack([layer[name] for layer in by_layer]) for name in ("nats", "largest", "rows")
         )
-        longest_LXPH = torch.stack([each[name] for each in found for name in ("q", "k")])
+        longest_LXPH = torch.stack([layer[name] for layer in by_layer for name in ("q", "k")])
         q_LPH, k_LPH = longest_LXPH.unflatten(0, (-1, 2)).float().unbind(1)
         scale = self.head_dim**-0.5
         largest_LH = largest_LH.float() * scale
@@ -248,13 +250,13 @@ class Adaptation(nn.Module):
         }
 
     def update(self, measured: Mapping[str, Tensor]) -> None:
-        """Take what ``measures`` gives; every ``refresh_every`` calls it counts.
+        """Apply what ``measures`` returns; it counts every ``refresh_every`` calls.
 
-        A head whose measurements are not finite keeps what it has.
+        A head whose measurements are not finite keeps its choice.
         """
         rules = self.rules
         entropy_LH, largest_LH = measured["entropy"], measured["largest"]
-        # Neither is ever below zero; what is not a number is not less than any.
+        # Neither is ever below zero; NaN is not less than any number.
         due_LH = (self.step % rules.refresh_every == 0) & (entropy_LH + largest_LH < math.inf)
         if rules.adaptive_precision:
             wanted_LH, relaxed_LH = self._wanted_bits(_with_margin(largest_LH))
@@ -272,7 +274,7 @@ class Adaptation(nn.Module):
             wanted_LH, relaxed_LH = self._width(_with_margin(columns_LH), _with_margin(entropy_LH))
             rank_LH, calm_LH = settle(self.rank_LH, wanted_LH, relaxed_LH, self.rank_calm_LH)
             kept_LH = share_LHD.gather(-1, rank_LH.long()[..., None] - 1)[..., 0]
-            sound_LH = total_LH1[..., 0] < math.inf  # which all of the basis has gone into
+            sound_LH = total_LH1[..., 0] < math.inf  # the complete basis contributes to it
             _keep(self.next_basis_LHDD, sound_LH[..., None, None], basis_LHDD)
             due_LH = due_LH & sound_LH
             _keep(self.rank_LH, due_LH, rank_LH)
@@ -281,20 +283,21 @@ class Adaptation(nn.Module):
             _keep(self.factor_LH, due_LH, kept_LH.rsqrt())
         self.step.add_(1)
 
-    def _wanted_columns(self, each_LHD: Tensor, share_LHD: Tensor) -> Tensor:
-        """Columns that a head needs, not yet rounded up to a width.
+    def _wanted_columns(self, fraction_LHD: Tensor, cumulative_LHD: Tensor) -> Tensor:
+        """Return the columns that a head needs, not yet rounded up to a width.
 
-        Of the sum of squares, ``each`` column's share and the share of the first 1 ... D.
+        The arguments are each column's fraction of the sum of squares, and that of the first 1 ...
+        D.
         """
         rules = self.rules
         if rules.rank_estimation == "entropy":
-            columns_LH = torch.special.entr(each_LHD).sum(-1).exp()
+            columns_LH = torch.special.entr(fraction_LHD).sum(-1).exp()
         else:
-            columns_LH = 1.0 + (share_LHD < rules.rank_threshold).sum(-1)
+            columns_LH = 1.0 + (cumulative_LHD < rules.rank_threshold).sum(-1)
         return columns_LH
 
     def _width(self, columns: Tensor, entropy: Tensor) -> Tensor:
-        """The least width that holds the columns; the widest if none does, or nothing may go."""
+        """Return the least width that holds the columns; the widest if none does or may be cut."""
         rules, (*narrower, widest) = self.rules, self.widths
         if rules.rank_estimation == "entropy":
             columns = columns.masked_fill(entropy >= rules.rank_threshold, math.inf)
@@ -307,25 +310,25 @@ class Adaptation(nn.Module):
 
 
 def _with_margin(x: Tensor) -> Tensor:
-    """What was found, and a margin more."""
+    """Return a measurement, and the same with a margin added."""
     return torch.stack([x, x * (1 + MARGIN)])
 
 
 def _lowest(x: Tensor, limits: Mapping[int, float], highest: int) -> Tensor:
-    """The lowest level up to whose limit x is, of rising ``limits`` by level; else the highest."""
-    found = torch.full_like(x, highest, dtype=torch.int32)
+    """Return the lowest level whose limit is at least x, of rising ``limits``; else the highest."""
+    result = torch.full_like(x, highest, dtype=torch.int32)
     for level, above in itertools.pairwise((*limits, highest)):
-        found = torch.add(found, x <= limits[level], alpha=level - above)
-    return found
+        result = torch.add(result, x <= limits[level], alpha=level - above)
+    return result
 
 
 def settle(
     current: Tensor, wanted: Tensor, relaxed: Tensor, calm: Tensor, patience: int = PATIENCE
 ) -> tuple[Tensor, Tensor]:
-    """The next level of every head, and for how many analyses in a row it could have been lower.
+    """Return the next level of every head, and the count of analyses that allowed a lower one.
 
-    ``wanted`` is what an analysis asks for and ``relaxed``, never lower, what it would ask for had
-    it found a margin more; all are integers of one shape.
+    ``wanted`` is the level that an analysis needs and ``relaxed``, never lower, the one that it
+    would need with a margin more; all are integers of one shape.
     """
     calm = (calm + 1) * (relaxed < current)
     waits = calm < patience
@@ -334,18 +337,18 @@ def settle(
 
 
 class Sight(NamedTuple):
-    """What is looked at in every layer of a call.
+    """Queries, keys and tokens that are measured in every layer of a call.
 
-    Queries, and the keys that they see: heads before samples, as in memory that ``AdaptiveHeads``
-    has turned into a basis. And the tokens that a basis comes from.
+    Queries and the keys that they see have heads before samples, as in the memory layout that
+    ``AdaptiveHeads`` uses in a basis. The tokens determine the basis.
     """
 
-    at: slice | Tensor  # of the queries
+    at: slice | Tensor  # indices of the queries
     seen: Tensor  # [H, B, N, T], Boolean; 1 for H and B where all are alike
-    hidden: Tensor  # as this, FP32: to be added to scores, the least number for what is not seen
-    share: Tensor  # [H, B, N], FP32: by how much the nats of each go into its head's entropy
-    queries: Places  # for the basis
-    keys: Places
+    hidden: Tensor  # the same in FP32: added to scores; the least number where a key is not seen
+    share: Tensor  # [H, B, N], FP32: weight of each query's nats in its head's entropy
+    queries: TokenIndices  # for the basis
+    keys: TokenIndices
 
     @classmethod
     def of(
@@ -357,7 +360,7 @@ class Sight(NamedTuple):
         device: torch.device,
         mask: Tensor | None = None,
     ) -> Sight:
-        """Evenly spaced queries of ``length``.
+        """Choose evenly spaced queries of ``length``.
 
         ``mask``, Boolean, broadcasts to [B, H, S, T]: True where a key is seen. Queries that see
         one key have no entropy.
@@ -366,7 +369,7 @@ class Sight(NamedTuple):
         every, uneven = divmod(length, n)
         if uneven:
             at = at_N = torch.arange(1, n + 1, device=device) * length // n - 1
-        else:  # a view, where there is one: this runs in every layer, bound by launches
+        else:  # a view, where possible: this runs in every layer, bound by launches
             at = slice(every - 1, None, every)
             at_N = torch.arange(every - 1, length, every, device=device)
         if causal:
@@ -380,7 +383,7 @@ class Sight(NamedTuple):
         usable_HBN = count_HBN > 1
         least = torch.finfo(torch.float32).min
         hidden_HBNT = torch.full(seen_HBNT.shape, least, dtype=torch.float32, device=device)
-        places = _places(batch, length, device)
+        indices = _token_indices(batch, length, device)
         usable_H = usable_HBN.sum((1, 2), keepdim=True) * (batch // seen_HBNT.shape[1])
         return cls(
             at,
@@ -388,16 +391,16 @@ class Sight(NamedTuple):
             hidden_HBNT.masked_fill_(seen_HBNT, 0.0),
             # NaN where nothing can be measured: there is nothing to adapt to.
             usable_HBN / count_HBN.clamp_min(2).log() / usable_H,
-            places,
-            places if keys == length else _places(batch, keys, device),
+            indices,
+            indices if keys == length else _token_indices(batch, keys, device),
         )
 
 
 def look(q_BHSD: Tensor, k_BHTD: Tensor, sight: Sight, scale: Tensor | float) -> dict[str, Tensor]:
-    """What sampled queries find in the keys, per head; no gradients.
+    """Measure sampled queries against the keys, per head; no gradients.
 
-    ``nats`` [H, B, N], the entropies of their weights, and ``largest`` [H], of what ``scale`` (or
-    [H, 1, 1, 1]) has yet to be multiplied with to give scores.
+    Returns ``nats`` [H, B, N], the entropies of their weights, and ``largest`` [H], which has to be
+    multiplied by ``scale`` (or [H, 1, 1, 1]) to give scores.
     """
     q_HBND = q_BHSD.detach().transpose(0, 1)[:, :, sight.at]
     products = q_HBND @ k_BHTD.detach().transpose(0, 1).mT
@@ -412,7 +415,7 @@ def look(q_BHSD: Tensor, k_BHTD: Tensor, sight: Sight, scale: Tensor | float) ->
 
 
 def longest(x_BHSD: Tensor, parts: Tensor | None) -> Tensor:
-    """The longest row of each head [1, H], or [2, H] also of what lies past its rank; FP32."""
+    """Return the longest row of each head [1, H], or [2, H] with that beyond its rank; FP32."""
     x_BHSD = x_BHSD.detach()
     dtype = torch.promote_types(x_BHSD.dtype, torch.float32)
     x_PBHSD = x_BHSD[None] if parts is None else x_BHSD * parts
@@ -422,13 +425,13 @@ def longest(x_BHSD: Tensor, parts: Tensor | None) -> Tensor:
 def score_error(
     q_LPH: Tensor, k_LPH: Tensor, chosen: Chosen, scale: float, rules: Rules, dtype: torch.dtype
 ) -> Tensor:
-    """By how much any score may differ from that of all columns unrounded, in nats, [L, H].
+    """Bound the difference of any score from that of all columns unrounded, in nats, [L, H].
 
-    For every token: |s - s'| <= scale (|q - q P| |k - k P| + (|1 - f| + f (2 u + u^2)) |q| |k|),
-    P the kept columns, f the factor of the scale, u the rounding of a row; each output then differs
-    by at most (e^(2 |s - s'|) - 1) max |v|. Queries and keys, in the basis and ``dtype``, are known
-    by their ``longest``, queries times the factor; ``rules`` and ``dtype`` say what rounding there
-    is.
+    For every token: |s - s'| <= scale (|q - q P| |k - k P| + (|1 - f| + f (2 u + u^2)) |q| |k|), P
+    the retained columns, f the factor of the scale, u the rounding of a row; each output then
+    differs by at most (e^(2 |s - s'|) - 1) max |v|. Queries and keys, in the basis and ``dtype``,
+    are given by their ``longest``, queries times the factor; ``rules`` and ``dtype`` determine the
+    rounding.
     """
     bits_LH, factor_LH, dim = chosen.bits, chosen.factor, chosen.basis.shape[-1]
     product_LPH = q_LPH * k_LPH / factor_LH[:, None]
@@ -448,15 +451,15 @@ def score_error(
 
 
 def sampled(q_BHSD: Tensor, k_BHTD: Tensor, sight: Sight) -> Tensor:
-    """Rows for the basis: [H, 2 R, D], queries first; no gradients."""
+    """Return rows for the basis: [H, 2 R, D], queries first; no gradients."""
     return torch.cat([_tokens(q_BHSD, sight.queries), _tokens(k_BHTD, sight.keys)], 1)
 
 
-Places = tuple[slice, slice] | tuple[Tensor, Tensor]  # of samples and of tokens
+TokenIndices = tuple[slice, slice] | tuple[Tensor, Tensor]  # indices of samples and of tokens
 
 
-def _places(batch: int, length: int, device: torch.device) -> Places:
-    """Evenly spaced tokens of a batch, R of them."""
+def _token_indices(batch: int, length: int, device: torch.device) -> TokenIndices:
+    """Choose R evenly spaced tokens of a batch."""
     every, uneven = divmod(batch * length, TOKENS)
     if uneven or every == 0 or (length % every and every % length):
         at_R = torch.arange(TOKENS, device=device) * (batch * length) // TOKENS
@@ -466,17 +469,17 @@ def _places(batch: int, length: int, device: torch.device) -> Places:
     return slice(None, None, every // length), slice(0, 1)
 
 
-def _tokens(x_BHSD: Tensor, places: Places) -> Tensor:
-    """What is there: [H, R, D]."""
-    samples, tokens = places
+def _tokens(x_BHSD: Tensor, indices: TokenIndices) -> Tensor:
+    """Gather the rows of these tokens: [H, R, D]."""
+    samples, tokens = indices
     taken = x_BHSD.detach()[samples, :, tokens].transpose(0, 1)
     return taken.reshape(x_BHSD.shape[1], TOKENS, -1)
 
 
 def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:
-    """A basis, and of the sum of squares what each of its columns holds [L, H, D].
+    """Return a basis, and each column's fraction of the sum of squares [L, H, D].
 
-    Queries and keys count the same, however long they are.
+    Queries and keys have equal weight, whatever their length.
     """
     dim = rows_LHRD.shape[-1]
     halves = rows_LHRD.unflatten(-2, (2, -1))
@@ -488,5 +491,5 @@ def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:
     return basis_LHDD, (rows_LHRD @ basis_LHDD).square().sum(-2)
 
 
-def _keep(held: Tensor, due: Tensor, value: Tensor) -> None:
-    torch.where(due, value, held, out=held)
+def _keep(buffer: Tensor, due: Tensor, value: Tensor) -> None:
+    torch.where(due, value, buffer, out=buffer)

@@ -1,11 +1,12 @@
 """Attention whose heads compute with the rank and the precision that ``models._adaptive`` chose.
 
-One operator does both, ``kernels.adaptive_attention``, which never holds the matrix of weights. A
-pure function of its inputs and of the choice, so that it may be recomputed, compiled and captured.
+One operator does both, ``kernels.adaptive_attention``, which never holds the matrix of weights. It
+is a pure function of its inputs and of the choice, so that it may be recomputed, compiled and
+captured.
 
-Decoding is *frozen*: a call with a state never adapts, and computes with what the last adapting
-call chose, as the same tokens in one call would. The state holds keys in the basis, cut and rounded
-as queries meet them, which depends on the token alone; so a step does not prepare them anew.
+Decoding is *frozen*: a call with a state never adapts, and computes with the choice of the last
+adapting call, as the same tokens in one call would. The state holds keys in the basis, cut and
+rounded. These depend on the token alone, so that a step does not prepare them again.
 """
 
 # Shapes: B batch, S queries, T keys, E model width, H heads, D head width, X = 3 H.
@@ -22,8 +23,8 @@ from torch.nn import functional
 import kernels
 from kernels.adaptive_attention import cut_and_rounded, prepared
 from models._adaptive import Choice, Rules, Sight, longest, look, sampled
-from models._attention import KVState, RotaryCache
 from models._layers import INIT_STD, Linear, RMSNorm
+from models.attention import KVState, RotaryCache
 
 
 class ProjectedHeads(Linear):
@@ -50,10 +51,10 @@ class ProjectedHeads(Linear):
 
 
 class AdaptiveHeads(nn.Module):
-    """Multi-head attention, (B, S, E) over (B, T, E), with the choice given by the caller.
+    """Multi-head attention, (B, S, E) over (B, T, E), with a choice from the caller.
 
     With ``norm_eps``, queries and keys are normalised per head (arXiv 2010.04245), which bounds the
-    scores by sqrt(D) times the gains; with ``rotary``, turned by their positions.
+    scores by sqrt(D) times the gains; with ``rotary``, rotated by their positions.
     """
 
     def __init__(
@@ -85,13 +86,13 @@ class AdaptiveHeads(nn.Module):
         self.k_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
 
     def division(self) -> str:
-        """Why every rank has all of it."""
-        return "heads that adapt are chosen for, and measured, all together"
+        """Return why every rank has the complete layer."""
+        return "heads adapt, and are measured, all together"
 
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> KVState:
-        """An empty state for ``length`` positions."""
+        """Return an empty state for ``length`` positions."""
         shape = (batch, self.n_heads, length, self.head_dim)
         return KVState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)))
 
@@ -108,11 +109,11 @@ class AdaptiveHeads(nn.Module):
         kv_length: Tensor | None = None,
         sight: Sight | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output (B, S, E), and what ``Adaptation.measures`` takes, if there is a ``sight``.
+        """Return the output (B, S, E) and, with a ``sight``, what ``Adaptation.measures`` needs.
 
         ``choice`` None computes with all columns, unrounded, and measures nothing. ``mask``,
         Boolean, broadcasts to [B, H, S, T]: True where a key is seen. ``state`` and ``position`` as
-        in ``models._attention.Attention``; with these, ``kv_length`` is the position behind this
+        in ``models.attention.Attention``; with these, ``kv_length`` is the position after this
         call's. With ``measures_values`` the largest of the ``values`` [H] is measured too.
         """
         q, k, v = self._project(q_BSE, k_BTE, v_BTE)
@@ -138,8 +139,8 @@ class AdaptiveHeads(nn.Module):
             qkv_BSXD = self.qkv(q_BSE).unflatten(-1, (3 * self.n_heads, self.head_dim))
             q, k, v = qkv_BSXD.split(self.n_heads, dim=2)
             if torch.is_grad_enabled() and self.q_norm is None:
-                # Backward needs the values, and a view of them would keep all of qkv until then;
-                # a norm's backward needs the rest too.
+                # Backward needs the values, and a view of them would keep all of qkv until then; a
+                # norm's backward needs the other parts too.
                 v = v.contiguous()
         else:
             width = self.n_heads * self.head_dim
@@ -150,7 +151,7 @@ class AdaptiveHeads(nn.Module):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _turned(self, q: Tensor, k: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Normalised and turned, where there are norms and positions."""
+        """Normalise and rotate, where there are norms and positions."""
         offset = 0 if position is None else position
         rotary, q_norm, k_norm = self.rotary, self.q_norm, self.k_norm
         if rotary is None:
@@ -204,10 +205,10 @@ class AdaptiveHeads(nn.Module):
 
 
 def _times(x_BHSD: Tensor, matrix_HDD: Tensor) -> Tensor:
-    """Each head times its matrix: [B, H, S, D], in memory [H, B, S, D].
+    """Multiply each head by its matrix: [B, H, S, D], in memory [H, B, S, D].
 
-    Heads are the batch of the product, for torch would copy matrices and what is laid out by tokens
-    to have both samples and heads there.
+    Heads are the batch of the product. With samples and heads there, torch would copy the matrices
+    and tensors laid out by tokens.
     """
     x_HND = x_BHSD.transpose(0, 1).flatten(1, 2)
     return torch.bmm(x_HND, matrix_HDD).unflatten(1, (x_BHSD.shape[0], -1)).transpose(0, 1)

@@ -1,7 +1,7 @@
-"""The decode state of a model as a file: what a cache holds, and how much of it is filled.
+"""Decode state of a model as a file: the tensors of a cache, and how much of it is filled.
 
-One dictionary in torch's own format, read without running code from it. It is written beside its
-place and renamed, so that a file is whole or absent.
+One dictionary in torch's own format, read without running code from it. It is written next to its
+destination and renamed, so that a file is complete or absent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
 
 KIND, VERSION = "decode state", 1
 
@@ -30,11 +30,10 @@ def write(
     tensors: Sequence[Tensor],
     beside: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save ``tensors`` and what they are of; raises ``ConfigurationError`` for a wrong position.
+    """Save ``tensors`` and their sizes; raises ``ConfigurationError`` for a wrong position.
 
-    Raises ``OSError`` where it cannot be written; then what was at ``path`` is still there.
-
-    ``beside``: tensors, numbers and text that go with them.
+    Raises ``OSError`` if it cannot be written; the previous file at ``path`` is then still there.
+    ``beside``: tensors, numbers and text that are stored with them.
     """
     if not 0 <= position <= length:
         raise ConfigurationError(
@@ -52,11 +51,11 @@ def write(
     }
     part = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
-        with part.open("wb") as stream:  # of which torch would give no reason
+        with part.open("wb") as stream:  # torch would give no reason for a failure
             torch.save(content, stream)
         part.replace(path)
     except RuntimeError as error:
-        if isinstance(error.__context__, OSError):  # the archive could not be ended after that
+        if isinstance(error.__context__, OSError):  # the archive could not be closed after that
             raise error.__context__ from None
         raise
     finally:
@@ -65,7 +64,7 @@ def write(
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a file holds, on the CPU."""
+    """Content of a file, on the CPU."""
 
     path: str
     batch: int
@@ -75,7 +74,7 @@ class SavedState:
     beside: dict[str, Any]
 
     def fill(self, batch: int, length: int, tensors: Sequence[Tensor]) -> None:
-        """Copy it into ``tensors``, in place; raises ``ConfigurationError`` before it does."""
+        """Copy into ``tensors``, in place; raises ``ConfigurationError`` before it changes any."""
         if (self.batch, self.length) != (batch, length):
             raise ConfigurationError(
                 f"load: {self.path!r} holds a state for batch {self.batch} and "
@@ -86,19 +85,19 @@ class SavedState:
                 f"load: {self.path!r} holds {len(self.tensors)} tensors, but this cache has "
                 f"{len(tensors)}: another model made it"
             )
-        for index, (one, other) in enumerate(zip(self.tensors, tensors, strict=True)):
-            if one.shape != other.shape or one.dtype != other.dtype:
+        for index, (saved, current) in enumerate(zip(self.tensors, tensors, strict=True)):
+            if saved.shape != current.shape or saved.dtype != current.dtype:
                 raise ConfigurationError(
-                    f"load: tensor {index} of {self.path!r} is {one.dtype} {tuple(one.shape)}, but "
-                    f"this cache's is {other.dtype} {tuple(other.shape)}: another model or "
+                    f"load: tensor {index} of {self.path!r} is {saved.dtype} {tuple(saved.shape)}, "
+                    f"but this cache's is {current.dtype} {tuple(current.shape)}: another model or "
                     "precision made it"
                 )
-        for one, other in zip(self.tensors, tensors, strict=True):
-            other.copy_(one)
+        for saved, current in zip(self.tensors, tensors, strict=True):
+            current.copy_(saved)
 
 
 def read(path: str | Path) -> SavedState:
-    """What ``write`` saved; raises ``ConfigurationError`` for any other file."""
+    """Read what ``write`` saved; raises ``ConfigurationError`` for any other file."""
     content = _content(path)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise ConfigurationError(f"load: {str(path)!r} is not a saved decode state, or is damaged")
@@ -118,7 +117,7 @@ def read(path: str | Path) -> SavedState:
 
 
 def _content(path: str | Path) -> Any:
-    """What the file holds; None if it is of another kind or its checksums are wrong."""
+    """Return the file's content; None if it is of another kind or its checksums are wrong."""
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.testzip() is None:

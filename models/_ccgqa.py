@@ -1,21 +1,21 @@
-"""Compressed convolutional grouped-query attention: attention inside of a narrow latent.
+"""Compressed convolutional grouped-query attention: attention inside a narrow latent.
 
 Figliolia et al. 2025, "Compressed Convolutional Attention" (arXiv 2510.04476), appendix A. Queries
-live in E / C1 columns, keys and values in E / C2, and nothing is widened before the attention:
+have E / C1 columns, keys and values E / C2, and nothing is widened before the attention:
 
 1. ``qk = W_qk x``, split into the heads of queries and of keys, all D columns wide.
-2. Two causal convolutions of width W one after the other, on queries and keys: one per column over
-   the sequence, then one that also mixes the columns of a head. What came before the sequence is
-   zeros, once for both.
+2. Two causal convolutions of width W, one after the other, on queries and keys: one per column over
+   the sequence, then one that also mixes the columns of a head. Both see zeros before the sequence,
+   added once.
 3. With m = (q + k of its group) / 2 from *before* the convolutions: q += m, k += the mean of m over
    the group's queries.
 4. Half of the value heads are ``W_v1 x_t``, the others ``W_v2 x_(t - 1)``, zeros at t = 0.
-5. ``q = q sqrt(D) / |q|``, ``k = k sqrt(D) / |k| exp(temperature)``, a temperature a key head.
+5. ``q = q sqrt(D) / |q|``, ``k = k sqrt(D) / |k| exp(temperature)``, a temperature per key head.
 6. Rotary positions, attention at scale 1 / sqrt(D), and ``W_o`` back to E columns.
 
 |q| / sqrt(D) is the root mean square, so step 5 is kernels.qk_norm_rope with gains of one; the
-temperature commutes with the rotation. What the convolutions and the value shift look back on is
-the token before among those that this attention sees, and part of the decode state.
+temperature commutes with the rotation. The convolutions and the value shift look back on the
+previous tokens among those that this attention sees; these are part of the decode state.
 
 Shapes: B batch, S tokens, E model width, H query heads, G key/value heads, X = H + G, D head width,
 W convolution width, L = 2 (W - 1) rows that the convolutions look back.
@@ -31,11 +31,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
-from models._attention import KVState, RotaryCache, SharedKV, attend, turned
-from models._division import WHOLE, Cut, Division, Region
-from models._initialise import Sparing
 from models._layers import INIT_STD, Linear
 from models._routing import Rows
+from models.attention import KVState, RotaryCache, SharedKV, attend, turned
+from models.initialisation import Sparing
+from models.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 
 @dataclass
@@ -47,16 +47,16 @@ class CCGQAState:
     late: Tensor  # (B, 1, N), N = G D / 2 columns: W_v2 x of the last token
 
     def tensors(self) -> list[Tensor]:
-        """What is held, for counting bytes and resetting."""
+        """Return all tensors, for counting bytes and resetting."""
         return [*self.kv.tensors(), self.halo, self.late]
 
     def carried(self) -> list[Tensor]:
-        """What cannot go back to a position."""
+        """Return what cannot go back to a position."""
         return [self.halo, self.late]
 
 
 class CCGQA(Sparing):
-    """(B, S, E) -> (B, S, E); see the module."""
+    """Compressed attention, (B, S, E) -> (B, S, E); see the module."""
 
     spared = ("temperature",)
 
@@ -88,9 +88,9 @@ class CCGQA(Sparing):
         self.region: Region = WHOLE
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """The starting value of parameter ``name``, in FP32 on the CPU.
+        """Draw the initial value of parameter ``name``, in FP32 on the CPU.
 
-        Convolutions as torch starts its own, U(-b, b) with b = 1 / sqrt(numbers that are summed).
+        Convolutions start as in torch, U(-b, b) with b = 1 / sqrt(number of terms in a sum).
         """
         if name.endswith("temperature"):
             return torch.zeros(shape)
@@ -99,7 +99,7 @@ class CCGQA(Sparing):
         return torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
 
     def division(self) -> Division:
-        """By pairs of key/value heads, one whose value is late and one whose is not."""
+        """Shard by pairs of key/value heads, one whose value is late and one whose is not."""
         heads, groups, width = self.n_heads, self.n_kv_heads, self.head_dim
         halves = (heads // 2, heads // 2, groups // 2, groups // 2)
         columns = tuple(half * width for half in halves)
@@ -113,8 +113,8 @@ class CCGQA(Sparing):
             "head_bias": Cut(0, halves),
             "temperature": Cut(0, halves[2:]),
         }
-        # Before the convolutions, windows of what the first gave, before the norm, as rotated; the
-        # attention's output, keys before their temperature, values.
+        # Before the convolutions, windows of the first one's output, before the norm, as rotated;
+        # the attention's output, keys before their temperature, values.
         saved = (self.conv_width + 3) * sum(columns) + sum(columns[:2]) + 2 * sum(columns[2:])
         what = "pairs of key/value heads"
         return Division(what, groups // 2, cuts, saved, self._narrow)
@@ -125,7 +125,7 @@ class CCGQA(Sparing):
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> CCGQAState:
-        """An empty state for ``length`` positions."""
+        """Return an empty state for ``length`` positions."""
         make = functools.partial(torch.zeros, device=device, dtype=dtype)
         shape = (batch, self.n_kv_heads, length, self.head_dim)
         columns = (self.n_heads + self.n_kv_heads) * self.head_dim
@@ -143,7 +143,7 @@ class CCGQA(Sparing):
         rows: Rows | None = None,
         shared: SharedKV | None = None,
     ) -> Tensor:
-        """Attend to the past; the arguments are those of ``models._attention.Attention``."""
+        """Attend to the past; the arguments are those of ``models.attention.Attention``."""
         x_BSE = self.region.enter(x_BSE, product=True)
         began = state if position is not None else None
         qk_BSM = self.qk(x_BSE)
@@ -152,7 +152,7 @@ class CCGQA(Sparing):
         if state is not None:
             state.halo.copy_(_last(qk_BTM, halo_BLM.shape[1], rows))
         q_BSHD, k_BSGD = self._mixed(qk_BSM, qk_BTM)
-        v_BSGD = k_BSGD  # not looked at where the values are another call's
+        v_BSGD = k_BSGD  # not read if the values are another call's
         if shared is None or shared.keys is None:
             v_BSGD, late_BTN = self._values(x_BSE, began)
             if state is not None:
@@ -166,23 +166,24 @@ class CCGQA(Sparing):
         y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, kv, position, rows, shared, self.window)
         return self.region.leave(self.out(y_BHSD.transpose(1, 2).flatten(2)))
 
-    def _before(self, x_BSC: Tensor, n_rows: int, kept: Tensor | None) -> Tensor:
-        """The rows before the first: what the state kept, or zeros."""
-        return x_BSC.new_zeros(len(x_BSC), n_rows, x_BSC.shape[2]) if kept is None else kept
+    def _before(self, x_BSC: Tensor, n_rows: int, rows_BLC: Tensor | None) -> Tensor:
+        """Return the rows before the first: those in the state, or zeros."""
+        return x_BSC.new_zeros(len(x_BSC), n_rows, x_BSC.shape[2]) if rows_BLC is None else rows_BLC
 
     def _values(self, x_BSE: Tensor, began: CCGQAState | None) -> tuple[Tensor, Tensor]:
-        """The values, and the late half with the row before it."""
+        """Return the values, and the late half with the row before it."""
         now_BSN, late_BSN = self.v(x_BSE).chunk(2, -1)
         late_BTN = torch.cat((self._before(late_BSN, 1, began and began.late), late_BSN), 1)
         v_BSC = torch.cat((now_BSN, late_BTN[:, :-1]), -1)
         return v_BSC.unflatten(-1, (self.n_kv_heads, self.head_dim)), late_BTN
 
     def _mixed(self, qk_BSM: Tensor, qk_BTM: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries (B, S, H, D) and keys (B, S, G, D) after convolutions and means."""
+        """Return queries (B, S, H, D) and keys (B, S, G, D) after convolutions and means."""
         heads, groups, width = self.n_heads, self.n_kv_heads, self.conv_width
         n_new, shape = qk_BSM.shape[1], (heads + groups, self.head_dim)
         qk_BTM, _ = kernels.causal_conv1d(qk_BTM, self.column_weight, self.column_bias)
-        qk_BTXD = qk_BTM[:, width - 1 :].unflatten(-1, shape)  # the first ones saw nothing whole
+        # the first ones saw incomplete windows
+        qk_BTXD = qk_BTM[:, width - 1 :].unflatten(-1, shape)
         windows = torch.cat([qk_BTXD[:, i : i + n_new] for i in range(width)], -1)
         qk_BSXD = torch.einsum("bsxi,xio->bsxo", windows, self.head_weight)
         q_BSHD, k_BSGD = (qk_BSXD + self.head_bias.to(qk_BSXD.dtype)).split((heads, groups), 2)
@@ -198,7 +199,7 @@ def _normed(
 
 
 def _last(x_BTC: Tensor, n_rows: int, rows: Rows | None) -> Tensor:
-    """The last rows that count, of ``n_rows`` from before and those of the call."""
+    """Return the last rows that count, of ``n_rows`` from before and those of the call."""
     if rows is None or rows.count is None:
         return x_BTC[:, x_BTC.shape[1] - n_rows :]
     index_BR = rows.count[:, None] + torch.arange(n_rows, device=x_BTC.device)

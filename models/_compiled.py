@@ -1,4 +1,4 @@
-"""Compilation that either happened or is an error, whose sentence names the way around it."""
+"""Compilation that either happens or raises an error, which names the fallback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -24,22 +24,22 @@ def compiled(
     mode: str,
     backend: str | Callable[..., Any],
 ) -> Callable[..., Tensor]:
-    """``forward`` compiled whole, and proved by a call on ``example``.
+    """Compile ``forward`` as one graph, and prove it by a call on ``example``.
 
-    Where gradients are on, the backward pass is compiled too. ``forward`` must have a code object
-    that nothing else compiles. Raises ``ConfigurationError`` for an unknown mode,
-    ``CompilationFailed`` if anything goes wrong or nothing was compiled.
+    With gradients on, the backward pass is compiled too. ``forward`` must have a code object that
+    nothing else compiles. Raises ``ConfigurationError`` for an unknown mode, ``CompilationFailed``
+    if anything goes wrong or nothing was compiled.
     """
     if mode not in MODES:
         raise ConfigurationError(f"torch.compile: unknown mode {mode!r}; expected one of {MODES}")
     fallback = "the model itself is as it was: call it for the uncompiled path"
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     try:
-        # Only whole graphs: else Dynamo may leave out what fails, and run it uncompiled.
+        # Full graphs only: otherwise Dynamo may leave out what fails, and run it uncompiled.
         function = torch.compile(forward, mode=mode, backend=backend, fullgraph=True)
         result = function(*example)
         if result.requires_grad:
-            trained = [each for each in model.parameters() if each.requires_grad]
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             torch.autograd.grad(result.sum(), trained, allow_unused=True)
     except Exception as error:
         reason = " ".join(str(error).strip().partition("\n\n")[0].split())

@@ -1,4 +1,4 @@
-"""Mixture of depths: a block that computes some tokens and passes the others by.
+"""Mixture of depths: a block that computes some tokens and skips the others.
 
 Raposo et al. 2024 (arXiv 2404.02258), equation 1: with a score r = w x of each token and the change
 f that the block makes, attention and feed-forward together, to the chosen tokens x~ alone, in their
@@ -7,7 +7,7 @@ order,
     y = x + r f(x~)  for the chosen tokens,    y = x  for the others.
 
 While training, the highest scores of a sequence are chosen, which looks ahead, and a loss teaches
-sigmoid(r) to be above 1/2 for them; in evaluation and decoding that decides (``_routing``).
+sigmoid(r) to be above 1/2 for them; evaluation and decoding decide by that (``_routing``).
 """
 
 # Shapes: B batch, S tokens, E model width, C tokens chosen.
@@ -20,18 +20,20 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from models._language_model import BlockOutput
 from models._routing import RoutedState, Router, Rows, best, choice_loss, everyone, running
-from models._share import ALL, Share
+from models._token_fraction import ALL_TOKENS, TokenFraction
+from models.language_model import BlockOutput
 
 
 class MixtureOfDepths(nn.Module):
-    """A block of which ``capacity`` of the tokens are computed.
+    """Block that computes the fraction ``capacity`` of the tokens.
 
     ``block`` has ``change(x_BCE, state, position, rows)``, what it adds to its tokens.
     """
 
-    def __init__(self, block: nn.Module, dim: int, capacity: Share, loss_weight: float) -> None:
+    def __init__(
+        self, block: nn.Module, dim: int, capacity: TokenFraction, loss_weight: float
+    ) -> None:
         super().__init__()
         self.block = block
         self.router = Router(dim, 1)
@@ -44,9 +46,12 @@ class MixtureOfDepths(nn.Module):
         length: int,
         device: torch.device,
         dtype: torch.dtype,
-        share: Share = ALL,
+        share: TokenFraction = ALL_TOKENS,
     ) -> RoutedState:
-        """The block's state for what may be chosen of ``length`` positions' ``share``."""
+        """Return the block's state for the tokens that may be chosen of ``length`` positions.
+
+        ``share`` is the fraction of the positions that reaches this block.
+        """
         filled_B = torch.zeros(batch, device=device, dtype=torch.int64)
         share = share.times(self.capacity)
         block = cast("Any", self.block)
@@ -59,7 +64,7 @@ class MixtureOfDepths(nn.Module):
         position: Tensor | None = None,
         rows: Rows | None = None,
     ) -> BlockOutput:
-        """(B, S, E) -> (B, S, E); ``rows`` says what the tokens are where they were chosen."""
+        """Compute (B, S, E) -> (B, S, E); ``rows`` describes the tokens if they were chosen."""
         rows = everyone(x_BSE, position) if rows is None else rows
         share = rows.share.times(self.capacity)
         score_BS = self.router(x_BSE)[..., 0]

@@ -1,4 +1,4 @@
-"""What a router and its experts hold where the operators are PyTorch's, and at work.
+"""Memory of a router and its experts with PyTorch's operators, in training and inference.
 
 PyTorch's standard experts compute the chosen rows only, as grouped products, or in padded blocks
 where these do not run as one kernel (``kernels.moe_experts._plain``). Bytes a token; ``dim`` is the
@@ -8,7 +8,7 @@ tokens' width and ``width`` an expert's, of ``n`` a token chooses ``k``.
 from __future__ import annotations
 
 from kernels.moe_experts import block_rows
-from models._costs import Held, How
+from models._costs import BlockMemory, How
 
 
 def rows_by_torch(how: How, *, n: int, k: int) -> float:
@@ -23,8 +23,11 @@ def rows_by_torch(how: How, *, n: int, k: int) -> float:
     return (tokens * k + n * (rows - 1)) // rows * rows / tokens
 
 
-def experts_by_torch(how: How, *, dim: int, width: int, n: int, k: int) -> Held:
-    """Beside the router's probabilities, which fused kernels keep too, and the experts' input."""
+def experts_by_torch(how: How, *, dim: int, width: int, n: int, k: int) -> BlockMemory:
+    """Return the memory besides the router's probabilities and the experts' input.
+
+    Fused kernels keep those, too.
+    """
     element, rows = how.element, rows_by_torch(how, n=n, k=k)
     # Of a choice: its result in FP32, the row where it lies (int64), whether it has one (bool).
     of_choice = 4 * dim + 8 + 1
@@ -33,24 +36,24 @@ def experts_by_torch(how: How, *, dim: int, width: int, n: int, k: int) -> Held:
         # experts in order (int64).
         routing = 4 * ((dim if how.stream < 4 else 0) + 2 + k + 2 * n)
         of_row = (dim + 3 * width) * element  # its token, gate, up, their product
-        return Held(
+        return BlockMemory(
             kept_per_token=round(routing + rows * of_row + k * of_choice),
             backward_per_token=round(rows * 2 * width * element),
         )
     # The router's input, where that is a copy, and its order (int64); k times a weight twice.
-    kept = 4 * ((dim if element < 4 else 0) + 2 * n + 2 * k)
+    saved = 4 * ((dim if element < 4 else 0) + 2 * n + 2 * k)
     if how.device_type == "cpu" and element < 4:
-        kept -= dim * element  # the copy alone
+        saved -= dim * element  # the copy alone
     # Of a row: its token, gate, up and silu(gate) in FP32, their product.
     of_row = dim * element + (3 * 4 + element) * width
-    return Held(
-        kept_per_token=round(kept + rows * of_row + k * of_choice),
+    return BlockMemory(
+        kept_per_token=round(saved + rows * of_row + k * of_choice),
         backward_per_token=round(rows * 3 * 4 * width),
     )
 
 
 def experts_at_work(how: How, *, dim: int, width: int, n: int, k: int) -> int:
-    """At most where no backward pass follows, beside the experts' input."""
+    """Return the peak where no backward pass follows, besides the experts' input."""
     if how.fused:  # the products and results of the choices, their sum
         return (k * (width + dim) + dim) * how.element
     rows = rows_by_torch(how, n=n, k=k)

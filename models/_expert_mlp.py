@@ -1,4 +1,4 @@
-"""A feed-forward layer of experts: each token goes through the k that its router prefers.
+"""Feed-forward layer of experts: each token goes through the k experts that its router prefers.
 
 The balancing loss is that of Fedus et al. 2021 (arXiv 2101.03961), equations 4 to 6.
 """
@@ -11,8 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
-from models._division import WHOLE, Division, Region, experts_division
 from models._layers import INIT_STD, Router, usable
+from models.tensor_parallel_plan import WHOLE, Division, Region, experts_division
 
 
 class ExpertMLP(nn.Module):
@@ -26,21 +26,21 @@ class ExpertMLP(nn.Module):
         self.router = Router(dim, n_experts)
         self.gate_up = nn.Parameter(torch.empty(n_experts, 2 * hidden, dim))
         self.down = nn.Parameter(torch.empty(n_experts, dim, hidden))
-        # Where inference computes, if it is set; overwritten by each layer that has the same.
+        # Memory for inference, if it is set; overwritten by each layer that has the same.
         self.workspace: kernels.Workspace | None = None
         self.region: Region = WHOLE
 
     def division(self) -> Division:
-        """By columns of each expert; the router is every rank's."""
+        """Shard by columns of each expert; the router is replicated."""
         return experts_division(self.down, self.top_k)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """The starting value of parameter ``name``, in FP32 on the CPU."""
+        """Draw the initial value of parameter ``name``, in FP32 on the CPU."""
         std = INIT_STD if name == "gate_up" else self.std_out
         return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
     def forward(self, x_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The result, the balancing loss ([], 1 where balanced), each expert's share of tokens."""
+        """Return the result, the balancing loss ([], 1 if balanced), and expert loads."""
         weight, expert, count_X, mean_X = kernels.moe_gating(x_BSE, self.router.weight, self.top_k)
         share_X = count_X.to(mean_X.dtype) / expert.numel()
         y_BSE = kernels.moe_experts(

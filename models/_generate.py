@@ -1,8 +1,8 @@
-"""Generation: a prompt taken in by pieces, then one drawn token after the other, as they come.
+"""Generation: a prompt processed in pieces, then one sampled token after the other, streamed.
 
-Tokens are drawn from the nucleus (Holtzman et al., "The Curious Case of Neural Text Degeneration",
-2020, arXiv 1904.09751): the smallest set of most probable tokens whose mass reaches top-p. Nothing
-here waits for the device, so the host can run ahead of it; who reads a token waits for that one.
+Tokens are sampled from the nucleus (Holtzman et al., "The Curious Case of Neural Text
+Degeneration", 2020, arXiv 1904.09751): the smallest set of most probable tokens whose mass reaches
+top-p. Nothing here waits for the device, so the host can run ahead; reading a token waits for it.
 
 Shapes: B batch, S sequence, V vocabulary.
 """
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from models._language_model import Cache, LanguageModel
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
+from models.language_model import Cache, LanguageModel
 
 
 def generate(
@@ -35,12 +35,12 @@ def generate(
     """Continue ``prompt_BS`` (int64, on the model's device): an iterator over tokens, int64 [B].
 
     Each is yielded as soon as it is launched. ``temperature`` divides the logits, 0 takes the most
-    probable token. ``generator`` is on the model's device; None is torch's own. ``cache`` goes on
-    from the ``position`` tokens that it has taken in; afterwards it has also taken in the prompt
-    and all new tokens but the last, which the next prompt can begin with. None makes one that is
-    just long enough. ``chunk``: see ``prefill_in_chunks``. ``vocabulary`` leaves out the rows of
-    the head past it, which stand for no token. Raises ``ConfigurationError``, at once, for what
-    does not fit.
+    probable token. ``generator`` is on the model's device; None is torch's own. ``cache`` continues
+    after the ``position`` tokens that it has processed. Afterwards it has also processed the prompt
+    and all new tokens but the last, which can begin the next prompt. None makes one that is just
+    long enough. ``chunk``: see ``prefill_in_chunks``. ``vocabulary`` excludes rows of the head
+    beyond it, which stand for no token. Raises ``ConfigurationError``, at once, for arguments that
+    do not fit.
     """
     batch, length = _checked_tokens("generate", prompt_BS)
     if new_tokens < 1:
@@ -63,7 +63,7 @@ def generate(
     if cache is None:
         if position:
             raise ConfigurationError(
-                f"generate: position {position} says that a cache has taken in tokens; pass it too"
+                f"generate: position {position} needs the cache with the tokens before it"
             )
         cache = model.new_cache(batch, needed)
     if batch != cache.batch or needed > cache.length:
@@ -110,12 +110,12 @@ def prefill_in_chunks(
     chunk: int | None = None,
     position: int = 0,
 ) -> Tensor:
-    """Take ``tokens_BS`` into ``cache``, ``chunk`` at a time (None: all at once).
+    """Process ``tokens_BS`` into ``cache``, ``chunk`` at a time (None: all at once).
 
-    The activations held are those of one chunk, so that a sequence of any length up to the cache's
-    can be taken in. ``position`` tokens were taken in before; 0 begins anew, whatever the cache
-    holds. Returns the logits after the last token, (B, 1, V). Raises ``ConfigurationError`` for
-    what does not fit.
+    The activations are those of one chunk, so that a sequence of any length up to the cache's is
+    possible. ``position`` tokens were processed before; 0 starts over, whatever the cache holds.
+    Returns the logits after the last token, (B, 1, V). Raises ``ConfigurationError`` for arguments
+    that do not fit.
     """
     batch, length = _checked_tokens("prefill", tokens_BS)
     _check_chunk(chunk)
@@ -132,9 +132,9 @@ def prefill_in_chunks(
 def pieces(
     tokens_BS: Tensor, chunk: int | None, position: int = 0
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """``tokens_BS`` in views of at most ``chunk`` tokens (None: one of all), each with its place.
+    """Split ``tokens_BS`` into views of ``chunk`` tokens at most (None: one), with positions.
 
-    That is the position of its first token as a model's call takes it: None where a cache is empty.
+    A position is that of the first token as a model's call takes it: None for an empty cache.
     """
     length = tokens_BS.shape[1]
     starts = range(0, length, length if chunk is None else chunk)
@@ -154,27 +154,28 @@ def sample(
     generator: Generator | None = None,
     uniform_B1: Tensor | None = None,
 ) -> Tensor:
-    """One token a row of ``logits_BV``, int64 [B], from the nucleus of mass ``top_p``.
+    """Sample one token per row of ``logits_BV``, int64 [B], from the nucleus of mass ``top_p``.
 
-    The most probable token is always in it. One uniform number a row is drawn, whatever the logits,
-    and none for ``temperature`` 0, or where the caller drew them: ``uniform_B1``, in 0 to 1.
+    The most probable token is always in it. One uniform number per row is drawn, whatever the
+    logits. None is drawn for ``temperature`` 0, or if the caller passes them: ``uniform_B1``, in 0
+    to 1.
     """
     if temperature == 0:
         return logits_BV.argmax(-1)
     wide_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-    # Less the highest, which a low temperature would make infinite.
+    # Subtracts the highest logit, which a low temperature would make infinite.
     least = max(temperature, torch.finfo(wide_BV.dtype).tiny)
     scaled_BV = (wide_BV - wide_BV.amax(-1, keepdim=True)) / least
     share_BV, token_BV = scaled_BV.softmax(-1).sort(dim=-1, descending=True, stable=True)
     mass_BV = share_BV.cumsum(-1)
-    # In the nucleus: those before which less than top-p has been gathered.
+    # In the nucleus: tokens before which the mass is less than top-p.
     last_B1 = (mass_BV - share_BV < top_p).sum(-1, keepdim=True).clamp(min=1) - 1
     if uniform_B1 is None:
         uniform_B1 = torch.rand(
             (len(logits_BV), 1), dtype=mass_BV.dtype, device=mass_BV.device, generator=generator
         )
     goal_B1 = uniform_B1 * mass_BV.gather(-1, last_B1)
-    # Rounding could take the goal up to the whole mass, one token too far.
+    # Rounding could raise the target to the complete mass, one token too far.
     drawn_B1 = (mass_BV <= goal_B1).sum(-1, keepdim=True).minimum(last_B1)
     return token_BV.gather(-1, drawn_B1)[:, 0]
 
@@ -203,5 +204,5 @@ def _checked_tokens(what: str, tokens_BS: Tensor) -> tuple[int, int]:
 
 
 def _on_device(position: int, like: Tensor) -> Tensor:
-    """A position where the tokens are, put there by a kernel: a copy would wait."""
+    """Return a position on the tokens' device, written by a kernel: a copy would wait."""
     return torch.full((), position, dtype=torch.int64, device=like.device)

@@ -1,10 +1,10 @@
-"""MAHIA-X's memory: slots retrieved by likeness, and a learned graph over which retrieval spreads.
+"""MAHIA-X's memory: slots retrieved by similarity, and a learned graph that diffuses retrieval.
 
     h_0 = softmax(x M^T),   h_(s+1) = (1 - a) h_0 + a P h_s,   P = softmax(A)
     y = W [x; h_0 M; h_S M]
 
 M [slots, dim] are the slots, A [slots, slots] the graph; with ``top_k`` a row of P keeps its k
-largest entries, the softmax being over those. Diffusion: Gasteiger et al. 2019 (arXiv 1810.05997).
+largest entries, with the softmax over those. Diffusion: Gasteiger et al. 2019 (arXiv 1810.05997).
 """
 
 # Shapes: B batch, E width, M slots.
@@ -18,21 +18,21 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
-from models._initialise import Sparing, started
 from models._layers import INIT_STD, Linear
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
+from models.initialisation import Sparing, started
 
 
 class GraphDiffusionMemory(Sparing):
     """Retrieval from ``memory_size`` slots, diffused over a graph, (B, E) -> (B, E).
 
-    The slots are a parameter: they are trained, and variants of a model share them. Nothing writes
-    to them but ``update`` and an optimizer. ``top_k`` 0 means every slot. Raises
-    ``ConfigurationError`` for sizes that do not go together.
+    The slots are a parameter: they are trained, and variants of a model share them. Only ``update``
+    and an optimizer write to them. ``top_k`` 0 means every slot. Raises ``ConfigurationError`` for
+    sizes that do not fit together.
     """
 
-    spared = ("memory_ME",)  # what is kept stays
-    # What kernels.using takes to choose a path by hand; left alone, each operator chooses.
+    spared = ("memory_ME",)  # stored memories do not decay
+    # Arguments of kernels.using that choose a path by hand; by default each operator chooses.
     FUSED: ClassVar[dict[str, str]] = {"graph_diffusion": "triton"}
     STANDARD: ClassVar[dict[str, str]] = {"graph_diffusion": "torch"}
 
@@ -59,12 +59,12 @@ class GraphDiffusionMemory(Sparing):
         started(self)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """Slots whose products with a normalised input, and a graph whose entries, vary by 1."""
+        """Draw slots and a graph: products with a normalised input, and entries, vary by 1."""
         std = self.dim**-0.5 if name == "memory_ME" else 1.0
         return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
     def forward(self, x_BE: Tensor) -> Tensor:
-        """(B, E) -> (B, E)."""
+        """Compute (B, E) -> (B, E)."""
         if x_BE.dim() != 2 or x_BE.shape[-1] != self.dim:
             raise ConfigurationError(
                 f"GraphDiffusionMemory: expected (B, {self.dim}), got {tuple(x_BE.shape)}"
@@ -72,7 +72,7 @@ class GraphDiffusionMemory(Sparing):
         return self.read(x_BE)[0]
 
     def read(self, x_BE: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, E) -> (B, E), and the retrieval weights h_0 (B, M), in FP32 at least."""
+        """Return (B, E) for (B, E), and the retrieval weights h_0 (B, M), in FP32 at least."""
         h_BM = self.retrieval(x_BE)
         spread_BM = kernels.graph_diffusion(
             h_BM, self.transitions(), steps=self.steps, alpha=self.alpha
@@ -82,12 +82,12 @@ class GraphDiffusionMemory(Sparing):
         return self.out(torch.cat([x_BE, found_BE, spread_BE], -1)), h_BM
 
     def retrieval(self, x_BE: Tensor) -> Tensor:
-        """softmax(x M^T): (B, E) -> (B, M), in FP32 at least."""
+        """Compute softmax(x M^T): (B, E) -> (B, M), in FP32 at least."""
         scores_BM = x_BE @ self.memory_ME.T
         return scores_BM.softmax(-1, dtype=torch.promote_types(scores_BM.dtype, torch.float32))
 
     def transitions(self) -> Tensor:
-        """P [M, M], in FP32 at least: rows that sum to 1, of ``top_k`` entries if it is not 0."""
+        """Return P [M, M], in FP32 at least: rows that sum to 1, of ``top_k`` entries if not 0."""
         graph_MM = self.graph_MM.to(torch.promote_types(self.graph_MM.dtype, torch.float32))
         if not self.top_k:
             return graph_MM.softmax(-1)
@@ -96,11 +96,12 @@ class GraphDiffusionMemory(Sparing):
 
     @torch.no_grad()
     def update(self, x_BE: Tensor, rate: float = 0.1) -> None:
-        """Write ``x_BE`` (B, E) into the slots in place, each as far as it is retrieved.
+        """Write ``x_BE`` (B, E) into the slots in place, in proportion to their retrieval.
 
         M_i += rate sum_b h_bi (x_b - M_i) / max(1, sum_b h_bi), with h = softmax(x M^T): the delta
-        rule for what few retrieve, the mean for what many do. ``rate`` is from 0 to 1. Not to be
-        called between a forward pass and its backward pass, which needs the slots as they were.
+        rule for slots that few retrieve, the mean for slots that many do. ``rate`` is from 0 to 1.
+        Do not call it between a forward pass and its backward pass, which needs the unchanged
+        slots.
         """
         if not 0 <= rate <= 1:
             raise ConfigurationError(f"GraphDiffusionMemory: rate = {rate} is outside of 0 to 1")
@@ -112,7 +113,7 @@ class GraphDiffusionMemory(Sparing):
 
 
 def normalised_entropy(h_BM: Tensor) -> Tensor:
-    """Mean entropy of the rows over that of equal weights: [], 0 for one slot, 1 for all alike."""
+    """Return the rows' mean entropy over that of equal weights: [], 0 for one slot, 1 for all."""
     if h_BM.shape[-1] == 1:
         return h_BM.new_zeros(())
     return torch.special.entr(h_BM.detach()).sum(-1).mean() / math.log(h_BM.shape[-1])

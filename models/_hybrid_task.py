@@ -1,10 +1,10 @@
-"""A task for tokens and numbers together: neither alone tells the answer, both do exactly.
+"""Task for tokens and numbers together: only both together determine the answer.
 
     score_c = sum over t of U[token_t, c] / sqrt(T) + sum over f of W[f, c] tabular_f
 
 U and W are normal (each column then of mean 0 and variance 1 in U, of length 1 in W) and the same
-for every seed, so that all batches belong to one task. The answer is the score itself, or the c of
-the highest.
+for every seed, so that all batches belong to one task. The answer is the score itself, or the c
+with the highest score.
 """
 
 # Shapes: B batch, T tokens, F tabular features, V vocabulary, C outputs.
@@ -26,7 +26,10 @@ def draw_hybrid(
     classify: bool,
     generator: Generator,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor]]:
-    """Tokens (B, T) int64 and features (B, F); the target: classes (B,) int64 or scores (B, C)."""
+    """Draw tokens (B, T) int64 and features (B, F), with their targets.
+
+    The targets are classes (B,) int64 or scores (B, C).
+    """
     tokens_BT = torch.randint(vocabulary, (batch, length), generator=generator)
     tabular_BF = torch.randn(batch, features, generator=generator)
     text_BC, table_BC = scores(vocabulary, outputs, tokens_BT, tabular_BF)
@@ -37,7 +40,7 @@ def draw_hybrid(
 def scores(
     vocabulary: int, outputs: int, tokens_BT: Tensor, tabular_BF: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What the tokens and what the features contribute to the score: (B, C) each, variance 1."""
+    """Return the contributions of tokens and features to the score: (B, C) each, variance 1."""
     teacher = Generator().manual_seed(TEACHER_SEED)
     table_FC = torch.randn(tabular_BF.shape[1], outputs, generator=teacher)
     table_FC = table_FC / table_FC.norm(dim=0)

@@ -1,7 +1,7 @@
-"""The layers that every family is built from, each said once.
+"""Layers that every family is built from.
 
-A module that owns parameters has ``initial(name, shape, generator)``: what they start as. That is
-how ``models._initialise`` can draw the same weights for any device and dtype.
+A module that owns parameters has ``initial(name, shape, generator)``, their initial values. With it
+``models.initialisation`` can draw the same weights for any device and dtype.
 
 Shapes: B batch, S sequence, E model width, F feed-forward width, V vocabulary.
 """
@@ -15,54 +15,54 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._division import WHOLE, Cut, Division, Region
+from models.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 INIT_STD = 0.02  # GPT-2 (Radford et al. 2019), section 2.3 and its published code
 
 
 def residual_std(n_layers: int) -> float:
-    """Standard deviation for the linears that write to the residual stream.
+    """Return the standard deviation for the linears that write to the residual stream.
 
-    GPT-2, section 2.3: scaled by 1/sqrt(N), N the number of residual additions, two a layer, so
+    GPT-2, section 2.3: scaled by 1/sqrt(N), N the number of residual additions, two per layer, so
     that the stream's variance does not grow with depth.
     """
     return INIT_STD / math.sqrt(2 * n_layers)
 
 
 class Linear(nn.Linear):
-    """A linear map, (..., in) -> (..., out): weights from N(0, std^2), a bias only if asked for."""
+    """Linear map, (..., in) -> (..., out): weights from N(0, std^2), a bias only on request."""
 
     def __init__(self, n_in: int, n_out: int, std: float = INIT_STD, bias: bool = False) -> None:
         super().__init__(n_in, n_out, bias=bias)
         self.std = std
 
     def reset_parameters(self) -> None:
-        """Nothing: ``initial`` says how they start."""
+        """Do nothing: ``initial`` draws the values."""
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """The starting value of parameter ``name``, in FP32 on the CPU; a bias starts at zero."""
+        """Draw the initial value of parameter ``name``, in FP32 on the CPU; zero for a bias."""
         if name == "bias":
             return torch.zeros(shape)
         return torch.empty(shape, dtype=torch.float32).normal_(0.0, self.std, generator=generator)
 
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Outputs ``start`` to ``stop`` alone: (..., in) -> (..., stop - start)."""
+        """Compute only outputs ``start`` to ``stop``: (..., in) -> (..., stop - start)."""
         bias = None if self.bias is None else self.bias[start:stop]
         return functional.linear(x, self.weight[start:stop], bias)
 
 
 class Router(Linear):
-    """A linear map whose weight a fused operator reads: it is never called as a layer."""
+    """Linear map whose weight a fused operator reads: it is never called as a layer."""
 
 
 class Embedding(nn.Embedding):
     """Token embedding, (B, S) -> (B, S, E), started from N(0, 0.02^2)."""
 
     def reset_parameters(self) -> None:
-        """Nothing: ``initial`` says how they start. On meta, torch's would import Dynamo: 5 s."""
+        """Do nothing: ``initial`` draws the values. On meta, torch's would import Dynamo: 5 s."""
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """The starting value of parameter ``name``, in FP32 on the CPU."""
+        """Draw the initial value of parameter ``name``, in FP32 on the CPU."""
         return torch.empty(shape, dtype=torch.float32).normal_(0.0, INIT_STD, generator=generator)
 
 
@@ -75,18 +75,18 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """The starting value of parameter ``name``: ones."""
+        """Return the initial value of parameter ``name``: ones."""
         return torch.ones(shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., E) -> (..., E)."""
+        """Normalise (..., E) -> (..., E)."""
         return kernels.rms_norm(x, self.weight, self.eps)
 
 
 class SwiGLUMLP(nn.Module):
-    """``down(silu(gate x) * up x)`` (arXiv 2002.05202), (B, S, E) -> (B, S, E).
+    """Feed-forward layer ``down(silu(gate x) * up x)`` (arXiv 2002.05202), (B, S, E) -> (B, S, E).
 
-    Gate and up are one linear, the gate's F rows first: one matrix product each way.
+    Gate and up are one linear, the gate's F rows first: one matrix product in each direction.
     """
 
     def __init__(self, dim: int, hidden: int, std_out: float = INIT_STD) -> None:
@@ -96,32 +96,33 @@ class SwiGLUMLP(nn.Module):
         self.region: Region = WHOLE
 
     def division(self) -> Division:
-        """By columns of the feed-forward width."""
+        """Shard by columns of the feed-forward width."""
         hidden = self.down.in_features
         cuts = {"gate_up.weight": Cut(0, (hidden, hidden)), "down.weight": Cut(1, (hidden,))}
         what = "columns of a feed-forward layer"
         return Division(what, hidden, cuts, 3 * hidden, unfused=hidden)  # silu(gate)
 
     def forward(self, x_BSE: Tensor) -> Tensor:
-        """(B, S, E) -> (B, S, E)."""
+        """Compute (B, S, E) -> (B, S, E)."""
         hidden = kernels.swiglu(self.gate_up(self.region.enter(x_BSE, product=True)))
         return self.region.leave(self.down(hidden))
 
 
 def computed_dtype(x: Tensor) -> torch.dtype:
-    """What a linear map of ``x`` gives: x's own, or autocast's, which leaves FP64 alone."""
+    """Return the dtype of a linear map of ``x``: x's own, or autocast's, which keeps FP64."""
     return kernels.autocast_dtype(x) or x.dtype
 
 
 def usable(workspace: kernels.Workspace | None) -> kernels.Workspace | None:
-    """The workspace where it may be used: a compiler plans memory itself, and a backward pass needs
-    what the next layer would overwrite.
+    """Return the workspace if it may be used, else None.
+
+    A compiler plans memory itself, and a backward pass needs what the next layer would overwrite.
     """
     return None if torch.compiler.is_compiling() or torch.is_grad_enabled() else workspace
 
 
 def mlp_width(dim: int, ratio: float) -> int:
-    """Feed-forward width for ``ratio * dim``: the nearest multiple of 128, of 8 below 1024.
+    """Return the feed-forward width for ``ratio * dim``: a multiple of 128, of 8 below 1024.
 
     Matrix products on tensor cores want multiples of their tile: 2048 x 2.67 becomes 5504.
     """

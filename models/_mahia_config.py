@@ -1,20 +1,20 @@
-"""The sizes of MAHIA-X: what they may be, and what they cost."""
+"""Sizes of MAHIA-X: their allowed values, and their costs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from models import _fields
-from models._costs import Attends, Costs, Held, How, dense_block
+from models import config_fields
+from models._costs import Attends, BlockMemory, Costs, How, dense_block
 from models._expert_costs import experts_at_work, experts_by_torch
-from models._family import setting
 from models._layers import mlp_width
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
+from models.family import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class MahiaConfig:
-    """The sizes of one MAHIA-X model."""
+    """Sizes of one MAHIA-X model."""
 
     vocab_size: int = setting(
         10_000, "Vocabulary", "Number of different tokens.", minimum=2, maximum=1_048_576
@@ -93,12 +93,12 @@ class MahiaConfig:
     expert_top_k: int = setting(
         2, "Experts a token", "How many experts serve a token.", minimum=1, maximum=512
     )
-    rope_theta: float = _fields.rope_theta()
-    norm_eps: float = _fields.norm_eps()
+    rope_theta: float = config_fields.rope_theta()
+    norm_eps: float = config_fields.norm_eps()
 
 
 def check(config: MahiaConfig) -> None:
-    """Raise ``ConfigurationError`` for sizes that do not go together."""
+    """Raise ``ConfigurationError`` for sizes that do not fit together."""
     if config.embed_dim % config.n_heads:
         raise ConfigurationError(
             f"mahia: embed_dim = {config.embed_dim} does not divide into n_heads = "
@@ -125,7 +125,7 @@ def check(config: MahiaConfig) -> None:
 
 
 def costs(config: MahiaConfig) -> Costs:
-    """What the sizes cost; the Fourier filter, S log S and no product, is not counted as FLOPs."""
+    """Return the costs; the Fourier filter, S log S without a product, is not counted as FLOPs."""
     text, table, fused = config.embed_dim, config.tab_hidden_dim, config.fused_dim
     heads, slots, layers = config.n_heads, config.memory_size, config.n_layers
     hidden, fabric = mlp_width(text, config.mlp_ratio), mlp_width(fused, config.mlp_ratio)
@@ -140,17 +140,17 @@ def costs(config: MahiaConfig) -> Costs:
     linears += config.max_layers * (layer + fused)
     gains = layers * 2 * text + text + table + (2 + config.max_layers) * fused
     biases = 2 * table + fused + config.output_dim + (layers * heads if gate else 0)
-    # Queries, keys and values as they are and rotated, the attention's output; filtered, mixed.
+    # Queries, keys and values before and after rotation, the attention's output; filtered, mixed.
     attending = 6 * text + (2 * text + heads if gate else 0)
     # Both norms' outputs, rotated q, k, v, the attention's output, the filtered values, their
     # mixture, the gates.
     around = 2 * text + 4 * text + (2 * text + heads if gate else 0)
     sizes = {"dim": text, "width": hidden, "n": copies, "k": served}
 
-    def by_torch(how: How) -> Held:
-        held = experts_by_torch(how, **sizes)
+    def by_torch(how: How) -> BlockMemory:
+        memory = experts_by_torch(how, **sizes)
         more = around * how.element + 4 * (heads + 2 + copies)
-        return replace(held, kept_per_token=held.kept_per_token + more)
+        return replace(memory, kept_per_token=memory.kept_per_token + more)
 
     def inference_per_token(how: How) -> int:
         block = dense_block(
@@ -163,7 +163,7 @@ def costs(config: MahiaConfig) -> Costs:
         )
         if config.use_moe:
             block = max(block, 3 * text * how.stream + experts_at_work(how, **sizes))
-        return block + text * how.element  # what attention gave goes when the block ends
+        return block + text * how.element  # the attention's result is freed when the block ends
 
     return Costs(
         parameters=linears + gains + biases + (config.vocab_size * text) + slots * (fused + slots),
@@ -173,7 +173,7 @@ def costs(config: MahiaConfig) -> Costs:
         matmul_per_token=layers * (attention + router + served * mlp),
         score_width=layers * text,
         cached_per_token=0,
-        # Also gate, up, their product. The experts keep their inputs once.
+        # Also gate, up, their product. The experts save their inputs once.
         saved_per_token=around + (2 * served * hidden if config.use_moe else 3 * hidden),
         saved_stream_per_token=2 * text,
         saved_fp32_per_token=heads + 2,

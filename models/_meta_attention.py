@@ -1,11 +1,11 @@
-"""MAHIA-X's attention: every head mixes tokens by attention and by a Fourier filter, as it chooses.
+"""MAHIA-X's attention: every head mixes tokens by attention and by a Fourier filter, with a gate.
 
     head_h = (1 - g_h) softmax(q_h k_h^T / sqrt(D)) v_h + g_h irfft(f rfft(v_h)),   g = sigmoid(G x)
 
-f keeps frequencies up to a quarter of the length and damps what lies beyond to a tenth. A filter
-along the sequence sees the whole of it (Lee-Thorp et al. 2021, arXiv 2105.03824): the encoder form
-uses it so; the causal form keeps only the part of the filter's response that looks back. That
-response still belongs to the length of the call, so a prefix alone is filtered differently.
+f keeps frequencies up to a quarter of the length and damps higher ones to a tenth. A filter along
+the sequence sees all of it (Lee-Thorp et al. 2021, arXiv 2105.03824), and so does the encoder form.
+The causal form keeps only the part of the filter's response that looks back. That response still
+depends on the length of the call, so a prefix alone is filtered differently.
 """
 
 # Shapes: B batch, S sequence, E model width, H heads, D head width.
@@ -18,20 +18,20 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from models._attention import Attention, RotaryCache
-from models._initialise import started
 from models._layers import INIT_STD, Linear
-from models._mistake import ConfigurationError
+from models.attention import Attention, RotaryCache
+from models.errors import ConfigurationError
+from models.initialisation import started
 
-CHUNK = 512  # queries whose weights exist at a time while statistics are taken
+CHUNK = 512  # queries whose weights exist at a time while statistics are computed
 
 
 class AttentionStatistics(NamedTuple):
-    """What a teacher tells a student of an attention map: each (B, H, S), a number per query."""
+    """Statistics of an attention map for distillation: each (B, H, S), a number per query."""
 
     entropy: Tensor  # of the weights, in nats
     peak: Tensor  # the largest weight
-    distance: Tensor  # mean distance of what is attended to, in tokens
+    distance: Tensor  # mean distance of the attended tokens, in tokens
 
 
 class MetaAttentionKernel(nn.Module):
@@ -39,11 +39,11 @@ class MetaAttentionKernel(nn.Module):
 
     ``during_distillation`` returns ``AttentionStatistics`` too, differentiable, which computes the
     weights a second time, ``CHUNK`` queries at a time. ``causal`` is the language-model form.
-    Without ``rotary`` it knows of no positions beside those. Raises ``ConfigurationError`` where
+    Without ``rotary`` it has no other information about positions. Raises ``ConfigurationError`` if
     ``n_heads`` does not divide ``dim``.
     """
 
-    # What kernels.using takes to choose a path by hand; left alone, each operator chooses.
+    # Arguments of kernels.using that choose a path by hand; by default each operator chooses.
     FUSED: ClassVar[dict[str, str]] = {"attention": "triton", "fourier_mix": "matmul"}
     STANDARD: ClassVar[dict[str, str]] = {"attention": "manual", "fourier_mix": "torch"}
 
@@ -69,11 +69,11 @@ class MetaAttentionKernel(nn.Module):
         started(self)
 
     def division(self) -> str:
-        """Why every rank has all of it."""
-        return "attention with Fourier gates tells the gates of all heads together"
+        """Return why every rank has the complete layer."""
+        return "attention with Fourier gates reports the gates of all heads together"
 
     def forward(self, x_BSE: Tensor) -> Tensor | tuple[Tensor, AttentionStatistics]:
-        """(B, S, E) -> (B, S, E), and the statistics while distilling."""
+        """Compute (B, S, E) -> (B, S, E), and the statistics while distilling."""
         if x_BSE.dim() != 3 or x_BSE.shape[-1] != self.dim:
             raise ConfigurationError(
                 f"MetaAttentionKernel: expected (B, T, {self.dim}), got {tuple(x_BSE.shape)}"
@@ -85,7 +85,7 @@ class MetaAttentionKernel(nn.Module):
         return y_BSE, attention_statistics(q_BHSD, k_BHSD, self.causal)
 
     def gated(self, x_BSE: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, S, E) -> (B, S, E), and how far each head takes the Fourier branch: (B, S, H)."""
+        """Return (B, S, E), and each head's weight of the Fourier branch: (B, S, H)."""
         return self._mix(x_BSE, *self.attention.heads(x_BSE))
 
     def _mix(
@@ -103,7 +103,7 @@ class MetaAttentionKernel(nn.Module):
 
 
 def attention_statistics(q_BHSD: Tensor, k_BHSD: Tensor, causal: bool) -> AttentionStatistics:
-    """The statistics of softmax(q k^T / sqrt(D)), in FP32 (FP64 for FP64); memory linear in S."""
+    """Compute statistics of softmax(q k^T / sqrt(D)), in FP32 at least; memory linear in S."""
     wide = torch.promote_types(q_BHSD.dtype, torch.float32)
     place_S = torch.arange(k_BHSD.shape[2], device=q_BHSD.device)
     parts = []
@@ -113,7 +113,7 @@ def attention_statistics(q_BHSD: Tensor, k_BHSD: Tensor, causal: bool) -> Attent
         if causal:
             scores_BHCS = scores_BHCS.masked_fill(away_CS < 0, torch.finfo(wide).min)
         weight_BHCS = scores_BHCS.softmax(-1)
-        # A masked score times its weight of zero is zero, the score being finite.
+        # A masked score times its weight of zero is zero, because the score is finite.
         mean_BHC = (weight_BHCS * scores_BHCS).sum(-1)
         parts.append(
             (

@@ -1,12 +1,12 @@
-"""The mixture-of-experts layer: a router, SwiGLU experts, and a block of attention and experts.
+"""Mixture-of-experts layer: a router, SwiGLU experts, and a block of attention and experts.
 
     y = sum over the k chosen experts of w_e FFN_e(x)  (+ FFN_shared(x))
 
 Routing and experts are ``kernels.moe_gating`` and ``kernels.moe_experts``, which state their
-equations; nothing here asks the host how many tokens an expert has. Beside them stand
+equations; nothing here asks the host how many tokens an expert has. Further parts are
 
-* the balancing loss, a E sum over e of f_e P_e, where f_e is the share of all choices that fell on
-  expert e and P_e the mean probability the router gave it: Switch Transformers (arXiv 2101.03961),
+* the balancing loss, a E sum over e of f_e P_e, where f_e is the fraction of all choices for expert
+  e and P_e the mean probability that the router gave it: Switch Transformers (arXiv 2101.03961),
   equations 4 to 6, over k choices as in GShard (arXiv 2006.16668). It is ``a`` for even use;
 * noisy gating, logits + normal * softplus(x W_noise^T) in training: Shazeer et al. 2017
   (arXiv 1701.06538), equation 4;
@@ -27,18 +27,18 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._attention import Attention, KVState, RotaryCache
-from models._division import WHOLE, Division, Region, experts_division
-from models._initialise import started
-from models._language_model import BlockOutput
 from models._layers import INIT_STD, RMSNorm, SwiGLUMLP, residual_std, usable
-from models._mistake import ConfigurationError
 from models._moe_config import MoEConfig
-from models._share import Share
+from models._token_fraction import TokenFraction
+from models.attention import Attention, KVState, RotaryCache
+from models.errors import ConfigurationError
+from models.initialisation import started
+from models.language_model import BlockOutput
+from models.tensor_parallel_plan import WHOLE, Division, Region, experts_division
 
 
 class Router(nn.Module):
-    """Which experts each token goes to, in FP32 whatever the precision around it."""
+    """Router of tokens to experts, in FP32 whatever the precision around it."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -49,14 +49,15 @@ class Router(nn.Module):
         self.noise_weight = nn.Parameter(torch.empty(shape)) if noisy else None
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """N(0, 0.02^2); the noise starts equally loud for all, as in appendix A of the paper."""
+        """Draw N(0, 0.02^2); the noise starts equal for all, as in appendix A of the paper."""
         if name == "noise_weight":
             return torch.zeros(shape)
         return torch.empty(shape, dtype=torch.float32).normal_(0.0, INIT_STD, generator=generator)
 
     def draw(self, x_BSD: Tensor) -> tuple[Tensor, ...]:
-        """Normal numbers for the noise (B, S, E), from the device's generator; none outside of
-        training.
+        """Draw normal numbers for the noise (B, S, E), from the device's generator.
+
+        Draws none outside of training.
         """
         if self.noise_weight is None or not self.training:
             return ()
@@ -67,7 +68,7 @@ class Router(nn.Module):
     def forward(
         self, x_BSD: Tensor, normal_BSE: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Weights and experts (B, S, K), counts and mean probabilities (E,)."""
+        """Return weights and experts (B, S, K), counts and mean probabilities (E,)."""
         noise_BSE = None
         if normal_BSE is not None:
             assert self.noise_weight is not None
@@ -83,7 +84,7 @@ class Router(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Router, experts and shared experts: (B, S, D) -> (B, S, D) with loss and measurements.
 
-    Built by itself it draws its weights from torch's global seed.
+    Built alone, it draws its weights from torch's global seed.
     """
 
     def __init__(self, config: MoEConfig) -> None:
@@ -93,7 +94,7 @@ class MixtureOfExperts(nn.Module):
         # Where every expert takes every token, the balancing loss is a constant.
         self.balance_weight = 0 if config.gating == "dense" else config.load_balance_weight
         factor = config.capacity_factor
-        self.capacity = Share.nearest(factor) if factor else None  # of even use
+        self.capacity = TokenFraction.nearest(factor) if factor else None  # of even use
         self.router = Router(config)
         self.gate_up = nn.Parameter(torch.empty(n_experts, 2 * width, dim))
         self.down = nn.Parameter(torch.empty(n_experts, dim, width))
@@ -105,31 +106,31 @@ class MixtureOfExperts(nn.Module):
             "load_entropy": 1,
             "dropped_share": 1,
         }
-        # Where inference computes, if it is set; overwritten by each layer that has the same.
+        # Memory for inference, if it is set; overwritten by each layer that has the same.
         self.workspace: kernels.Workspace | None = None
         self.region: Region = WHOLE
         started(self)
 
     @property
     def unstaged(self) -> str:
-        """Why micro-batches would train another model, if they would."""
+        """Reason why micro-batches would train another model; empty if they would not."""
         if self.router.noise_weight is not None:
             return "each micro-batch would draw other noise for its router"
         if self.balance_weight:
-            return "the balance of experts is that of a whole batch, and no mean of its parts'"
+            return "the experts' balancing loss needs the full batch, not a mean over micro-batches"
         return ""
 
     def division(self) -> Division:
-        """By columns of each expert; the router is every rank's."""
+        """Shard by columns of each expert; the router is replicated."""
         return experts_division(self.down, self.router.k)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """As the linears of a dense feed-forward network start."""
+        """Draw initial values like those of a dense feed-forward network."""
         std = self.std_out if name == "down" else INIT_STD
         return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
     def forward(self, x_BSD: Tensor, *drawn: Tensor) -> BlockOutput:
-        """``drawn`` is what the router's ``draw`` gave; it is asked here if it was not before."""
+        """Run the layer; ``drawn`` is from the router's ``draw``, which runs here if empty."""
         drawn = drawn or self.router.draw(x_BSD)
         weight_BSK, index_BSK, counts_E, mean_E = self.router(x_BSD, *drawn)
         share_E = counts_E.to(mean_E.dtype) / index_BSK.numel()
@@ -164,10 +165,10 @@ def _measured(share_E: Tensor, balance: Tensor) -> dict[str, Tensor]:
     }
 
 
-def within_capacity(index_BSK: Tensor, n_experts: int, factor: Share) -> Tensor:
-    """The choices (B, S, K) with -1 for those that found their expert full."""
+def within_capacity(index_BSK: Tensor, n_experts: int, factor: TokenFraction) -> Tensor:
+    """Return the choices (B, S, K) with -1 where the expert was full."""
     batch, n_tokens, k = index_BSK.shape
-    capacity = max(1, factor.times(Share(k, n_experts)).of(n_tokens))
+    capacity = max(1, factor.times(TokenFraction(k, n_experts)).of(n_tokens))
     index_BA1 = index_BSK.reshape(batch, n_tokens * k, 1)
     chosen_BAE = index_BA1 == torch.arange(n_experts, device=index_BSK.device)
     place_BAE = chosen_BAE.cumsum(1, dtype=torch.int32)
@@ -176,19 +177,19 @@ def within_capacity(index_BSK: Tensor, n_experts: int, factor: Share) -> Tensor:
 
 
 class StreamBuffer:
-    """Memory for the residual stream of an inference, allocated once for the largest yet seen."""
+    """Memory for the residual stream in inference, allocated once for the largest seen so far."""
 
     def __init__(self) -> None:
         self._memory = kernels.Workspace()
 
     def total(self, x: Tensor, y: Tensor) -> Tensor:
-        """``x + y`` in the buffer, where ``x`` may already be."""
+        """Compute ``x + y`` in the buffer, where ``x`` may already be."""
         dtype = torch.promote_types(x.dtype, y.dtype)
         return torch.add(x, y, out=self._memory.take("stream", x.shape, dtype, x.device))
 
 
 class Block(nn.Module):
-    """``x += attention(norm(x)); x += mixture(norm(x))``."""
+    """Block ``x += attention(norm(x)); x += mixture(norm(x))``."""
 
     def __init__(
         self, config: MoEConfig, rotary: RotaryCache, buffer: StreamBuffer | None = None
@@ -196,7 +197,7 @@ class Block(nn.Module):
         super().__init__()
         std_out = residual_std(config.n_layers)
         self.in_place, self.buffer = config.in_place, buffer
-        self.placed = 0  # additions so far that took no new memory
+        self.placed = 0  # additions so far that used no new memory
         self.attention_norm = RMSNorm(config.input_dim, config.norm_eps)
         self.attention = Attention(
             config.input_dim, config.n_heads, config.n_kv_heads, rotary, std_out, config.window
@@ -208,11 +209,11 @@ class Block(nn.Module):
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> KVState:
-        """The attention's keys and values."""
+        """Return the attention's keys and values."""
         return self.attention.new_state(batch, length, device, dtype)
 
     def draw(self, x_BSD: Tensor) -> tuple[Tensor, ...]:
-        """The random numbers that ``forward`` takes at its end."""
+        """Draw the random numbers that ``forward`` takes last."""
         return self.mixture.router.draw(x_BSD)
 
     def forward(
@@ -222,13 +223,13 @@ class Block(nn.Module):
         position: Tensor | None = None,
         *drawn: Tensor,
     ) -> BlockOutput:
-        """(B, S, D) -> (B, S, D), the balancing loss, and the measurements."""
+        """Return (B, S, D) for (B, S, D), the balancing loss, and the measurements."""
         x_BSD = self._add(x_BSD, self.attention(self.attention_norm(x_BSD), state, position))
-        found = self.mixture(self.mixture_norm(x_BSD), *drawn)
-        return found._replace(x=self._add(x_BSD, found.x))
+        output = self.mixture(self.mixture_norm(x_BSD), *drawn)
+        return output._replace(x=self._add(x_BSD, output.x))
 
     def _add(self, x_BSD: Tensor, y_BSD: Tensor) -> Tensor:
-        """``x + y``, ``y`` being nobody else's; a compiler plans its memory itself."""
+        """Compute ``x + y``, where only this call uses ``y``; a compiler plans memory itself."""
         if torch.compiler.is_compiling() or (self.buffer is None and not self.in_place):
             return x_BSD + y_BSD
         if torch.is_grad_enabled():
@@ -244,7 +245,7 @@ class Block(nn.Module):
 
 
 def make_blocks(config: MoEConfig) -> list[Block]:
-    """The blocks of one model, which share a rotary table and, if asked for, a buffer."""
+    """Make the blocks of one model, which share a rotary table and, on request, a buffer."""
     rotary = RotaryCache(config.head_dim, config.max_sequence, config.rope_theta)
     buffer = StreamBuffer() if config.reuse_buffers else None
     return [Block(config, rotary, buffer) for _ in range(config.n_layers)]

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
+from typing import Any
 
-from models import _fields
-from models._family import setting
-from models._mistake import ConfigurationError
+from models import config_fields
+from models.errors import ConfigurationError
+from models.family import setting
 
 GATINGS = ("topk", "noisy_topk", "dense")
+SWITCHES = (
+    "use_compile",
+    "compile_mode",
+    "use_amp",
+    "use_gradient_checkpointing",
+    "use_cuda_graph",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEConfig(_fields.RoundedVocabulary):
+class MoEConfig(config_fields.RoundedVocabulary):
     """The sizes of one mixture-of-experts model."""
 
-    vocabulary: int = _fields.vocabulary()
-    vocabulary_multiple: int = _fields.vocabulary_multiple()
-    input_dim: int = _fields.width(512)
+    vocabulary: int = config_fields.vocabulary()
+    vocabulary_multiple: int = config_fields.vocabulary_multiple()
+    input_dim: int = config_fields.width(512)
     hidden_dim: int = setting(
         2048, "Expert width", "Feed-forward width of one expert.", minimum=1, maximum=262_144
     )
@@ -67,13 +75,13 @@ class MoEConfig(_fields.RoundedVocabulary):
         minimum=0,
         maximum=64,
     )
-    n_heads: int = _fields.heads(8)
-    n_kv_heads: int = _fields.kv_heads(8)
-    window: int = _fields.window()
-    max_sequence: int = _fields.max_sequence()
-    rope_theta: float = _fields.rope_theta()
-    norm_eps: float = _fields.norm_eps()
-    tie_embeddings: bool = _fields.tie_embeddings(True)
+    n_heads: int = config_fields.heads(8)
+    n_kv_heads: int = config_fields.kv_heads(8)
+    window: int = config_fields.window()
+    max_sequence: int = config_fields.max_sequence()
+    rope_theta: float = config_fields.rope_theta()
+    norm_eps: float = config_fields.norm_eps()
+    tie_embeddings: bool = config_fields.tie_embeddings(True)
     in_place: bool = setting(
         False,
         "Add in place",
@@ -86,6 +94,30 @@ class MoEConfig(_fields.RoundedVocabulary):
         "Inference only: the residual stream of all blocks lives in one buffer, allocated once.",
         weights=False,
     )
+    # What ``FullyOptimizedMoESystem`` does by default with this configuration, as the guide writes
+    # it. No fields: they are no sizes, and make no other model.
+    use_compile: InitVar[bool] = False
+    compile_mode: InitVar[str] = "default"
+    use_amp: InitVar[bool] = False
+    use_gradient_checkpointing: InitVar[bool] = False
+    use_cuda_graph: InitVar[bool] = False
+
+    def __post_init__(
+        self,
+        use_compile: bool,
+        compile_mode: str,
+        use_amp: bool,
+        use_gradient_checkpointing: bool,
+        use_cuda_graph: bool,
+    ) -> None:
+        values = (use_compile, compile_mode, use_amp, use_gradient_checkpointing, use_cuda_graph)
+        for name, value in zip(SWITCHES, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def switches(self) -> dict[str, Any]:
+        """What ``FullyOptimizedMoESystem`` does by default, by name; ``replace`` forgets it."""
+        return {name: getattr(self, name) for name in SWITCHES}
 
     @property
     def active_experts(self) -> int:

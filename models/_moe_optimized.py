@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from models._compiled import MODES
-from models._cuda_graph import CUDAGraphInference
-from models._mistake import ConfigurationError
-from models._moe_config import MoEConfig
+from models._moe_config import SWITCHES, MoEConfig
 from models._moe_system import MixtureOfExpertsSystem
+from models.cuda_graph import CUDAGraphInference
+from models.errors import ConfigurationError
 
 AMP_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -27,7 +27,8 @@ class FullyOptimizedMoESystem(nn.Module):
     -> (B, T, O).
 
     In training mode ``forward`` keeps gradients and uses AMP, compilation and checkpointing; in
-    evaluation mode it keeps none and uses AMP, compilation and CUDA graphs. ``amp_dtype`` FP16
+    evaluation mode it keeps none and uses AMP, compilation and CUDA graphs. A switch that is None
+    is as the configuration says. ``amp_dtype`` FP16
     brings a gradient scaler, which ``training_step`` uses. ``compile_backend`` other than Inductor
     takes no mode. Raises ``ConfigurationError`` for switches that are not allowed; a compilation or
     a capture that fails is an error of the call that needed it.
@@ -37,14 +38,19 @@ class FullyOptimizedMoESystem(nn.Module):
         self,
         config: MoEConfig,
         *,
-        use_compile: bool = False,
-        compile_mode: str = "default",
+        use_compile: bool | None = None,
+        compile_mode: str | None = None,
         compile_backend: str = "inductor",
-        use_amp: bool = False,
+        use_amp: bool | None = None,
         amp_dtype: torch.dtype = torch.bfloat16,
-        use_gradient_checkpointing: bool = False,
-        use_cuda_graph: bool = False,
+        use_gradient_checkpointing: bool | None = None,
+        use_cuda_graph: bool | None = None,
     ) -> None:
+        values = (use_compile, compile_mode, use_amp, use_gradient_checkpointing, use_cuda_graph)
+        asked = dict(zip(SWITCHES, values, strict=True))
+        chosen = config.switches | {name: v for name, v in asked.items() if v is not None}
+        use_compile, compile_mode, use_amp = (chosen[name] for name in SWITCHES[:3])
+        use_gradient_checkpointing, use_cuda_graph = (chosen[name] for name in SWITCHES[3:])
         if compile_mode not in MODES:
             raise ConfigurationError(
                 f"FullyOptimizedMoESystem: unknown compile_mode {compile_mode!r}; expected one of "

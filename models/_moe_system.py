@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models._initialise import initialise
 from models._layers import Linear, RMSNorm
-from models._mistake import ConfigurationError
 from models._mixture import make_blocks
-from models._model import Model
 from models._moe_config import MoEConfig, check_blocks
+from models.errors import ConfigurationError
+from models.initialisation import initialise
+from models.model import Model
 
 
 def validate(config: MoEConfig) -> None:

@@ -1,24 +1,24 @@
 """Mixture of recursions: one stack of layers, applied to each token as often as it needs.
 
-Bae et al. 2025 (arXiv 2507.10524), section 2.2; H^1 are the tokens that come in, f the whole stack
-with its residual connections, r = 1 to N the recursions. At most the share (N - r + 1) / N of the
+Bae et al. 2025 (arXiv 2507.10524), section 2.2; H^1 are the input tokens, f the complete stack with
+its residual connections, r = 1 to N the recursions. At most the fraction (N - r + 1) / N of the
 tokens goes through recursion r, and only tokens that went through r - 1: they are gathered, with
-their positions, so that what is not computed costs nothing.
+their positions, so that skipped tokens cost nothing.
 
 *Expert choice*: each recursion chooses its tokens by a router of its own (``_routing``), and
 
     H^(r + 1) = H^r + g^r f(H^r) for the chosen,  g^r = alpha sigmoid(w_r H^r);  H^r for the others.
 
-The first takes everybody. *Token choice*: one router gives g = softmax(W H^1), and a token goes
-through i = argmax g recursions, or fewer where the running budget of one is spent:
+The first takes every token. *Token choice*: one router gives g = softmax(W H^1), and a token goes
+through i = argmax g recursions, or fewer if the running budget of one is spent:
 
     H^(r + 1) = g^r f(H^r) for r < i,    H^(i + 1) = g^i f(H^i) + H^1.
 
-A balancing loss N sum_j (share of tokens that want j) (mean g^j) keeps the depths even (arXiv
+A balancing loss N sum_j (fraction of tokens that want j) (mean g^j) keeps the depths even (arXiv
 2101.03961, equation 4). It is causal in training, too.
 
-*Keys and values*: each recursion has its own, of its tokens ("recursion"), or all look at those of
-the first, which are of every token ("share").
+*Keys and values*: each recursion has its own, of its tokens ("recursion"), or all read those of the
+first, which are of every token ("share").
 """
 
 # Shapes: B batch, S tokens, E model width, K rows of a recursion, N recursions.
@@ -32,9 +32,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from models._attention import SharedKV
 from models._depth import MixtureOfDepths
-from models._language_model import BlockOutput
 from models._routing import (
     RoutedState,
     Router,
@@ -48,47 +46,50 @@ from models._routing import (
     picked,
     running,
 )
-from models._share import Share
+from models._token_fraction import TokenFraction
+from models.attention import SharedKV
+from models.language_model import BlockOutput
 
 ROUTINGS = ("expert", "token")
 KEYS_AND_VALUES = ("recursion", "share")
 
 
 class RecursionState(NamedTuple):
-    """One state a recursion; in each, one a layer of the stack."""
+    """One state per recursion; in each, one per layer of the stack."""
 
     recursions: list[RoutedState]
 
     def tensors(self) -> list[Tensor]:
-        """What is held, for counting bytes and resetting."""
+        """Return all tensors, for counting bytes and resetting."""
         return [tensor for state in self.recursions for tensor in state.tensors()]
 
     def carried(self) -> list[Tensor]:
-        """What cannot go back to a position."""
+        """Return what cannot go back to a position."""
         return [tensor for state in self.recursions for tensor in state.carried()]
 
 
 class _Depths(NamedTuple):
-    """What the mixtures of depths in one pass through the stack give."""
+    """Results of the mixtures of depths in one pass through the stack."""
 
     loss: Tensor | None
     measured: dict[str, list[Tensor]]
 
 
 class _Stack(NamedTuple):
-    """What one pass through the stack gives."""
+    """Result of one pass through the stack."""
 
     x: Tensor  # (B, K, E)
     depths: _Depths
 
 
 class MixtureOfRecursions(nn.Module):
-    """(B, S, E) -> (B, S, E): ``layers`` applied up to ``recursions`` times; see the module.
+    """Block that applies ``layers`` up to ``recursions`` times, (B, S, E) -> (B, S, E).
 
-    ``alpha`` scales the gates of expert choice, ``loss_weight`` the routers' losses.
+    See the module. ``alpha`` scales the gates of expert choice, ``loss_weight`` the routers'
+    losses.
     """
 
-    unstaged = "its recursions go through one stack of layers again, all of it one rank's"
+    unstaged = "its recursions reuse one stack of layers, which must stay on one rank"
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class MixtureOfRecursions(nn.Module):
         self.router = Router(dim, recursions)
         self.routing, self.shares_kv = routing, keys_and_values == "share"
         self.alpha, self.loss_weight = alpha, loss_weight
-        self.shares = [Share(recursions - r, recursions) for r in range(recursions)]
+        self.shares = [TokenFraction(recursions - r, recursions) for r in range(recursions)]
         self.measures = {"recursion_share": recursions, "recursion_router": recursions}
         depths = sum(isinstance(layer, MixtureOfDepths) for layer in layers)
         if depths:
@@ -114,12 +115,12 @@ class MixtureOfRecursions(nn.Module):
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> RecursionState:
-        """Every recursion's state, for the tokens that may reach it of ``length`` positions."""
+        """Return every recursion's state, for the tokens that may reach it."""
         states = []
         for r, share in enumerate(self.shares):
-            kept = 0 if self.shares_kv and r else length
+            capacity = 0 if self.shares_kv and r else length
             inner = [
-                cast("Any", layer).new_state(batch, kept, device, dtype, share)
+                cast("Any", layer).new_state(batch, capacity, device, dtype, share)
                 for layer in self.layers
             ]
             filled_B = torch.zeros(batch, device=device, dtype=torch.int64)
@@ -129,7 +130,7 @@ class MixtureOfRecursions(nn.Module):
     def forward(
         self, x_BSE: Tensor, state: RecursionState | None = None, position: Tensor | None = None
     ) -> BlockOutput:
-        """The tokens after their recursions, the routers' loss and what they did."""
+        """Return the tokens after their recursions, the routers' loss and measurements."""
         route = self._expert if self.routing == "expert" else self._token
         return route(x_BSE, state, position)
 
@@ -153,11 +154,11 @@ class MixtureOfRecursions(nn.Module):
             if r:
                 rows, h_BKE, score_BK = chosen.rows, chosen.x, chosen.score
             taken.append(rows.share_taken())
-            found = self._through(h_BKE, own, position, rows if r else None, shared)
-            passes.append(found.depths)
+            output = self._through(h_BKE, own, position, rows if r else None, shared)
+            passes.append(output.depths)
             weight_BK = rows.weights(self.alpha * score_BK.sigmoid())
-            h_BKE = add_weighted(h_BKE, found.x, weight_BK)
-            y_BSE = kernels.token_scatter(y_BSE, found.x, weight_BK, rows.index) if r else h_BKE
+            h_BKE = add_weighted(h_BKE, output.x, weight_BK)
+            y_BSE = kernels.token_scatter(y_BSE, output.x, weight_BK, rows.index) if r else h_BKE
         return self._output(y_BSE, loss, passes, taken, torch.stack(means))
 
     def _token(
@@ -179,12 +180,12 @@ class MixtureOfRecursions(nn.Module):
                 rows, order_BK = packed(goes_BK, share, rows, own)
                 h_BKE = picked(h_BKE, order_BK)
             taken.append(rows.share_taken())
-            found = self._through(h_BKE, own, position, rows if r else None, shared)
-            passes.append(found.depths)
+            output = self._through(h_BKE, own, position, rows if r else None, shared)
+            passes.append(output.depths)
             weight_BK = rows.weights(gate_BSN[..., r].gather(1, rows.index))
             last_BK = depth_BS.gather(1, rows.index) == r
-            y_BSE = kernels.token_scatter(y_BSE, found.x, weight_BK.where(last_BK, 0), rows.index)
-            h_BKE = (weight_BK[..., None] * found.x).to(x_BSE.dtype)
+            y_BSE = kernels.token_scatter(y_BSE, output.x, weight_BK.where(last_BK, 0), rows.index)
+            h_BKE = (weight_BK[..., None] * output.x).to(x_BSE.dtype)
         n = len(self.shares)
         choices_N = torch.stack([(wanted_BS == r).to(gate_BSN.dtype).mean() for r in range(n)])
         gate_N = gate_BSN.mean((0, 1))
@@ -194,7 +195,7 @@ class MixtureOfRecursions(nn.Module):
     def _admitted(
         self, wanted_BS: Tensor, rows: Rows, state: RecursionState | None
     ) -> list[Tensor]:
-        """For each recursion, which tokens reach it, [B, S]."""
+        """Return, for each recursion, which tokens reach it, [B, S]."""
         goes_on = [torch.ones_like(wanted_BS, dtype=torch.bool)]
         for r, share in list(enumerate(self.shares))[1:]:
             own = None if state is None else state.recursions[r]
@@ -212,7 +213,7 @@ class MixtureOfRecursions(nn.Module):
         rows: Rows | None,
         shared: list[SharedKV | None],
     ) -> _Stack:
-        """All layers once, over the rows (None: all tokens)."""
+        """Run all layers once, over the rows (None: all tokens)."""
         loss: Tensor | None = None
         depths: dict[str, list[Tensor]] = {}
         for i, layer in enumerate(self.layers):
@@ -220,11 +221,11 @@ class MixtureOfRecursions(nn.Module):
             if not isinstance(layer, MixtureOfDepths):
                 x_BKE = layer(x_BKE, inner, position, rows, shared[i])
                 continue
-            found = layer(x_BKE, inner, position, rows)
-            x_BKE = found.x
-            if found.loss is not None:
-                loss = found.loss if loss is None else loss + found.loss
-            for name, value in found.measured.items():
+            output = layer(x_BKE, inner, position, rows)
+            x_BKE = output.x
+            if output.loss is not None:
+                loss = output.loss if loss is None else loss + output.loss
+            for name, value in output.measured.items():
                 depths.setdefault(name, []).append(value)
         return _Stack(x_BKE, _Depths(loss, depths))
 
@@ -236,17 +237,17 @@ class MixtureOfRecursions(nn.Module):
         taken: list[Tensor],
         router_N: Tensor,
     ) -> BlockOutput:
-        """The block's output: losses added, and what was measured in the order of its columns."""
+        """Return the block's output: losses added, and measurements in column order."""
         total = None if loss is None else self.loss_weight * loss
-        for found in passes:
-            if found.loss is not None:
-                total = found.loss if total is None else total + found.loss
+        for depths in passes:
+            if depths.loss is not None:
+                total = depths.loss if total is None else total + depths.loss
         reached_N = torch.stack(taken)
         left_N = reached_N - torch.cat((reached_N[1:], reached_N.new_zeros(1)))
         measured = {"recursion_share": left_N, "recursion_router": router_N.float()}
         for name in passes[0].measured:
-            by_pass = torch.stack([torch.cat(found.measured[name]) for found in passes])
-            # A share is of all tokens in every pass; a score's mean is of those that were there.
+            by_pass = torch.stack([torch.cat(depths.measured[name]) for depths in passes])
+            # A fraction is of all tokens in every pass; a score's mean is of the tokens present.
             if name == "depth_share":
                 measured[name] = by_pass.mean(0)
             else:

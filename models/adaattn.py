@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from models import _fields
+from models import config_fields
 from models._adaattn_costs import costs
 from models._adaptive import (
     ESTIMATIONS,
@@ -32,13 +32,13 @@ from models._adaptive import (
     Sight,
 )
 from models._adaptive_attention import AdaptiveHeads
-from models._attention import KVState, RotaryCache
-from models._family import Family, setting
-from models._initialise import started
-from models._language_model import BlockOutput, Cache, LanguageModel, loss_operators
 from models._layers import RMSNorm, SwiGLUMLP, computed_dtype, mlp_width, residual_std
-from models._mistake import ConfigurationError
-from models._model import Metric, Promise, transformed
+from models.attention import KVState, RotaryCache
+from models.errors import ConfigurationError
+from models.family import Family, setting
+from models.initialisation import started
+from models.language_model import BlockOutput, Cache, LanguageModel, loss_operators
+from models.model import Metric, Promise, transformed
 
 
 class AdaAttention(nn.Module):
@@ -192,14 +192,14 @@ def check_rules(name: str, rules: Rules) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaAttnConfig(_fields.RoundedVocabulary):
+class AdaAttnConfig(config_fields.RoundedVocabulary):
     """The sizes of one AdaAttn model, and the rules that its heads adapt by."""
 
-    vocabulary: int = _fields.vocabulary()
-    vocabulary_multiple: int = _fields.vocabulary_multiple()
-    dim: int = _fields.width(512)
-    n_layers: int = _fields.layers(6)
-    n_heads: int = _fields.heads(8, "Heads")
+    vocabulary: int = config_fields.vocabulary()
+    vocabulary_multiple: int = config_fields.vocabulary_multiple()
+    dim: int = config_fields.width(512)
+    n_layers: int = config_fields.layers(6)
+    n_heads: int = config_fields.heads(8, "Heads")
     rank_ratio: float = setting(
         0.5,
         "Least rank",
@@ -249,11 +249,11 @@ class AdaAttnConfig(_fields.RoundedVocabulary):
         minimum=0,
         maximum=65536,
     )
-    mlp_ratio: float = _fields.mlp_ratio()
-    max_sequence: int = _fields.max_sequence(8192)
-    rope_theta: float = _fields.rope_theta()
-    norm_eps: float = _fields.norm_eps()
-    tie_embeddings: bool = _fields.tie_embeddings(True)
+    mlp_ratio: float = config_fields.mlp_ratio()
+    max_sequence: int = config_fields.max_sequence(8192)
+    rope_theta: float = config_fields.rope_theta()
+    norm_eps: float = config_fields.norm_eps()
+    tie_embeddings: bool = config_fields.tie_embeddings(True)
 
     @property
     def rules(self) -> Rules:

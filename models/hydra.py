@@ -1,15 +1,15 @@
 """HYDRA: a pre-norm transformer of grouped-query attention and SwiGLU blocks, with three options.
 
-Each is on or off by itself: *compressed convolutional attention* (arXiv 2510.04476) replaces the
+Each option is independent: *compressed convolutional attention* (arXiv 2510.04476) replaces the
 attention of every block by one in a narrow latent; *mixture of depths* (arXiv 2404.02258) lets
-every second block compute only a share of the tokens; *mixture of recursions* (arXiv 2507.10524)
+every second block compute only a fraction of the tokens; *mixture of recursions* (arXiv 2507.10524)
 applies one stack of blocks several times, to ever fewer tokens, between a first and a last block of
 their own. With all three off it is a plain transformer.
 
 Training routes by the highest scores of a sequence, which looks ahead; evaluation, prefill and
 decoding route causally, by each token's own score within a running budget, and agree with each
-other. A decode step has a fixed shape, so it computes every block for its token; what routing saves
-there is the memory and the reading of keys and values.
+other. A decode step has a fixed shape, so it computes every block for its token; there routing
+saves the memory and the reading of keys and values.
 """
 
 # Shapes: B batch, S sequence, E model width.
@@ -21,38 +21,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models import _fields
-from models._attention import Attention, RotaryCache, SharedKV
+from models import config_fields
 from models._ccgqa import CCGQA
 from models._depth import MixtureOfDepths
-from models._family import Family, setting
 from models._hydra_costs import costs
-from models._language_model import LanguageModel, State, loss_operators
 from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
-from models._mistake import ConfigurationError
-from models._model import Metric
 from models._recursion import KEYS_AND_VALUES, ROUTINGS, MixtureOfRecursions
 from models._routing import Rows
-from models._share import ALL, Share
+from models._token_fraction import ALL_TOKENS, TokenFraction
+from models.attention import Attention, RotaryCache, SharedKV
+from models.errors import ConfigurationError
+from models.family import Family, setting
+from models.language_model import LanguageModel, State, loss_operators
+from models.model import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
-class HydraConfig(_fields.RoundedVocabulary):
-    """The sizes of one HYDRA model."""
+class HydraConfig(config_fields.RoundedVocabulary):
+    """Sizes of one HYDRA model."""
 
-    vocabulary: int = _fields.vocabulary()
-    vocabulary_multiple: int = _fields.vocabulary_multiple()
-    dim: int = _fields.width(768)
-    n_layers: int = _fields.layers(12)
-    n_heads: int = _fields.heads(12)
-    n_kv_heads: int = _fields.kv_heads(4)
-    mlp_ratio: float = _fields.mlp_ratio()
-    max_sequence: int = _fields.max_sequence()
-    rope_theta: float = _fields.rope_theta()
-    norm_eps: float = _fields.norm_eps()
-    tie_embeddings: bool = _fields.tie_embeddings(True)
+    vocabulary: int = config_fields.vocabulary()
+    vocabulary_multiple: int = config_fields.vocabulary_multiple()
+    dim: int = config_fields.width(768)
+    n_layers: int = config_fields.layers(12)
+    n_heads: int = config_fields.heads(12)
+    n_kv_heads: int = config_fields.kv_heads(4)
+    mlp_ratio: float = config_fields.mlp_ratio()
+    max_sequence: int = config_fields.max_sequence()
+    rope_theta: float = config_fields.rope_theta()
+    norm_eps: float = config_fields.norm_eps()
+    tie_embeddings: bool = config_fields.tie_embeddings(True)
 
-    window: int = _fields.window()
+    window: int = config_fields.window()
     ccgqa: bool = setting(
         False,
         "Compressed attention",
@@ -137,22 +137,22 @@ class HydraConfig(_fields.RoundedVocabulary):
         return self.dim // (self.n_heads * (self.query_compression if self.ccgqa else 1))
 
     @property
-    def capacity(self) -> Share:
-        """The share of the tokens that a block with mixture of depths computes."""
-        return Share.nearest(self.depth_capacity)
+    def capacity(self) -> TokenFraction:
+        """Fraction of the tokens that a block with mixture of depths computes."""
+        return TokenFraction.nearest(self.depth_capacity)
 
     def routes_depth(self, index: int) -> bool:
-        """Whether the layer of that number, from 0, has mixture of depths."""
+        """Return True if the layer of that index, from 0, has mixture of depths."""
         return self.mixture_of_depths and (index + 1) % self.depth_every == 0
 
     @property
     def applied_layers(self) -> int:
-        """How many layers a token goes through at most."""
+        """Number of layers that a token goes through at most."""
         return self.recursions * self.n_layers + 2 if self.mixture_of_recursions else self.n_layers
 
 
 class Block(nn.Module):
-    """``x += attention(norm(x)); x += mlp(norm(x))``."""
+    """Block ``x += attention(norm(x)); x += mlp(norm(x))``."""
 
     by_token = True
 
@@ -176,16 +176,16 @@ class Block(nn.Module):
         length: int,
         device: torch.device,
         dtype: torch.dtype,
-        share: Share = ALL,
+        share: TokenFraction = ALL_TOKENS,
     ) -> State:
-        """The attention's state for the ``share`` of ``length`` positions that may get here."""
+        """Return the attention's state for the fraction ``share`` of ``length`` positions."""
         state: State = self.attention.new_state(batch, share.slots(length), device, dtype)  # type: ignore[operator]
         return state
 
     def change(
         self, x_BSE: Tensor, state: State | None, position: Tensor | None, rows: Rows | None
     ) -> Tensor:
-        """What ``forward`` adds to the tokens, (B, S, E)."""
+        """Return what ``forward`` adds to the tokens, (B, S, E)."""
         attended_BSE = self.attention(self.attention_norm(x_BSE), state, position, rows)
         return attended_BSE + self.mlp(self.mlp_norm(x_BSE + attended_BSE))
 
@@ -197,13 +197,13 @@ class Block(nn.Module):
         rows: Rows | None = None,
         shared: SharedKV | None = None,
     ) -> Tensor:
-        """(B, S, E) -> (B, S, E); ``rows`` and ``shared`` are the attention's."""
+        """Compute (B, S, E) -> (B, S, E); ``rows`` and ``shared`` are the attention's."""
         x_BSE = x_BSE + self.attention(self.attention_norm(x_BSE), state, position, rows, shared)
         return x_BSE + self.mlp(self.mlp_norm(x_BSE))
 
 
 def construct(config: HydraConfig) -> LanguageModel:
-    """The model's structure, on the current default device."""
+    """Build the model's structure, on the current default device."""
     rotary = RotaryCache(config.head_dim, config.max_sequence, config.rope_theta)
 
     def layer(index: int) -> nn.Module:
@@ -229,7 +229,7 @@ def construct(config: HydraConfig) -> LanguageModel:
 
 
 def check(config: HydraConfig) -> None:
-    """Raise ``ConfigurationError`` for sizes that do not go together."""
+    """Raise ``ConfigurationError`` for sizes that do not fit together."""
     if config.dim % config.n_heads and not config.ccgqa:
         raise ConfigurationError(
             f"hydra: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads"
@@ -261,15 +261,15 @@ def check(config: HydraConfig) -> None:
 
 
 def operators(config: HydraConfig, workload: str) -> frozenset[str]:
-    """The operators that a step of the workload calls."""
-    found = {"rms_norm", "swiglu", "attention", *loss_operators(workload)}
-    found |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
+    """Return the operators that a step of the workload calls."""
+    names = {"rms_norm", "swiglu", "attention", *loss_operators(workload)}
+    names |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
     if config.mixture_of_depths or config.mixture_of_recursions:
-        found.add("token_scatter")
+        names.add("token_scatter")
         by_token = config.mixture_of_recursions and config.recursion_routing == "token"
         if workload == "train" and (config.mixture_of_depths or not by_token):
-            found.add("token_router")  # evaluation routes by each token's own score
-    return frozenset(found)
+            names.add("token_router")  # evaluation routes by each token's own score
+    return frozenset(names)
 
 
 def _check_ccgqa(config: HydraConfig) -> None:

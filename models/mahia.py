@@ -1,10 +1,10 @@
-"""MAHIA-X: a classifier of text with tabular data, as four parts of which each can be used alone.
+"""MAHIA-X: a classifier of text with tabular data, with four parts that can also be used alone.
 
 Tokens go through blocks of ``MetaAttentionKernel`` and are averaged, the table through two linears;
 the fused vector retrieves from a ``GraphDiffusionMemory`` and runs through a ``DynamicNeuroFabric``
-as deep as its gates let it. Which layers of the fabric a sample runs depends on its batch (see
-there); with capacity 1 nothing does. A part's fused and standard paths are chosen by the kernel
-library on its own; ``with kernels.using(**MetaAttentionKernel.STANDARD)`` chooses by hand.
+as deep as its gates allow. Which layers of the fabric a sample runs depends on its batch (see
+there); with capacity 1 it does not. The kernel library chooses a part's fused and standard paths;
+``with kernels.using(**MetaAttentionKernel.STANDARD)`` chooses by hand.
 """
 
 # Shapes: B batch, S tokens, E text width, F tabular features, D fused width, C outputs.
@@ -21,20 +21,20 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._attention import RotaryCache
 from models._compiled import CompilationFailed, compiled
 from models._expert_mlp import ExpertMLP
-from models._family import Batch, Family
 from models._graph_memory import GraphDiffusionMemory, normalised_entropy
 from models._hybrid_task import draw_hybrid
-from models._initialise import started
-from models._language_model import BlockOutput
 from models._layers import Embedding, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mahia_config import MahiaConfig, check, costs
 from models._meta_attention import MetaAttentionKernel
-from models._mistake import ConfigurationError
-from models._model import Metric, Model
-from models._neuro_fabric import DynamicNeuroFabric, depth_shares
+from models.attention import RotaryCache
+from models.errors import ConfigurationError
+from models.family import Batch, Family
+from models.initialisation import started
+from models.language_model import BlockOutput
+from models.model import Metric, Model
+from models.neuro_fabric import DynamicNeuroFabric, depth_shares
 
 __all__ = [
     "FAMILY",
@@ -50,7 +50,7 @@ BALANCE_WEIGHT = 0.01  # arXiv 2101.03961, section 2.2
 
 
 class TextBlock(nn.Module):
-    """``x += meta_attention(norm(x)); x += mlp(norm(x))``, (B, S, E) -> (B, S, E)."""
+    """Block ``x += meta_attention(norm(x)); x += mlp(norm(x))``, (B, S, E) -> (B, S, E)."""
 
     def __init__(self, config: MahiaConfig, rotary: RotaryCache) -> None:
         super().__init__()
@@ -73,23 +73,24 @@ class TextBlock(nn.Module):
             self.mlp = SwiGLUMLP(dim, hidden, std_out)
 
     def forward(self, x_BSE: Tensor) -> BlockOutput:
-        """The stream, the experts' balancing loss, the mean Fourier gate of each head."""
+        """Return the stream, the experts' balancing loss, the mean Fourier gate of each head."""
         y_BSE, gate_BSH = self.attention.gated(self.attention_norm(x_BSE))
         x_BSE = x_BSE + y_BSE
         loss, measured = None, {}
         if gate_BSH is not None:
             measured["fourier_gate"] = gate_BSH.detach().float().mean((0, 1))
-        found = self.mlp(self.mlp_norm(x_BSE))
+        output = self.mlp(self.mlp_norm(x_BSE))
         if isinstance(self.mlp, ExpertMLP):
-            found, balance, measured["expert_share"] = found
+            output, balance, measured["expert_share"] = output
             loss = BALANCE_WEIGHT * balance
-        return BlockOutput(x_BSE + found, loss, measured)
+        return BlockOutput(x_BSE + output, loss, measured)
 
 
 class HybridEfficientModel(Model):
-    """Text and table to outputs; see the module. Parameters are the fields of ``MahiaConfig``.
+    """Model from text and table to outputs; see the module.
 
-    Built by itself it draws its weights from torch's global seed. Raises ``ConfigurationError``.
+    Parameters are the fields of ``MahiaConfig``. Built alone, it draws its weights from torch's
+    global seed. Raises ``ConfigurationError``.
     """
 
     def __init__(
@@ -158,11 +159,11 @@ class HybridEfficientModel(Model):
         started(self)
 
     def forward(self, tokens_BS: Tensor, tabular_BF: Tensor) -> Tensor:
-        """(B, S) int64 and (B, F) -> logits of the classes, or the numbers predicted: (B, C)."""
+        """Return class logits or predicted numbers (B, C) for (B, S) int64 and (B, F)."""
         return self._outputs(tokens_BS, tabular_BF)[0]
 
     def loss(self, tokens_BS: Tensor, tabular_BF: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss, [], in FP32 (FP64 for FP64), with the experts' balancing loss.
+        """Return the mean loss, [], in FP32 (FP64 for FP64), with the experts' balancing loss.
 
         Classification: cross-entropy of ``targets`` (B,) int64 in nats; regression: mean squared
         error of (B, C).
@@ -176,7 +177,7 @@ class HybridEfficientModel(Model):
         return loss if balance is None else loss + balance
 
     def query(self, tokens_BS: Tensor, tabular_BF: Tensor) -> Tensor:
-        """(B, S) int64 and (B, F) -> (B, D): what the memory is asked with.
+        """Return the memory's query (B, D) for (B, S) int64 and (B, F).
 
         ``model.memory.update(model.query(tokens, tabular))`` writes a batch into the memory.
         """
@@ -189,12 +190,12 @@ class HybridEfficientModel(Model):
         batch: int = 2,
         backend: str | Callable[..., Any] = "inductor",
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """The forward pass compiled whole: a function of tokens (B, S) and features (B, F).
+        """Compile the forward pass as one graph: a function of tokens (B, S) and features (B, F).
 
-        It is compiled here, for ``batch`` texts of full length, backward pass included where
-        gradients are on, so that a failure is raised here: ``CompilationFailed``, whose sentence
-        names the fallback. The model itself stays uncompiled. Raises ``ConfigurationError`` for an
-        unknown mode.
+        It is compiled here, for ``batch`` texts of full length, with the backward pass if gradients
+        are on, so that a failure is raised here: ``CompilationFailed``, whose sentence names the
+        fallback. The model itself stays uncompiled. Raises ``ConfigurationError`` for an unknown
+        mode.
         """
         weight, config = self.embedding.weight, self.config
         shape, device = (batch, config.text_seq_len), weight.device
@@ -215,7 +216,7 @@ class HybridEfficientModel(Model):
     def _towers(
         self, tokens_BS: Tensor, tabular_BF: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The fused vector, the same normalised, and the experts' balancing loss."""
+        """Return the fused vector, the same normalised, and the experts' balancing loss."""
         self._check_shapes(tokens_BS, tabular_BF)
         x_BSE, balance = self._text(tokens_BS)
         text_BE = self.text_norm(x_BSE.mean(1))
@@ -228,11 +229,11 @@ class HybridEfficientModel(Model):
         x_BSE, balance = self.embedding(tokens_BS), None
         checkpointed = self.choose_checkpointed(len(self.blocks))
         for index, block in enumerate(self.blocks):
-            found = self.recomputed(block, x_BSE) if checkpointed[index] else block(x_BSE)
-            x_BSE = found.x
-            if found.loss is not None:
-                balance = found.loss if balance is None else balance + found.loss
-            for name, values in found.measured.items():
+            output = self.recomputed(block, x_BSE) if checkpointed[index] else block(x_BSE)
+            x_BSE = output.x
+            if output.loss is not None:
+                balance = output.loss if balance is None else balance + output.loss
+            for name, values in output.measured.items():
                 self.record(name, index, values)
         return x_BSE, balance
 
@@ -252,23 +253,23 @@ class HybridEfficientModel(Model):
 
 
 def construct(config: MahiaConfig) -> HybridEfficientModel:
-    """The model's structure, on the current default device."""
+    """Build the model's structure, on the current default device."""
     return HybridEfficientModel(**dataclasses.asdict(config))
 
 
 def operators(config: MahiaConfig, workload: str) -> frozenset[str]:
-    """The operators that a step calls, whatever the workload."""
-    found = {"rms_norm", "rope", "swiglu", "attention", "graph_diffusion"}
-    found |= {"token_router", "token_scatter"}
+    """Return the operators that a step calls, whatever the workload."""
+    names = {"rms_norm", "rope", "swiglu", "attention", "graph_diffusion"}
+    names |= {"token_router", "token_scatter"}
     if config.use_fourier:
-        found.add("fourier_mix")
+        names.add("fourier_mix")
     if config.use_moe:
-        found |= {"moe_gating", "moe_experts"}
-    return frozenset(found)
+        names |= {"moe_gating", "moe_experts"}
+    return frozenset(names)
 
 
 def draw(config: MahiaConfig, batch: int, sequence: int, generator: Generator) -> Batch:
-    """A batch of the synthetic task of ``models._hybrid_task``, on the CPU."""
+    """Draw a batch of the synthetic task of ``models._hybrid_task``, on the CPU."""
     classify = config.task == "classification"
     sizes = config.vocab_size, config.tab_dim, config.output_dim
     return draw_hybrid(*sizes, batch, sequence, classify, generator)

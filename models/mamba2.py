@@ -2,18 +2,18 @@
 
 A block adds one branch to the residual stream: ``x += branch(norm(x))``. In most blocks the branch
 is Mamba-2's mixer (arXiv 2405.21060). In every ``attention_every``-th block, the mixer and grouped
-causal attention with rotary positions read the same normalised input u, and a gate for each token,
+causal attention with rotary positions read the same normalised input u. A gate for each token,
 
     branch(u) = g mixer(u) + (1 - g) attention(u),    g = sigmoid(gate . u + bias),
 
 decides between them; it starts at 1/2 everywhere. There is no feed-forward layer, as in the paper's
-models. With ``attention_every = 0`` the model is attention-free: its decode state and its time a
+models. With ``attention_every = 0`` the model is attention-free: its decode state and its time per
 token do not grow with the sequence.
 
-Sizes. The document that names this family gives 47.3M, 96M and 2.8B parameters without saying of
-what. Attention-free, with its widths and depths, 128 states, one group, a vocabulary of 32,768 and
-an untied head, this layout has 47.3M, 95.5M and 2.74B. An attention and a gate beside the mixer of
-every fourth block bring that to 48.6M, 99.9M and 3.00B, which is what the presets are, under the
+Sizes. The document that names this family gives 47.3M, 96M and 2.8B parameters without the layout.
+Attention-free, with its widths and depths, 128 states, one group, a vocabulary of 32,768 and an
+untied head, this layout has 47.3M, 95.5M and 2.74B. An attention and a gate besides the mixer of
+every fourth block increase that to 48.6M, 99.9M and 3.00B. These are the presets, under the
 document's names.
 """
 
@@ -28,25 +28,25 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from models import _fields
-from models._attention import Attention, KVState, RotaryCache
-from models._family import Family, setting
-from models._language_model import BlockOutput, LanguageModel, loss_operators
+from models import config_fields
 from models._layers import INIT_STD, RMSNorm
 from models._mamba2_costs import costs
-from models._mistake import ConfigurationError
-from models._model import Metric
-from models._ssm import SSM, SSMSizes, SSMState
+from models.attention import Attention, KVState, RotaryCache
+from models.errors import ConfigurationError
+from models.family import Family, setting
+from models.language_model import BlockOutput, LanguageModel, loss_operators
+from models.model import Metric
+from models.ssm import SSM, SSMSizes, SSMState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Config(_fields.RoundedVocabulary):
-    """The sizes of one Mamba-2 hybrid."""
+class Mamba2Config(config_fields.RoundedVocabulary):
+    """Sizes of one Mamba-2 hybrid."""
 
-    vocabulary: int = _fields.vocabulary(32768)
-    vocabulary_multiple: int = _fields.vocabulary_multiple()
-    dim: int = _fields.width(768)
-    n_layers: int = _fields.layers(12)
+    vocabulary: int = config_fields.vocabulary(32768)
+    vocabulary_multiple: int = config_fields.vocabulary_multiple()
+    dim: int = config_fields.width(768)
+    n_layers: int = config_fields.layers(12)
     expand: int = setting(
         2, "Expansion", "Inner width of the mixer over model width.", minimum=1, maximum=16
     )
@@ -74,16 +74,16 @@ class Mamba2Config(_fields.RoundedVocabulary):
     n_heads: int = setting(
         32, "Query heads", "Of the attention; must divide the width.", minimum=1, maximum=1024
     )
-    n_kv_heads: int = _fields.kv_heads(8)
-    window: int = _fields.window()
-    max_sequence: int = _fields.max_sequence()
-    rope_theta: float = _fields.rope_theta()
-    norm_eps: float = _fields.norm_eps(1e-5)
-    tie_embeddings: bool = _fields.tie_embeddings(False)
+    n_kv_heads: int = config_fields.kv_heads(8)
+    window: int = config_fields.window()
+    max_sequence: int = config_fields.max_sequence()
+    rope_theta: float = config_fields.rope_theta()
+    norm_eps: float = config_fields.norm_eps(1e-5)
+    tie_embeddings: bool = config_fields.tie_embeddings(False)
 
     @property
     def mixer(self) -> SSMSizes:
-        """The widths of a mixer."""
+        """Widths of a mixer."""
         return SSMSizes(
             dim=self.dim,
             inner=self.expand * self.dim,
@@ -95,32 +95,32 @@ class Mamba2Config(_fields.RoundedVocabulary):
 
     @property
     def attending(self) -> int:
-        """How many blocks attend."""
+        """Number of blocks that attend."""
         return self.n_layers // self.attention_every if self.attention_every else 0
 
     def attends(self, index: int) -> bool:
-        """Whether block ``index`` (from 0) attends."""
+        """Return True if block ``index`` (from 0) attends."""
         return bool(self.attention_every) and (index + 1) % self.attention_every == 0
 
 
 @dataclass
 class HybridState:
-    """What a block that attends keeps."""
+    """Decode state of a block that attends."""
 
     mixer: SSMState
     kv: KVState
 
     def tensors(self) -> list[Tensor]:
-        """What is held, for counting bytes and resetting."""
+        """Return all tensors, for counting bytes and resetting."""
         return [*self.mixer.tensors(), *self.kv.tensors()]
 
     def carried(self) -> list[Tensor]:
-        """What cannot go back to a position."""
+        """Return what cannot go back to a position."""
         return self.mixer.carried()
 
 
 class Gate(nn.Module):
-    """The share of the first of two branches for each token, (B, S, E) -> (B, S, 1), FP32."""
+    """Weight of the first of two branches for each token, (B, S, E) -> (B, S, 1), FP32."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -128,17 +128,17 @@ class Gate(nn.Module):
         self.bias = nn.Parameter(torch.empty(1))
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """The starting value of parameter ``name``: zeros, for equal shares."""
+        """Return the initial value of parameter ``name``: zeros, for equal weights."""
         return torch.zeros(shape)
 
     def forward(self, u_BSE: Tensor) -> Tensor:
-        """The shares."""
+        """Return the weights."""
         score_BS1 = functional.linear(u_BSE, self.weight, self.bias)
         return score_BS1.to(torch.promote_types(score_BS1.dtype, torch.float32)).sigmoid()
 
 
 class Block(nn.Module):
-    """``x += mixer(norm(x))``, or with attention ``x += g mixer(u) + (1 - g) attention(u)``."""
+    """Block ``x += mixer(norm(x))``; with attention ``x += g mixer(u) + (1 - g) attention(u)``."""
 
     by_token = True
 
@@ -150,7 +150,7 @@ class Block(nn.Module):
         self.gate: Gate | None = None
         self.measures: dict[str, int] = {}
         if rotary is not None:
-            std_out = INIT_STD / math.sqrt(config.n_layers)  # one addition a layer
+            std_out = INIT_STD / math.sqrt(config.n_layers)  # one addition per layer
             self.attention = Attention(
                 config.dim, config.n_heads, config.n_kv_heads, rotary, std_out, config.window
             )
@@ -160,7 +160,7 @@ class Block(nn.Module):
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> SSMState | HybridState:
-        """The mixer's state, with keys and values where the block attends."""
+        """Return the mixer's state, with keys and values if the block attends."""
         mixer = self.mixer.new_state(batch, device, dtype)
         if self.attention is None:
             return mixer
@@ -172,7 +172,7 @@ class Block(nn.Module):
         state: SSMState | HybridState | None = None,
         position: Tensor | None = None,
     ) -> Tensor | BlockOutput:
-        """What is added to the stream, of the normalised stream: (B, S, E) -> (B, S, E)."""
+        """Return what is added to the stream, given the normed stream: (B, S, E) -> (B, S, E)."""
         mixer, kv = (state.mixer, state.kv) if isinstance(state, HybridState) else (state, None)
         y_BSE = self.mixer(u_BSE, mixer, position)
         if self.attention is None or self.gate is None:
@@ -188,15 +188,15 @@ class Block(nn.Module):
         state: SSMState | HybridState | None = None,
         position: Tensor | None = None,
     ) -> Tensor | BlockOutput:
-        """(B, S, E) -> (B, S, E)."""
-        found = self.branch(self.norm(x_BSE), state, position)
-        if isinstance(found, BlockOutput):
-            return found._replace(x=x_BSE + found.x)
-        return x_BSE + found
+        """Compute (B, S, E) -> (B, S, E)."""
+        output = self.branch(self.norm(x_BSE), state, position)
+        if isinstance(output, BlockOutput):
+            return output._replace(x=x_BSE + output.x)
+        return x_BSE + output
 
 
 def construct(config: Mamba2Config) -> LanguageModel:
-    """The model's structure, on the current default device."""
+    """Build the model's structure, on the current default device."""
     rotary = None
     if config.attending:
         rotary = RotaryCache(config.dim // config.n_heads, config.max_sequence, config.rope_theta)
@@ -214,7 +214,7 @@ def construct(config: Mamba2Config) -> LanguageModel:
 
 
 def check(config: Mamba2Config) -> None:
-    """Raise ``ConfigurationError`` for sizes that do not go together."""
+    """Raise ``ConfigurationError`` for sizes that do not fit together."""
     size = config.mixer
     if size.inner % size.head_dim:
         raise ConfigurationError(
@@ -250,14 +250,14 @@ def check(config: Mamba2Config) -> None:
 
 
 def operators(config: Mamba2Config, workload: str) -> frozenset[str]:
-    """The operators that a step of the workload calls."""
-    found = {"rms_norm", "causal_conv1d", "gated_rms_norm", *loss_operators(workload)}
-    found.add("ssd_step" if workload in ("decode", "generate") else "ssd_scan")
+    """Return the operators that a step of the workload calls."""
+    names = {"rms_norm", "causal_conv1d", "gated_rms_norm", *loss_operators(workload)}
+    names.add("ssd_step" if workload in ("decode", "generate") else "ssd_scan")
     if config.n_layers > 1:
-        found.add("add_rms_norm")
+        names.add("add_rms_norm")
     if config.attending:
-        found |= {"attention", "rope"}
-    return frozenset(found)
+        names |= {"attention", "rope"}
+    return frozenset(names)
 
 
 PRESETS = {

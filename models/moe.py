@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models._costs import Attends, Costs, Held, How
-from models._cuda_graph import CUDAGraphInference
+from models._costs import Attends, BlockMemory, Costs, How
 from models._expert_costs import experts_at_work, experts_by_torch
-from models._family import Family
-from models._language_model import LanguageModel, loss_operators
 from models._mixture import MixtureOfExperts, make_blocks
-from models._model import Metric
 from models._moe_config import MoEConfig, check
 from models._moe_optimized import FullyOptimizedMoESystem
 from models._moe_system import MixtureOfExpertsSystem
+from models.cuda_graph import CUDAGraphInference
+from models.family import Family
+from models.language_model import LanguageModel, loss_operators
+from models.model import Metric
 
 __all__ = [
     "FAMILY",
@@ -67,7 +67,7 @@ def costs(config: MoEConfig) -> Costs:
 
     sizes = {"dim": dim, "width": width, "n": n_experts, "k": k}
 
-    def by_torch(how: How) -> Held:
+    def by_torch(how: How) -> BlockMemory:
         held, element = experts_by_torch(how, **sizes), how.element
         if how.compiled:
             fp32 = config.n_heads + 2 + n_experts + (2 * n_experts if noisy else 0)  # the noise

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from sessions import sweep
+from sessions.attribution import WHOLE_STEP
 from sessions.errors import SessionError
 from sessions.model import Configuration, Scalar
 from sessions.plain_text import is_plain, one_line
@@ -153,7 +154,7 @@ def chosen(toggles: Mapping[str, str]) -> str:
 
 
 def of_comparison(
-    base: Configuration, other: Configuration, facts: Mapping[str, Any], output: str
+    base: Configuration, other: Configuration, facts: Mapping[str, Any], output: str | None
 ) -> list[str]:
     """The words that compare two configurations, which differ in toggles alone, as ``facts`` say.
 
@@ -187,7 +188,7 @@ def _compare(command: Mapping[str, Any], output: str) -> list[str]:
     if is_calibration(command):
         asked = ["--budget", exactly(command["budget_s"])]
         return ["calibrate", *of_configuration(base, base.toggles, asked, None)]
-    _require_alike(base, other)
+    require_alike(base, other)
     return of_comparison(base, other, command, output)
 
 
@@ -198,6 +199,8 @@ def _attribute(command: Mapping[str, Any], output: str) -> list[str]:
     asked += ["--region", exactly(100 * command["region"])]
     if command["mode"] == "shapley":
         asked += ["--orders", exactly(command["orders"])]
+    if command.get("timed", WHOLE_STEP) != WHOLE_STEP:
+        asked += ["--timed", name(command["timed"], "timed part")]
     return ["attribute", *of_configuration(base, base.toggles, asked, output)]
 
 
@@ -219,7 +222,7 @@ def _profile(command: Mapping[str, Any], output: str) -> list[str]:
     first, last = configurations[0], configurations[-1]
     if len(configurations) > 2:
         raise Untold("more than two configurations were profiled")
-    _require_alike(first, last)
+    require_alike(first, last)
     asked = ["--steps", exactly(command["steps"])]
     toggles = first.toggles
     if len(configurations) == 2:
@@ -265,7 +268,7 @@ _KINDS = {
 }
 
 
-def _require_alike(first: Configuration, last: Configuration) -> None:
+def require_alike(first: Configuration, last: Configuration) -> None:
     """Raise ``Untold`` where two configurations differ in more than toggles."""
     if first != msgspec.structs.replace(last, toggles=first.toggles):
         raise Untold("its configurations differ in more than toggles")

@@ -1,8 +1,11 @@
-"""Reads a file of unknown origin in a process of its own: ``python -m sessions._check FILE``.
+"""Reads a file of unknown origin in a process of its own: ``python -m sessions._check``.
 
-A corrupt HDF5 file can make the library crash, loop or ask for absurd amounts of memory. Files that
-carry a seal that fits are exactly what a workbench wrote and need no such check; any other HDF5
-file is read here first, to its last byte, and refused if this process dies or takes too long.
+A corrupt or hostile HDF5 file can make the library crash, loop, ask for absurd amounts of memory or
+read other files. Only a file whose seal carries the key of this account is known to be what this
+program wrote. Any other file is read here, to its last byte, in a child process with limits on
+time, memory and files. The child checks its structure and content and writes a plain copy, which is
+all that the HDF5 library of this process sees. Standard input is the file, standard output the
+copy, standard error the reason for a refusal.
 """
 
 from __future__ import annotations
@@ -11,17 +14,21 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-import h5py
-
-from sessions._lazy import LazyColumns, Source, tables
+from sessions._content import cleaned
+from sessions._lazy import Lost, Source
 from sessions._read import read
+from sessions._structure import require_plain
+from sessions._write import image
 from sessions.errors import SessionError
+from sessions.plain_text import one_line
 
 TIMEOUT_S = 10.0  # and a second more for every 10 MB
-_PIECE_ROWS = 1 << 20
-_MEMORY_LIMIT = 8 << 30
+_MEMORY_BYTES, _MEMORY_PER_BYTE = 4 << 30, 20
+_REFUSED = 4  # exit code
+_LONGEST_REASON = 300  # characters
 # All that h5py is known to raise on what it cannot make sense of.
 H5_ERRORS = (
     OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, MemoryError,
@@ -29,75 +36,105 @@ H5_ERRORS = (
 )  # fmt: skip
 
 
-def check(path: Path, size: int, sealed: bool = False) -> None:
-    """Read the file whole in a child process; raises ``SessionError`` with a sentence about "it".
+def checked_copy(source: Source, sealed: bool = False) -> Source:
+    """Return a checked copy of the file; raise ``SessionError`` with a sentence about "it".
 
-    ``sealed`` makes it pass over a missing or unfitting seal.
+    ``sealed``: its checksum fits, or does not matter.
     """
     package = Path(__file__).resolve().parent
-    limit_s = TIMEOUT_S + size / 10e6
-    command = [sys.executable, "-m", f"{package.name}._check", os.fspath(path.absolute())]
-    try:
-        child = subprocess.run(
-            command + ["--sealed"] * sealed,
-            cwd=package.parent,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit_s,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        )
-    except subprocess.TimeoutExpired:
-        raise SessionError(
-            f"it is damaged: reading it did not end within {limit_s:.0f} s"
-        ) from None
-    if child.returncode < 0:
-        raise SessionError(
-            f"it is damaged: the HDF5 library crashed on it (signal {-child.returncode})"
-        )
-    try:
-        refusal = json.loads(child.stdout)
-    except ValueError:
-        last = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise SessionError(f"it could not be checked: {last or child.returncode}") from None
-    if refusal:
-        raise SessionError(refusal)
+    limit_s = TIMEOUT_S + source.size / 10e6
+    with source.stream() as stream, tempfile.TemporaryFile() as copy:
+        stream.seek(0)
+        try:
+            child = subprocess.run(
+                [sys.executable, "-m", f"{package.name}._check", *["--sealed"] * sealed],
+                cwd=package.parent,
+                stdin=stream,
+                stdout=copy,
+                stderr=subprocess.PIPE,
+                timeout=limit_s,
+                env={
+                    **os.environ,
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",
+                    "HDF5_PLUGIN_PRELOAD": "::",  # no filters from shared libraries
+                },
+            )
+        except subprocess.TimeoutExpired:
+            raise SessionError(
+                f"it is damaged: reading it did not end within {limit_s:.0f} s"
+            ) from None
+        if child.returncode < 0:
+            raise SessionError(
+                f"it is damaged: the HDF5 library crashed on it (signal {-child.returncode})"
+            )
+        said = child.stderr.decode(errors="replace").strip()
+        if child.returncode == _REFUSED:
+            raise SessionError(json.loads(said.rpartition("\n")[2]))
+        if child.returncode:
+            last = said.rpartition("\n")[2] or str(child.returncode)
+            raise SessionError(f"it could not be checked: {one_line(last, _LONGEST_REASON)}")
+        checked = Source(source.path, os.dup(copy.fileno()))
+    checked.trusted = True
+    return checked
 
 
-def refusal(path: Path, sealed: bool) -> str:
-    """Why the file cannot be used, or nothing; may crash or hang on a corrupt one."""
-    source = Source(path)
+def refusal(source: Source, sealed: bool, output: int) -> str:
+    """Write the checked copy; return why there is none, or nothing. May crash or hang."""
     try:
-        session = read(source, sealed)
         with source.open() as file:
-            for table in tables(session):
-                if isinstance(table, LazyColumns):
-                    _walk(file[table.group])
+            _forbid_other_files()
+            require_plain(file, source.size)
+            copy = image(cleaned(read(source, sealed)), compressed=False)
+    except Lost as error:
+        return _damaged(error.__cause__)
     except SessionError as error:
         return str(error)
     except H5_ERRORS as error:
-        return f"it is damaged ({error})"
-    finally:
-        source.close()
+        return _damaged(error)
+    try:
+        with open(output, "wb", buffering=0, closefd=False) as stream:
+            rest = copy
+            while rest:
+                rest = rest[stream.write(rest) :]
+    except OSError as error:
+        return f"there is no room for a checked copy of it in {tempfile.gettempdir()} ({error})"
     return ""
 
 
-def _walk(group: h5py.Group) -> None:
-    for dataset in group.values():
-        for first in range(0, dataset.shape[0], _PIECE_ROWS):
-            dataset[first : first + _PIECE_ROWS]
+def _damaged(error: BaseException | None) -> str:
+    return f"it is damaged ({one_line(str(error) or type(error).__name__, _LONGEST_REASON)})"
 
 
-def _limit_memory() -> None:
+def _limit_memory(size: int) -> None:
     try:
         import resource
     except ImportError:  # Windows has no such limit; the time-out still holds there
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    allowed = _MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _MEMORY_LIMIT)
+    allowed = _MEMORY_BYTES + _MEMORY_PER_BYTE * size
+    allowed = allowed if hard == resource.RLIM_INFINITY else min(hard, allowed)
     resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
 
 
+def _forbid_other_files() -> None:
+    """Let this process open nothing more, whatever a file names."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
+def _main() -> int:
+    source = Source(Path("it"), os.dup(sys.stdin.fileno()))
+    _limit_memory(source.size)
+    why = refusal(source, "--sealed" in sys.argv, sys.stdout.fileno())
+    if why:
+        sys.stderr.write(f"\n{json.dumps(why)}\n")
+    return _REFUSED if why else 0
+
+
 if __name__ == "__main__":
-    _limit_memory()
-    sys.stdout.write(json.dumps(refusal(Path(sys.argv[1]), "--sealed" in sys.argv)))
+    sys.exit(_main())

@@ -24,12 +24,18 @@ from sessions.model import Session
 
 
 class Source:
-    """An open file, by descriptor; HDF5 has it open only inside ``with source.open()``."""
+    """An open file, by descriptor; HDF5 has it open only inside ``with source.open()``.
 
-    def __init__(self, path: Path) -> None:
+    ``descriptor``: of the file where it is open already, which then belongs to this object; the
+    path is only named in messages.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
         self.path = path
-        self.trusted = False  # whether a checksum has shown it to be as this program wrote it
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.trusted = False  # this program wrote it, and nobody changed it since
+        if descriptor is None:
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.descriptor = descriptor
         self._state = self._current_state()
         self._closer = weakref.finalize(self, os.close, self.descriptor)
         self._lock = threading.Lock()
@@ -134,8 +140,12 @@ class LazyColumns(Mapping[str, NDArray]):
             raise _lost(self.source, error) from error
 
 
-def _lost(source: Source, error: Exception) -> SessionError:
-    return SessionError(
+class Lost(SessionError):  # noqa: N818 - what became of the column
+    """A column can no longer be read; the cause is what the HDF5 library raised."""
+
+
+def _lost(source: Source, error: Exception) -> Lost:
+    return Lost(
         f"Cannot read on in {source.path}: since it was opened it was changed or can no longer be "
         f"reached ({error})."
     )

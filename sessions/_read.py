@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -12,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import schema, seal
+from sessions import schema, seal, work
 from sessions._lazy import LazyColumns, Source, read_column
 from sessions._write import FORMAT
 from sessions.errors import SessionError
@@ -28,10 +27,12 @@ from sessions.model import (
     Session,
     Study,
 )
+from sessions.plain_text import one_line
 from sessions.schema import ColumnInfo
 
 _Value = TypeVar("_Value")
-_DEFLATE_LIMIT = 1100  # deflate cannot make data smaller than 1/1032
+_LONGEST_JSON, _DEEPEST_JSON = 100_000_000, 32
+_LONGEST_REASON = 200  # characters
 
 
 def read(source: Source, sealed: bool) -> Session:
@@ -42,7 +43,7 @@ def read(source: Source, sealed: bool) -> Session:
     """
     with source.open() as file:
         _identify(file, sealed)
-        return Session(
+        session = Session(
             title=_attribute(file, "title", str),
             id=_attribute(file, "id", str),
             created=_attribute(file, "created", float),
@@ -60,6 +61,8 @@ def read(source: Source, sealed: bool) -> Session:
             studies=_studies(file, source),
             orders=_orders(file),
         )
+    session.comparisons = [work.explained(session, one) for one in session.comparisons]
+    return session
 
 
 def _identify(file: h5py.File, sealed: bool) -> None:
@@ -268,15 +271,13 @@ def _check_column(
     name: str, dataset: object, info: ColumnInfo | None, axes: int = 1
 ) -> tuple[int, ...]:
     """The shape of a column; refuses one of another type or number of axes."""
-    if not isinstance(dataset, h5py.Dataset) or dataset.is_virtual or dataset.external:
+    if not isinstance(dataset, h5py.Dataset):
         raise SessionError(f"its {name} is not a column of numbers or text")
     shape, dtype = dataset.shape, dataset.dtype
     _check_type(name, dtype, None if info is None else info.dtype)
     if shape is None or len(shape) != axes:
         wanted = "one axis" if axes == 1 else f"{axes} axes"
         raise SessionError(f"its {name} has shape {shape}, expected {wanted}")
-    if math.prod(shape) * dtype.itemsize > _DEFLATE_LIMIT * dataset.id.get_storage_size():
-        raise SessionError(f"its {name} claims {shape[0]:,} rows, more than it can hold")
     return tuple(shape)
 
 
@@ -330,6 +331,20 @@ def _json(group: h5py.Group, name: str, kind: type[_Value]) -> _Value:
 def _converted(written: str, where: str, kind: type[_Value]) -> _Value:
     """The value that is written as JSON."""
     try:
-        return msgspec.convert(json.loads(written), kind)
+        if len(written) > _LONGEST_JSON:
+            raise ValueError(f"{len(written):,} characters, at most {_LONGEST_JSON:,}")
+        value = json.loads(written)
+        _require_shallow(value)
+        return msgspec.convert(value, kind)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise SessionError(f"the JSON in its {where} is malformed ({error})") from error
+        reason = one_line(str(error), _LONGEST_REASON)
+        raise SessionError(f"the JSON in its {where} is malformed ({reason})") from error
+
+
+def _require_shallow(value: Any, depth: int = 0) -> None:
+    """Raise ``ValueError`` for JSON that is nested too deeply."""
+    if depth > _DEEPEST_JSON:
+        raise ValueError(f"nested more than {_DEEPEST_JSON} deep")
+    if isinstance(value, list | dict):
+        for entry in value.values() if isinstance(value, dict) else value:
+            _require_shallow(entry, depth + 1)

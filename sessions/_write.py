@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import h5py
@@ -27,13 +28,14 @@ FORMAT = "gpu-optimization-workbench session"
 # Deflate at level 1 rather than LZF: h5dump and every other HDF5 program can read it, and it is
 # within the second that saving a million steps may take (0.7 s against 0.5 s, 9.3 MB against 11.1).
 _FILTERS = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
+_compressed = ContextVar("compressed", default=True)
 _CHUNK_ROWS = 65536
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
 _TEXT = h5py.string_dtype("utf-8")
 
 
-def image(session: Session) -> memoryview:
-    """The whole file of a session, sealed, as bytes in memory.
+def image(session: Session, key: bytes | None = None, *, compressed: bool = True) -> memoryview:
+    """Return the complete file of a session, sealed with the account's key, as bytes in memory.
 
     A session that is still growing may be saved from another thread: the rows that every column
     has when its table is reached are what is saved. Raises ``SessionError`` for a ledger that
@@ -42,11 +44,15 @@ def image(session: Session) -> memoryview:
     stream = io.BytesIO()
     # From HDF5 1.10 on (libver v110) all metadata carries checksums.
     layout = {"libver": ("v110", "v110"), "userblock_size": seal.SIZE}
-    with kept_open(session), h5py.File(stream, "w", **layout) as file:
-        _write(file, session)
-    whole = stream.getbuffer()
-    seal.stamp(whole)
-    return whole
+    token = _compressed.set(compressed)
+    try:
+        with kept_open(session), h5py.File(stream, "w", **layout) as file:
+            _write(file, session)
+    finally:
+        _compressed.reset(token)
+    content = stream.getbuffer()
+    seal.stamp(content, key)
+    return content
 
 
 def text(value: str) -> str:
@@ -224,7 +230,9 @@ def _columns(
     for column in table:
         if not _is_plain(column):
             raise ValueError(f"column name {column!r} in {group.name}: only letters, digits and _")
-        info = columns.get(column, ColumnInfo("", "", "not one of this program's own columns"))
+        info = columns.get(
+            column, ColumnInfo(schema.EITHER, "", "not one of this program's own columns")
+        )
         _column(group, column, info, np.asarray(table[column]), rows)
     return group
 
@@ -242,12 +250,13 @@ def _column(
         expected = (rows, *cells)
         raise ValueError(f"{group.name}/{name} has shape {values.shape}, expected {expected}")
     values = values[:rows]
-    if info.dtype == "str" or values.dtype.kind in "OUT":
+    if info.dtype == schema.TEXT or values.dtype.kind in "OUT":
         dataset = group.create_dataset(name, data=_texts(values), dtype=_TEXT)
     else:
-        values = np.ascontiguousarray(values, info.dtype or values.dtype)
+        as_it_is = info.dtype in schema.STORED_AS_THEY_ARE
+        values = np.ascontiguousarray(values, values.dtype if as_it_is else info.dtype)
         chunk = min(rows, max(1, _CHUNK_ROWS // math.prod(cells)))
-        filters = {**_FILTERS, "chunks": (chunk, *cells)} if rows else {}
+        filters = {**_FILTERS, "chunks": (chunk, *cells)} if rows and _compressed.get() else {}
         dataset = group.create_dataset(name, data=values, **filters)
     dataset.attrs["units"] = info.unit
     dataset.attrs["description"] = info.text

@@ -40,6 +40,7 @@ from sessions import verdict
 from sessions.model import Judgement
 
 MODES = ("ladder", "leave-one-out", "factorial", "shapley")
+WHOLE_STEP, BACKWARD = TIMED = ("step", "backward")  # what of a step is timed
 MOST_FACTORIAL = 5  # toggles: 32 arms
 LEAST_ORDERS = 4  # that are sampled, or their scatter would say nothing
 

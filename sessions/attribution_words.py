@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sessions.attribution import WHOLE_STEP
 from sessions.columns import row_count
 from sessions.model import Session, Study
-from sessions.numbers import Cell, Measured, text
+from sessions.numbers import STEP_TIME, Cell, interval_cells
 from sessions.sizes import sized
 from sessions.tables import PEAK, Column, Table
-from sessions.verdict_words import duration, more_text, rebuilding, sentence
+from sessions.verdict import REGION
+from sessions.verdict_words import claim_words, duration, more_text, rebuilding, sentence
+from sessions.work import DIFFERENT_MODELS, MODEL_TOGGLES
 
 KIND = "attribution"
 
@@ -52,7 +55,7 @@ def headline(study: Study) -> str:
     said = "nothing was measured yet"
     for row in rows(study, "effects"):
         if row["kind"] == "total" and row["quantity"] == "time":
-            said = f"all together: {_said(row)}"
+            said = f"all together: {_said(study, row)}"
     if wrong:
         said = f"{', '.join(wrong)} computed wrong numbers; {said}"
     return f"{said}; numbers of {', '.join(unchecked)} not checked" if unchecked else said
@@ -65,9 +68,7 @@ def arms_table(study: Study) -> Table:
     columns = [
         Column("arm"),
         Column("median", "ms"),
-        Column("of the base"),
-        Column("from"),
-        Column("to"),
+        *(Column(name, _unit(study)) for name in ("ratio", LOW, HIGH)),
         Column("rounds"),
         Column(PEAK, unit),
         Column("numbers"),
@@ -82,7 +83,7 @@ def arms_table(study: Study) -> Table:
             [
                 row["title"],
                 float(row["step_ms"]),
-                *_ratio_cells(row),
+                *_ratio_cells(study, row),
                 int(row["rounds"]),
                 peak,
                 {0.0: "right", 1.0: "WRONG"}.get(
@@ -99,9 +100,7 @@ def effects_table(study: Study) -> Table:
     columns = [
         Column("toggle"),
         Column(EFFECT),
-        Column(RATIO),
-        Column(LOW),
-        Column(HIGH),
+        *(Column(name, _unit(study)) for name in (RATIO, LOW, HIGH)),
         Column(VERDICT),
         Column("memory ratio"),
         Column("note"),
@@ -115,8 +114,8 @@ def effects_table(study: Study) -> Table:
         [
             row["name"],
             _KINDS.get(row["kind"], row["kind"]),
-            *_ratio_cells(row),
-            row["verdict"] or "not measured",
+            *_ratio_cells(study, row),
+            _verdict_of(study, row),
             memory.get((row["kind"], row["name"]), math.nan),
             row["reason"],
         ]
@@ -133,8 +132,8 @@ def remarks(study: Study) -> list[str]:
     """What a reader must know of how it was measured: sentences."""
     facts = study.facts
     said = [
-        "Ratios of step time with 95 % intervals, each; FASTER and SLOWER are corrected for the "
-        "number of effects (Holm). Below 1 is less.",
+        f"Ratios of {timed_words(study)} with 95 % intervals, each; FASTER and SLOWER are "
+        "corrected for the number of effects (Holm). Below 1 is less.",
         f"Peak memory: {facts.get('memory', 'not measured')}.",
     ]
     if facts.get("final"):
@@ -183,19 +182,41 @@ def is_measured(study: Study) -> bool:
     )
 
 
-def _said(row: Mapping[str, Any]) -> str:
-    ratio, low, high = _ratio_cells(row)
+def timed_words(study: Study) -> str:
+    """Return what the study timed, for a sentence."""
+    timed = str(study.asked.get("timed", WHOLE_STEP))
+    return "step time" if timed == WHOLE_STEP else f"{timed} pass's time"
+
+
+def _said(study: Study, row: Mapping[str, Any]) -> str:
+    """One effect in words that claim no more than its verdict does."""
     if not math.isfinite(row["ratio"]):
         return "not measured"
-    interval = "no interval yet"
-    if math.isfinite(row["low"]):
-        interval = f"95 % interval {text(low)} to {text(high)}"
-    return f"{row['verdict']}, {text(ratio)} of the base's step time ({interval})"
+    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+    said = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
+    if _unit(study) == STEP_TIME:
+        return said
+    return f"{said.replace(STEP_TIME, _unit(study))}, {timed_words(study)}"
 
 
-def _ratio_cells(row: Mapping[str, Any]) -> list[Cell]:
-    ends = [float(row[name]) for name in ("ratio", "low", "high")]
-    if not all(map(math.isfinite, ends)):
-        return [ends[0], None, None]
-    error = (ends[2] - ends[1]) / 2
-    return [Measured(end, error) for end in ends]
+def _unit(study: Study) -> str:
+    """The unit of ratios: what the study timed."""
+    return f"x {timed_words(study)}"
+
+
+def _verdict_of(study: Study, row: Mapping[str, Any]) -> str:
+    """The verdict of an effect, or "different models" where one of its toggles makes another."""
+    toggles = study.asked.get("toggles", [])
+    own = toggles if row["kind"] == "total" else str(row["name"]).replace("=", " ").split()
+    is_other = any(str(name).partition("=")[0] in MODEL_TOGGLES for name in own)
+    verdict = str(row["verdict"]) or "not measured"
+    return DIFFERENT_MODELS if is_other and row["verdict"] else verdict
+
+
+def _region(study: Study) -> float:
+    return float(max(study.asked.get("region", REGION), study.asked.get("floor", 0.0)))
+
+
+def _ratio_cells(study: Study, row: Mapping[str, Any]) -> list[Cell]:
+    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+    return interval_cells(ratio, low, high, _region(study))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sessions.model import PairedComparison, Session
 
 BACKGROUND = "background"  # the fact of such a comparison
@@ -12,6 +14,16 @@ def is_background(comparison: PairedComparison) -> bool:
     return bool(comparison.facts.get(BACKGROUND))
 
 
+def newest_requested(comparisons: Sequence[PairedComparison]) -> int | None:
+    """Return the place of the last comparison that somebody requested; None if there is none."""
+    places = range(len(comparisons) - 1, -1, -1)
+    return next((place for place in places if not is_background(comparisons[place])), None)
+
+
 def baselines(session: Session) -> set[int]:
     """Return the indices of the segments whose blocks ran after their end, beside later ones."""
-    return {one.facts["segments"][0] for one in session.comparisons if is_background(one)}
+    return {
+        comparison.facts["segments"][0]
+        for comparison in session.comparisons
+        if is_background(comparison)
+    }

@@ -85,7 +85,7 @@ def memory_table(study: Study) -> Table:
     """Bytes by role where most was allocated, each role's own most, and the estimate."""
     found, most = breakdown.peak(study), breakdown.highest(study)
     rows: list[tuple[str, Sequence[float]]] = [
-        (breakdown.ROLE_TITLES[role], (held, most.get(role, held), estimate))
+        (breakdown.ROLE_TITLES.get(role, role), (held, most.get(role, held), estimate))
         for role, (held, estimate) in found.items()
         if most.get(role, held) or estimate > 0
     ]

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from sessions.model import Ceilings, Segment
 from sessions.numbers import number
+from sessions.verdict_words import INVALID as INVALID
 from sessions.verdict_words import duration
+from sessions.work import INVALID as INVALID
 
 UTILIZATION = "MFU"  # of the *measured* matrix rate
+FASTEST = "fastest_flops_per_s"  # the fact of a segment: its devices' highest rate of any dtype
+# Of the time at the measured ceilings, what no honest step can go below. A step may reach more than
+# the largest product that was timed (an H100's data sheet has 1.43 times that), and may compute a
+# part of what its formula counts (layers that end early).
+SLACK = 0.5
 _DAY_S = 86400.0
 
 
@@ -61,6 +70,29 @@ def utilization(segment: Segment, step_ms: float) -> float:
     if not known or not step_ms > 0:
         return math.nan
     return float(flops) / (1e-3 * step_ms) / float(rate)  # type: ignore[arg-type]
+
+
+def limit_ms(ledger: Mapping[str, Any]) -> float:
+    """Return the time that no step of these facts can be faster than, NaN where it is not known.
+
+    The FLOPs of the model's mathematics at the highest rate that the device reached in any dtype,
+    times ``SLACK``. Bytes do not count: caches hide some, and of tables few rows are read.
+    """
+    flops, rate = ledger.get("model_flops"), ledger.get(FASTEST)
+    if not (isinstance(flops, int | float) and isinstance(rate, int | float) and rate > 0):
+        return math.nan
+    return SLACK * 1e3 * flops / rate
+
+
+def impossible(step_ms: float, least_ms: float, device_type: str) -> str:
+    """Say why a step cannot have taken ``step_ms``, as a clause; empty where it can."""
+    if not step_ms < least_ms:
+        return ""
+    device = "GPU" if device_type == "cuda" else "CPU"
+    return (
+        f"a step is faster than this {device} can run it: {step_ms:.3g} ms measured, at least "
+        f"{least_ms:.3g} ms needed for its FLOPs at the device's highest rate"
+    )
 
 
 def doubt(segment: Segment, step_ms: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sessions.columns import row_count
 from sessions.model import Session, Study
-from sessions.numbers import Cell, Measured, number
+from sessions.numbers import Cell, Measured, number, text
 from sessions.tables import Column, Table
 
 KIND = "claims"
@@ -171,15 +171,22 @@ def _cells(row: Row) -> list[Cell]:
         return [None, None, None]
     if not math.isfinite(row.low):
         return [row.measured, *(["exact", ""] if math.isnan(row.rounds) else [None, None])]
+    return _interval_cells(row)
+
+
+def _interval_cells(row: Row) -> list[Cell]:
+    """Number and interval, with the digits that show on which side of the bounds the ends lie."""
     error = (row.high - row.low) / 2
-    return [Measured(end, error) for end in (row.measured, row.low, row.high)]
+    edges = [bound for bound in (row.least, row.most) if math.isfinite(bound)]
+    return [Measured(row.measured, error), *(Measured(end, error, edges)
+            for end in (row.low, row.high))]  # fmt: skip
 
 
 def _rounded(row: Row) -> tuple[str, str, str]:
     if not math.isfinite(row.low):
-        return number(row.measured), "", ""
-    error = (row.high - row.low) / 2
-    value, low, high = (number(end, error) for end in (row.measured, row.low, row.high))
+        counted = math.isnan(row.rounds) and row.measured.is_integer() and row.measured >= 1000
+        return f"{row.measured:,.0f}" if counted else number(row.measured), "", ""
+    value, low, high = map(text, _interval_cells(row))
     return value, low, high
 
 

@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from sessions.errors import Lacking, SessionError
-from sessions.model import KERNELS, Configuration, Scalar, Segment, Session
-from sessions.statistics import Blocks, Ratio, Summary, clock, ratio, steady, steady_ms, summarize
+from sessions.model import Configuration, Scalar, Segment, Session
+from sessions.ratios import Measurement, SegmentRatio, drift_sentence, segment_ratios
+from sessions.statistics import Summary, clock, steady, steady_ms, summarize
+from sessions.work import DIFFERENT_MODELS, OTHER_WORK, is_of_model, is_of_workload
 
 MOST = 10
 _NAMED = 3  # sessions that a sentence can name each
@@ -24,13 +25,6 @@ OWN_PEAK, OTHERS = "own_peak_bytes", "others_bytes"
 # What step times may differ for whatever the configuration; the CPU where the host's clock is used.
 _DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cpu", "torch"}}
 
-# What makes a step another amount of work: fields, and groups of fields. A model of one's own is
-# the same one where only its file is another.
-_WORK = ("family", "preset", "workload", "model", "settings")
-_FILE = ("model.source", "model.sha256")
-OTHER_WORK = "other work"
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Arm:
@@ -40,9 +34,13 @@ class Arm:
     segment: Segment
     clock: str  # "GPU" or "host"
     summary: Summary
-    ratio: Ratio | None  # None for the baseline itself
+    ratio: SegmentRatio | None  # None for the baseline itself
     peak_bytes: float  # highest allocated in the steady phase, NaN where not measured
-    other_work: bool = False  # than the baseline's: the ratio is no speed-up
+
+    @property
+    def other_work(self) -> bool:
+        """Whether its steps do other work than the baseline's: the ratio is no speed-up."""
+        return self.ratio is not None and self.ratio.verdict in (DIFFERENT_MODELS, OTHER_WORK)
 
     @property
     def own_peak_bytes(self) -> float:
@@ -82,44 +80,34 @@ def compare(
     if len(places) != len(sessions):
         raise SessionError(f"{len(places)} segments were named for {len(sessions)} sessions.")
     chosen = [choose(session, place) for session, place in zip(sessions, places, strict=True)]
-    arms = compare_segments(chosen, [session.title for session in sessions], baseline)
-    found = _differences(
-        [_described(session, segment) for session, segment in zip(sessions, chosen, strict=True)]
-    )
-    return Comparison(baseline, arms, found, _warnings(found, arms))
+    runs = list(zip(sessions, chosen, strict=True))
+    arms, drifted = compare_segments(runs, [session.title for session in sessions], baseline)
+    found = _differences([_described(*run) for run in runs])
+    return Comparison(baseline, arms, found, _warnings(found, arms) + drifted)
 
 
 def compare_segments(
-    segments: Sequence[Segment], titles: Sequence[str], baseline: int = 0
-) -> list[Arm]:
-    """An arm for each segment, those without steady steps included (n = 0).
+    runs: Sequence[tuple[Session, Segment]], titles: Sequence[str], baseline: int = 0
+) -> tuple[list[Arm], list[str]]:
+    """Return an arm for each segment, those without steady steps included (n = 0), and warnings.
 
     Models of other sizes have a ratio to the baseline, which says how time grows; of another
     operator, or the same one's other case or direction, it would say nothing, and there is none.
     """
-    if not 0 <= baseline < len(segments):
-        raise SessionError(f"baseline {baseline} is none of the {len(segments)}, counted from 0.")
-    series = [steady_ms(segment) for segment in segments]
-    blocks = [Blocks.of(one) for one in series]
-    clocks = [clock(segment) for segment in segments]
-    work = [_work(segment.configuration.flat()) for segment in segments]
-    arms = []
-    for place, (segment, title) in enumerate(zip(segments, titles, strict=True)):
-        other = work[place] != work[baseline]
-        against = None
-        if place != baseline:
-            against = ratio(blocks[baseline], blocks[place])
-            reason = ""
-            if other and KERNELS in (work[place]["family"], work[baseline]["family"]):
-                reason = OTHER_WORK
-            elif clocks[place] != clocks[baseline] and against.n_base and against.n_other:
-                reason = f"{clocks[place]} times cannot be compared with {clocks[baseline]} times"
-            if reason:
-                against = Ratio(math.nan, None, None, "", against.n_base, against.n_other, reason)
-        summary = summarize(series[place], blocks[place])
-        peak = steady_peak_bytes(segment)
-        arms.append(Arm(title, segment, clocks[place], summary, against, peak, other))
-    return arms
+    if not 0 <= baseline < len(runs):
+        raise SessionError(f"baseline {baseline} is none of the {len(runs)}, counted from 0.")
+    measured = [
+        Measurement(session, segment, clock(segment), summarize(steady_ms(segment)))
+        for session, segment in runs
+    ]
+    ratios = segment_ratios(measured, baseline)
+    arms = [
+        Arm(title, one.segment, one.clock, one.summary, ratio, steady_peak_bytes(one.segment))
+        for title, one, ratio in zip(titles, measured, ratios, strict=True)
+    ]
+    one_session = len({id(session) for session, _ in runs}) == 1
+    drifted = drift_sentence(measured, "segments" if one_session else "sessions")
+    return arms, [drifted] if drifted else []
 
 
 def steady_peak_bytes(segment: Segment) -> float:
@@ -186,20 +174,14 @@ def _differences(described: Sequence[Mapping[str, Scalar]]) -> list[Difference]:
     return found
 
 
-def _work(flat: Mapping[str, T]) -> dict[str, T]:
-    """Of a flat configuration what makes a step another amount of work."""
-    return {
-        name: value
-        for name, value in flat.items()
-        if name.partition(".")[0] in _WORK and name not in _FILE
-    }
-
-
 def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
     warnings = []
-    if work := _work({one.name: one for one in found}):
+    names = [one.name for one in found]
+    if models := ", ".join(filter(is_of_model, names)):
+        warnings.append(f"Different models ({models}): a ratio of their step times is no speed-up.")
+    if workloads := ", ".join(filter(is_of_workload, names)):
         warnings.append(
-            f"Steps do different work ({', '.join(work)}): a ratio of their times is no speed-up."
+            f"Steps do different work ({workloads}): a ratio of their times is no speed-up."
         )
     decisive = set().union(*(_DECISIVE[arm.clock] for arm in arms))
     for difference in found:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sessions.model import Judgement
+from sessions.numbers import interval_text
 from sessions.verdict import MIN_PAIRS, Interval, of_all_steps, seconds_to_tell
 
 
@@ -49,7 +50,7 @@ def at_most(
     whole = [each for each in judgement.whole or [] if each is not None]
     if len(whole) == 3 and _side(whole[1], whole[2], most) is (not holds):
         said = "holds" if holds else "does not hold"
-        ratio = "{:.4f} [{:.4f}, {:.4f}]".format(*whole)
+        ratio = interval_text(whole[0], whole[1], whole[2], most - 1)
         return Answer(None, [f"by the median step it {said}, but {of_all_steps(ratio)}"])
     return Answer(holds, [])
 

@@ -16,7 +16,6 @@ from sessions import attribution_words, breakdown, breakdown_tables, checklist, 
 from sessions.claims import claims_table, newest
 from sessions.kernels import kernels_table
 from sessions.model import KERNELS, Session, Study
-from sessions.side_by_side import blocks_table, verdicts_table
 from sessions.tables import (
     Table,
     environment_table,
@@ -25,6 +24,7 @@ from sessions.tables import (
     facts_table,
     segments_table,
 )
+from sessions.verdict_tables import blocks_table, verdicts_table
 
 _ALL = sys.maxsize  # rows: a file has room for what a window has not
 

@@ -4,8 +4,8 @@ One session is one file, laid out so that any HDF5 program reads it: groups ``en
 ``segments/0000/steps``, ``telemetry/gpu0``, ``comparisons/0000``, ``studies/0000``, ``events``; one
 dataset a column, each with ``units`` and ``description``. A file is written whole under a temporary
 name and renamed into place, so that at any moment the name holds the old file or the new one.
-Nothing of a file reaches the HDF5 library in this process before a checksum over all of it fits, or
-a child process has read it to its end.
+The HDF5 library of this process reads only what this program wrote: files with a seal by the key of
+this user account, and of all others a copy that a child process made after checking them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from sessions import seal, whole
-from sessions._check import H5_ERRORS, check
+from sessions import account_key, seal, whole
+from sessions._check import H5_ERRORS, checked_copy
 from sessions._lazy import Source
 from sessions._lazy import held_open as held_open
 from sessions._read import read
@@ -32,7 +32,7 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
     The path may be the one that the session was loaded from. Raises ``SessionError`` where it
     cannot be written; what was there before is then still there.
     """
-    _replace(Path(path), image(session))
+    _replace(Path(path), image(session, account_key.read_or_make()))
 
 
 def load(path: str | os.PathLike[str]) -> Session:
@@ -43,7 +43,7 @@ def load(path: str | os.PathLike[str]) -> Session:
     """
     path = Path(path)
     with _refusing(path), _source(path) as source:
-        return read(source, _is_sealed(path, source))
+        return _read(source)
 
 
 def update_notes(
@@ -69,8 +69,7 @@ def accept(path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     with _refusing(path), _source(path) as source:
-        check(path, source.size, sealed=True)
-        session = read(source, sealed=True)
+        session = _read_copy(source, sealed=True)
     save(session, path)
 
 
@@ -107,18 +106,29 @@ def _source(path: Path) -> Iterator[Source]:
         raise
 
 
-def _is_sealed(path: Path, source: Source) -> bool:
-    """Whether the seal is there and fits; a file without one is read in a child process first."""
+def _read(source: Source) -> Session:
+    """Return the session of a file, after a check unless this program wrote it here."""
     if source.size == 0:
         raise SessionError("it is empty")
     with source.stream() as stream:
-        source.trusted = seal.verify(stream, source.size)
-        if source.trusted:
-            return True
+        shown = seal.verify(stream, source.size, account_key.read())
+        if shown is seal.Seal.OWN:
+            source.trusted = True
+            return read(source, sealed=True)
         if not seal.has_hdf5_signature(stream, source.size):
             raise SessionError("it is not an HDF5 file, so it is no session of this workbench")
-    check(path, source.size)
-    return False
+    return _read_copy(source, sealed=shown is seal.Seal.INTACT)
+
+
+def _read_copy(source: Source, sealed: bool) -> Session:
+    """Return the session of a checked copy, where its columns stay, and close the file."""
+    copy = checked_copy(source, sealed)
+    source.close()
+    try:
+        return read(copy, sealed=True)
+    except BaseException:
+        copy.close()
+        raise
 
 
 def _replace(path: Path, content: memoryview) -> None:

@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sessions import statistics, verdict
 from sessions.model import KERNELS, Segment, Session
+from sessions.numbers import interval_cells
+from sessions.rounds import calls, paired_logs
 from sessions.tables import Cell, Column, Measured, Table
 
 EAGER, COMPILED = "torch", "torch.compile"
@@ -160,16 +162,6 @@ def speedups(segment: Segment, session: Session) -> dict[str, dict[str, float | 
     }
 
 
-Calls = tuple[ArrayLike, ArrayLike]  # times of single calls, and the round of each, from 1 on
-
-
-def paired_logs(base: Calls, other: Calls) -> NDArray:
-    """The log ratio of median time, base over other, in each round that has both: (rounds,)."""
-    first, second = (_medians(*each) for each in (base, other))
-    shared = [number for number in first if number in second]
-    return np.log([first[number] / second[number] for number in shared])
-
-
 def speedup(base: Segment, other: Segment) -> verdict.Interval:
     """The logarithm of how many times faster the second is, with its 95 % interval.
 
@@ -180,7 +172,7 @@ def speedup(base: Segment, other: Segment) -> verdict.Interval:
     clock for one of them, so that there is no second ratio in clock cycles. Without rounds, as in
     sessions of earlier versions, there is a ratio of medians and no interval.
     """
-    logs = paired_logs(*(_calls(each) for each in (base, other)))
+    logs = paired_logs(calls(base), calls(other))
     if len(logs):
         return verdict.interval(logs)
     times = [statistics.steady_ms(each) for each in (base, other)]
@@ -188,24 +180,6 @@ def speedup(base: Segment, other: Segment) -> verdict.Interval:
         return verdict.interval(logs)
     mean = math.log(float(np.median(times[0]) / np.median(times[1])))
     return verdict.Interval(0, mean, math.nan, math.nan, math.nan)
-
-
-def _calls(segment: Segment) -> Calls:
-    """The steady calls of a segment that were timed in a round."""
-    there = statistics.steady(segment) & (segment.steps["block"] > 0)
-    return statistics.step_ms(segment)[there], segment.steps["block"][there]
-
-
-def _medians(times: ArrayLike, rounds: ArrayLike) -> dict[int, float]:
-    """The median time of each round."""
-    series, numbers = np.asarray(times, np.float64), np.asarray(rounds, int)
-    order = np.argsort(numbers, kind="stable")
-    found, starts = np.unique(numbers[order], return_index=True)
-    ends = np.append(starts, len(order))[1:]
-    return {
-        int(number): float(np.median(series[order[start:end]]))
-        for number, start, end in zip(found, starts, ends, strict=True)
-    }
 
 
 def _row(segment: Segment, segments: Sequence[Segment]) -> list[Cell]:
@@ -261,7 +235,7 @@ def _speedup_cells(segment: Segment, segments: Sequence[Segment], base: str) -> 
     value, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
     if not high > low:  # no interval, or the implementation against itself
         return [value, None, None]
-    return [Measured(end, (high - low) / 2) for end in (value, low, high)]
+    return interval_cells(value, low, high, verdict.REGION)
 
 
 def _against(

@@ -141,6 +141,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     settled: bool = False  # the interval is as narrow as was asked for
     more_s: float | None = None  # how much longer deciding would take, where undecided
     builds: int = 1  # how often both arms were built; with 1 the interval describes one build
+    invalid: str = ""  # why no verdict can hold, as a clause: an arm was impossibly fast
     reasons: list[str] = []
 
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DIGITS = 3  # significant digits of a number whose error is not known
+MOST_DECIMALS = 6  # that an edge may add to a number
 MISSING = "–"
+STEP_TIME = "x step time"  # unit of every ratio in tables and on axes: below 1 is faster
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number with the half width of its 95 % interval, or None where that is not known."""
+    """A number with the half width of its 95 % interval, or None where that is not known.
+
+    ``edges``: values that the rounded number must stay on its own side of.
+    """
 
     value: float
     error: float | None = None
+    edges: Sequence[float] = ()
 
 
 Cell = str | int | float | Measured | None
@@ -30,16 +37,17 @@ def text(cell: Cell) -> str:
             return MISSING
         case bool() | int():
             return str(cell)
-        case Measured(value, error):
-            return number(value, error)
+        case Measured(value, error, edges):
+            return number(value, error, edges)
         case _:
             return number(cell)
 
 
-def number(value: float, error: float | None = None) -> str:
-    """The value, rounded where its error begins: at the error's first digit, or second after a 1.
+def number(value: float, error: float | None = None, edges: Sequence[float] = ()) -> str:
+    """Round the value where its error begins: at the error's first digit, or second after a 1.
 
-    Without a known error it gets ``DIGITS`` significant digits.
+    Without a known error it gets ``DIGITS`` significant digits. It gets more where rounding would
+    move it onto or across an edge: 1.04 +- 0.2 beside the edge 1.01 is 1.04, and not 1.0.
     """
     if not math.isfinite(value):
         return MISSING
@@ -51,8 +59,51 @@ def number(value: float, error: float | None = None) -> str:
         decimals = DIGITS - 1 - exponent
     if not -15 <= decimals <= 15:
         return f"{value:.{DIGITS - 1}e}"
+    while decimals < MOST_DECIMALS and any(
+        _side(round(value, decimals), edge) != _side(value, edge) for edge in edges
+    ):
+        decimals += 1
     rounded = round(value, decimals)
     return f"{rounded + 0.0:.{max(decimals, 0)}f}"
+
+
+def edges_of(region: float) -> tuple[float, ...]:
+    """Return what an interval of ratios is read against: 0, 1, and where the same ends."""
+    return 0.0, 1 / (1 + region), 1.0, 1 + region
+
+
+def interval_cells(value: float, low: float, high: float, region: float) -> list[Cell]:
+    """Round a ratio and the ends of its interval, so that they show on which side of what they lie.
+
+    NaN ends are missing cells.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return [value, None, None]
+    error, edges = (high - low) / 2, edges_of(region)
+    return [Measured(value, error, (0.0,)), *(Measured(end, error, edges) for end in (low, high))]
+
+
+def interval_text(ratio: float, low: float, high: float, region: float, unit: str = "") -> str:
+    """Return "0.81 (95 % CI 0.78 to 0.83)", with a unit behind the ratio."""
+    value, *ends = map(text, interval_cells(ratio, low, high, region))
+    interval = "no interval yet" if MISSING in ends else f"95 % CI {ends[0]} to {ends[1]}"
+    return f"{value}{unit} ({interval})"
+
+
+def ratio_words(ratio: float, low: float, high: float, region: float) -> str:
+    """Say a ratio of step times in words: "1.24x faster (95 % CI 1.20 to 1.28)".
+
+    Faster or slower only where the interval excludes 1; else the ratio itself, as tables have it.
+    """
+    if high < 1:
+        return interval_text(1 / ratio, 1 / high, 1 / low, region, "x faster")
+    if low > 1:
+        return interval_text(ratio, low, high, region, "x slower")
+    return interval_text(ratio, low, high, region, f" {STEP_TIME}")
+
+
+def _side(value: float, edge: float) -> int:
+    return (value > edge) - (value < edge)
 
 
 def moment(unix_s: float) -> str:

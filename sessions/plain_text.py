@@ -6,8 +6,14 @@ one in which a shell reads them (CVE-2021-42574). Both become U+FFFD.
 
 from __future__ import annotations
 
+import re
+import textwrap
+
+LONGEST_SHOWN = 2000  # characters of a text in a label, a cell or a banner
 REPLACEMENT = "\ufffd"
 _KEPT = "\n\t"
+_FORMULAS = ("=", "+", "-", "@")
+_NUMBER = re.compile(r"[+-]?[\d.,]+(e[+-]?\d+)?%?", re.IGNORECASE)
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
 _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SEPARATORS = [0x2028, 0x2029]  # line ends to some programs and not to others
@@ -19,12 +25,38 @@ _REPLACED = dict.fromkeys(
 
 def plain(text: str) -> str:
     """Return the text with control and bidirectional characters replaced; lines stay lines."""
-    return text.replace("\r\n", "\n").translate(_REPLACED)
+    return "\r\n".join(part.translate(_REPLACED) for part in text.split("\r\n"))
+
+
+def wrapped(text: str, columns: int = 90, most: int = LONGEST_SHOWN) -> str:
+    """Return the text in lines of at most ``columns`` characters, as tooltips show it."""
+    lines = plain(text[:most]).splitlines()
+    shown = "\n".join(textwrap.fill(line, columns) for line in lines)
+    return f"{shown} …" if len(text) > most else shown
+
+
+def for_spreadsheet(text: str) -> str:
+    """Return a cell of a CSV file that no spreadsheet takes for a formula (CWE-1236)."""
+    if not text.lstrip().startswith(_FORMULAS) or _NUMBER.fullmatch(text):
+        return text
+    return f"'{text}"
+
+
+def json_escaped(written: str) -> str:
+    """Return JSON with escapes for the characters that ``plain`` replaces."""
+    return "".join(
+        f"\\u{ord(letter):04x}" if ord(letter) in _REPLACED else letter for letter in written
+    )
 
 
 def is_plain(text: str) -> bool:
     """Return True if the text is one line without control or bidirectional characters."""
     return not any(ord(letter) in _REPLACED or letter in _KEPT for letter in text)
+
+
+def clip(text: str, most: int = LONGEST_SHOWN) -> str:
+    """Return plain text of at most ``most`` characters; laying out more would block the window."""
+    return plain(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def one_line(text: str, most: int) -> str:

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from sessions.model import PairedComparison, Prediction
-from sessions.numbers import number
+from sessions.numbers import STEP_TIME, number
 
 NO_PREDICTION = "no prediction"
 
@@ -76,7 +76,7 @@ def line(made: Prediction) -> str:
     """The prediction in a sentence without its full stop."""
     if made.ratio is None:
         return f"{NO_PREDICTION}: {made.text}"
-    return f"predicted by the roofline: {_ratio(made.ratio)} of the step time ({made.text})"
+    return f"predicted by the roofline: {_ratio(made.ratio)} {STEP_TIME} ({made.text})"
 
 
 def outcome(comparison: PairedComparison) -> str:
@@ -87,7 +87,7 @@ def outcome(comparison: PairedComparison) -> str:
     if left is None or made.ratio is None:
         said = line(made)
         return f"{said[:1].upper()}{said[1:]}"
-    said = f"Predicted {_ratio(made.ratio)}, measured {_ratio(comparison.ratio)}"
+    said = f"Predicted {_ratio(made.ratio)}, measured {_ratio(comparison.ratio)} {STEP_TIME}"
     if not (math.isfinite(comparison.low) and math.isfinite(comparison.high)):
         return f"{said} so far: no interval yet"
     if comparison.low <= made.ratio <= comparison.high:

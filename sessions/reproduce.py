@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -14,6 +15,7 @@ import msgspec
 from sessions import _arguments, claims
 from sessions._arguments import Untold
 from sessions.columns import row_count
+from sessions.comparison import Arm, compare_segments
 from sessions.errors import Lacking
 from sessions.model import (
     KERNELS,
@@ -25,11 +27,14 @@ from sessions.model import (
     Study,
 )
 from sessions.plain_text import one_line
+from sessions.ratios import UNPAIRED
+from sessions.verdict import REGION
 
 _LONGEST_COMMENT = 400  # characters
 _SHOWN = 100  # characters of a title
 _SOURCE = "source="  # before the file of a model of one's own
 
+HINT_BUDGET_S = 20.0
 # How an order is called of which there is no study, by the type of its command.
 _ASKED = {
     "start": "A run",
@@ -152,6 +157,59 @@ def _caution(words: Sequence[str]) -> list[str]:
 def segment_command(segment: Segment, output: str | os.PathLike[str] | None = None) -> str:
     """The command for as many steps as the segment has."""
     return command(segment.configuration, row_count(segment.steps) or None, output)
+
+
+def verdict_hint(arms: Sequence[Arm], titles: Mapping[str, str]) -> str:
+    """Return a line with the command that gives the first unpaired ratio a verdict, if any does.
+
+    ``titles``: the session's. Toggles that a segment's label does not name have their defaults and
+    are left out, where the titles of toggles are known.
+    """
+    base = next((arm for arm in arms if arm.ratio is None), None)
+    for arm in arms:
+        if base is None or arm.ratio is None or arm.ratio.verdict != UNPAIRED:
+            continue
+        first, second = (_named_alone(one.segment, titles) for one in (base, arm))
+        shared = {**first.toggles, **second.toggles}
+        first, second = (
+            msgspec.structs.replace(
+                one, toggles={name: one.toggles[name] for name in shared if name in one.toggles}
+            )
+            for one in (base.segment.configuration, arm.segment.configuration)
+        )
+        if first == second:
+            continue
+        with contextlib.suppress(Untold):
+            _arguments.require_alike(first, second)
+            facts = {"budget_s": HINT_BUDGET_S, "region": REGION}
+            words = _arguments.of_comparison(first, second, facts, None)
+            return f"For a verdict on an unpaired ratio: {shlex.join(['workbench', *words])}"
+    return ""
+
+
+def session_hint(session: Session) -> str:
+    """Return ``verdict_hint`` for the segments of a session."""
+    runs = [(session, segment) for segment in session.segments]
+    if not runs:
+        return ""
+    arms, _ = compare_segments(runs, [segment.title for segment in session.segments])
+    return verdict_hint(arms, session.titles)
+
+
+def _named_alone(segment: Segment, titles: Mapping[str, str]) -> Configuration:
+    """The segment's configuration with the toggles that its label names, or all if none is known.
+
+    A label has the titles of the options that are not the device's defaults.
+    """
+
+    def is_named(name: str, option: str) -> bool:
+        name = f"toggles.{name}"
+        title = f"{titles.get(name)}: {titles.get(f'{name}={option}')}"
+        return name not in titles or title in segment.label.split(", ")
+
+    configuration = segment.configuration
+    toggles = {name: one for name, one in configuration.toggles.items() if is_named(name, one)}
+    return msgspec.structs.replace(configuration, toggles=toggles)
 
 
 def repeatable(session: Session) -> bool:

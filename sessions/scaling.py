@@ -6,7 +6,10 @@ cache is outgrown, launches stop to matter). The second is estimated from how fa
 beyond their noise, as a variance that all share (Paule and Mandel, J. Res. NBS 87, 1982), and each
 point weighs by the two together. The interval is Student's with n - 2 degrees of freedom, never
 narrower than the noise allows (Knapp and Hartung, Statistics in Medicine 22, 2003, with their
-factor kept at 1 or above). Without standard errors this is the ordinary least squares fit.
+factor kept at 1 or above). Without standard errors this is the ordinary least squares fit. With
+them the interval reaches as far as that of the ordinary fit too: where another program takes time
+from some points, the few quiet ones have nearly all the weight, and their line looks surer than it
+is (8 points, load in 30 % of the blocks: 10 % of the intervals missed, 3 % with both).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Scaling:
     reason: str = ""
 
     def at(self, x: ArrayLike) -> NDArray:
-        """y on the fitted line."""
+        """Return y on the fitted line."""
         line: NDArray = self.factor * np.asarray(x, np.float64) ** self.exponent
         return line
 
@@ -66,8 +69,11 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
     slope, intercept, error, chi_square = _line(log_x, log_y, 1 / total)
     error *= math.sqrt(max(1.0, chi_square / (n - 2)))
     half = float(stats.t.ppf(0.975, n - 2)) * error
-    scatter = math.expm1(math.sqrt(beyond))
-    return Scaling(n, slope, slope - half, slope + half, math.exp(intercept), scatter)
+    low, high = slope - half, slope + half
+    if variance.max() > 0:
+        ordinary = fit(np.exp(log_x), np.exp(log_y))
+        low, high = min(low, ordinary.low), max(high, ordinary.high)
+    return Scaling(n, slope, low, high, math.exp(intercept), math.expm1(math.sqrt(beyond)))
 
 
 def longer_half(x: ArrayLike) -> NDArray:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+TEXT = "str"
+# Columns of studies, which are stored in whatever type they come.
+NUMBER, COUNT, EITHER = "number", "count", "number or text"
+STORED_AS_THEY_ARE = (NUMBER, COUNT, EITHER)
+
 
 class ColumnInfo(NamedTuple):
-    """What one column holds; ``dtype`` is a numpy type string, or ``"str"`` for text."""
+    """What one column holds; ``dtype`` is a numpy type string, or one of the names above."""
 
     dtype: str
     unit: str

@@ -4,12 +4,15 @@ HDF5 files may begin with a *user block* that HDF5 programs skip. Ours holds a f
 with the file's size and checksum, so that a truncated or damaged file is found out by reading it
 once as plain bytes (about 10 MB for a million steps), before the HDF5 library, which a corrupt file
 can hang or crash, sees any of it. A reader without this program can check it as well:
-``tail -c +513 FILE | sha256sum``.
+``tail -c +513 FILE | sha256sum``. The last line is made with a key of the user account. It says
+that this program wrote the file here: such a file opens without the check of all others.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import hmac
 import re
 from typing import BinaryIO
 
@@ -20,26 +23,40 @@ VERSION = 1  # of the session format
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TITLE = b"GPU optimization workbench session, format version "
 _BEGINNING = re.compile(re.escape(_TITLE) + rb"(\d{1,9})\nbytes (\d{1,18})\n")
+_ACCOUNT_LABEL = b"unchanged since this program wrote it, by the account's key: "
+_ACCOUNT = re.compile(re.escape(_ACCOUNT_LABEL) + rb"[0-9a-f]{64}\n")
 _PIECE = 1 << 20
 
 
-def stamp(image: memoryview) -> None:
-    """Write the seal of a whole file, ``image``, into its first ``SIZE`` bytes."""
-    digest = hashlib.sha256(image[SIZE:]).hexdigest()
-    image[:SIZE] = _render(len(image), digest)
+class Seal(enum.Enum):
+    """What the first bytes of a file say about the rest."""
+
+    NONE = "none"  # another program wrote it
+    INTACT = "intact"  # as some program wrote it, whoever that was
+    OWN = "own"  # as this program wrote it under this user account
 
 
-def verify(stream: BinaryIO, size: int) -> bool:
-    """Whether the file is sealed and intact; False for one without a seal.
+def stamp(image: memoryview, key: bytes | None = None) -> None:
+    """Write the seal of a complete file, ``image``, into its first ``SIZE`` bytes.
 
-    Raises ``SessionError`` (a sentence about "it") for a seal that does not fit the file, and for
-    one of a newer version, whose file this program must not try to read.
+    With the account's ``key`` it says that this program wrote the file under this account.
+    """
+    text = _text(len(image), hashlib.sha256(image[SIZE:]).hexdigest())
+    image[:SIZE] = _padded(text + (b"" if key is None else _account_line(text, key)))
+
+
+def verify(stream: BinaryIO, size: int, key: bytes | None = None) -> Seal:
+    """Return what the seal shows.
+
+    A checksum finds damage; anybody can compute it, so only a seal with the account's ``key`` says
+    who wrote the file. Raises ``SessionError`` (a sentence about "it") for a seal that does not fit
+    the file, and for one of a newer version, whose file this program must not try to read.
     """
     stream.seek(0)
     head = stream.read(SIZE)
     beginning = _BEGINNING.match(head)
     if beginning is None:
-        return False
+        return Seal.NONE
     version, sealed_size = int(beginning[1]), int(beginning[2])
     if version > VERSION:
         raise newer(version)
@@ -48,16 +65,20 @@ def verify(stream: BinaryIO, size: int) -> bool:
             f"it is truncated: {size:,} of its {sealed_size:,} bytes are there; "
             "copy it again from where it came"
         )
-    digest = hashlib.sha256()
+    hasher = hashlib.sha256()
     while piece := stream.read(_PIECE):
-        digest.update(piece)
-    if head != _render(size, digest.hexdigest()):
+        hasher.update(piece)
+    text = _text(size, hasher.hexdigest())
+    line = _ACCOUNT.search(head)
+    if head != _padded(text + (line[0] if line else b"")):
         raise SessionError(
             "it does not fit its own checksum, so it was damaged or changed by another program "
             "since it was saved; if the change was meant, accept it with "
             "`python -m sessions.accept FILE`"
         )
-    return True
+    if line and key is not None and hmac.compare_digest(line[0], _account_line(text, key)):
+        return Seal.OWN
+    return Seal.INTACT
 
 
 def newer(version: int) -> SessionError:
@@ -79,10 +100,17 @@ def has_hdf5_signature(stream: BinaryIO, size: int) -> bool:
     return False
 
 
-def _render(size: int, digest: str) -> bytes:
-    text = (
+def _text(size: int, digest: str) -> bytes:
+    return (
         f"{_TITLE.decode()}{VERSION}\nbytes {size}\n"
         f"sha256 of byte {SIZE} on: {digest}\n"
         f"HDF5 begins at byte {SIZE}; any HDF5 program opens this file as it is.\n"
-    )
-    return text.encode().ljust(SIZE - 1) + b"\n"
+    ).encode()
+
+
+def _account_line(text: bytes, key: bytes) -> bytes:
+    return _ACCOUNT_LABEL + hmac.digest(key, text, "sha256").hex().encode() + b"\n"
+
+
+def _padded(text: bytes) -> bytes:
+    return text.ljust(SIZE - 1) + b"\n"

@@ -1,11 +1,11 @@
-"""Statistics of step series: medians, percentiles, rolling bands, distributions and ratios.
+"""Statistics of one step series: median, percentiles, rolling bands, distribution.
 
 Consecutive steps are not independent (lag-1 autocorrelation 0.8 was measured on real steps), so an
 interval from raw steps is far too narrow. Intervals here come from the medians of long blocks
 (*sectioning*: the estimate is the median of all steps, its uncertainty the scatter of the block
 medians about it; Asmussen and Glynn, Stochastic Simulation, 2007, III.5). They cover what varied
-within the series. What differs between two runs at different times (clocks, temperature) they
-cannot know: that takes a paired comparison of alternating blocks.
+within the series, and decide how many digits of a median are shown. What differs between two runs
+at different times (clocks, temperature) they cannot know: ``sessions.ratios`` compares runs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from sessions.model import Phase, Segment
 MIN_BLOCK_STEPS = 20
 MIN_BLOCK_MS = 50.0
 MIN_BLOCKS = 5
-TOO_FEW = "too few independent blocks"
-RUN_ON = "run at least"
 MAX_BLOCKS = 64  # more would only shorten the blocks, and the scatter is well known by then
-BCA_BLOCKS = 20  # below, the bootstrap's percentiles are too coarse and t is used
-_RESAMPLES = 1999
 _LONGEST = 1 << 15  # longer series are averaged in groups before their autocorrelation is taken
 
 
@@ -72,21 +68,17 @@ class Summary:
     error: float  # half the width of the median's 95 % interval
 
 
-def summarize(values: ArrayLike, blocks: Blocks | None = None) -> Summary:
-    """Summary of the finite values; ``error`` takes them to be in time order, and in ms.
-
-    ``blocks`` spares cutting the same series again.
-    """
+def summarize(values: ArrayLike) -> Summary:
+    """Summarize the finite values; ``error`` takes them to be in time order, and in ms."""
     series = _finite(values)
     if not len(series):
         return Summary(0, *[math.nan] * 10)
     percents = np.percentile(series, [50, 5, 25, 75, 95, 99])
     median, p5, p25, p75, p95, p99 = (float(value) for value in percents)
     mad = float(np.median(np.abs(series - median)))
-    blocks = blocks or Blocks.of(series)
-    error = math.nan
-    if not blocks.refusal("series"):
-        error = median * math.expm1(_t_half_width(blocks))
+    blocks = Blocks.of(series)
+    enough = blocks.count >= MIN_BLOCKS
+    error = median * math.expm1(_t_half_width(blocks)) if enough else math.nan
     extremes = float(series.min()), float(series.max())
     return Summary(len(series), median, mad, p5, p25, p75, p95, p99, *extremes, error)
 
@@ -130,49 +122,6 @@ def ecdf(values: ArrayLike, points: int | None = None) -> tuple[NDArray, NDArray
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Typical step time of one series over that of the base: below 1 is faster.
-
-    ``low`` and ``high`` bound the 95 % interval; both are None where there is none, and ``reason``
-    then says why, with ``method`` empty.
-    """
-
-    ratio: float
-    low: float | None
-    high: float | None
-    method: str
-    n_base: int
-    n_other: int
-    reason: str = ""
-
-
-def ratio(base: ArrayLike | Blocks, other: ArrayLike | Blocks) -> Ratio:
-    """Ratio of the medians of two step series (ms, each in time order), with its interval.
-
-    A series that is compared more than once can be given as ``Blocks.of(series)``.
-
-    False claims of a difference between identical autoregressive series (lag-1 autocorrelation 0.8,
-    200 to 4000 steps) are between 4 and 7 % for the nominal 5 %. The same input always gives the
-    same interval.
-    """
-    b = base if isinstance(base, Blocks) else Blocks.of(base)
-    o = other if isinstance(other, Blocks) else Blocks.of(other)
-    value = o.median / b.median if b.median > 0 else math.nan
-    for name, arm in sorted((("base", b), ("other", o)), key=lambda item: item[1].n):
-        if reason := arm.refusal(name):
-            return Ratio(value, None, None, "", b.n, o.n, reason)
-    if min(b.count, o.count) >= BCA_BLOCKS and b.varies and o.varies:
-        below, above = _bca(b, o)
-        method = f"BCa bootstrap over {b.count} and {o.count} block medians"
-    else:
-        above = _t_half_width(b, o)
-        below = -above
-        method = f"t over {b.count} and {o.count} block medians"
-    low, high = value * math.exp(below), value * math.exp(above)
-    return Ratio(value, low, high, method, b.n, o.n)
-
-
-@dataclass(frozen=True)
 class Blocks:
     """A series cut into equal blocks up to its end, with the scatter of their medians."""
 
@@ -185,11 +134,6 @@ class Blocks:
     def count(self) -> int:
         """Number of blocks."""
         return len(self.deviations)
-
-    @property
-    def varies(self) -> bool:
-        """Whether any two blocks differ."""
-        return bool(np.ptp(self.deviations) > 0)
 
     @classmethod
     def of(cls, values: ArrayLike) -> Blocks:
@@ -215,21 +159,6 @@ class Blocks:
             return cls(n, median, steps, np.empty(0))
         return cls(n, median, steps, np.log(medians / median))
 
-    def refusal(self, name: str) -> str:
-        """Why there is no interval, or nothing."""
-        if self.n == 0:
-            return f"the {name} has no steady steps"
-        if not self.median > 0:
-            return f"the median of the {name} is {self.median:g} ms, expected above 0"
-        if self.count < MIN_BLOCKS:
-            needed = max(MIN_BLOCKS * self.steps, self.n + 1)
-            return (
-                f"{TOO_FEW}: {self.n:,} steady steps of the {name} make "
-                f"{self.n // self.steps} of {self.steps:,} steps each and {MIN_BLOCKS} are needed; "
-                f"{RUN_ON} {needed:,} steady steps"
-            )
-        return ""
-
 
 def _autocorrelation_time(above: NDArray) -> float:
     """Steps over which the series repeats itself: 1 + 2 x the sum of its autocorrelations.
@@ -251,39 +180,12 @@ def _autocorrelation_time(above: NDArray) -> float:
     return group * max(1.0, float(times[enough[0]] if len(enough) else times.max()))
 
 
-def _t_half_width(*arms: Blocks) -> float:
-    """Half width of the 95 % interval of a (difference of) log medians (Welch)."""
+def _t_half_width(blocks: Blocks) -> float:
+    """Half width of the 95 % interval of a log median."""
     from scipy import stats  # seconds to load, where nothing is computed too
 
-    variances = [float(np.sum(arm.deviations**2)) / (arm.count - 1) / arm.count for arm in arms]
-    total = sum(variances)
-    if total == 0:
-        return 0.0
-    parts = zip(variances, arms, strict=True)
-    freedom = total**2 / sum(variance**2 / (arm.count - 1) for variance, arm in parts)
-    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)
-
-
-def _bca(base: Blocks, other: Blocks) -> tuple[float, float]:
-    """The 95 % interval of the difference of log medians, relative to the difference itself."""
-
-    from scipy import stats  # seconds to load, where nothing is computed too
-
-    def difference(first: NDArray, second: NDArray, axis: int) -> NDArray:
-        return np.asarray(second.mean(axis=axis) - first.mean(axis=axis))
-
-    samples = (base.deviations, other.deviations)
-    result = stats.bootstrap(
-        samples,
-        difference,
-        n_resamples=_RESAMPLES,
-        vectorized=True,
-        method="BCa",
-        random_state=np.random.default_rng(0),
-    )
-    centre = float(difference(*samples, axis=0))
-    interval = result.confidence_interval
-    return float(interval.low) - centre, float(interval.high) - centre
+    variance = float(np.sum(blocks.deviations**2)) / (blocks.count - 1) / blocks.count
+    return float(stats.t.ppf(0.975, blocks.count - 1)) * math.sqrt(variance)
 
 
 def _finite(values: ArrayLike) -> NDArray:

@@ -12,8 +12,10 @@ a workload), it has one for each of its values too, which ``x`` or ``y`` name.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -34,6 +36,7 @@ MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
 FAILED, VOID = "failed", "void"
 ALL, LONGER = "all", "longer half"  # parts of a curve
 LEAST_BLOCKS = 3  # for an interval
+_MOST_CORRELATION = 0.5  # of the order in time with the places along an axis
 _EXPONENT = 0.05  # what an exponent of two points is rounded to, at best
 
 Value = float | str
@@ -41,7 +44,11 @@ Value = float | str
 
 @dataclass(frozen=True)
 class Typical:
-    """A step time from blocks of steps; NaN where there are too few."""
+    """A step time from blocks of steps; NaN where there are too few.
+
+    The interval is of what varied while this point was measured. It does not cover what changed
+    between two points, so it decides digits and weights and is never shown as an interval.
+    """
 
     ms: float
     error: float  # standard error of its logarithm
@@ -105,6 +112,23 @@ def typical(medians_ms: ArrayLike) -> Typical:
     error = float(logs.std(ddof=1)) / math.sqrt(count)
     spread = math.exp(float(stats.t.ppf(0.975, count - 1)) * error)
     return Typical(middle, error, middle / spread, middle * spread)
+
+
+def balanced_order(counts: Sequence[int], draw: random.Random) -> list[tuple[int, ...]]:
+    """Return the places of a grid in random order, in which no axis goes along with time.
+
+    ``counts``: how many places each axis has. The sizes of a curve are measured one after the
+    other. If they came in ascending order by chance, a steady drift of the machine would look like
+    an exponent, so such orders are drawn again.
+    """
+    places = list(itertools.product(*map(range, counts)))
+    axes = [axis for axis, count in enumerate(counts) if count > 1 and len(places) > 2]
+    times = np.arange(len(places))
+    while True:
+        draw.shuffle(places)
+        along = (np.corrcoef(times, [place[axis] for place in places])[0, 1] for axis in axes)
+        if all(abs(correlation) <= _MOST_CORRELATION for correlation in along):
+            return places
 
 
 def is_number(value: object) -> bool:

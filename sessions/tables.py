@@ -19,7 +19,6 @@ from sessions import checked
 from sessions.ceilings import UTILIZATION, doubt, utilization
 from sessions.columns import row_count
 from sessions.comparison import (
-    OTHER_WORK,
     OTHERS,
     Arm,
     Comparison,
@@ -30,9 +29,11 @@ from sessions.comparison import (
 from sessions.model import Session
 from sessions.numbers import DIGITS as DIGITS
 from sessions.numbers import MISSING as MISSING
-from sessions.numbers import Cell, text
+from sessions.numbers import STEP_TIME, Cell, interval_cells, text
 from sessions.numbers import Measured as Measured
 from sessions.numbers import number as number
+from sessions.plain_text import for_spreadsheet, plain
+from sessions.ratios import UNPAIRED
 from sessions.sizes import sized
 
 
@@ -51,11 +52,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; raises ``ValueError`` for a row of another length."""
+    """Rows of cells under columns; raises ``ValueError`` for a row of another length.
+
+    ``notes`` are sentences that a reader of the rows must know; CSV has no place for them.
+    """
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for place, row in enumerate(self.rows):
@@ -85,15 +90,17 @@ class Table:
                 [cell.value if isinstance(cell, Measured) else cell for cell in row]
                 for row in self.rows
             ],
+            "notes": [*self.notes],
         }
 
     def to_csv(self) -> str:
         """Headings and rows, comma-separated as RFC 4180 has it; a missing number is empty."""
         stream = io.StringIO()
         writer = csv.writer(stream)
-        writer.writerow(column.heading for column in self.columns)
+        writer.writerow(for_spreadsheet(column.heading) for column in self.columns)
         for row in self.rows:
-            writer.writerow("" if text(cell) == MISSING else text(cell) for cell in row)
+            cells = map(text, row)
+            writer.writerow("" if cell == MISSING else for_spreadsheet(cell) for cell in cells)
         return stream.getvalue()
 
     def to_markdown(self) -> str:
@@ -103,7 +110,8 @@ class Table:
             _line("---:" if right else "---" for right in self.numeric()),
             *(_line(_escape(text(cell)) for cell in row) for row in self.rows),
         ]
-        return f"### {_escape(self.title)}\n\n" + "\n".join(lines) + "\n"
+        notes = "".join(f"\n{_escape(note)}\n" for note in self.notes)
+        return f"### {_escape(self.title)}\n\n" + "\n".join(lines) + f"\n{notes}"
 
 
 def segments_table(session: Session, baseline: int = 0) -> Table:
@@ -115,9 +123,10 @@ def segments_table(session: Session, baseline: int = 0) -> Table:
     if not session.segments and baseline == 0:
         return Table(session.title, [Column("segment"), *_STEP_COLUMNS, Column(PEAK)], [])
     labels = [segment.title for segment in session.segments]
-    arms = compare_segments(session.segments, labels, baseline)
+    runs = [(session, segment) for segment in session.segments]
+    arms, warnings = compare_segments(runs, labels, baseline)
     different = configuration_differences([segment.configuration for segment in session.segments])
-    return _arms_table(session.title, "segment", arms, different)
+    return _arms_table(session.title, "segment", arms, different, warnings)
 
 
 def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table:
@@ -185,10 +194,12 @@ _STEP_COLUMNS = [
     Column("steady steps"),
     Column("median", "ms"),
     Column("p95", "ms"),
-    Column("ratio"),
-    Column("ratio from"),
-    Column("ratio to"),
+    *(Column(name, STEP_TIME) for name in ("ratio", "ratio from", "ratio to")),
+    Column("verdict"),
 ]
+UNPAIRED_NOTE = (
+    "Unpaired ratios are of runs one after the other: they may be the machine's, and claim nothing."
+)
 PEAK = "peak memory"
 RESIDENT = "peak resident set"  # of the whole process, where no allocator counts what is its own
 PEAKS = (PEAK, RESIDENT)
@@ -196,7 +207,11 @@ OWN = "of its own"  # of the peak, without what was held for configurations that
 
 
 def _arms_table(
-    title: str, heading: str, arms: Sequence[Arm], different: Sequence[Difference]
+    title: str,
+    heading: str,
+    arms: Sequence[Arm],
+    different: Sequence[Difference],
+    warnings: Sequence[str] = (),
 ) -> Table:
     unit, sizes = sized([a.peak_bytes for a in arms] + [a.own_peak_bytes for a in arms])
     peaks, own = sizes[: len(arms)], sizes[len(arms) :]
@@ -226,7 +241,8 @@ def _arms_table(
         if any(notes):
             row.append(note)
         rows.append(row)
-    return Table(title, columns, rows)
+    unpaired = any(arm.ratio is not None and arm.ratio.verdict == UNPAIRED for arm in arms)
+    return Table(title, columns, rows, [*warnings, *[UNPAIRED_NOTE] * unpaired])
 
 
 def memory_heading(arms: Sequence[Arm]) -> str:
@@ -244,14 +260,9 @@ def _step_cells(arm: Arm) -> list[Cell]:
         Measured(summary.p95, summary.error),
     ]
     if arm.ratio is None:
-        cells += [1, None, None]
-    elif arm.ratio.low is None or arm.ratio.high is None:
-        cells += [arm.ratio.ratio, None, None]
-    else:
-        error = (arm.ratio.high - arm.ratio.low) / 2
-        ends = (arm.ratio.ratio, arm.ratio.low, arm.ratio.high)
-        cells += [Measured(value, error) for value in ends]
-    return cells
+        return [*cells, 1, None, None, None]
+    ratio = interval_cells(arm.ratio.ratio, *arm.ratio.ends, arm.ratio.region)
+    return [*cells, *ratio, arm.ratio.verdict or None]
 
 
 def _percent(share: float, median: float, error: float | None) -> Cell:
@@ -265,15 +276,13 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
         notes.append("baseline")
         if not arm.summary.n and (count := row_count(arm.segment.steps)):
             notes.append(f"no steady step among its {count:,}")
-    elif arm.ratio.reason:
-        notes.append(arm.ratio.reason)
-    if arm.other_work:
-        notes.append(OTHER_WORK)
+    elif arm.ratio.note:
+        notes.append(arm.ratio.note)
     if len({one.clock for one in arms if one.summary.n}) > 1 and arm.summary.n:
         notes.append(f"{arm.clock} time")
     if found := doubt(arm.segment, arm.summary.median):
         notes.append(found)
-    return "; ".join(dict.fromkeys(notes))  # why there is no ratio may be one of the others
+    return "; ".join(notes)
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -285,4 +294,4 @@ _SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])")
 
 def _escape(value: str) -> str:
     """Text that stays in its cell and looks as it is: no bar, line break, markup or HTML."""
-    return _SPECIAL.sub(lambda found: "\\" + found[0], " ".join(value.split()))
+    return _SPECIAL.sub(lambda found: "\\" + found[0], " ".join(plain(value).split()))

@@ -44,6 +44,7 @@ from sessions.martingale import ALPHA as ALPHA
 from sessions.martingale import critical as critical
 from sessions.martingale import paths as paths
 from sessions.model import Judgement, PairedComparison
+from sessions.numbers import interval_text
 
 MIN_PAIRS = 8
 REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
@@ -136,19 +137,19 @@ def interval(
     part where there are several. There is no interval before there are ``least`` builds.
     """
     series = np.asarray(logs, np.float64)
-    found = _interval(series, alpha)
+    pairs_only = _interval(series, alpha)
     if builds is None:
-        return found
+        return pairs_only
     between = scatter(series, builds)
     if between is None or (between.n == 1 and least == 1):
-        return found
+        return pairs_only
     low = high = math.nan
     if between.n >= least:
         half = between.half_width(alpha)
         wide = math.isfinite(half)  # two builds of a comparison that did not plan for several
-        low = min(found.low, between.mean - half) if wide else found.low
-        high = max(found.high, between.mean + half) if wide else found.high
-    return dataclasses.replace(found, low=low, high=high, builds=between)
+        low = min(pairs_only.low, between.mean - half) if wide else pairs_only.low
+        high = max(pairs_only.high, between.mean + half) if wide else pairs_only.high
+    return dataclasses.replace(pairs_only, low=low, high=high, builds=between)
 
 
 def _interval(series: NDArray, alpha: float) -> Interval:
@@ -162,7 +163,7 @@ def _interval(series: NDArray, alpha: float) -> Interval:
     if not math.isfinite(half):
         return Interval(n, mean, math.nan, math.nan, deviation)
     low, high = mean - half, mean + half
-    if n >= MIN_PAIRS and np.ptp(series) > 0:
+    if n >= MIN_PAIRS and deviation > 0:
         below, above, fixed = _fixed(series, alpha)
         low = min(low, mean - (mean - below) * half / fixed)
         high = max(high, mean + (above - mean) * half / fixed)
@@ -176,23 +177,23 @@ def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     """
     series = np.asarray(logs, np.float64)
     n = len(series)
-    if n < MIN_PAIRS or np.ptp(series) == 0:
+    mean, deviation = float(series.mean()), float(series.std(ddof=1)) if n > 1 else 0.0
+    if n < MIN_PAIRS or not deviation > 0:
         return interval(series, alpha)
-    mean, deviation = float(series.mean()), float(series.std(ddof=1))
     below, above, half = _fixed(series, alpha)
     return Interval(n, mean, min(below, mean - half), max(above, mean + half), deviation)
 
 
-def p_value(found: Interval, margin: float) -> float:
+def p_value(time: Interval, margin: float) -> float:
     """Return the p value of "the log ratio lies within ``+-margin``", valid under any stopping.
 
     Where builds scatter, the larger of the pairs' and the builds', as the interval holds both.
     """
-    p = martingale.p_value(found.n, abs(found.mean) - margin, found.deviation)
-    between = found.builds
+    p = martingale.p_value(time.n, abs(time.mean) - margin, time.deviation)
+    between = time.builds
     if between is None or not math.isfinite(between.half_width()):
         return p
-    distance = math.copysign(between.mean, between.mean * found.mean) - margin
+    distance = math.copysign(between.mean, between.mean * time.mean) - margin
     return max(p, martingale.p_value(between.n, distance, between.deviation, martingale.BUILDS))
 
 
@@ -279,7 +280,7 @@ def judge_pairs(
         if not agrees:
             reasons.append(
                 f"by time it is {verdict}, but in clock cycles the ratio is "
-                f"{_ratio_text(cycles)}: the arms ran at different clocks"
+                f"{_ratio_text(cycles, margin)}: the arms ran at different clocks"
             )
             verdict = "UNDECIDED"
             if cycles.mean * time.mean > 0:  # else more of the same would only confirm it
@@ -306,6 +307,19 @@ def judge_pairs(
         more_s=more_s,
         builds=max(1, builds),
         reasons=reasons,
+    )
+
+
+def invalidated(judgement: Judgement, why: str) -> Judgement:
+    """Return the judgement without a verdict, because a measured time cannot be true."""
+    return msgspec.structs.replace(
+        judgement,
+        verdict="UNDECIDED",
+        p=1.0,
+        settled=False,
+        more_s=None,
+        invalid=why,
+        reasons=[why, *judgement.reasons],
     )
 
 
@@ -359,18 +373,23 @@ def is_look(n: int) -> bool:
     return look > before
 
 
+def reading(time: Interval, margin: float) -> str:
+    """Return the verdict by where the interval of a log ratio lies against ``+-margin``."""
+    if time.high < -margin:
+        return "FASTER"
+    if time.low > margin:
+        return "SLOWER"
+    return "SAME" if -margin <= time.low and time.high <= margin else "UNDECIDED"
+
+
 def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
-    """The verdict by where the interval lies against ``+-margin``, and why it is no clear one."""
-    percent = 100 * math.expm1(margin)
+    """Return the verdict of enough pairs by their interval, and why it is no clear one."""
     if time.n < MIN_PAIRS:
         return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]
-    if time.high < -margin:
-        return "FASTER", []
-    if time.low > margin:
-        return "SLOWER", []
-    if -margin <= time.low and time.high <= margin:
-        return "SAME", []
-    return "UNDECIDED", [f"the interval reaches over the edge of ±{percent:.2g} %"]
+    verdict = reading(time, margin)
+    percent = 100 * math.expm1(margin)
+    undecided = [f"the interval reaches over the edge of ±{percent:.2g} %"]
+    return verdict, undecided if verdict == "UNDECIDED" else []
 
 
 def _refuted(verdict: str, time: Interval, whole: Interval, margin: float) -> str:
@@ -389,7 +408,7 @@ def _refuted(verdict: str, time: Interval, whole: Interval, margin: float) -> st
     refuted = {"FASTER": whole.low > -margin, "SLOWER": whole.high < margin, "SAME": outside}
     if not refuted[verdict]:
         return ""
-    return f"by the median step {said}, but {of_all_steps(_ratio_text(whole))}"
+    return f"by the median step {said}, but {of_all_steps(_ratio_text(whole, margin))}"
 
 
 def of_all_steps(ratio: str) -> str:
@@ -415,7 +434,8 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
             for first in range(0, _RESAMPLES, rows)
         ]
     )
-    skewness = float(np.sum(apart**3) / np.sum(apart**2) ** 1.5) / 6
+    standard = apart / apart.std()  # first, for the squares of small numbers may be 0
+    skewness = float(np.sum(standard**3) / n**1.5) / 6
     tie = 1e-9 * np.ptp(apart)  # of a resample with the mean, whichever way its sum is rounded
     bias = stats.norm.ppf((np.mean(means < -tie) + np.mean(means <= tie)) / 2)
     reach = bias + stats.norm.ppf([alpha / 2, 1 - alpha / 2])
@@ -433,8 +453,9 @@ def _about_voids(blocks: Sequence[str]) -> list[str]:
     return [f"{share} blocks were void and not counted: {reason}"]
 
 
-def _ratio_text(found: Interval) -> str:
-    return f"{math.exp(found.mean):.4f} [{math.exp(found.low):.4f}, {math.exp(found.high):.4f}]"
+def _ratio_text(found: Interval, margin: float) -> str:
+    ratio, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
+    return interval_text(ratio, low, high, math.expm1(margin))
 
 
 def _ratios(found: Interval | None) -> list[float | None] | None:
@@ -443,6 +464,12 @@ def _ratios(found: Interval | None) -> list[float | None] | None:
 
 def _exp(value: float) -> float | None:
     return math.exp(value) if math.isfinite(value) else None
+
+
+def region_of(comparison: PairedComparison) -> float:
+    """Return the ratio from 1 within which the arms count as the same: region or floor."""
+    facts = comparison.facts
+    return float(max(facts.get("region", REGION), facts.get("floor", 0.0)))
 
 
 def wrong_arms(comparison: PairedComparison) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ QT = "PySide6 pyqtgraph"
 # it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with.
 MAY_IMPORT = """
 kernels      kernels                                           | torch triton
-kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
+kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
 .offered     sessions                                          | msgspec
@@ -34,21 +34,22 @@ sessions     sessions                                          | numpy scipy h5p
 .orders      sessions                                          | msgspec
 .protocol    sessions .preferences .offered .lines .orders     | msgspec
 .preferences                                                   | msgspec
-.titles      .protocol                                         |
+.titles      .protocol sessions                                |
 .recorder    sessions .protocol .titles                        | numpy msgspec
 .state_folder                                                  |
 .crash_log   .state_folder                                     |
 .interrupts                                                    |
+.flood                                                         |
 .journal     sessions .protocol .recorder .state_folder        | msgspec
 .remote                                                        |
 .endings                                                       |
 .obituaries  .protocol .remote .endings                        |
 .descendants                                                   |
-.client      .protocol .journal .remote .obituaries .descendants |
+.client      .protocol .journal .remote .obituaries .descendants .flood |
 .kept        sessions .state_folder                            | msgspec
 .floors      sessions .protocol .state_folder .kept            | msgspec
 .ceilings    sessions .state_folder .kept                      |
-.claims      .claims sessions .protocol                        | numpy scipy
+.claims      .claims sessions .protocol                        | numpy scipy msgspec
 .headless    sessions .protocol .recorder .journal .client .interrupts |
 .presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings .endings \
@@ -57,7 +58,7 @@ sessions     sessions                                          | numpy scipy h5p
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
 .ui .ui .claims sessions .protocol .recorder .journal .client .remote .floors .presets \
-.titles .report .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
+.titles .report .interrupts .crash_log .flood | PySide6 pyqtgraph numpy msgspec
 .report      .report .ui sessions                                 | jinja2
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands .claims .ui sessions .protocol .journal .client .remote .headless .floors \
@@ -142,12 +143,27 @@ def forbidden_imports(module: str, source: str) -> list[str]:
     if not rows:
         return [f"{module} has no row in MAY_IMPORT"]
     ours, libraries = table[max(rows, key=len)]
+    names = list(imported(source))
     return [
         f"{module}, line {line}: imports {name}; allowed: {ours or 'nothing of the project'}; "
         f"{libraries or 'no library'}"
-        for line, name in imported(source)
+        for line, name in names
         if not begins_with(name, f"{ours} {libraries} {' '.join(sys.stdlib_module_names)}")
+    ] + [
+        f"{module}, line {line}: imports {name}, which is private to another package"
+        for line, name in names
+        if is_private_elsewhere(module, name)
     ]
+
+
+def is_private_elsewhere(module: str, name: str) -> bool:
+    """Return whether a name with an underscore belongs to another package of the project."""
+    package, *rest = name.split(".")
+    return (
+        package in PACKAGES
+        and package != module.partition(".")[0]
+        and any(part.startswith("_") for part in rest)
+    )
 
 
 def unkept(path: str, source: str) -> list[str]:
@@ -200,6 +216,9 @@ def test_every_import_is_one_that_the_table_allows():
         ("workbench.ui.plots.box", "from workbench.ui.state import AppState"),
         ("workbench.commands.run", "import torch"),
         ("workbench.newcomer", "import os"),
+        ("workbench.runner.run", "from kernels._dispatch import watched"),
+        ("workbench.runner.run", "from kernels import _launch"),
+        ("models.hydra", "import kernels._triton"),
         ("sessions.model", "from . import columns"),
         ("sessions.model", "import sessions_of_another"),
     ],

@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from workbench import descendants, obituaries, protocol, remote
+from workbench.flood import Throttle, bounded_lines
 from workbench.journal import Journal
 
 GRACE_S = 3.0  # from cancel to terminate, and from terminate to kill
 LOG_LINES = 200
+LONGEST_LOG_LINE = 1 << 16  # bytes
 BABBLE_LINES = 200  # of a login's words before the first message
 
 Log = Callable[[str], None]
@@ -91,7 +93,10 @@ class Runner:
         assert self.process.stdout is not None
         babble: list[str] = []  # before the first message
         spoken = False
-        for line in self.process.stdout:
+        throttle = Throttle()
+        for line in bounded_lines(self.process.stdout):
+            if count := throttle.due():
+                yield _left_out(count)
             try:
                 message = protocol.decode_message(line)
             except protocol.WireError as error:
@@ -100,15 +105,16 @@ class Runner:
                     return
                 if not spoken:
                     continue
-                self._keep(line)
                 if not line.endswith(b"\n"):
+                    self._keep(line)
                     break  # cut short by the runner's end, of which the obituary tells
-                yield protocol.Failure(
-                    kind="wire",
-                    sentence="The runner sent a line that is not a message; it was left out.",
-                    fix="If this repeats, start a new runner.",
-                    detail=str(error),
-                )
+                if throttle.passes():
+                    yield protocol.Failure(
+                        kind="wire",
+                        sentence="The runner sent a line that is not a message; it was left out.",
+                        fix="If this repeats, start a new runner.",
+                        detail=str(error),
+                    )
                 continue
             if isinstance(message, protocol.Catalogue) and message.version != protocol.VERSION:
                 yield from self._give_up(obituaries.other_version(self.command, message.version))
@@ -118,12 +124,16 @@ class Runner:
                 self._disarm()
             if isinstance(message, protocol.Failure) and message.fatal:
                 self._closing = True  # it has said itself why it ends
+            elif isinstance(message, protocol.Failure) and not throttle.passes():
+                continue
             yield message
             if self.journal is not None and (complaint := self.journal.complaint()):
                 yield complaint
             if babble and not spoken:
                 yield obituaries.banner(self.command, babble)
             spoken = True
+        if count := throttle.due(at_end=True):
+            yield _left_out(count)
         code = self.process.wait()
         self._disarm()
         descendants.kill_marked(self._mark)
@@ -224,8 +234,18 @@ class Runner:
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in bounded_lines(self.process.stderr, LONGEST_LOG_LINE):
             text = line.decode("utf-8", "replace").rstrip()
             self.log_tail.append(text)
             if self._log is not None:
                 self._log(text)
+
+
+def _left_out(count: int) -> protocol.Failure:
+    """Return the report of failures and unreadable lines that came too fast."""
+    return protocol.Failure(
+        kind="wire",
+        sentence=f"{count:,} more failures or unreadable lines of the runner came within a second; "
+        "they were left out.",
+        fix="If this repeats, start a new runner.",
+    )

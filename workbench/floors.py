@@ -21,10 +21,10 @@ import msgspec
 from sessions.model import Configuration, PairedComparison
 from sessions.verdict import MIN_PAIRS
 from workbench import kept, state_folder
-from workbench.protocol import Attribute, Catalogue, Compare, Validate
+from workbench.protocol import Attribute, Catalogue, Compare, Start, Validate
 
 PRECISION = "precision"  # the toggle that a kind names
-Judging = TypeVar("Judging", Compare, Attribute, Validate)
+Judging = TypeVar("Judging", Compare, Attribute, Validate, Start)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +99,8 @@ def _compared(catalogue: Catalogue, command: Judging) -> list[Configuration]:
         return [command.base, command.other]
     if isinstance(command, Attribute):
         return [command.base, _with(command.base, command.toggles)]
+    if isinstance(command, Start):
+        return [command.configuration]
     off = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
     return [command.configuration, _with(command.configuration, off)]
 

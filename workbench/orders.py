@@ -8,6 +8,9 @@ import msgspec
 
 from sessions.model import Configuration, Scalar
 
+# Of a run's time, for blocks of its baseline: what they get unless told otherwise, and at most.
+PAIRING_SHARE, MOST_PAIRING_SHARE = 0.05, 0.5
+
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of one arm of a paired comparison, run without a pause."""
@@ -34,8 +37,9 @@ class Start(Command, tag="start"):
     ``load_state``: a file of decode state to go on from; ``save_state``: where to leave one when
     the run ends between two steps. Empty: none. Both are for workloads that decode.
     ``pairing_share``: the part of the time that short blocks of the baseline may take after a
-    toggle, so that the ratio against it is a paired one; 0: none. ``floor`` and ``floor_note`` of
-    that ratio as in ``Compare``.
+    toggle, so that the ratio against it is a paired one; 0: none. ``baseline``: a configuration
+    that ran before in this runner; None, or one of other work: the first of the run that is steady.
+    ``floor`` and ``floor_note`` of that ratio as in ``Compare``.
     """
 
     configuration: Configuration
@@ -45,6 +49,7 @@ class Start(Command, tag="start"):
     load_state: str = ""
     save_state: str = ""
     pairing_share: float = 0.0
+    baseline: Configuration | None = None
     floor: float = 0.0
     floor_note: str = ""
 
@@ -115,6 +120,7 @@ class Attribute(Command, tag="attribute"):
     ``sessions.attribution.MODES``; ``orders`` are how many it samples, where it does. ``budget_s``:
     seconds of alternating, without what building takes. ``build_s``: seconds that building may
     take, compiling included; the arms that are not reached by then are left out, with the reason.
+    ``timed``: "step", or "backward" for the backward pass of training steps alone.
     The answer is a study.
     """
 
@@ -129,6 +135,7 @@ class Attribute(Command, tag="attribute"):
     orders: int = 8
     build_s: float | None = None
     floor_note: str = ""
+    timed: Literal["step", "backward"] = "step"
 
 
 class Validate(Command, tag="validate"):
@@ -183,10 +190,7 @@ class Apply(Command, tag="apply"):
 
 
 class Baseline(Command, tag="baseline"):
-    """Pair the run in progress with this configuration from the next toggle on.
-
-    Without it the baseline is the first configuration of the run that became steady.
-    """
+    """Pair the run in progress with this configuration from the next toggle on, as in ``Start``."""
 
     configuration: Configuration
 
@@ -211,6 +215,10 @@ class Stop(Command, tag="stop"):
 
 class Cancel(Command, tag="cancel"):
     """Stop as soon as possible; what is being built is given up."""
+
+
+class ClearTritonCache(Command, tag="clear-triton-cache"):
+    """Delete the kernels that Triton keeps compiled on disk; a note answers. It ends a run."""
 
 
 class Quit(Command, tag="quit"):

@@ -7,6 +7,8 @@ stream of messages is also the journal: a session is rebuilt by replaying it.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from sessions.model import (
@@ -28,6 +30,8 @@ from workbench.offered import OptionInfo as OptionInfo
 from workbench.offered import ToggleInfo as ToggleInfo
 from workbench.offered import WorkloadInfo as WorkloadInfo
 from workbench.offered import ended
+from workbench.orders import MOST_PAIRING_SHARE as MOST_PAIRING_SHARE
+from workbench.orders import PAIRING_SHARE as PAIRING_SHARE
 from workbench.orders import Apply as Apply
 from workbench.orders import Attribute as Attribute
 from workbench.orders import Baseline as Baseline
@@ -35,6 +39,7 @@ from workbench.orders import Bench as Bench
 from workbench.orders import Block as Block
 from workbench.orders import Cancel as Cancel
 from workbench.orders import Check as Check
+from workbench.orders import ClearTritonCache as ClearTritonCache
 from workbench.orders import Command as Command
 from workbench.orders import Compare as Compare
 from workbench.orders import MeasureCeilings as MeasureCeilings
@@ -308,6 +313,7 @@ class Failure(Message, tag="failure"):
     """Something went wrong, for a person to read: one sentence, and what to do.
 
     ``set`` names the choices that make the fix, as ``Blocked.set`` does; also ``"batch"``.
+    ``clears``: "triton" where clearing Triton's cache of compiled kernels is the fix.
     """
 
     # mistake, out-of-memory, cuda, model, compile, capture, nan, slower, hang, wire, died, journal,
@@ -316,6 +322,7 @@ class Failure(Message, tag="failure"):
     sentence: str
     fix: str = ""
     set: dict[str, str] = {}
+    clears: Literal["", "triton"] = ""
     detail: str = ""  # traceback, for the log
     fatal: bool = False  # the runner cannot go on; a new one is needed
 
@@ -332,7 +339,19 @@ class Finished(Message, tag="finished"):
     steps: int
 
 
-AnyCommand = RunCommand | Predict | Apply | Baseline | Check | Pause | Resume | Stop | Cancel | Quit
+AnyCommand = (
+    RunCommand
+    | Predict
+    | Apply
+    | Baseline
+    | Check
+    | Pause
+    | Resume
+    | Stop
+    | Cancel
+    | ClearTritonCache
+    | Quit
+)
 AnyMessage = (
     Catalogue
     | Availability

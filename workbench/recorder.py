@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sessions import work
 from sessions.background import BACKGROUND
 from sessions.ceilings import describe
 from sessions.columns import Columns
@@ -28,9 +29,11 @@ from sessions.model import (
     Session,
     Study,
 )
+from sessions.plain_text import clip
 from workbench import protocol, titles
 
 LONGEST_TEXT = 4000  # characters that a segment keeps of what it generated
+LONGEST_NAME, LONGEST_NOTE = 1_000, 1_000_000  # characters; session files hold no more
 
 
 class Recorder:
@@ -151,7 +154,8 @@ class Recorder:
             case protocol.Note():
                 self._event(message.t_s, message.kind, message.text)
             case protocol.Described():
-                session.title, session.notes = message.title, message.notes
+                session.title = clip(message.title, LONGEST_NAME)
+                session.notes = clip(message.notes, LONGEST_NOTE)
             case protocol.Failure():
                 kind = "warning" if message.kind == protocol.JOURNAL else "error"
                 self._event(message.t_s, kind, message.sentence)
@@ -199,7 +203,7 @@ class Recorder:
         segment = Segment(
             index=len(self.session.segments),
             configuration=message.configuration,
-            label=message.label,
+            label=clip(message.label, LONGEST_NAME),
             start_s=message.t_s + self._offset_s,
             ledger=dict(message.ledger),
         )
@@ -261,7 +265,13 @@ class Recorder:
             low=math.nan,
             high=math.nan,
             verdict="UNDECIDED",
-            facts={**message.asked, "segments": segments, "history": [], **_foretold(message)},
+            facts={
+                **message.asked,
+                "segments": segments,
+                "history": [],
+                **work.facts_of([self.session.segments[place].configuration for place in segments]),
+                **_foretold(message),
+            },
         )
         started = _with_blocks(started, message.before)
         for place, earlier in enumerate(comparisons):
@@ -354,7 +364,8 @@ class Recorder:
         return found
 
     def _event(self, t_s: float, kind: str, text: str) -> None:
-        self.session.events.append(Event(t_s + self._offset_s, kind, text))
+        event = Event(t_s + self._offset_s, kind, clip(text, LONGEST_NOTE))
+        self.session.events.append(event)
 
 
 def _foretold(message: protocol.ComparisonStarted) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from collections import ChainMap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from sessions.plain_text import clip
+
 if TYPE_CHECKING:
     from workbench.protocol import Catalogue
 
@@ -59,8 +61,8 @@ class Titles:
         return self._titles.get(name, name.rpartition(".")[2].replace("_", " ").capitalize())
 
     def of(self, text: str) -> str:
-        """A text with every choice and field in it by its titles."""
-        return _FIELD.sub(self._field, _CHOICE.sub(self._choice, text))
+        """Return a text to show, with every choice and field in it by its titles."""
+        return _FIELD.sub(self._field, _CHOICE.sub(self._choice, clip(text)))
 
     def _choice(self, found: re.Match[str]) -> str:
         name, option, colon = found.groups()

@@ -63,7 +63,7 @@ from kernels.adaptive_attention._launch import TRITON
 from kernels.attention import attention
 from kernels.attention._masks import RECOMPUTED_ULPS
 from kernels.attention._masks import reference as plain_attention
-from kernels.attention._memory import why_chunks_do_not_pay
+from kernels.attention.memory import why_chunks_do_not_pay
 
 
 def adaptive_attention(

@@ -46,7 +46,7 @@ from kernels._operator import (
 from kernels.attention import _flash, _flex, _hopper, _libraries, _sdpa
 from kernels.attention._chunked import chunked
 from kernels.attention._masks import RECOMPUTED_ULPS, reference, visible
-from kernels.attention._memory import why_chunks_do_not_pay
+from kernels.attention.memory import why_chunks_do_not_pay
 
 
 def attention(

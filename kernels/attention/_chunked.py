@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels._autograd import applied, once_differentiable
 from kernels._operator import accumulator, without_autocast
 from kernels.attention._masks import bounds, reference, visible
-from kernels.attention._memory import chunk_of
+from kernels.attention.memory import chunk_of
 
 
 class _Chunked(torch.autograd.Function):

@@ -27,8 +27,8 @@ from stubbed_triton import stubbed  # noqa: E402
 
 import kernels  # noqa: E402
 from kernels import OPS  # noqa: E402
-from kernels._host_cost import calls_of, recording, small_inputs  # noqa: E402
 from kernels._operator import Inputs  # noqa: E402
+from kernels.measure.host_cost import calls_of, recording, small_inputs  # noqa: E402
 
 # Where torch multiplies, it does so here: in few numbers.
 TINY = {"linear_cross_entropy": "1x8 V2", "moe_gating": "9x12 E2 k1"}

@@ -151,3 +151,25 @@ def dynamic_padding():
             y[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
         ),
     )
+
+
+class _Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(50, 32), nn.Embedding(64, 32)
+        self.mix, self.head = nn.Linear(32, 32), nn.Linear(32, 50)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
+        return self.head(torch.tanh(self.mix(x)))
+
+
+def position_table():
+    """Learned positions: nothing odd, for faults to be planted in."""
+
+    def loss(y, tokens):
+        return functional.cross_entropy(y[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+    return _Positions(), lambda size: torch.randint(50, (size, 24)), loss

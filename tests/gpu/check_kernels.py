@@ -43,11 +43,11 @@ from kernels import (  # noqa: E402
     _replay,
     hardware,
 )
-from kernels._bench import Row, bench  # noqa: E402
 from kernels._check import Exact, as_tuple, end_of_huge, poisoned, stretched  # noqa: E402
-from kernels._host_cost import host_costs  # noqa: E402
 from kernels._operator import Huge  # noqa: E402
-from kernels._timing import ceilings  # noqa: E402
+from kernels.measure.bench import Row, bench  # noqa: E402
+from kernels.measure.host_cost import host_costs  # noqa: E402
+from kernels.measure.timing import ceilings  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -39,9 +39,9 @@ from torch import Tensor
 import kernels
 from kernels import OPS
 from kernels._replay import forget
-from kernels._rounds import alternate
 from kernels.adaptive_attention import _launch
 from kernels.attention import _flash, _hopper, _order
+from kernels.measure.rounds import alternate
 
 OURS = "triton"
 Shape = tuple[int, int, int, int, int, bool]

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from kernels._timing import ceilings
+from kernels.measure.timing import ceilings
 from models import FAMILIES
-from models._family import WORKLOADS
+from models.family import WORKLOADS
 from sessions import statistics
 from sessions.model import Configuration
 from workbench import headless, protocol

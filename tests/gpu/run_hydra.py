@@ -189,22 +189,18 @@ def sweep(
 
 def report(session: Session, results: list[dict], out: Path) -> None:
     """Fill in the numbers, print a table, and save both."""
-    baselines: dict[str, object] = {}
+    baselines: dict[str, float] = {}  # medians; one after the other, so that ratios are unpaired
     for result in results:
         if "segment" not in result:
             continue
         segment = session.segments[result["segment"]]
-        times = statistics.steady_ms(segment)
-        summary = statistics.summarize(times)
-        base = baselines.setdefault(result["workload"], times)
-        ratio = statistics.ratio(base, times)
+        summary = statistics.summarize(statistics.steady_ms(segment))
+        base_ms = baselines.setdefault(result["workload"], summary.median)
         result |= {
             "n": summary.n,
             "median_ms": summary.median,
             "p95_ms": summary.p95,
-            "ratio": ratio.ratio,
-            "low": ratio.low,
-            "high": ratio.high,
+            "ratio": summary.median / base_ms,
             "peak_mib": float(segment.steps["peak"][-1]) / 2**20,
             "evidence": [[e.toggle, e.requested, e.status, e.text] for e in segment.evidence],
             "ledger": segment.ledger,

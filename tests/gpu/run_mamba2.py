@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 
-from kernels._timing import ceilings
+from kernels.measure.timing import ceilings
 from models import FAMILIES, LanguageModel, prefill_in_chunks
 from sessions import scaling
 

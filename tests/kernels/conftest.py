@@ -1,11 +1,11 @@
-"""In Triton's interpreter, what comes out the same each time is worked out once.
+"""Caches for Triton's interpreter: repeated work with the same result is done once.
 
-It replaces functions of ``triton.language`` again in every call that a kernel makes of a function
-of its own, finds nothing left to replace, and spends about half of the time of these tests on
-looking. Of the other half it spends a third on types: what a shape means is worked out for every
-value of every operation. Here functions are replaced once a launch, and shapes and dtypes are
-remembered. Each sum of integers it computes in 64 bits too, for an assertion that it leaves out
-unless it debugs: here both are left out. Which numbers are computed, and how, is left as it is.
+The interpreter replaces functions of ``triton.language`` in every call from a kernel to one of its
+own functions, finds nothing left to replace, and spends about half of the time of these tests on
+the search. It spends a third of the other half on types: it derives the meaning of a shape for
+every value of every operation. Here functions are replaced once per launch, and shapes and dtypes
+are cached. The interpreter also computes each sum of integers in 64 bits, for an assertion that it
+omits unless it debugs; here both are omitted. Results are not changed.
 """
 
 import inspect
@@ -18,8 +18,9 @@ def _replace_once_a_launch() -> None:
     from triton.runtime import interpreter
 
     replace = interpreter._patch_lang
-    places: dict[object, frozenset[str]] = {}  # where a kernel's module has the functions
-    replaced: set[str] = set()  # by the launch in progress
+    # names under which a kernel's module has the functions
+    names_by_kernel: dict[object, frozenset[str]] = {}
+    replaced: set[str] = set()  # by the current launch
     members: dict[object, list[tuple[str, object]]] = {}  # what is replaced, and by what
 
     class Nothing:
@@ -27,15 +28,17 @@ def _replace_once_a_launch() -> None:
             pass
 
     def once(kernel):
-        if kernel not in places:
+        if kernel not in names_by_kernel:
             seen = {id(value) for value in kernel.__globals__.values()}
-            found = {"tl": tl, "core": tl.core}
-            places[kernel] = frozenset(n for n, module in found.items() if id(module) in seen)
-        if places[kernel] <= replaced:
+            modules = {"tl": tl, "core": tl.core}
+            names_by_kernel[kernel] = frozenset(
+                n for n, module in modules.items() if id(module) in seen
+            )
+        if names_by_kernel[kernel] <= replaced:
             return Nothing()
         outermost = not replaced
         scope = replace(kernel)
-        replaced.update(places[kernel])
+        replaced.update(names_by_kernel[kernel])
         if outermost:
             restore = scope.restore
 
@@ -55,12 +58,12 @@ def _replace_once_a_launch() -> None:
 
         return computed
 
-    def replace_members(place, builder, scope):
-        if place not in members:
-            found = inspect.getmembers(place, tl.core.is_builtin)
-            members[place] = [(name, with_semantic(member)) for name, member in found]
-        for name, computed in members[place]:
-            scope.set_attr(place, name, computed)
+    def replace_members(module, builder, scope):
+        if module not in members:
+            builtins = inspect.getmembers(module, tl.core.is_builtin)
+            members[module] = [(name, with_semantic(member)) for name, member in builtins]
+        for name, computed in members[module]:
+            scope.set_attr(module, name, computed)
 
     interpreter._patch_lang, interpreter._patch_builtin = once, replace_members
 
@@ -70,12 +73,12 @@ def _remember_types() -> None:
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
-    blocks: dict[object, dict[str, object]] = {}  # attributes of a type of blocks
+    blocks: dict[object, dict[str, object]] = {}  # attributes of a block type
     shapes: dict[object, tuple[object, object]] = {}  # a tensor's shape and number of elements
     dtypes: dict[str, object] = {}  # of numpy, by Triton's name
     block_init, tensor_init = tl.block_type.__init__, tl.tensor.__init__
-    results: dict[object, object] = {}  # the dtype in which two are computed
-    common: dict[object, list[int]] = {}  # the shape in which two are
+    results: dict[object, object] = {}  # dtype of the result, by both operands
+    common: dict[object, list[int]] = {}  # shape of the result, by both operands
     alike_blocks: dict[object, object] = {}
     with_elements = tl.block_type.with_element_ty
     np_dtype, broadcast = interpreter._get_np_dtype, TritonSemantic.broadcast_impl_value
@@ -83,7 +86,7 @@ def _remember_types() -> None:
     assert_in_range = TritonSemantic.binary_op_sanitize_overflow_impl
 
     def block(self, element_ty, shape):
-        if element_ty.is_ptr():  # of which two may have one name
+        if element_ty.is_ptr():  # two pointer types may have one name
             return block_init(self, element_ty, shape)
         key = (element_ty.name, *shape)
         if key in blocks:
@@ -138,10 +141,12 @@ def _remember_types() -> None:
             return input
         return cast(self, input, dst_ty, *rounding)
 
-    def of_both(self, one, one_is_scalar, other, other_is_scalar, div_or_mod):
-        key = (one.name, one_is_scalar, other.name, other_is_scalar, div_or_mod)
+    def of_both(self, left, left_is_scalar, right, right_is_scalar, div_or_mod):
+        key = (left.name, left_is_scalar, right.name, right_is_scalar, div_or_mod)
         if key not in results:
-            results[key] = computed_in(self, one, one_is_scalar, other, other_is_scalar, div_or_mod)
+            results[key] = computed_in(
+                self, left, left_is_scalar, right, right_is_scalar, div_or_mod
+            )
         return results[key]
 
     def where_it_debugs(self, *operation):

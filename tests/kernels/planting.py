@@ -1,4 +1,4 @@
-"""A bug, put into the source of one of the library's modules for one test."""
+"""Bugs planted into the source of one of the library's modules for one test."""
 
 import inspect
 import linecache
@@ -15,13 +15,14 @@ if INSTALLED:
 
 
 def planted(module_name: str, old: str, new: str) -> types.ModuleType:
-    """A fresh copy of the module with the bug in it; the copy's source is what Triton reads."""
+    """Return a fresh copy of the module with the bug in it; Triton reads the copy's source."""
     original = sys.modules[module_name]
     source = inspect.getsource(original)
     assert source.count(old) == 1, f"{module_name} has {source.count(old)} of {old!r}"
     source = source.replace(old, new)
     copy = types.ModuleType(f"{module_name}_planted")
-    copy.__file__ = f"<planted {module_name} {hash(new)}>"  # Triton assembles it: of one line
+    # Triton assembles it: the name must be one line
+    copy.__file__ = f"<planted {module_name} {hash(new)}>"
     linecache.cache[copy.__file__] = (
         len(source), None, source.splitlines(keepends=True), copy.__file__,
     )  # fmt: skip
@@ -31,7 +32,7 @@ def planted(module_name: str, old: str, new: str) -> types.ModuleType:
 
 
 def plant(monkeypatch, module_name: str, old: str, new: str) -> None:
-    """Put the copy's functions, classes and kernels wherever the original's are in use."""
+    """Use the copy's functions, classes and kernels wherever the original's are used."""
     copy = planted(module_name, old, new)
     original = sys.modules[module_name]
     users = [m for n, m in list(sys.modules.items()) if n.startswith("kernels")]
@@ -41,7 +42,7 @@ def plant(monkeypatch, module_name: str, old: str, new: str) -> None:
         for user in users:
             if user is not copy and vars(user).get(name) is value:
                 monkeypatch.setattr(user, name, getattr(copy, name))
-    for kernel in jit_functions():  # what is compiled of these may hold what it called before
+    for kernel in jit_functions():  # kernels compiled before may contain the original
         monkeypatch.setattr(kernel, "hash", None)
         monkeypatch.setattr(kernel, "used_global_vals", {})
         monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
@@ -49,14 +50,14 @@ def plant(monkeypatch, module_name: str, old: str, new: str) -> None:
 
 
 def jit_functions() -> list[Any]:
-    """All of the library's; none in the interpreter, which keeps nothing."""
+    """Return the library's jitted functions; none in the interpreter, which caches nothing."""
     if INTERPRETED or not INSTALLED:
         return []
-    found = {
+    functions = {
         id(value): value
         for name, module in list(sys.modules.items())
         if name.startswith("kernels")
         for value in vars(module).values()
         if isinstance(value, JITFunction)
     }
-    return list(found.values())
+    return list(functions.values())

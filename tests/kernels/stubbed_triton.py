@@ -1,6 +1,6 @@
-"""Triton with a GPU's part taken out: nothing is compiled and launching does nothing.
+"""Triton without a GPU: nothing is compiled, and launching does nothing.
 
-What is left is what the host does: Triton's own Python around a launch, and ours around that.
+The remaining code is the host's: Triton's own Python around a launch, and ours around that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernels import _dispatch, _launch, _triton, _tuning
 
 
 class Driver:
-    """A GPU's driver as far as a launch asks it; ``device`` and ``stream`` are the current ones."""
+    """Stub of a GPU's driver, for launches; ``device`` and ``stream`` are the current ones."""
 
     def __init__(self) -> None:
         from triton.backends.compiler import GPUTarget
@@ -24,14 +24,14 @@ class Driver:
         self.target = GPUTarget("cuda", 90, 32)
         self.device = self.stream = 0
         self.launches: list[tuple[Any, ...]] = []
-        self.keeps = True  # what is launched; off while time is taken
-        self.scratch = 0  # bytes that each program of a kernel wants
+        self.keeps = True  # whether launches are recorded; off while time is taken
+        self.scratch = 0  # bytes per program of a kernel
 
-    def launched(self, x, y, z, stream, function, metadata, told, types, arguments):
-        """Keep a launch: grid and stream, kernel, what is told to whom, and what it reads."""
+    def launched(self, x, y, z, stream, function, metadata, hook_arguments, types, arguments):
+        """Record a launch: grid, stream, kernel, hook arguments, and the values that it reads."""
         read = zip(types, arguments, strict=True)
-        values = [value for each, value in read if each != "constexpr"]
-        self.launches.append((x, y, z, stream, function, metadata, *told, *values))
+        values = [value for kind, value in read if kind != "constexpr"]
+        self.launches.append((x, y, z, stream, function, metadata, *hook_arguments, *values))
 
     def get_current_target(self):
         return self.target
@@ -43,38 +43,38 @@ class Driver:
         return self.stream
 
 
-active: list[Driver] = []  # the last is told; Triton keeps kernels longer than a stub lasts
+active: list[Driver] = []  # the last is used; Triton keeps kernels longer than a stub lasts
 
 
 def _launcher(types: list[str]) -> Any:
-    def launch(x, y, z, stream, function, metadata, told, enter, leave, *arguments):
+    def launch(x, y, z, stream, function, metadata, hook_arguments, enter, leave, *arguments):
         stub = active[-1]
         if stub.keeps:
-            told = (told, enter, leave)
-            stub.launched(x, y, z, stream, function, metadata, told, types, arguments)
+            hook_arguments = (hook_arguments, enter, leave)
+            stub.launched(x, y, z, stream, function, metadata, hook_arguments, types, arguments)
 
     return launch
 
 
 def _launcher_3_6(types: list[str]) -> Any:
     def launch(
-        x, y, z, stream, function, wide, dependent, scratch, profile, metadata, told, enter, leave,
-        *arguments,
+        x, y, z, stream, function, wide, dependent, scratch, profile, metadata,
+        hook_arguments, enter, leave, *arguments,
     ):  # fmt: skip
         stub = active[-1]
         if stub.keeps:
             assert (wide, dependent, profile) == (False, True, None)
             assert (0 if scratch is None else scratch.nbytes) == stub.scratch * x * y * z
-            told = (told, enter, leave)
-            stub.launched(x, y, z, stream, function, metadata, told, types, arguments)
+            hook_arguments = (hook_arguments, enter, leave)
+            stub.launched(x, y, z, stream, function, metadata, hook_arguments, types, arguments)
 
     return _around(launch)
 
 
 def _launcher_3_9(types: list[str]) -> Any:
     def launch(
-        x, y, z, stream, function, wide, dependent, metadata, told, enter, leave, scratch, profile,
-        kinds, read, arguments,
+        x, y, z, stream, function, wide, dependent, metadata,
+        hook_arguments, enter, leave, scratch, profile, kinds, read, arguments,
     ):  # fmt: skip
         stub = active[-1]
         if stub.keeps:
@@ -83,12 +83,12 @@ def _launcher_3_9(types: list[str]) -> Any:
             assert read == own.kernel_signature
             pairs = zip(kinds, arguments, strict=True)
             given = [value for kind, value in pairs if kind.type != "constexpr"]
-            told = (told, enter, leave)
-            stub.launched(x, y, z, stream, function, metadata, told, read, given)
+            hook_arguments = (hook_arguments, enter, leave)
+            stub.launched(x, y, z, stream, function, metadata, hook_arguments, read, given)
 
     own = _around(launch)
-    own.arg_annotations = [SimpleNamespace(type=each) for each in types]
-    own.kernel_signature = [each for each in types if each != "constexpr"]
+    own.arg_annotations = [SimpleNamespace(type=kind) for kind in types]
+    own.kernel_signature = [kind for kind in types if kind != "constexpr"]
     return own
 
 
@@ -107,7 +107,7 @@ LAUNCHERS = {"3.6": _launcher_3_6, "3.9": _launcher_3_9}
 
 
 def version() -> str:
-    """Of Triton, as far as its launchers differ by it."""
+    """Return Triton's version, as far as its launchers differ by it."""
     import triton
 
     return ".".join(triton.__version__.split(".")[:2])
@@ -115,10 +115,10 @@ def version() -> str:
 
 @contextlib.contextmanager
 def stubbed() -> Iterator[Driver]:
-    """Every launch ends at the driver given, which keeps the arguments, and operators take Triton.
+    """Send every launch to the yielded driver, which records its arguments; operators use Triton.
 
-    What Triton would compile is an object of its own for each of Triton's keys. Tiles are kept as
-    on a GPU of which nothing is stored.
+    Compiled kernels are replaced by one object for each of Triton's keys. Tiles are those of a GPU
+    without stored tiles.
     """
     from triton.compiler import CompiledKernel
     from triton.runtime import driver
@@ -159,6 +159,6 @@ def stubbed() -> Iterator[Driver]:
 
 
 def _fresh(name: str) -> Any:
-    """What dispatch has found out about this machine is forgotten meanwhile."""
+    """Clear meanwhile what dispatch has cached about this machine."""
     once = getattr(_dispatch, name).__wrapped__
     return mock.patch.object(_dispatch, name, functools.cache(once))

@@ -1,8 +1,8 @@
-"""What the generic tests run over: operators x cases x implementations x dtypes, on this machine.
+"""Subjects of the generic tests on this machine: operators, cases, implementations, dtypes.
 
-In the main process of a machine without a GPU these are the implementations that need none; under
-TRITON_INTERPRET=1 (set by test_interpreted_kernels.py for its child) the Triton ones, which are
-left out elsewhere on the CPU; on a GPU all.
+In the main process of a machine without a GPU these are the implementations that need none. Under
+TRITON_INTERPRET=1 (set by test_interpreted_kernels.py for its child) they are the Triton ones,
+which are left out elsewhere on the CPU; on a GPU all.
 """
 
 import os
@@ -30,7 +30,7 @@ def implementations(op: Operator) -> list[str]:
 
 
 def cases() -> list[Any]:
-    """Operator, small case, dtype."""
+    """Return operator, small case and dtype of each test."""
     return list(_cases())
 
 
@@ -50,7 +50,7 @@ def operators() -> list[Any]:
 
 
 def fitting(op: Operator, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The implementations that take these inputs, by name."""
+    """Return the implementations that accept these inputs, by name."""
     arguments = [
         x.detach().requires_grad_() if n in op.gradients and x is not None else x
         for n, x in inputs.items()

@@ -1,4 +1,4 @@
-"""What rank and precision leave out is bounded, causal, and decided where the kernel runs."""
+"""Errors by rank and precision are bounded, causal, and decided where the kernel runs."""
 
 import math
 
@@ -41,8 +41,8 @@ def test_with_every_column_and_bit_it_is_attention(causal):
     q, k, v = qkv()
     expected = kernels.attention(q, k, v, causal=causal, backend="manual")
     for rank, bits in ((None, None), (per_head(DIM, DIM, DIM), per_head(32, 32, 32))):
-        found = kernels.adaptive_attention(q, k, v, rank, bits, causal=causal)
-        torch.testing.assert_close(found, expected)
+        actual = kernels.adaptive_attention(q, k, v, rank, bits, causal=causal)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_columns_past_the_rank_are_not_looked_at():
@@ -60,9 +60,9 @@ def test_columns_past_the_rank_are_not_looked_at():
 
 def test_values_out_of_range_are_brought_into_it():
     q, k, v = qkv()
-    found = kernels.adaptive_attention(q, k, v, per_head(0, -5, 1000), per_head(64, 33, 99))
+    actual = kernels.adaptive_attention(q, k, v, per_head(0, -5, 1000), per_head(64, 33, 99))
     expected = kernels.adaptive_attention(q, k, v, per_head(1, 1, DIM))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_what_a_rank_leaves_out_is_bounded_in_the_basis_that_low_rank_gives():
@@ -73,13 +73,13 @@ def test_what_a_rank_leaves_out_is_bounded_in_the_basis_that_low_rank_gives():
     basis, _ = kernels.low_rank(k.transpose(0, 1).flatten(1, 2), DIM)
     q, k = q @ basis, k @ basis
     scale = DIM**-0.5
-    whole = kernels.adaptive_attention(q, k, v, scale=scale)
+    full = kernels.adaptive_attention(q, k, v, scale=scale)
     previous = math.inf
     for rank in (4, 16, 28):
         d = scale * q[..., rank:].norm(dim=-1).max() * k[..., rank:].norm(dim=-1).max()
         bound = float(torch.expm1(2 * d) * v.abs().max())
-        found = kernels.adaptive_attention(q, k, v, per_head(rank, rank, rank), scale=scale)
-        off = float((found - whole).abs().max())
+        result = kernels.adaptive_attention(q, k, v, per_head(rank, rank, rank), scale=scale)
+        off = float((result - full).abs().max())
         assert 0 < off <= bound
         assert off < previous, "more columns, less lost"
         previous = off
@@ -117,15 +117,15 @@ def test_a_token_does_not_depend_on_later_ones_in_any_precision(allow_fp8):
 
 def test_fewer_bits_lose_more_and_fp8_only_where_it_is_allowed():
     q, k, v = qkv()
-    whole = kernels.adaptive_attention(q, k, v)
+    full = kernels.adaptive_attention(q, k, v)
 
     def off(bits: int, allow_fp8: bool) -> float:
         precision = per_head(bits, bits, bits)
         # By name: what Triton has beside FP32 is not FP8.
-        found = kernels.adaptive_attention(
+        result = kernels.adaptive_attention(
             q, k, v, None, precision, allow_fp8=allow_fp8, impl="torch"
         )
-        return float((found - whole).abs().max())
+        return float((result - full).abs().max())
 
     assert off(32, True) < 1e-5
     assert off(32, True) < off(16, True) < 0.1 * off(8, True)
@@ -154,8 +154,8 @@ def test_choices_may_change_without_another_trace():
     rank, bits = per_head(4, 8, 16), per_head(16, 32, 16)
     kernels.reset_usage()
     for _ in range(3):
-        found = compiled(q, k, v, rank, bits)
-        torch.testing.assert_close(found, kernels.adaptive_attention(q, k, v, rank, bits))
+        result = compiled(q, k, v, rank, bits)
+        torch.testing.assert_close(result, kernels.adaptive_attention(q, k, v, rank, bits))
         rank += 5
         bits.copy_(bits.roll(1))
     torch._dynamo.reset()

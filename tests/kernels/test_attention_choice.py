@@ -1,4 +1,4 @@
-"""What ``auto`` takes for attention on Hopper: our own kernels where they were measured ahead."""
+"""Choice of ``auto`` for attention on Hopper: our own kernels where they were measured faster."""
 
 import dataclasses
 
@@ -44,10 +44,10 @@ def on_hopper(monkeypatch):
 def test_ours_come_first_where_they_were_measured_ahead(sizes, forward, trained):
     able = ("sdpa_cudnn", "triton", "manual")
     assert (_prefer(able, *inputs(*sizes)) is not None) == forward
-    found = _prefer(able, *inputs(*sizes, trained=True))
-    assert (found is not None) == trained
-    if found:
-        name, why = found
+    result = _prefer(able, *inputs(*sizes, trained=True))
+    assert (result is not None) == trained
+    if result:
+        name, why = result
         assert name == "triton" and "with gradients" in why and str(sizes[-1]) in why
 
 

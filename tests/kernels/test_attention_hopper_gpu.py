@@ -1,4 +1,4 @@
-"""On a Hopper GPU: attention's own kernels there are right, whatever their tiles, each time."""
+"""On a Hopper GPU: attention's kernels are right, with any tile, in every run."""
 
 import math
 
@@ -12,7 +12,7 @@ from kernels.attention import _flash, _hopper
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 
-# Batch, queries, heads, key heads, head dimension, causal, keys, and some a window.
+# Batch, queries, heads, key heads, head dimension, causal, keys, and for some a window.
 SHAPES = [
     (2, 333, 8, 2, 128, True, 333),
     (2, 1000, 6, 6, 64, True, 1000),
@@ -35,11 +35,11 @@ SHAPES = [
     (1, 129, 16, 2, 64, True, 1000, 127),
     (3, 517, 12, 2, 64, True, 517, 5000),
     (1, 2048, 4, 4, 128, True, 2048, 333),
-    (5, 300, 10, 10, 64, True, 300),  # more heads than are worked on at a time
+    (5, 300, 10, 10, 64, True, 300),  # more heads than run at a time
     (3, 260, 32, 16, 128, False, 260),
 ]
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-FP32 = 1e-5  # of sums of order 10: what remains where they cancel
+FP32 = 1e-5  # of sums of order 10: the error that remains where they cancel
 
 
 def heads(batch, tokens, number, dim, dtype, by_tokens):
@@ -50,7 +50,7 @@ def heads(batch, tokens, number, dim, dtype, by_tokens):
 
 
 def exact(q, k, v, causal, window):
-    """Output and normaliser, to base 2, in FP64."""
+    """Return output and normaliser, to base 2, in FP64."""
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1).double() for x in (k, v))
     scores = q.double() @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
@@ -95,7 +95,7 @@ def test_gradients_are_exact_each_time_however_heads_are_split(
     monkeypatch, dim, shape, dtype, by_tokens
 ):
     batch, length, number, groups, _, causal, keys, window = (*shape, None)[:8]
-    each = number // groups
+    heads_per_group = number // groups
     monkeypatch.setattr(_hopper, "takes_backward", lambda *_: True)
     torch.manual_seed(0)
     q, dout = (heads(batch, length, number, dim, dtype, by_tokens) for _ in range(2))
@@ -103,8 +103,10 @@ def test_gradients_are_exact_each_time_however_heads_are_split(
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     wanted = torch.autograd.grad(exact(*leaves, causal, window)[0], leaves, dout.double())
     out, lse = _flash._forward(q, k, v, causal, window, dim**-0.5, None, True)
-    least = next((n for n in range(2, each) if each % n == 0), each)
-    for split in {1, least, each}:
+    least = next(
+        (n for n in range(2, heads_per_group) if heads_per_group % n == 0), heads_per_group
+    )
+    for split in {1, least, heads_per_group}:
         monkeypatch.setattr(_hopper, "_split", lambda *_, split=split: split)
         _replay.forget()
         first = None

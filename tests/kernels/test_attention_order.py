@@ -1,4 +1,4 @@
-"""The order in which attention's tiles are taken: each once, some heads at a time."""
+"""Order of attention's tiles: each is processed once, some heads at a time."""
 
 import pytest
 import torch

@@ -25,5 +25,5 @@ def test_a_window_that_holds_all_keys_is_none(causal, window):
         out = kernels.attention(*leaves, causal=causal, window=window, backend="triton")
         return out, *torch.autograd.grad(out, leaves, dout)
 
-    for one, other in zip(results(window), results(None), strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(results(window), results(None), strict=True):
+        assert torch.equal(first, other)

@@ -1,4 +1,4 @@
-"""Timing an operator: what is wrong, fails or comes too late is told and not timed."""
+"""Timing of an operator: wrong, failing or late implementations are reported and not timed."""
 
 import dataclasses
 import inspect
@@ -9,30 +9,31 @@ import types
 import pytest
 import torch
 
-from kernels import OPS, Implementation, _rounds
-from kernels._bench import bench
-from kernels._peers import PEERS
-from kernels._rounds import CALLS, ROUNDS, alternate
+from kernels import OPS, Implementation
+from kernels.measure import rounds as rounds_module
+from kernels.measure.bench import bench
+from kernels.measure.peers import PEERS
+from kernels.measure.rounds import CALLS, ROUNDS, alternate
 
 CPU = torch.device("cpu")
 
 
 def with_implementations(**calls):
-    """SwiGLU with these implementations, and without its compiled reference."""
+    """Return SwiGLU with these implementations, and without its compiled reference."""
     op = OPS["swiglu"]
-    found = {name: Implementation(call) for name, call in calls.items()}
-    return dataclasses.replace(op, implementations=found, large_reference=op.reference)
+    implementations = {name: Implementation(call) for name, call in calls.items()}
+    return dataclasses.replace(op, implementations=implementations, large_reference=op.reference)
 
 
 def timed(op, **options):
-    """Each row once, as it is in the end."""
+    """Return the last version of each row."""
     return list({id(row): row for row in bench(op, CPU, torch.float32, **options)}.values())
 
 
 PAIRS = [(op, name) for op, peers in PEERS.items() for name in peers]
 
 
-@pytest.mark.parametrize(("op", "peer"), PAIRS, ids=lambda one: one)
+@pytest.mark.parametrize(("op", "peer"), PAIRS, ids=lambda name: name)
 def test_a_peer_takes_all_inputs_of_its_operator(op, peer):
     inputs = OPS[op].inputs(OPS[op].cases[0], CPU, torch.float32, 0)
     inspect.signature(PEERS[op][peer]).bind(*inputs.values())
@@ -51,10 +52,10 @@ def test_each_direction_of_a_right_implementation_is_timed():
 
 def test_forward_passes_are_timed_before_any_graph_of_a_backward_pass_takes_memory():
     plain = OPS["swiglu"].reference
-    op = with_implementations(one=plain, other=plain)
+    op = with_implementations(first=plain, other=plain)
     seen = [(row.impl, row.direction, bool(row.times_us)) for row in bench(op, CPU, torch.float32)]
     order = [("forward", False), ("forward", True), ("backward", False), ("backward", True)]
-    assert seen == [(impl, way, timed) for way, timed in order for impl in ("one", "other")]
+    assert seen == [(impl, way, timed) for way, timed in order for impl in ("first", "other")]
 
 
 def test_gradients_of_the_forward_pass_are_timed_together_with_it():
@@ -103,22 +104,22 @@ def test_what_is_not_begun_by_the_deadline_says_so():
 # Rounds
 
 
-def order_of(found):
-    """Which contender ran in which block, in the order in which they ran."""
-    began = {(t, place) for place, one in enumerate(found) for t in one.began_s}
-    return [place for _, place in sorted(began)]
+def order_of(results):
+    """Return which contender ran in each block, in the order in which they ran."""
+    began = {(t, number) for number, timings in enumerate(results) for t in timings.began_s}
+    return [number for _, number in sorted(began)]
 
 
 def test_contenders_take_turns_in_random_order_and_each_has_a_block_in_every_round():
-    found = alternate([lambda: None] * 3, "cpu", describe_failure=str)
-    order = order_of(found)
+    results = alternate([lambda: None] * 3, "cpu", describe_failure=str)
+    order = order_of(results)
     rounds = [tuple(order[start : start + 3]) for start in range(0, len(order), 3)]
-    assert len(rounds) == ROUNDS and all(sorted(one) == [0, 1, 2] for one in rounds)
+    assert len(rounds) == ROUNDS and all(sorted(timings) == [0, 1, 2] for timings in rounds)
     assert len(set(rounds)) > 2
     again = alternate([lambda: None] * 3, "cpu", describe_failure=str)
     assert order_of(again) == order, "the same seed draws the same order"
-    for one in found:
-        assert one.rounds == [number for number in range(1, ROUNDS + 1) for _ in range(CALLS)]
+    for timings in results:
+        assert timings.rounds == [number for number in range(1, ROUNDS + 1) for _ in range(CALLS)]
 
 
 @pytest.mark.parametrize(("budget_s", "rounds"), [(0.4, 1), (1.0, 1), (7.5, 7), (60.0, 60)])
@@ -131,9 +132,9 @@ def test_rounds_end_within_the_budget_and_go_on_for_as_long_as_it_lasts(
         now_s[0] += 0.1
 
     clock = types.SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=lambda: now_s[0])
-    monkeypatch.setattr(_rounds, "time", clock)
-    found = alternate([call] * 2, "cpu", describe_failure=str, budget_s=budget_s)
-    assert [one.rounds[-1] for one in found] == [rounds] * 2, "each takes a second"
+    monkeypatch.setattr(rounds_module, "time", clock)
+    results = alternate([call] * 2, "cpu", describe_failure=str, budget_s=budget_s)
+    assert [timings.rounds[-1] for timings in results] == [rounds] * 2, "each takes a second"
 
 
 def test_a_block_of_slow_calls_has_one():
@@ -145,8 +146,10 @@ def test_rounds_end_once_enough_is_known_and_whoever_asks_may_raise():
     def enough(timed):
         return timed[0].rounds[-1] == 3
 
-    found = alternate([lambda: None] * 2, "cpu", describe_failure=str, enough=enough, budget_s=60.0)
-    assert [one.rounds[-1] for one in found] == [3, 3]
+    results = alternate(
+        [lambda: None] * 2, "cpu", describe_failure=str, enough=enough, budget_s=60.0
+    )
+    assert [timings.rounds[-1] for timings in results] == [3, 3]
 
     def cancelled(timed):
         raise KeyError("cancelled")
@@ -163,9 +166,9 @@ def test_a_contender_that_fails_in_a_round_keeps_its_calls_and_leaves_the_others
         if len(calls) > 20:
             raise ValueError("no more")
 
-    found = alternate([fails, lambda: None], "cpu", describe_failure=lambda: "failed: no more")
-    assert found[0].problem == "failed: no more" and 0 < len(found[0].us) < 20
-    assert found[1].problem == "" and found[1].rounds[-1] == ROUNDS
+    results = alternate([fails, lambda: None], "cpu", describe_failure=lambda: "failed: no more")
+    assert results[0].problem == "failed: no more" and 0 < len(results[0].us) < 20
+    assert results[1].problem == "" and results[1].rounds[-1] == ROUNDS
 
 
 def test_before_every_block_the_inputs_are_as_they_were():
@@ -180,5 +183,5 @@ def test_before_every_block_the_inputs_are_as_they_were():
 
 
 def test_no_round_begins_after_the_deadline():
-    found = alternate([lambda: None], "cpu", describe_failure=str, deadline=time.monotonic() - 1)
-    assert (found[0].us, found[0].problem) == ([], "not timed: out of time")
+    results = alternate([lambda: None], "cpu", describe_failure=str, deadline=time.monotonic() - 1)
+    assert (results[0].us, results[0].problem) == ([], "not timed: out of time")

@@ -1,4 +1,4 @@
-"""Attention's own kernels as operators of torch: in a graph, and for who watches operators."""
+"""Attention's own kernels as torch operators: in a graph, and seen by dispatch modes."""
 
 import functools
 
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kernels
 from kernels import OPS
 from kernels.attention import _flash
-from models import _checkpointing
+from models import checkpointing
 
 pytestmark = pytest.mark.skipif(
     "triton" not in implementations(OPS["attention"]),
@@ -36,7 +36,7 @@ def attention(causal, window, kv_length=None):
 
 
 def heads(tokens, number, dim=16, dtype=HALVES[0]):
-    """As a projection leaves them: tokens before heads in memory."""
+    """Draw heads as a projection leaves them: tokens before heads in memory."""
     made = torch.randn(2, tokens, number, dim, device=DEVICE, dtype=dtype).transpose(1, 2)
     return made.requires_grad_()
 
@@ -54,9 +54,9 @@ def test_compiled_passes_are_eager_ones_to_the_last_bit_at_every_length(causal, 
     torch._dynamo.utils.counters.clear()
     for tokens in (50, 33, 70):
         leaves = heads(tokens, 4), heads(tokens, 2), heads(tokens, 2)
-        for one, other in zip(results(compiled, leaves), results(call, leaves), strict=True):
-            assert one.stride() == other.stride()
-            assert torch.equal(one, other)
+        for first, other in zip(results(compiled, leaves), results(call, leaves), strict=True):
+            assert first.stride() == other.stride()
+            assert torch.equal(first, other)
         with torch.no_grad():
             assert torch.equal(compiled(*leaves), call(*leaves))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "one of them records"
@@ -90,7 +90,7 @@ def test_what_is_said_of_the_operators_is_what_they_do(causal, window, keep):
 
 
 class Seen(TorchDispatchMode):
-    """Which operators of ours run within it."""
+    """Names of our operators that run inside it."""
 
     def __init__(self):
         super().__init__()
@@ -108,10 +108,10 @@ def test_passes_are_operators_for_who_asks_and_give_the_same_numbers():
     call = attention(True, None)
     with Seen() as alone:
         expected = results(call, leaves)
-    with Seen() as asked, kernels.as_operators():
-        found = results(call, leaves)
-    assert alone.names == [] and asked.names == ["attention_forward", "attention_backward"]
-    assert all(map(torch.equal, found, expected))
+    with Seen() as requested, kernels.as_operators():
+        actual = results(call, leaves)
+    assert alone.names == [] and requested.names == ["attention_forward", "attention_backward"]
+    assert all(map(torch.equal, actual, expected))
 
 
 def test_a_checkpoint_by_operator_does_not_attend_again(monkeypatch):
@@ -128,9 +128,9 @@ def test_a_checkpoint_by_operator_does_not_attend_again(monkeypatch):
     monkeypatch.setattr(_flash, "_forward", counted)
     for mode, forward_passes in (("full", 2), ("operators", 1)):
         passes.clear()
-        _checkpointing.reset_kept_operators()
-        recomputed = functools.partial(_checkpointing.recomputed, mode, call)
-        found = results(recomputed, leaves)
-        assert all(map(torch.equal, found, expected))
+        checkpointing.reset_kept_operators()
+        recomputed = functools.partial(checkpointing.recomputed, mode, call)
+        actual = results(recomputed, leaves)
+        assert all(map(torch.equal, actual, expected))
         assert len(passes) == forward_passes
-    assert _checkpointing.kept_operators() == {"attention_forward": 1}
+    assert checkpointing.kept_operators() == {"attention_forward": 1}

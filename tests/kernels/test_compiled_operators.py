@@ -1,4 +1,4 @@
-"""Operators under torch.compile: one graph, the same numbers, choices that are heeded."""
+"""Operators under torch.compile: one graph, the same numbers, and respected choices."""
 
 import sys
 

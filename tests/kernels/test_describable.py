@@ -1,4 +1,4 @@
-"""Which tensors kernels may read by descriptors."""
+"""Tensors that kernels may read by descriptors."""
 
 from __future__ import annotations
 

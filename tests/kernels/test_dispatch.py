@@ -33,7 +33,7 @@ def test_every_file_of_the_folder_is_an_operator():
     import pkgutil
 
     files = {m.name for m in pkgutil.iter_modules(kernels.__path__)}
-    assert {n for n in files if not n.startswith("_")} - {"hardware"} == set(OPS)
+    assert {n for n in files if not n.startswith("_")} - {"hardware", "measure"} == set(OPS)
 
 
 NEWCOMER = '''
@@ -156,18 +156,19 @@ def test_every_refused_backend_says_what_and_why():
         assert str(caught.value) == f"attention: {name!r} cannot run: {why}"
 
 
-def test_the_environment_variable_disables_triton():
+@pytest.mark.parametrize("variable", ["WORKBENCH_DISABLE_TRITON", "HYDRA_DISABLE_TRITON"])
+def test_the_environment_variable_disables_triton(variable):
     code = (
         "import kernels; s = kernels.status('cuda')['rms_norm'];"
         "print(s.unavailable['triton'], '|', s.active)"
     )
     import os
 
-    environment = os.environ | {"WORKBENCH_DISABLE_TRITON": "1"}
+    environment = os.environ | {variable: "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "Triton is disabled by WORKBENCH_DISABLE_TRITON | torch"
+    assert done.stdout.strip() == f"Triton is disabled by {variable} | torch"
 
 
 def test_importing_the_library_imports_no_optional_package():

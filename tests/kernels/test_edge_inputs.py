@@ -1,4 +1,4 @@
-"""Inputs at the edge of what is legal: nothing to count, one element a head, mixed dtypes."""
+"""Inputs at the edge of what is legal: no token that counts, one element per head, mixed dtypes."""
 
 import sys
 
@@ -44,32 +44,32 @@ def test_a_token_that_does_not_count_may_be_infinite(impl):
 @pytest.mark.parametrize("impl", LOSSES)
 def test_the_loss_of_one_token_needs_no_dimension_of_tokens(impl):
     x, weight, target = torch.randn(8), torch.randn(11, 8), torch.tensor(3)
-    whole = loss_and_slopes("torch", x[None], weight, target[None], "mean")
-    found = loss_and_slopes(impl, x, weight, target, "mean")
-    torch.testing.assert_close(found[0], whole[0])
-    torch.testing.assert_close(found[1], whole[1][0])
+    with_dimension = loss_and_slopes("torch", x[None], weight, target[None], "mean")
+    result = loss_and_slopes(impl, x, weight, target, "mean")
+    torch.testing.assert_close(result[0], with_dimension[0])
+    torch.testing.assert_close(result[1], with_dimension[1][0])
 
 
 def test_auto_attends_to_heads_of_one_element_however_far_apart_these_are():
     x = torch.randn(1, 2, 1, 5).transpose(2, 3)
     assert x.stride(-1) == 5 and x.is_contiguous()
-    found = kernels.attention(x, x, x)
-    torch.testing.assert_close(found, kernels.attention(x, x, x, backend="manual"))
+    result = kernels.attention(x, x, x)
+    torch.testing.assert_close(result, kernels.attention(x, x, x, backend="manual"))
 
 
 @pytest.mark.parametrize("attend", [kernels.attention, kernels.adaptive_attention])
 def test_autocast_casts_what_differs_as_it_does_for_torch(attend):
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
     with torch.autocast("cpu", torch.bfloat16):
-        found = attend(q, k.bfloat16(), v.bfloat16())
+        result = attend(q, k.bfloat16(), v.bfloat16())
         alike = attend(q.bfloat16(), k.bfloat16(), v.bfloat16())
-    assert found.dtype == torch.bfloat16 and torch.equal(found, alike)
+    assert result.dtype == torch.bfloat16 and torch.equal(result, alike)
 
 
 def test_a_scale_of_zero_is_none_of_the_rank_s():
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
-    found = kernels.adaptive_attention(q, k, v, causal=False, scale=0.0)
-    torch.testing.assert_close(found, v.mean(2, keepdim=True).expand_as(v))
+    result = kernels.adaptive_attention(q, k, v, causal=False, scale=0.0)
+    torch.testing.assert_close(result, v.mean(2, keepdim=True).expand_as(v))
     assert "scale" in adaptive.TRITON.refuses(q, k, v, None, None, False, 0.0, False)
 
 
@@ -171,9 +171,9 @@ def test_a_filters_matrix_first_made_on_imagined_tensors_is_none_that_counts(no_
     with FakeTensorMode():
         by_products(torch.empty(2, 12, 4))
     x = torch.randn(2, 12, 4)
-    found = by_products(x)
-    assert type(found) is torch.Tensor
-    torch.testing.assert_close(found, kernels.fourier_mix(x, cutoff=0.3, impl="torch"))
+    result = by_products(x)
+    assert type(result) is torch.Tensor
+    torch.testing.assert_close(result, kernels.fourier_mix(x, cutoff=0.3, impl="torch"))
     with FakeTensorMode():
         assert by_products(torch.empty(2, 12, 4)).shape == (2, 12, 4)
 
@@ -181,8 +181,8 @@ def test_a_filters_matrix_first_made_on_imagined_tensors_is_none_that_counts(no_
 def test_the_default_device_is_none_of_a_filters_matrix(no_matrix):
     x = torch.randn(2, 12, 4)
     with torch.device("meta"):
-        found = by_products(x)
-    torch.testing.assert_close(found, kernels.fourier_mix(x, cutoff=0.3, impl="torch"))
+        result = by_products(x)
+    torch.testing.assert_close(result, kernels.fourier_mix(x, cutoff=0.3, impl="torch"))
 
 
 def test_timing_tiles_draws_nothing_of_what_models_draw():

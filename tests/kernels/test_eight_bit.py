@@ -1,4 +1,4 @@
-"""8-bit matrix units are measured by right products where they are; elsewhere there is a reason."""
+"""8-bit matrix units are measured by right products if they exist; otherwise there is a reason."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import _eight_bit, _timing, hardware
+from kernels import hardware
 from kernels._operator import Work
+from kernels.measure import eight_bit, timing
 from kernels.quantized_matmul import OP, SCHEMES
 
 
 @pytest.fixture(autouse=True)
 def measured_anew():
-    _eight_bit.measured.cache_clear()
+    eight_bit.measured.cache_clear()
     yield
-    _eight_bit.measured.cache_clear()
+    eight_bit.measured.cache_clear()
 
 
 def test_the_int8_product_that_is_timed_is_the_product_of_its_codes(monkeypatch):
     torch.manual_seed(0)
     made = []
-    monkeypatch.setattr(_eight_bit, "_codes", spied(_eight_bit._codes, made))
-    product = _eight_bit.UNITS["int8"].product(64, "cpu")()
+    monkeypatch.setattr(eight_bit, "_codes", spied(eight_bit._codes, made))
+    product = eight_bit.UNITS["int8"].product(64, "cpu")()
     a, b = made
     assert torch.equal(product, a.int() @ b.int().T) and a.unique().numel() > 100
 
@@ -37,19 +38,19 @@ def spied(function, made):
 
 
 def test_the_cpu_has_a_measured_int8_rate_and_for_float8_a_reason():
-    rate = _eight_bit.measured("int8", "cpu")
+    rate = eight_bit.measured("int8", "cpu")
     assert isinstance(rate, float) and 1e7 < rate < 1e15
-    assert _eight_bit.measured("int8", "cpu") == rate  # once
-    assert "needs a CUDA GPU" in _eight_bit.measured("float8", "cpu")
+    assert eight_bit.measured("int8", "cpu") == rate  # once
+    assert "needs a CUDA GPU" in eight_bit.measured("float8", "cpu")
 
 
 def test_a_product_that_fails_is_a_reason_and_no_rate(monkeypatch):
     def fails(side, device):
         raise RuntimeError("not supported\nsecond line")
 
-    broken = replace(_eight_bit.UNITS["int8"], product=fails)
-    monkeypatch.setitem(_eight_bit.UNITS, "int8", broken)
-    assert _eight_bit.measured("int8", "cpu") == "torch's product failed: not supported"
+    broken = replace(eight_bit.UNITS["int8"], product=fails)
+    monkeypatch.setitem(eight_bit.UNITS, "int8", broken)
+    assert eight_bit.measured("int8", "cpu") == "torch's product failed: not supported"
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,8 @@ def test_a_product_that_fails_is_a_reason_and_no_rate(monkeypatch):
 )
 def test_schemes_multiply_in_the_units_that_their_gpu_has(capability, expected):
     with hardware.imagined(capability):
-        found = {scheme: _eight_bit.unit_of(scheme, "cuda") for scheme in SCHEMES}
-    assert {scheme: unit for scheme, unit in found.items() if unit} == expected
+        actual = {scheme: eight_bit.unit_of(scheme, "cuda") for scheme in SCHEMES}
+    assert {scheme: unit for scheme, unit in actual.items() if unit} == expected
 
 
 def test_the_operators_work_names_the_units_of_its_scheme_and_only_forward():
@@ -79,20 +80,20 @@ def test_the_operators_work_names_the_units_of_its_scheme_and_only_forward():
 
 
 def test_the_floor_goes_by_the_8_bit_rate_only_where_one_was_measured(monkeypatch):
-    plain = _timing.Ceilings(1e12, 1e14, "bfloat16")
-    monkeypatch.setattr(_eight_bit, "ceilings", lambda device, dtype: plain)
+    plain = timing.Ceilings(1e12, 1e14, "bfloat16")
+    monkeypatch.setattr(eight_bit, "ceilings", lambda device, dtype: plain)
     rates = {"float8": 2e14, "int8": "there is none"}
-    monkeypatch.setattr(_eight_bit, "measured", lambda unit, device: rates[unit])
+    monkeypatch.setattr(eight_bit, "measured", lambda unit, device: rates[unit])
     work = [Work(1, 10**9, unit) for unit in ("float8", "int8", "")]
-    found = [_eight_bit.ceilings_for(one, "cuda", torch.bfloat16) for one in work]
-    assert [one.dtype for one in found] == ["float8", "bfloat16", "bfloat16"]
-    assert [one.floor_us(w) for one, w in zip(found, work, strict=True)] == [5.0, 10.0, 10.0]
+    ceilings = [eight_bit.ceilings_for(w, "cuda", torch.bfloat16) for w in work]
+    assert [c.dtype for c in ceilings] == ["float8", "bfloat16", "bfloat16"]
+    assert [c.floor_us(w) for c, w in zip(ceilings, work, strict=True)] == [5.0, 10.0, 10.0]
 
 
 @pytest.mark.gpu
 def test_8_bit_units_of_a_gpu_are_faster_than_bf16_where_it_has_them():
-    plain = _timing.matrix_rate("cuda", torch.bfloat16)
-    for name in _eight_bit.UNITS:
-        rate = _eight_bit.measured(name, "cuda")
-        missing = OP.unavailable(_eight_bit.UNITS[name].implementation, "cuda")
+    plain = timing.matrix_rate("cuda", torch.bfloat16)
+    for name in eight_bit.UNITS:
+        rate = eight_bit.measured(name, "cuda")
+        missing = OP.unavailable(eight_bit.UNITS[name].implementation, "cuda")
         assert rate == missing if missing else 1.1 * plain < rate < 8 * plain, (name, rate, plain)

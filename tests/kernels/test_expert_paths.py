@@ -76,8 +76,8 @@ def test_inductor_takes_a_path_with_its_gradients(path):
         return called(inputs, impl).square().sum()
 
     expected = torch.autograd.grad(loss("dense"), leaves)
-    found = torch.autograd.grad(torch.compile(lambda: loss(path), fullgraph=True)(), leaves)
-    for a, b in zip(found, expected, strict=True):
+    actual = torch.autograd.grad(torch.compile(lambda: loss(path), fullgraph=True)(), leaves)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
@@ -175,7 +175,7 @@ def test_on_a_gpu_the_standard_path_is_captured_in_a_graph(dtype):
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = called(inputs, "torch")
+            actual = called(inputs, "torch")
         graph.replay()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     assert kernels.usage()["moe_experts"].keys() <= {"grouped", "padded"}

@@ -1,4 +1,4 @@
-"""The GPU check's own arithmetic: what it asks for, and how it shares that among processes."""
+"""Arithmetic of the GPU check: which comparisons it makes, and how processes share them."""
 
 import importlib.util
 import json
@@ -31,19 +31,19 @@ def small(op):
 
 
 def comparisons(script, op, monkeypatch):
-    """Case, dtype, apart, and what is left out, of every comparison of a small case."""
-    asked = []
+    """Return case, dtype, apart and left-out implementations of each small case's comparisons."""
+    calls = []
 
     def note(op, case, dtype, apart, worst, large=False, left_out=()):
         if not large:
-            asked.append((case.name, dtype, apart, left_out))
+            calls.append((case.name, dtype, apart, left_out))
         return []
 
     monkeypatch.setattr(script, "_compare", note)
     for title, _, test in script._checks(op, {}):
         if title.rsplit(" ", 1)[-1] in ("apart", *map(str, script.DTYPES)):
             test()
-    return asked
+    return calls
 
 
 @pytest.mark.parametrize("name", sorted(OPS))
@@ -51,20 +51,20 @@ def test_every_shape_is_compared_in_fp32_and_16_bits_and_every_dtype_in_many(
     script, name, monkeypatch
 ):
     op = OPS[name]
-    asked = comparisons(script, op, monkeypatch)
+    calls = comparisons(script, op, monkeypatch)
     for case in small(op):
-        dtypes = {dtype for found, dtype, *_ in asked if found == case}
+        dtypes = {dtype for other, dtype, *_ in calls if other == case}
         assert torch.float32 in dtypes and len(dtypes) > 1, case
     for dtype in script.DTYPES:
-        assert len({case for case, found, *_ in asked if found == dtype}) >= len(small(op)) // 2
-    assert sum(apart for *_, apart, _ in asked) >= 2
+        assert len({case for case, other, *_ in calls if other == dtype}) >= len(small(op)) // 2
+    assert sum(apart for *_, apart, _ in calls) >= 2
 
 
 def test_what_compiles_for_each_shape_is_asked_for_each_once_and_in_every_dtype(
     script, monkeypatch
 ):
-    asked = comparisons(script, OPS["attention"], monkeypatch)
-    flex = {(c, d) for c, d, _, left_out in asked if script.COMPILED_FOR_EACH not in left_out}
+    calls = comparisons(script, OPS["attention"], monkeypatch)
+    flex = {(c, d) for c, d, _, left_out in calls if script.COMPILED_FOR_EACH not in left_out}
     assert sorted(case for case, _ in flex) == sorted(small(OPS["attention"]))
     assert {dtype for _, dtype in flex} == set(script.DTYPES)
 
@@ -78,19 +78,19 @@ def test_the_processes_of_an_operator_make_all_of_its_checks_once(script, name, 
     ):  # fmt: skip
         monkeypatch.setattr(script, other, lambda *_, n=other: done.append(n) or [])
     script.check(OPS[name])
-    whole = sorted(done)
+    everything = sorted(done)
     done.clear()
-    shares = [script.check(OPS[name], *told[1:]) for told in script._shares(name)]
-    assert sorted(done) == whole and len(shares) == (3 if name in script.SPLIT else 1)
-    assert script._together(shares)["checks"] == len(whole)
+    shares = [script.check(OPS[name], *arguments[1:]) for arguments in script._shares(name)]
+    assert sorted(done) == everything and len(shares) == (3 if name in script.SPLIT else 1)
+    assert script._together(shares)["checks"] == len(everything)
 
 
 @pytest.mark.parametrize("wrong", [None, "attention"])
 def test_several_operators_are_checked_without_being_timed(script, wrong, monkeypatch, tmp_path):
-    asked = []
+    calls = []
 
-    def child(name, part, deadline, *told):
-        asked.append((name, part, *told))
+    def child(name, part, deadline, *arguments):
+        calls.append((name, part, *arguments))
         return {"checks": 1, "failures": ["off"] * (name == wrong), "worst": {}}
 
     monkeypatch.setattr(script, "_child", child)
@@ -100,8 +100,8 @@ def test_several_operators_are_checked_without_being_timed(script, wrong, monkey
     only = ["--only", "rms_norm", "attention", "--part", "right"]
     monkeypatch.setattr(sys, "argv", ["check_kernels.py", *only, "-o", str(file)])
     assert script.main() == (wrong is not None)
-    assert {part for _, part, *_ in asked} == {"right"}
-    assert [told[-1] for name, _, *told in asked if name == "attention"] == [
+    assert {part for _, part, *_ in calls} == {"right"}
+    assert [arguments[-1] for name, _, *arguments in calls if name == "attention"] == [
         "float32", "float16", "bfloat16",
     ]  # fmt: skip
     report = json.loads(file.read_text())
@@ -117,7 +117,7 @@ def test_case_names_tell_the_checks_of_an_operator_apart(script):
 
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
 @pytest.mark.parametrize(
-    ("told", "timed", "shapes", "absent", "auto"),
+    ("arguments", "timed", "shapes", "absent", "auto"),
     [
         (["--backends", "manual", "sdpa_cudnn"], "manual", 2, {"sdpa_cudnn"}, "sdpa_flash"),
         (
@@ -131,12 +131,12 @@ def test_case_names_tell_the_checks_of_an_operator_apart(script):
     ids=["attention", "adaptive"],
 )
 def test_attention_s_comparison_times_what_runs_here_and_says_what_does_not(
-    tmp_path, told, timed, shapes, absent, auto
+    tmp_path, arguments, timed, shapes, absent, auto
 ):
     command = [sys.executable, str(SCRIPT.with_name("run_attention.py")), str(tmp_path)]
     done = subprocess.run(
-        [*command, "--device", "cpu", "--seconds", "0.05", *told, "--together", "1", "3"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},  # as it is, without what these tests change
+        [*command, "--device", "cpu", "--seconds", "0.05", *arguments, "--together", "1", "3"],
+        env=os.environ | {"TRITON_INTERPRET": "1"},  # unchanged, without what these tests change
         capture_output=True,
         text=True,
     )

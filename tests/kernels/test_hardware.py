@@ -1,4 +1,4 @@
-"""What the library knows about the device."""
+"""Facts that the library knows about the device."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What comes before and after attention's backward kernels for Hopper, and their launches."""
+"""Kernels before and after attention's backward kernels for Hopper, and their launches."""
 
 import pytest
 import torch
@@ -18,14 +18,16 @@ somewhere_kernels_run = pytest.mark.skipif(
 @somewhere_kernels_run
 @pytest.mark.parametrize(("length", "heads", "groups"), [(5, 4, 1), (33, 8, 2), (70, 2, 2)])
 def test_rows_are_packed_by_token_and_padded_with_zeros(length, heads, groups):
-    batch, dim, each = 2, 64, heads // groups
+    batch, dim, heads_per_group = 2, 64, heads // groups
     out, dout = (torch.randn(batch, heads, length, dim, device=DEVICE) for _ in range(2))
     lse = torch.randn(batch, heads, length, device=DEVICE)
     by_tokens = dout.transpose(1, 2).contiguous().transpose(1, 2)
     packed, delta = _hopper.pack(out, by_tokens, lse, groups)
-    rows = length * each
+    rows = length * heads_per_group
     for got, by_head in ((packed, lse), (delta, (out * dout).sum(-1))):
-        wanted = by_head.view(batch, groups, each, length).transpose(2, 3).reshape(-1, rows)
+        wanted = (
+            by_head.view(batch, groups, heads_per_group, length).transpose(2, 3).reshape(-1, rows)
+        )
         torch.testing.assert_close(got[:, :rows], wanted, rtol=1e-5, atol=1e-5)
         assert not got[:, rows:].any() and got.stride(0) % 4 == 0
 
@@ -67,18 +69,18 @@ def test_the_backward_pass_is_replayed_with_the_same_launches(monkeypatch, split
         return _flash._backward(dout, q, k, v, out, lse, None, True, None, 0.1)
 
     with stubbed() as driver, torch.no_grad():
-        call()  # which launches by Triton
+        call()  # Triton launches
         first, grads = launches_of(driver, call)
         for _ in range(_replay.BEFORE + 2):
-            again, others = launches_of(driver, call)
+            again, other_grads = launches_of(driver, call)
             the_same(again, first)
-            assert [x.stride() for x in others] == [x.stride() for x in grads]
+            assert [x.stride() for x in other_grads] == [x.stride() for x in grads]
     _replay.forget()
     assert len(first) == 3 + (split > 1)
     assert len(runs) == _replay.BEFORE + 2, "the others are replays"
 
 
-# Batch, tokens, heads, key heads; what was the fastest on an H200, which has 132 multiprocessors.
+# Batch, tokens, heads, key heads; the fastest split on an H200, which has 132 multiprocessors.
 SPLITS = [
     ((4, 4096, 32, 8), {1}),
     ((4, 2048, 32, 8), {1}),

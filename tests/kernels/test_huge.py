@@ -1,7 +1,7 @@
-"""Offsets that 32 bits do not hold: elements 2^31 apart without the memory for what lies between.
+"""Offsets beyond 32 bits: elements 2^31 apart without the memory in between.
 
-Where kernels are interpreted, an offset that overflows does so as on a GPU. Pages of a mapping that
-nobody touches take no memory, so inputs may lie as far apart as they like; results may not.
+Where kernels are interpreted, an offset overflows as on a GPU. Untouched pages of a mapping take no
+memory, so inputs may be arbitrarily far apart; results may not.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from kernels._operator import Huge
 from kernels._triton import INTERPRETED
 
 FAR = 1 << 31
-# The same kernels as others here, or most of the time of all.
+# These use the same kernels as others here, or would take most of the time of all.
 LONG = (
     *("ssd_scan-0", "qk_norm-0", "rope-0", "geglu-0", "geglu-1", "attention-1", "causal_conv1d-1"),
     "graph_diffusion-1",
@@ -32,7 +32,7 @@ HUGE = [
 
 
 def small(huge: Huge) -> Case:
-    """The same with few of everything, but three at least of what was many."""
+    """Return the same case with few of everything, but at least three of what was many."""
     most = {"rows": 3, "batch": 3}
     sizes = {n: min(v, most.get(n, 6)) if type(v) is int else v for n, v in huge.sizes.items()}
     return Case("small", sizes)
@@ -81,7 +81,7 @@ def test_every_triton_kernel_is_asked_for_the_end_of_a_huge_tensor():
 class FarApart:
     """Copies of tensors in which every dimension but the last extends over 2^31 elements.
 
-    Around each there is as much room before as behind: what an overflow reads there is zero.
+    There is as much room before each as behind: an overflow reads zeros there.
     """
 
     def __init__(self):
@@ -92,13 +92,13 @@ class FarApart:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
         mapping = mmap.mmap(-1, 2 * room * x.element_size(), flags=flags)
         self.mappings.append(mapping)
-        # Rows that no two dimensions share, and strides that 32 bits still hold.
+        # Rows that no two dimensions share, and strides that still fit 32 bits.
         strides = [
             max(FAR // (n - 1) + 4096 * (dim + 1), 1) if n > 2 else 1 << 20 << dim
             for dim, n in enumerate(x.shape[:-1])
         ]
-        whole = torch.frombuffer(mapping, dtype=x.dtype)
-        far = torch.as_strided(whole, x.shape, (*strides, 1), room)
+        memory = torch.frombuffer(mapping, dtype=x.dtype)
+        far = torch.as_strided(memory, x.shape, (*strides, 1), room)
         far.copy_(x)
         assert torch.equal(far, x), "no two elements in one place"
         return far
@@ -119,14 +119,14 @@ def test_inputs_and_gradients_may_lie_billions_of_elements_apart(op: Operator, h
         fits = isinstance(x, torch.Tensor) and x.is_floating_point() and x.dim() > 1
         return apart(x.detach()) if fits else x
 
-    found = []
-    for place in (lambda x: x, far):
-        inputs = {name: place(x) for name, x in plain.items()}
+    results = []
+    for transform in (lambda x: x, far):
+        inputs = {name: transform(x) for name, x in plain.items()}
         names = [n for n in op.gradients if inputs.get(n) is not None]
         leaves = {n: inputs[n].detach().requires_grad_() for n in names}
         outputs = as_tuple(op.implementations["triton"](*(inputs | leaves).values()))
         live = [y for y in outputs if y.requires_grad]
-        upstream = [place(torch.linspace(-1, 1, y.numel()).view(y.shape).to(y)) for y in live]
-        found.append([*outputs, *torch.autograd.grad(live, list(leaves.values()), upstream)])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+        upstream = [transform(torch.linspace(-1, 1, y.numel()).view(y.shape).to(y)) for y in live]
+        results.append([*outputs, *torch.autograd.grad(live, list(leaves.values()), upstream)])
+    for near, distant in zip(*results, strict=True):
+        assert torch.equal(near, distant)

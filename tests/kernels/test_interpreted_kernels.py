@@ -1,8 +1,8 @@
 """The Triton kernels on the CPU, in Triton's interpreter.
 
-TRITON_INTERPRET must be set before Triton is imported and makes everything that inherits it crawl.
-So it is set for one child process, which runs the tests of the other files here over the Triton
-implementations; its results are this file's.
+TRITON_INTERPRET must be set before Triton is imported and makes every process that inherits it
+crawl. So it is set for one child process, which runs the tests of the other files here for the
+Triton implementations; its results are this file's.
 """
 
 import os
@@ -40,7 +40,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def child(tmp_path_factory) -> dict[str, list[ET.Element]]:
-    """The child's test cases by operator."""
+    """Return the child's test cases by operator."""
     report = tmp_path_factory.mktemp("interpreter") / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     done = subprocess.run(  # in one process: the cores have other tests to run
@@ -51,12 +51,12 @@ def child(tmp_path_factory) -> dict[str, list[ET.Element]]:
     )
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     assert done.returncode in (0, 1), done.stdout[-3000:]
-    found: dict[str, list[ET.Element]] = {}
+    by_operator: dict[str, list[ET.Element]] = {}
     for case in ET.parse(report).getroot().iter("testcase"):
         parameters = case.get("name", "").partition("[")[2].rstrip("]")
         operator = next((n for n in WITH_TRITON if parameters.split("-")[0] == n), "")
-        found.setdefault(operator, []).append(case)
-    return found
+        by_operator.setdefault(operator, []).append(case)
+    return by_operator
 
 
 @pytest.mark.parametrize("name", WITH_TRITON)

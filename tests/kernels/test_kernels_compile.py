@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles to machine code that fits the GPU, and nothing is spilled wholesale.
+"""Every Triton kernel compiles to machine code that fits the GPU, without wholesale spilling.
 
 Triton's compiler and ptxas need no GPU. The operators run on tensors without memory, forward and
 backward, and each launch is compiled for a GPU instead of being launched.
@@ -27,22 +27,23 @@ pytestmark = [
 ]
 HOPPER, ADA = 90, 89
 SHARED_BYTES = {HOPPER: 227 << 10, ADA: 99 << 10}
-# Compiling takes most of the time of these tests, and FP32 is what a GPU computes least in.
+# Compiling takes most of the time of these tests, and GPUs rarely compute in FP32.
 BOTH = [
     pytest.param(torch.bfloat16, id="bf16"),
     pytest.param(torch.float32, id="fp32", marks=pytest.mark.slow),
 ]
 LONG = ("adaptive_attention", "moe_experts")  # most of a minute each
-MOST_STACK = 640  # bytes a thread; more is not a few spilled registers but a tile that cannot work
+# bytes per thread; more means a tile that cannot work, not a few spilled registers
+MOST_STACK = 640
 # Ada's matrix units take both operands from registers, and this kernel has five products.
 KNOWN_STACK = {(ADA, "ssd_scan_head_gradients_kernel"): 1280}
 WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
-# Those of the case that the operator's own test compiles: what is the same is compiled once.
+# The sizes of the operator's own compile test: equal kernels are compiled once.
 HEADS = next(case.sizes for case in OPS["attention"].cases if case.bench)
 
 
 class NoDriver:
-    """As much of Triton's driver as compiling asks for."""
+    """Stub of Triton's driver, sufficient for compiling."""
 
     def __init__(self, capability: int) -> None:
         from triton.backends.compiler import GPUTarget
@@ -53,7 +54,7 @@ class NoDriver:
         return self.target
 
     def get_current_device(self):
-        return self.target.arch  # what was compiled for one is not taken for another
+        return self.target.arch  # kernels compiled for one GPU are not used for another
 
     def get_current_stream(self, device=None):
         return 0
@@ -61,9 +62,9 @@ class NoDriver:
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Compile every launch of a call for a GPU; returns name, shared bytes and stack of each.
+    """Compile every launch of a call for a GPU; return name, shared bytes and stack of each.
 
-    ``own``: where Hopper has kernels of its own, these.
+    ``own``: use Hopper's own kernels where they exist.
     """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction, MockTensor
@@ -113,7 +114,7 @@ def stack_bytes(cubin: bytes) -> int:
 
 
 def without_memory(op: Operator, case: Case, dtype, mode: FakeTensorMode) -> Inputs:
-    """The case's inputs; those that are chosen by their values are made with memory first."""
+    """Make the case's inputs; those that are chosen by their values are made with memory first."""
     try:
         return op.inputs(case, torch.device("cpu"), dtype, 0)
     except DynamicOutputShapeException:
@@ -126,7 +127,7 @@ def without_memory(op: Operator, case: Case, dtype, mode: FakeTensorMode) -> Inp
 
 
 def call(op: Operator, case: Case, dtype) -> None:
-    """Forward and backward on tensors that have no memory."""
+    """Run forward and backward on tensors that have no memory."""
     implementation = op.implementations["triton"]
     with FakeTensorMode() as mode:
         inputs = without_memory(op, case, dtype, mode)
@@ -139,7 +140,7 @@ def call(op: Operator, case: Case, dtype) -> None:
 
 
 def largest(op: Operator, dtype) -> Case:
-    """The first case worth timing, or else the first, that the kernels take in this dtype."""
+    """Return the first case worth timing, or else the first, that kernels take in this dtype."""
     refuses = op.implementations["triton"].refuses
     with FakeTensorMode() as mode:
         for case in sorted(op.cases, key=lambda case: not case.bench):
@@ -257,10 +258,10 @@ def test_every_tile_that_is_tuned_over_compiles_and_most_fit(
     case, number = largest(op, dtype), 0
 
     def tile(self, key, launch, *args):
-        found = list(dict.fromkeys(self.candidates(*key, "highest")))
-        assert len(found) <= 8, f"{self.name} has {len(found)} candidates"
-        tried[0] = max(tried[0], len(found))
-        return found[min(number, len(found) - 1)]
+        candidates = list(dict.fromkeys(self.candidates(*key, "highest")))
+        assert len(candidates) <= 8, f"{self.name} has {len(candidates)} candidates"
+        tried[0] = max(tried[0], len(candidates))
+        return candidates[min(number, len(candidates) - 1)]
 
     monkeypatch.setattr(_tuning.Tunable, "tile", tile)
     greedy = []

@@ -1,4 +1,4 @@
-"""A launcher launches what Triton itself would, and leaves to Triton what it does not know."""
+"""Launchers make the launches that Triton would, and leave unknown situations to Triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stubbed_triton import stubbed
 
 import kernels
 from kernels import _autograd, _bound_launch, _launch, _replay, _triton
-from kernels._host_cost import host_cost
+from kernels.measure.host_cost import host_cost
 
 pytestmark = [
     pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed"),
@@ -20,7 +20,7 @@ SIZES = (1, 15, 16, 63, 64, (1 << 31) - 1, 1 << 31, (1 << 31) + 16)
 
 
 class LauncherOf36:
-    """Triton 3.6's, as far as it asks for memory and calls its function."""
+    """Launcher of Triton 3.6: allocates memory and calls its function."""
 
     def __call__(self, x, y, z, stream, function, *arguments):
         scratch = None
@@ -35,7 +35,7 @@ class LauncherOf36:
 
 @pytest.fixture
 def driver(request, monkeypatch):
-    """With Triton's launcher of the version that is installed, or of the one asked for."""
+    """Yield a driver with the launcher of the installed Triton version, or of the given one."""
     version = getattr(request, "param", "installed")
     if version != "installed":
         monkeypatch.setattr("triton.__version__", version)
@@ -46,7 +46,7 @@ def driver(request, monkeypatch):
 
 @pytest.fixture
 def launch(driver):
-    """Of a kernel that reads two tensors, the second of which may be missing, and two integers."""
+    """Return a launcher of a kernel that reads two tensors, one optional, and two integers."""
     return _launch.launcher(plain())
 
 
@@ -65,14 +65,14 @@ def plain():
     return kernel
 
 
-def told(arguments):
-    """Of a launch: grid and stream, compiled kernel, and what it is given."""
+def comparable(arguments):
+    """Return the comparable parts of a launch: grid and stream, compiled kernel, arguments."""
     given = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments[9:]]
     return (*arguments[:4], arguments[4], *given)
 
 
 def drawn(rng):
-    """Arguments that differ in one thing or another that Triton tells apart."""
+    """Draw arguments that differ in one of the properties that Triton distinguishes."""
 
     def tensor():
         dtype = rng.choice([torch.float16, torch.bfloat16, torch.float32, torch.int64])
@@ -92,10 +92,10 @@ def test_what_was_launched_before_is_launched_as_triton_would_launch_it(driver, 
         grid = rng.choice([(3,), (3, 2), (3, 2, 5)])
         arguments, named = drawn(rng)
         driver.launches.clear()
-        for _ in range(2):  # the second time it is kept
+        for _ in range(2):  # the second time it is cached
             launch(grid, *arguments, **named)
         kernel[grid](*arguments, **named)
-        first, again, triton_s = map(told, driver.launches)
+        first, again, triton_s = map(comparable, driver.launches)
         assert first == again == triton_s
         seen.add(first[4])
     assert len(seen) > 200, "kernels that Triton tells apart"
@@ -107,7 +107,7 @@ def test_what_is_kept_is_launched_without_triton(driver, launch, monkeypatch):
     launch((3,), x, None, 5, 6, D=64, EPS=0.5, num_warps=4)
     monkeypatch.setattr("triton.runtime.jit.JITFunction.run", None)
     launch((3,), x, None, 5, 6, D=64, EPS=0.5, num_warps=4)
-    first, again = map(told, driver.launches)
+    first, again = map(comparable, driver.launches)
     assert first == again
 
 
@@ -124,7 +124,7 @@ def test_a_replay_launches_what_was_launched(driver, launch):
         for _ in range(_replay.BEFORE + 4):
             replayed(x, 5)
     assert len(called) < len(driver.launches) == _replay.BEFORE + 4
-    assert len({told(arguments) for arguments in driver.launches}) == 1
+    assert len({comparable(arguments) for arguments in driver.launches}) == 1
 
 
 @with_each_launcher
@@ -141,7 +141,7 @@ def test_integers_that_triton_does_not_tell_apart_are_launched_without_it(
         assert driver.launches[-1][4] == driver.launches[n % 16 == 0][4]
     for other in ({"n": 1}, {"n": 1 << 31}, {"offset": 1 << 31}, {"D": 32}, {"num_warps": 8}):
         named = {"n": 5, "offset": 6, "D": 64, "EPS": 0.5} | other
-        with pytest.raises(TypeError, match="NoneType"):  # Triton's own launch
+        with pytest.raises(TypeError, match="NoneType"):  # raised by Triton's own launch
             launch((3,), x, None, **named)
 
 
@@ -151,7 +151,7 @@ def test_kernels_that_want_memory_for_their_profile_are_left_to_triton(driver, l
     ((*_, compiled),) = _launch._CACHES[-2].values()
     form = _bound_launch.form()
     assert form.bound(plain(), compiled) is not None
-    if form is not _bound_launch.RUN:  # which is Triton's launcher as a whole
+    if form is not _bound_launch.RUN:  # otherwise the form is Triton's complete launcher
         monkeypatch.setattr(compiled.run, "profile_scratch_size", 128)
         assert form.bound(plain(), compiled) is None
 
@@ -176,7 +176,7 @@ def test_what_wants_scratch_memory_is_given_it_anew_at_each_launch(driver, launc
         for _ in range(_replay.BEFORE + 4):
             replayed(x, 5)
     assert len(driver.launches) == len(given) == _replay.BEFORE + 4
-    assert {each.nbytes for each in given} == {3 * 2 * 128}
+    assert {memory.nbytes for memory in given} == {3 * 2 * 128}
     (recording,) = _replay._CACHES[-1].values()
     assert not recording.makes, "each launch makes its own"
 
@@ -201,14 +201,14 @@ def test_hooks_and_debugging_put_triton_s_own_launch_back(driver, launch, monkey
 
     launched_by_triton()
     assert not launched_by_triton()
-    for place, name, value in (
+    for owner, name, value in (
         (knobs.runtime, "debug", True),
         (knobs.runtime, "launch_enter_hook", lambda _: None),
         (knobs.runtime, "launch_exit_hook", lambda _: None),
         (knobs.compilation, "instrumentation_mode", "any"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(place, name, value)
+            patch.setattr(owner, name, value)
             assert launched_by_triton(), name
         assert not launched_by_triton()
     for chain in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
@@ -225,10 +225,10 @@ def test_hooks_and_debugging_put_triton_s_own_launch_back(driver, launch, monkey
 def test_sizes_that_change_at_every_call_are_not_kept_without_end(driver, launch, monkeypatch):
     monkeypatch.setattr(_launch, "MAX_CACHED", 8)
     x = torch.empty(64)
-    kept = _launch._CACHES[-1]
+    cache = _launch._CACHES[-1]
     for n in range(2, 100):
         launch((3,), x, None, n, 6, D=64, EPS=0.5)
-        assert len(kept) <= 8
+        assert len(cache) <= 8
     assert [arguments[-2] for arguments in driver.launches] == list(range(2, 100))
 
 
@@ -337,4 +337,4 @@ def test_derivatives_that_a_function_does_not_have_are_refused_as_torch_refuses_
     for transform in (torch.func.vmap, torch.func.grad):
         for recorded in (False, True):
             with torch.set_grad_enabled(recorded), refused:
-                transform(lambda each: _autograd.applied(Double, each))(torch.ones(2, 3))
+                transform(lambda x: _autograd.applied(Double, x))(torch.ones(2, 3))

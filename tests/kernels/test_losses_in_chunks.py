@@ -1,4 +1,4 @@
-"""linear_cross_entropy where its tokens are taken in several chunks, and the sum over them."""
+"""linear_cross_entropy with its tokens in several chunks, and the sum over them."""
 
 import sys
 
@@ -32,12 +32,14 @@ def test_one_gradient_alone_is_what_it_is_beside_the_other(impl, gradient, monke
     monkeypatch.setattr(MODULE, "CHUNK_BYTES", 4 * 1000 * 40)
     inputs = OP.inputs(CASE, DEVICE, torch.float32, 0)
 
-    def found(*names):
+    def gradients_of(*names):
         leaves = {n: inputs[n].detach().requires_grad_() for n in names}
         loss = linear_cross_entropy(**(inputs | leaves), impl=impl)
         return dict(zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
-    torch.testing.assert_close(found(gradient)[gradient], found("x", "weight_VD")[gradient])
+    torch.testing.assert_close(
+        gradients_of(gradient)[gradient], gradients_of("x", "weight_VD")[gradient]
+    )
 
 
 @pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
@@ -46,9 +48,9 @@ def test_the_sum_is_over_more_tokens_than_one_block_holds(mean, keep):
     torch.manual_seed(0)
     losses = torch.rand(9000, device=DEVICE)
     target = torch.randint(-1, 5, losses.shape, device=DEVICE)
-    found, share = MODULE.total_by_triton(losses, target, -1, mean, keep)
+    total, share = MODULE.total_by_triton(losses, target, -1, mean, keep)
     expected, expected_share = MODULE._total_torch(losses, target, -1, mean, keep)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(total, expected)
     assert (share is None) == (expected_share is None) == (not (mean and keep))
     if share is not None:
         torch.testing.assert_close(share, expected_share)
@@ -61,8 +63,8 @@ def test_a_loss_in_fp64_is_exact_to_fp64(impl, reduction):
     exact = torch.nn.functional.cross_entropy(
         inputs["x"] @ inputs["weight_VD"].T, inputs["target"], reduction=reduction
     )
-    found = linear_cross_entropy(**inputs, impl=impl)
-    torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
+    loss = linear_cross_entropy(**inputs, impl=impl)
+    torch.testing.assert_close(loss, exact, rtol=1e-12, atol=0)
 
 
 def test_a_map_to_no_words_is_left_to_torch():

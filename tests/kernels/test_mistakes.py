@@ -1,4 +1,4 @@
-"""Input that cannot be right raises one sentence with the values, before anything is launched."""
+"""Invalid input raises one sentence with the values, before anything is launched."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def t(*shape, dtype=torch.float32, device="cpu"):
 
 
 def ssd(**other):
-    """Inputs of a scan that go together but for those named."""
+    """Return inputs of a scan that fit together, except for the given ones."""
     inputs = {
         "x": t(2, 5, 8, 4),
         "dt": t(2, 5, 8),

@@ -15,7 +15,7 @@ from kernels import Case, Operator
 from kernels._check import Exact, as_tuple, poisoned, stretched
 from kernels._triton import INTERPRETED
 
-LEAST_WORK = 500  # product of the sizes: of a case that is no mere scalar
+LEAST_WORK = 500  # product of the sizes of a case that is not merely a scalar
 
 
 def assert_right(op: Operator, inputs, exact: Exact | None = None) -> None:
@@ -26,14 +26,14 @@ def assert_right(op: Operator, inputs, exact: Exact | None = None) -> None:
 
 
 def smallest(op: Operator):
-    """The inputs of its smallest case, none of which is empty."""
+    """Return the inputs of the operator's smallest case without empty tensors."""
     small = [op.inputs(case, DEVICE, torch.float32, 0) for case in op.cases if not case.bench]
-    sizes = [[x.numel() for x in each.values() if isinstance(x, torch.Tensor)] for each in small]
+    sizes = [[x.numel() for x in case.values() if isinstance(x, torch.Tensor)] for case in small]
     return min(zip(sizes, small, strict=True), key=lambda it: sum(it[0]) if all(it[0]) else 1e9)[1]
 
 
 def modest(op: Operator) -> Case:
-    """The smallest of its cases whose tensors are no mere scalars."""
+    """Return the smallest case whose tensors are not merely scalars."""
     return min((c for c in op.cases if not c.bench and _work(c) >= LEAST_WORK), key=_work)
 
 
@@ -68,7 +68,7 @@ def test_the_public_function_computes_the_same_as_each_implementation(op):
 @pytest.mark.parametrize("op", operators())
 @settings(
     max_examples=5 if INTERPRETED else 8,  # the interpreter takes a hundred times as long
-    derandomize=True,  # so that who sees it red can see it red again
+    derandomize=True,  # so that a failure can be repeated
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -101,9 +101,9 @@ def test_without_gradients_the_outputs_are_the_same(op):
         recorded = as_tuple(implementation(*leaves))
         with torch.no_grad(), poisoned():
             alone = as_tuple(implementation(*inputs.values()))
-        for one, other in zip(alone, recorded, strict=True):
-            assert not one.requires_grad
-            torch.testing.assert_close(one, other.detach(), msg=lambda m, n=name: f"{n}: {m}")
+        for first, other in zip(alone, recorded, strict=True):
+            assert not first.requires_grad
+            torch.testing.assert_close(first, other.detach(), msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("op", operators())
@@ -121,8 +121,8 @@ def test_the_gradient_of_a_sum_is_that_of_ones(op):
             live, list(leaves.values()), [torch.ones_like(y) for y in live], retain_graph=True
         )
         sums = torch.autograd.grad(sum(y.sum() for y in live), list(leaves.values()))
-        for one, other in zip(ones, sums, strict=True):
-            torch.testing.assert_close(one, other, msg=lambda m, n=name: f"{n}: {m}")
+        for first, other in zip(ones, sums, strict=True):
+            torch.testing.assert_close(first, other, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("op", operators())
@@ -146,16 +146,16 @@ def test_a_second_derivative_is_that_of_the_reference_or_refused(op):
     expected = slopes(op.reference)
     for name, implementation in fitting(op, inputs).items():
         try:
-            found = slopes(implementation)
+            actual = slopes(implementation)
         except RuntimeError as refusal:
             assert re.search("once_differentiable|derivative for .* not implemented", str(refusal))
             continue
         torch.testing.assert_close(
-            found, expected, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+            actual, expected, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
-# Those that are not given zeros for it (``absent_as_none``).
+# Operators that get None instead of zeros for it (``absent_as_none``).
 NONE = ("causal_conv1d", "moe_gating", "ssd_scan", "ssd_step", "token_router")
 GIVEN_NONE = [p for p in operators() if p.id in NONE]
 
@@ -174,14 +174,14 @@ def test_an_output_that_gets_no_gradient_counts_as_one_that_gets_zeros(op):
             ramp = torch.linspace(-1, 1, alone.numel()).view(alone.shape).to(alone)
             given = [ramp if y is alone else torch.zeros_like(y) for y in live]
             among = torch.autograd.grad(live, wanted, given, retain_graph=True)
-            found = torch.autograd.grad(
+            result = torch.autograd.grad(
                 alone, wanted, ramp, retain_graph=True, materialize_grads=True
             )
-            torch.testing.assert_close(found, among, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(result, among, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def turned(x):
-    """The same values, but in memory the last two dimensions stand in the other order."""
+    """Return the same values, with the last two dimensions in the other order in memory."""
     if not isinstance(x, torch.Tensor) or x.dim() < 2:
         return x
     return x.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
@@ -194,7 +194,7 @@ def test_the_last_dimension_need_not_be_the_innermost_in_memory(op):
         inputs = {n: turned(x) for n, x in op.inputs(case, DEVICE, torch.float32, 0).items()}
         names = [n for n in op.gradients if inputs.get(n) is not None]
         if any(inputs[n].dim() > 1 and inputs[n].stride(-1) > 1 for n in names):
-            break  # sizes of which the order shows
+            break  # sizes for which the order matters
     else:
         pytest.skip(f"{op.name} has no gradient of two dimensions")
     expected = None
@@ -203,10 +203,10 @@ def test_the_last_dimension_need_not_be_the_innermost_in_memory(op):
         outputs = as_tuple(implementation(*(inputs | leaves).values()))
         live = [y for y in outputs if y.requires_grad]
         ramps = [turned(torch.linspace(-1, 1, y.numel()).view(y.shape)).to(y) for y in live]
-        found = [*outputs, *torch.autograd.grad(live, list(leaves.values()), ramps)]
-        expected = expected or found
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        actual = [*outputs, *torch.autograd.grad(live, list(leaves.values()), ramps)]
+        expected = expected or actual
+        for first, other in zip(actual, expected, strict=True):
+            torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("op", operators())

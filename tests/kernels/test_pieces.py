@@ -1,4 +1,4 @@
-"""The pieces that the gated norm takes a group in, and what is fetched ahead into shared memory."""
+"""Pieces of a group in the gated norm, and prefetched data in shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels._triton import power_of_two
 from kernels.gated_rms_norm import MAX_GROUP, pieces
 
 NORM = sys.modules[pieces.__module__]  # ``kernels.gated_rms_norm`` is the operator
-LIMITS = (99 << 10, 163 << 10, 227 << 10)  # of a block's shared memory: consumers' GPUs, A100, H100
+LIMITS = (99 << 10, 163 << 10, 227 << 10)  # shared memory of a block: consumer GPUs, A100, H100
 
 
 @given(st.integers(1, MAX_GROUP))

@@ -1,4 +1,4 @@
-"""The generic checks see a planted bug: each is put into a kernel's source, and they turn red."""
+"""The generic checks detect planted bugs: each is put into a kernel's source, and they fail."""
 
 import sys
 
@@ -12,8 +12,8 @@ from kernels import Case, _launch
 from kernels._check import Exact
 from kernels._triton import INSTALLED, INTERPRETED
 
-# operator and bug: module, what stands in its source, what is planted instead, and the sizes of the
-# case that sees it (None: the operator's first case), in FP16 with "half"
+# Operator and bug: module, the original source, the planted source, and the sizes of the case that
+# shows it (None: the operator's first case), in FP16 with "half".
 HEADS = {"batch": 1, "length": 3, "heads": 3, "kv_heads": 1, "dim": 12}
 ATTENTION = {
     "batch": 1, "length": 9, "heads": 2, "kv_heads": 1, "dim": 16, "keys": 9, "causal": True,
@@ -449,13 +449,13 @@ ACROSS_BLOCKS = {
 
 @pytest.fixture(autouse=True)
 def nothing_planted_is_kept():
-    """Torn down after what was planted is gone."""
+    """Clear caches after the planted bugs are gone."""
     yield
     _launch.forget()
 
 
 def check(operator: str, sizes) -> bool:
-    """Whether the generic check finds the operator's Triton implementation right."""
+    """Return True if the generic check accepts the operator's Triton implementation."""
     op = kernels.OPS[operator]
     case = Case("planted", sizes) if sizes else op.cases[0]
     dtype = torch.float16 if case.sizes.get("half") else DTYPES[0]
@@ -474,7 +474,7 @@ def test_a_planted_bug_turns_the_generic_check_red(bug, monkeypatch):
     module_name, old, new, sizes = BUGS[bug]
     operator = bug.partition(":")[0]
     before = (operator, repr(sizes))
-    if before not in right:  # of several bugs that the same sizes show, it is asked once
+    if before not in right:  # checked once for all bugs that the same sizes show
         assert check(operator, sizes), "right before"
         right.add(before)
     plant(monkeypatch, module_name, old, new)

@@ -1,4 +1,4 @@
-"""The table of what would be chosen on any GPU, the chain of fallbacks, and budgets of memory."""
+"""Table of choices on any GPU, chain of fallbacks, and memory budgets."""
 
 import dataclasses
 import gc
@@ -14,7 +14,7 @@ import kernels
 from kernels import GENERATIONS, OPS, Implementation, Mistake, hardware
 from kernels._dispatch import _candidates_once
 from kernels._triton import DISABLED, INSTALLED, INTERPRETED
-from kernels.attention import _chunked, _flash, _memory, _sdpa
+from kernels.attention import _chunked, _flash, _sdpa, memory
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="nothing here runs a kernel")
 
@@ -42,34 +42,36 @@ EXPECTED = {
     (12, 0): (BF16, False, True, True, 99, FLASH, SMALL),
     (13, 0): (BF16, False, True, True, 99, FLASH, SMALL),
 }
-needs_triton = pytest.mark.skipif(DISABLED or not INSTALLED, reason="the table is one with Triton")
+needs_triton = pytest.mark.skipif(
+    bool(DISABLED) or not INSTALLED, reason="the table is one with Triton"
+)
 
 
 @needs_triton
 @pytest.mark.parametrize("capability", EXPECTED)
 def test_every_row_of_the_table(capability):
     precision, scales, tf32, fp8, shared_kib, fused, tiles = EXPECTED[capability]
-    found = kernels.policy(capability)
-    known = found.generation
+    policy = kernels.policy(capability)
+    known = policy.generation
     assert (known.precision, known.scales_loss) == (precision, scales)
     assert (known.tf32, known.fp8, known.shared_bytes) == (tf32, fp8, shared_kib << 10)
     assert known.threads_per_block == 1024
-    able = [name for name, why in found.attention.items() if why is None]
+    able = [name for name, why in policy.attention.items() if why is None]
     optional = {"flash2", "flash3", "flash4", "xformers"}  # installed here or not
     assert [name for name in able if name not in optional] == [
         *fused,
         *("chunked", "manual", "sdpa_math", "sdpa"),
     ]
-    assert (found.tile, found.tile_fp32) == tiles
+    assert (policy.tile, policy.tile_fp32) == tiles
     adaptive = ["triton", "torch", "manual"] if tiles[0] else ["torch", "manual"]
-    assert [name for name, why in found.adaptive_attention.items() if why is None] == adaptive
-    assert known.name in str(found) and str(precision)[6:] in str(found)
+    assert [name for name, why in policy.adaptive_attention.items() if why is None] == adaptive
+    assert known.name in str(policy) and str(precision)[6:] in str(policy)
 
 
 def test_the_table_has_a_row_for_each_generation_in_order():
-    capabilities = [each.capability for each in GENERATIONS]
+    capabilities = [row.capability for row in GENERATIONS]
     assert capabilities == sorted(set(capabilities))
-    assert [each.generation for each in kernels.policies()] == list(GENERATIONS)
+    assert [policy.generation for policy in kernels.policies()] == list(GENERATIONS)
     assert {kernels.generation(capability) for capability in EXPECTED} == set(GENERATIONS)
 
 
@@ -93,10 +95,10 @@ def test_imagining_a_gpu_leaves_nothing_behind():
 @pytest.mark.gpu
 def test_the_policy_of_the_gpu_here_is_what_it_says_of_itself():
     facts = hardware.of("cuda")
-    found = kernels.policy(facts.capability, total_bytes=facts.total_bytes)
-    assert facts.threads_per_block == found.generation.threads_per_block
-    assert facts.shared_bytes >= found.generation.shared_bytes
-    for name, why in found.attention.items():
+    policy = kernels.policy(facts.capability, total_bytes=facts.total_bytes)
+    assert facts.threads_per_block == policy.generation.threads_per_block
+    assert facts.shared_bytes >= policy.generation.shared_bytes
+    for name, why in policy.attention.items():
         assert why == OPS["attention"].implementations[name].missing("cuda"), name
 
 
@@ -154,7 +156,7 @@ def test_threads_that_attend_at_once_leave_the_switches_as_they_were(monkeypatch
 
 
 def without_flash(monkeypatch, total_bytes):
-    """As on a machine without a fused backend and with that much memory."""
+    """Simulate a machine without a fused backend and with that much memory."""
     small = dataclasses.replace(hardware.of("cpu"), total_bytes=total_bytes)
     monkeypatch.setattr(hardware, "_cpu", lambda: small)
     gone = Implementation(lambda *_: None, missing=lambda _: "was taken away")
@@ -189,22 +191,22 @@ def test_chunks_are_taken_by_length_and_by_budget_and_the_reason_says_which(
     [(1, 1, 1 << 40, 1024), (1, 8, 100 << 20, 1024), (8, 32, 1 << 30, 512), (64, 64, 1, 64)],
 )
 def test_a_chunk_s_weights_fit_the_budget(batch, heads, budget, chunk):
-    assert _memory.chunk_length(batch, heads, 4, budget) == chunk
-    if chunk > _memory.LEAST_CHUNK:
-        assert _memory.weights_bytes(batch, heads, chunk, chunk) <= budget
-    if chunk < _memory.CHUNK:
-        assert _memory.weights_bytes(batch, heads, 2 * chunk, 2 * chunk) > budget
+    assert memory.chunk_length(batch, heads, 4, budget) == chunk
+    if chunk > memory.LEAST_CHUNK:
+        assert memory.weights_bytes(batch, heads, chunk, chunk) <= budget
+    if chunk < memory.CHUNK:
+        assert memory.weights_bytes(batch, heads, 2 * chunk, 2 * chunk) > budget
 
 
 def test_the_length_of_a_chunk_changes_nothing(monkeypatch):
     q, k, v = (x.requires_grad_() for x in inputs(300))
-    found = []
+    results = []
     for chunk in (64, 128, 1024):
         monkeypatch.setattr(_chunked, "chunk_of", lambda _, chunk=chunk: chunk)
         out = kernels.attention(q, k, v, window=90, backend="chunked")
-        found.append([out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))])
-    for other in found[1:]:
-        torch.testing.assert_close(found[0], other, rtol=1e-4, atol=1e-5)
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other, rtol=1e-4, atol=1e-5)
 
 
 def test_chunks_never_hold_anything_of_the_length_squared():

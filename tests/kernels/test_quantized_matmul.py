@@ -1,4 +1,4 @@
-"""What quantisation costs is bounded, and its gradient is the straight one."""
+"""The error of quantisation is bounded, and its gradient passes straight through."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ M, K, N = 37, 96, 48
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
-    """Values over many magnitudes, a zero row among them."""
+    """Draw values over many magnitudes, with a zero row."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=generator) * torch.randn(shape, generator=generator).exp()
     values[0] = 0
@@ -22,7 +22,7 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
 
 
 def half_steps(values: torch.Tensor, scheme: str) -> torch.Tensor:
-    """How far each code may be from its value; 1e-5 for rounding of the scale itself."""
+    """Return the largest error of each code; 1e-5 for rounding of the scale itself."""
     _, scale = quantize(values, scheme)
     scale = scale.double() * (1 + 1e-5)
     if SCHEMES[scheme] == torch.int8:
@@ -55,7 +55,7 @@ def test_the_product_is_within_half_steps_times_the_norms_of_the_unquantised_one
         "x": x.abs().sum(-1, keepdim=True) + e_x.sum(-1, keepdim=True),
         "weight": weight.abs().sum(-1),
     }
-    if SCHEMES[scheme] == torch.int8:  # one step a row: the sums are steps times 1-norms
+    if SCHEMES[scheme] == torch.int8:  # one step per row: the sums are steps times 1-norms
         assert torch.allclose(bound, e_x[:, :1] * norms["weight"] + norms["x"] * e_w[:, 0])
 
 
@@ -76,22 +76,22 @@ def test_the_gradient_passes_straight_through_to_x_alone(scheme, impl):
     [("int8_dynamic", "auto"), ("int8_weight_only", "dequantize"), ("fp8_row", "torch")],
 )
 def test_what_follows_in_training_may_write_over_the_product(scheme, impl):
-    """As an activation in place does, of a model of one's own."""
+    """A user's own model may apply an activation in place."""
     x = drawn(2, 32, K, seed=5).requires_grad_()
     quantized = kernels.quantize_weight(drawn(N, K, seed=6), scheme)
     plain = kernels.quantized_matmul(x, *quantized, scheme, impl=impl).relu().sum()
     written = kernels.quantized_matmul(x, *quantized, scheme, impl=impl).relu_().sum()
-    expected, found = (torch.autograd.grad(y, x)[0] for y in (plain, written))
-    assert torch.equal(found, expected)
+    expected, actual = (torch.autograd.grad(y, x)[0] for y in (plain, written))
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("scheme", ["int8_dynamic", "int8_weight_only", "fp8_row"])
 def test_a_row_does_not_depend_on_the_other_rows(scheme):
     codes, scale = kernels.quantize_weight(drawn(N, K, seed=5), scheme)
     x = drawn(M, K, seed=6)
-    whole = kernels.quantized_matmul(x, codes, scale, scheme)
+    full = kernels.quantized_matmul(x, codes, scale, scheme)
     x[5:] *= 100
-    torch.testing.assert_close(kernels.quantized_matmul(x, codes, scale, scheme)[:5], whole[:5])
+    torch.testing.assert_close(kernels.quantized_matmul(x, codes, scale, scheme)[:5], full[:5])
 
 
 def test_autocast_decides_the_dtype():

@@ -1,4 +1,4 @@
-"""A call like one before is replayed: the same launches, without what decided them."""
+"""Repeated calls are replayed: the same launches, without the code that decided them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from stubbed_triton import stubbed
 import kernels
 from kernels import OPS, _dispatch, _gated, _launch, _replay, _triton
 from kernels._check import as_tuple, poisoned
-from kernels._host_cost import calls_of, recording, small_inputs
 from kernels._operator import Implementation
+from kernels.measure.host_cost import calls_of, recording, small_inputs
 
 pytestmark = [
     pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed"),
@@ -40,7 +40,7 @@ def driver():
 
 @pytest.fixture
 def called():
-    """How often the Python of a call runs."""
+    """Return a list that grows each time the Python of a call runs."""
     return []
 
 
@@ -69,7 +69,7 @@ def plain(driver, monkeypatch):
         pass
 
     _launch_of["plain"] = _launch.launcher(kernel)
-    launch_plain((1,), ELSEWHERE, ELSEWHERE, 1, 1, D=1, EPS=0.0)  # nothing is replayed before one
+    launch_plain((1,), ELSEWHERE, ELSEWHERE, 1, 1, D=1, EPS=0.0)  # replays need a launch before
 
 
 def swiglu(*tensors):
@@ -78,19 +78,19 @@ def swiglu(*tensors):
 
 def launches_of(driver, call):
     driver.launches.clear()
-    kept = call()  # alive, so that no two tensors of one call share an address
-    return [tuple(map(address_of, launch)) for launch in driver.launches], kept
+    result = call()  # alive, so that no two tensors of one call share an address
+    return [tuple(map(address_of, launch)) for launch in driver.launches], result
 
 
 def address_of(value):
     return value.data_ptr() if isinstance(value, torch.Tensor) else value
 
 
-def the_same(one, other):
-    """Whether two calls launch the same, but for where the memory lies that they allocate."""
+def the_same(first, second):
+    """Assert that two calls launch the same, except for the addresses that they allocate."""
     where = {}
-    assert len(one) == len(other)
-    for mine, theirs in zip(one, other, strict=True):
+    assert len(first) == len(second)
+    for mine, theirs in zip(first, second, strict=True):
         assert len(mine) == len(theirs) and mine[:9] == theirs[:9], "grid, stream, kernel"
         for a, b in zip(mine[9:], theirs[9:], strict=True):
             assert a == b or (isinstance(a, int) and min(a, b) > 1 << 20)
@@ -102,7 +102,7 @@ def test_a_replay_launches_what_the_call_itself_launches(driver, name, monkeypat
     op = OPS[name]
     inputs = small_inputs(op, "triton", CPU, torch.bfloat16)
     with kernels.using(**{name: "triton"}), torch.enable_grad():
-        with mock.patch.object(torch, "empty", torch.zeros):  # places nobody wrote must exist
+        with mock.patch.object(torch, "empty", torch.zeros):  # unwritten memory must be equal
             calls = calls_of(op, inputs)
         for title, call in calls.items():
             with recording(title):
@@ -111,17 +111,17 @@ def test_a_replay_launches_what_the_call_itself_launches(driver, name, monkeypat
                 replays = []
                 for _ in range(2):
                     with monkeypatch.context() as patch:
-                        if title == "forward":  # nothing is asked for again
+                        if title == "forward":  # nothing is decided again
                             patch.setitem(_dispatch.OPS, name, None)
                         replays.append(launches_of(driver, call))
             assert again, "what is launched"
-            for replay, found in replays:
+            for replay, result in replays:
                 the_same(replay, again)
-                for one, other in zip(as_tuple(found), as_tuple(results), strict=True):
-                    assert (one is None) == (other is None)
-                    if one is not None:
-                        assert one.shape == other.shape and one.stride() == other.stride()
-                        assert one.dtype == other.dtype
+                for first, other in zip(as_tuple(result), as_tuple(results), strict=True):
+                    assert (first is None) == (other is None)
+                    if first is not None:
+                        assert first.shape == other.shape and first.stride() == other.stride()
+                        assert first.dtype == other.dtype
             driver.launches.clear()
 
 
@@ -371,7 +371,7 @@ def test_views_of_arguments_are_where_they_were(driver):
         x = torch.randn(4, 8)
         function(x)
         read = map(address_of, driver.launches[-1][9:11])
-        assert [each - x.data_ptr() for each in read] == [4 * (2 * 8 + 4), 4 * 8]
+        assert [address - x.data_ptr() for address in read] == [4 * (2 * 8 + 4), 4 * 8]
 
 
 class Marked(torch.Tensor):
@@ -387,7 +387,7 @@ def test_arguments_of_which_more_counts_than_their_layout_are_asked_anew(called,
 
     for _ in range(4):
         function(ELSEWHERE, other)
-    assert len(called) == 4 and all(each is other for each in called)
+    assert len(called) == 4 and all(argument is other for argument in called)
 
 
 def test_calls_in_poisoned_memory_are_recorded_after_it(function, called):
@@ -445,7 +445,7 @@ def test_what_was_recorded_before_a_change_is_not_kept_after_it(driver, called):
     def function(x):
         called.append(1)
         if len(called) == 2:
-            _replay.forget()  # as another thread may, while this one is recording
+            _replay.forget()  # as another thread may, during a recording
         return torch.empty_like(x)
 
     for _ in range(6):
@@ -456,10 +456,10 @@ def test_what_was_recorded_before_a_change_is_not_kept_after_it(driver, called):
 def test_calls_that_are_ever_different_are_not_kept_without_end(function, monkeypatch):
     monkeypatch.setattr(_replay, "MAX_CACHED", 8)
     x = torch.randn(4, 8)
-    kept = _replay._CACHES[-1]
+    cache = _replay._CACHES[-1]
     for n in range(2, 60):
         function(x, n)
-        assert len(kept) <= 8
+        assert len(cache) <= 8
 
 
 def test_with_gradients_on_a_function_is_not_replayed(function, called):
@@ -478,7 +478,7 @@ def test_a_recording_keeps_no_tensor(driver):
     driver.launches.clear()
     del x, y
     gc.collect()
-    assert [each() for each in gone] == [None, None]
+    assert [reference() for reference in gone] == [None, None]
 
 
 def test_small_temporaries_of_a_replay_are_one_allocation(driver):

@@ -1,4 +1,4 @@
-"""What routing promises beyond its reference: ties, order, and the way there and back."""
+"""Routing beyond the reference: ties, order, and the round trip."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from kernels.moe_experts._order import by_expert
 NAN, INF = float("nan"), float("inf")
 
 
-def each(*names):
-    """Every implementation of these operators; the operator's name stands first in the id."""
+def implementations_of(*names):
+    """Parametrize with every implementation of these operators; ids begin with the operator."""
     return [
         pytest.param(OPS[name].implementations[impl], id=f"{name}-{impl}")
         for name in names
@@ -31,7 +31,7 @@ def each(*names):
         ([1e-42, 2e-42, 0.0, -1e-42], 2, [0, 1]),
     ],
 )
-@pytest.mark.parametrize("route", each("token_router"))
+@pytest.mark.parametrize("route", implementations_of("token_router"))
 def test_the_highest_are_chosen_and_of_equals_the_first(route, scores, k, chosen):
     score = torch.tensor([scores], device=DEVICE)
     x = torch.arange(float(len(scores)), device=DEVICE)[None, :, None].expand(1, -1, 3)
@@ -41,7 +41,7 @@ def test_the_highest_are_chosen_and_of_equals_the_first(route, scores, k, chosen
     torch.testing.assert_close(values, score[:, chosen], rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("scatter", each("token_scatter"))
+@pytest.mark.parametrize("scatter", implementations_of("token_scatter"))
 def test_what_was_not_chosen_passes_through_bit_for_bit(scatter):
     x = torch.randn(2, 50, 33, device=DEVICE).half()
     index = torch.tensor([[3, 8, 49], [0, 1, 2]], device=DEVICE)
@@ -62,18 +62,18 @@ def test_what_is_no_place_is_left_out_forward_and_backward():
     inside = (index >= 0) & (index < 9)
     leaves = [t.clone().requires_grad_() for t in (x, update, weight)]
     y = scatter(*leaves, index)
-    found = y, *torch.autograd.grad(y, leaves, x)
+    actual = y, *torch.autograd.grad(y, leaves, x)
 
-    # The same as places that are there, with weights and gradients of zero.
+    # The same as valid positions with weights and gradients of zero.
     leaves = [t.clone().requires_grad_() for t in (x, update, weight)]
     expected = OPS["token_scatter"].reference(
         leaves[0], leaves[1], leaves[2] * inside, index.where(inside, 7)
     )
     slopes = torch.autograd.grad(expected, leaves, x)
-    torch.testing.assert_close(found, (expected, *slopes))
+    torch.testing.assert_close(actual, (expected, *slopes))
 
 
-@pytest.mark.parametrize("gate", each("moe_gating"))
+@pytest.mark.parametrize("gate", implementations_of("moe_gating"))
 def test_of_equal_logits_the_expert_of_lower_number_is_chosen(gate):
     rows = torch.tensor([1.0, 2.0, 1.0, 2.0, 2.0, -1.0, 0.0], device=DEVICE)
     x = torch.ones(5, 4, device=DEVICE)
@@ -83,7 +83,7 @@ def test_of_equal_logits_the_expert_of_lower_number_is_chosen(gate):
     assert torch.equal(weight[:, 0], weight[:, 2]) and torch.equal(weight[:, 3], weight[:, 4])
 
 
-@pytest.mark.parametrize("gate", each("moe_gating"))
+@pytest.mark.parametrize("gate", implementations_of("moe_gating"))
 def test_the_statistics_are_those_of_all_tokens(gate):
     """Their shares come from 79 programs of the kernel, more than are summed at once."""
     torch.manual_seed(0)
@@ -95,7 +95,7 @@ def test_the_statistics_are_those_of_all_tokens(gate):
 
 
 def loop_over_experts(x, index, weight, gate, up, down):
-    """A mixture as one would write it down, a token and a choice at a time."""
+    """Compute a mixture in the plainest way, one token and one choice at a time."""
     rows = []
     for n, token in enumerate(x):
         row = torch.zeros_like(token)
@@ -114,7 +114,7 @@ def sizes(mix):
 
 
 def ways(n_experts, k):
-    """Where 30 tokens may go."""
+    """Return the possible routings of 30 tokens."""
     torch.manual_seed(3)
     return {
         "anywhere": torch.rand(30, n_experts).argsort(-1)[:, :k],
@@ -137,7 +137,7 @@ def ways(n_experts, k):
         (6, 2, "nowhere"),
     ],
 )
-@pytest.mark.parametrize("mix", each("moe_experts"))
+@pytest.mark.parametrize("mix", implementations_of("moe_experts"))
 def test_a_mixture_is_a_loop_over_its_experts_with_its_gradients(mix, packed, n_experts, k, way):
     index = ways(n_experts, k)[way]
     dim, width = sizes(mix)
@@ -148,14 +148,14 @@ def test_a_mixture_is_a_loop_over_its_experts_with_its_gradients(mix, packed, n_
     x, weight, gate, up, down = leaves
     index, dy = index.to(DEVICE), dy.to(DEVICE)
     experts = (torch.cat((gate, up), 1), None, down) if packed else (gate, up, down)
-    found = mix(x, index, weight, *experts)
+    actual = mix(x, index, weight, *experts)
     expected = loop_over_experts(x, index, weight, gate, up, down)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     if way == "nowhere":
-        assert not found.any()
+        assert not actual.any()
         expected = expected + 0 * sum(t.sum() for t in leaves)
     pairs = zip(
-        torch.autograd.grad(found, leaves, dy),
+        torch.autograd.grad(actual, leaves, dy),
         torch.autograd.grad(expected, leaves, dy, materialize_grads=True),
         strict=True,
     )
@@ -163,7 +163,7 @@ def test_a_mixture_is_a_loop_over_its_experts_with_its_gradients(mix, packed, n_
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("mix", each("moe_experts"))
+@pytest.mark.parametrize("mix", implementations_of("moe_experts"))
 def test_one_gradient_alone_is_what_it_is_beside_the_others(mix):
     op = OPS["moe_experts"]
     dim, width = sizes(mix)
@@ -181,18 +181,19 @@ def test_one_gradient_alone_is_what_it_is_beside_the_others(mix):
 @pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
 @pytest.mark.parametrize("n_tokens", [25, 10_000])
 def test_the_order_by_expert_is_that_of_a_stable_sort(n_tokens):
-    """Of one chunk; and of more than one chunk, one tile of chunks and one turn of a chunk hold."""
+    """Cover a single chunk, and several chunks that need one tile of chunks and one turn."""
     torch.manual_seed(0)
     n_experts, m = 40, 16
-    index = torch.randint(-1, n_experts - 1, (n_tokens, 2), device=DEVICE)  # the last gets none
+    # the last expert gets none
+    index = torch.randint(-1, n_experts - 1, (n_tokens, 2), device=DEVICE)
     order = by_expert(index, n_experts, m)
     table = order.table
     choice, row = table[: order.n_choices], table[order.row_at :][: order.n_choices]
     flat = index.flatten()
-    kept = int((flat >= 0).sum())
-    expected = flat.argsort(stable=True)[len(flat) - kept :]
-    assert torch.equal(choice[:kept].long(), expected)
-    assert torch.equal(row[expected].long(), torch.arange(kept, device=DEVICE))
+    n_chosen = int((flat >= 0).sum())
+    expected = flat.argsort(stable=True)[len(flat) - n_chosen :]
+    assert torch.equal(choice[:n_chosen].long(), expected)
+    assert torch.equal(row[expected].long(), torch.arange(n_chosen, device=DEVICE))
     assert bool((row[flat < 0] == -1).all())
     ends = torch.bincount(flat[flat >= 0], minlength=n_experts).cumsum(0)
     assert table[order.first_at :][: n_experts + 1].tolist() == [0, *ends.tolist()]

@@ -1,4 +1,4 @@
-"""Operators with a state: pieces give the whole, and a step what the scan gives, by both ways."""
+"""Operators with a state: pieces equal the complete sequence, and steps equal the scan."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def inputs_of(name, **sizes):
 
 
 def one_after_the_other(inputs):
-    """The scan as its equation has it: (y, final state)."""
+    """Compute the scan by its equation: (y, final state)."""
     x, dt, a, b, c, d, dt_bias, h, *_ = inputs.values()
     dt = torch.nn.functional.softplus(dt + dt_bias)
     per_group = x.shape[2] // b.shape[2]
@@ -37,10 +37,10 @@ def test_the_scan_in_chunks_is_one_step_after_the_other_and_so_are_its_gradients
     results = [one_after_the_other(inputs), kernels.ssd_scan(**inputs, impl="torch")]
     upstream = [torch.randn_like(r) for r in results[0]]
     gradients = [torch.autograd.grad(r, list(leaves.values()), upstream) for r in results]
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
-    for name, one, other in zip(leaves, *gradients, strict=True):
-        torch.testing.assert_close(one, other, msg=lambda m, n=name: f"{n}: {m}")
+    for chunked, stepwise in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, stepwise)
+    for name, chunked, stepwise in zip(leaves, *gradients, strict=True):
+        torch.testing.assert_close(chunked, stepwise, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("chunk", [1, 16, 32, 256])
@@ -58,8 +58,8 @@ def test_a_scan_and_its_gradients_do_not_depend_on_the_chunk(chunk):
 def test_the_kernel_takes_other_chunks_where_it_can_and_says_where_not():
     inputs = inputs_of("ssd_scan", **SIZES)
     inputs = {n: x.float() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
-    whole, parts = (kernels.ssd_scan(**inputs | {"chunk": c}, impl="triton") for c in (64, 16))
-    torch.testing.assert_close(parts, whole)
+    large, small = (kernels.ssd_scan(**inputs | {"chunk": c}, impl="triton") for c in (64, 16))
+    torch.testing.assert_close(small, large)
     with pytest.raises(kernels.Unavailable, match="takes chunks of 16 to 64 of float32 here"):
         kernels.ssd_scan(**inputs | {"chunk": 128}, impl="triton")
 
@@ -112,18 +112,20 @@ def test_the_gradients_of_steps_one_after_the_other_are_those_of_the_scan(impl):
     results = [kernels.ssd_scan(**inputs, impl="torch"), (torch.stack(steps, 1), state)]
     upstream = [torch.randn_like(r) for r in results[0]]
     gradients = [torch.autograd.grad(r, list(leaves.values()), upstream) for r in results]
-    for name, one, other in zip(leaves, *gradients, strict=True):
-        torch.testing.assert_close(other, one, msg=lambda m, n=name: f"{n}: {m}")
+    for name, expected, actual in zip(leaves, *gradients, strict=True):
+        torch.testing.assert_close(actual, expected, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_steps_that_vanish_and_steps_that_are_huge_are_finite_and_exact():
     raw = torch.tensor([-80.0, -30.0, -17.0, -15.0, 0.0, 15.0, 19.0, 25.0, 300.0], device=DEVICE)
-    one = torch.ones(1, 9, 1, 1, device=DEVICE)
+    ones = torch.ones(1, 9, 1, 1, device=DEVICE)
     dt = raw.view(1, 9, 1).requires_grad_()
     expected = torch.nn.functional.softplus(raw.double())
     for impl in implementations(OPS["ssd_scan"]):
-        y, _ = kernels.ssd_scan(one, dt, -1e9 * torch.ones(1, device=DEVICE), one, one, impl=impl)
-        # So steep a decay leaves of each step its own input dt x B alone.
+        y, _ = kernels.ssd_scan(
+            ones, dt, -1e9 * torch.ones(1, device=DEVICE), ones, ones, impl=impl
+        )
+        # With so steep a decay only its own input dt x B remains of each step.
         torch.testing.assert_close(y.flatten()[2:].double(), expected[2:], rtol=1e-6, atol=0)
         (slope,) = torch.autograd.grad(y.sum(), dt)
         assert slope.isfinite().all()
@@ -173,8 +175,8 @@ def test_autocast_changes_nothing(name):
         plain = op.function(**inputs, impl=impl)
         with torch.autocast(DEVICE.type, torch.bfloat16):
             cast = op.function(**inputs, impl=impl)
-        for one, other in zip(as_tuple(plain), as_tuple(cast), strict=True):
-            assert other.dtype == torch.float32 and torch.equal(one, other)
+        for first, other in zip(as_tuple(plain), as_tuple(cast), strict=True):
+            assert other.dtype == torch.float32 and torch.equal(first, other)
 
 
 @pytest.mark.parametrize("name", ["ssd_scan", "ssd_step", "causal_conv1d", "gated_rms_norm"])

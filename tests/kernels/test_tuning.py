@@ -1,7 +1,7 @@
-"""Tuning: the fastest right tile is found, kept on disk, and asked for without the batch size.
+"""Tuning: the fastest right tile is selected, stored on disk, and independent of the batch size.
 
-The search runs on the CPU over made-up kernels, whose times are made up too; what only a GPU can
-show is in test_tuning_gpu.py.
+The search runs on the CPU over made-up kernels with made-up times; behaviour that needs a GPU is in
+test_tuning_gpu.py.
 """
 
 import json
@@ -30,18 +30,18 @@ WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implemen
 
 
 class Doubling:
-    """y = 2 x by tiles (1,) to (5,), the heuristic's first; ``wrong`` gives a tile's own way."""
+    """Kernel y = 2 x with tiles (1,) to (5,), the heuristic's first; ``wrong`` replaces results."""
 
     def __init__(self, name="doubling", source="v1", wrong=None, candidates=(1, 2, 3, 4, 5)):
         self.wrong = wrong or {}
-        self.launched, self.asked = [], 0
-        self.found = [(number,) for number in candidates]
+        self.launched, self.queries = [], 0
+        self.tiles = [(number,) for number in candidates]
         kernel = SimpleNamespace(cache_key=source)
         self.tunable = Tunable(name, (kernel,), self.candidates)
 
     def candidates(self, device, width, dtype):
-        self.asked += 1
-        return self.found
+        self.queries += 1
+        return self.tiles
 
     def __call__(self, x):
         (tile,) = self.tunable.tile((0, x.shape[1], x.dtype), self, x)
@@ -55,7 +55,7 @@ def fails(x):
 
 @pytest.fixture(autouse=True)
 def imagined(monkeypatch, tmp_path):
-    """A GPU on which a tile takes the time that stands in TIMES_US."""
+    """Simulate a GPU on which a tile takes its time in TIMES_US."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_tuning, "_gpu", lambda device: "Imagined GPU")
     monkeypatch.setattr(_tuning, "_can_be_timed", lambda args: True)
@@ -86,8 +86,8 @@ X = torch.arange(1.0, 13).view(3, 4)
 
 
 def choice():
-    (one,) = tiles()
-    return one
+    (only,) = tiles()
+    return only
 
 
 # The search
@@ -97,10 +97,10 @@ def test_the_fastest_of_the_tiles_is_taken_and_told(imagined):
     double = doubling()
     with tuning("on"):
         assert torch.equal(double(X), 2 * X)
-    found = choice()
-    assert (found.tile, found.heuristic, found.source) == ((5,), (1,), "tuned")
-    assert (found.us, found.heuristic_us) == (10.0, 50.0)
-    assert str(found).startswith("doubling [4,float32]: (5,) (tuned), 50.0 us by heuristic, 10.0")
+    chosen = choice()
+    assert (chosen.tile, chosen.heuristic, chosen.source) == ((5,), (1,), "tuned")
+    assert (chosen.us, chosen.heuristic_us) == (10.0, 50.0)
+    assert str(chosen).startswith("doubling [4,float32]: (5,) (tuned), 50.0 us by heuristic, 10.0")
     assert double.launched[-1] == 5
     again = len(imagined)
     with tuning("on"):
@@ -124,9 +124,9 @@ def test_a_tile_that_fails_or_gives_something_else_is_dropped_however_fast(spoil
     double = doubling(wrong={5: spoil, 4: lambda x: 2 * x * (1 + 1e-6)})
     with tuning("on"):
         assert torch.equal(double(X), 2 * X * (1 + 1e-6))
-    found = choice()
-    assert found.tile == (4,), "which differs by rounding alone"
-    assert found.dropped.keys() == {(5,)} and found.dropped[5,].startswith(reason)
+    chosen = choice()
+    assert chosen.tile == (4,), "which differs by rounding alone"
+    assert chosen.dropped.keys() == {(5,)} and chosen.dropped[5,].startswith(reason)
 
 
 def test_integers_must_be_the_same():
@@ -167,7 +167,7 @@ def test_what_is_written_in_place_is_compared_and_the_caller_s_tensors_are_left_
 
     double = doubling()
     kernel = SimpleNamespace(cache_key="v1")
-    tunable = Tunable("in place", (kernel,), lambda *key: double.found, in_place=True)
+    tunable = Tunable("in place", (kernel,), lambda *key: double.tiles, in_place=True)
     x = X.clone()
     with tuning("on"):
         launch(x)
@@ -204,9 +204,9 @@ def test_a_key_that_is_known_costs_a_look_into_a_table():
     double = doubling()
     for _ in range(4):
         double(X)
-    assert double.asked == 1
+    assert double.queries == 1
     double(X[:, :3])
-    assert double.asked == 2
+    assert double.queries == 2
 
 
 @pytest.mark.parametrize("where", ["interpreter", "no GPU", "capture"])
@@ -261,7 +261,7 @@ def test_modes_end_with_their_block_also_by_an_error(imagined):
 
 
 def forgotten(**options) -> Doubling:
-    """The same kernel as a process that starts anew would see it."""
+    """Return the same kernel as a new process would see it."""
     reset_tiles()
     return doubling(**options)
 
@@ -329,9 +329,9 @@ _tuning._gpu = lambda device: "Imagined GPU"
 kernel = SimpleNamespace(cache_key="v1")
 tunable = _tuning.Tunable("doubling", (kernel,), lambda *key: [(1,), (5,)])
 import torch
-found = tunable.tile((0, 4, torch.float32), None)
+tile = tunable.tile((0, 4, torch.float32), None)
 _tuned_files.add(tunable._file("Imagined GPU"), "of the second", _tuned_files.Timed((7,), 1, 2))
-print(json.dumps([found, _tuning.tiles()[0].source]))
+print(json.dumps([tile, _tuning.tiles()[0].source]))
 """
 
 
@@ -350,15 +350,15 @@ def test_a_second_process_takes_what_the_first_has_tuned_and_adds_to_it():
 
 
 def keys_of(op, rows: int, monkeypatch) -> set[tuple]:
-    """What forward and backward ask for at a number of rows, on tensors without memory."""
+    """Return the keys of forward and backward at a number of rows, on tensors without memory."""
     from torch._subclasses import FakeTensorMode
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    asked = set()
+    queries = set()
     settle = Tunable.settle
 
     def note(self, key, launch, args):
-        asked.add((self.name, key))
+        queries.add((self.name, key))
         return settle(self, key, launch, args)
 
     monkeypatch.setattr(Tunable, "settle", note)
@@ -378,7 +378,7 @@ def keys_of(op, rows: int, monkeypatch) -> set[tuple]:
         if live:
             torch.autograd.grad(live, leaves, [torch.empty_like(y) for y in live])
     monkeypatch.setattr(Tunable, "settle", settle)
-    return asked
+    return queries
 
 
 @pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed")
@@ -395,16 +395,16 @@ def test_the_keys_of_a_kernel_do_not_hold_the_batch(name, monkeypatch):
     @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(st.integers(200, 500), min_size=6, max_size=6, unique=True))
     def holds(batches):
-        asked = [keys_of(op, batch, monkeypatch) for batch in batches]
-        assert asked[0], "the operator has nothing that can be tuned"
+        queries = [keys_of(op, batch, monkeypatch) for batch in batches]
+        assert queries[0], "the operator has nothing that can be tuned"
         by_kernel: dict[str, set] = {}
-        for keys in asked:
+        for keys in queries:
             for kernel, key in keys:
                 by_kernel.setdefault(kernel, set()).add(key)
                 hash(key)
-        # A pass asks for a few keys of one kernel; each may have two or three size classes.
-        most = {kernel: max(sum(k == kernel for k, _ in keys) for keys in asked) for kernel, _ in
-                asked[0]}  # fmt: skip
+        # A pass uses a few keys of one kernel; each may have two or three size classes.
+        most = {kernel: max(sum(k == kernel for k, _ in keys) for keys in queries) for kernel, _ in
+                queries[0]}  # fmt: skip
         grown = {k: keys for k, keys in by_kernel.items() if len(keys) > 2 * most.get(k, 1)}
         assert not grown
 

@@ -1,4 +1,4 @@
-"""Tuning on a GPU: tiles are timed there, kept for the next process, and give right numbers."""
+"""Tuning on a GPU: tiles are timed, stored for the next process, and give right numbers."""
 
 import json
 import os
@@ -38,11 +38,11 @@ for name, sizes in cases.items():
     with kernels.tuning("on"):
         compared = Exact(op, inputs).compare(op.implementations["triton"])
     wrong += [str(c) for c in compared if not c.right]
-found = {
+tiles = {
     c.kernel: [c.source, c.tile, c.us, c.heuristic_us, list(c.dropped.values())]
     for c in kernels.tiles()
 }
-print(json.dumps([found, wrong, len(timed)]))
+print(json.dumps([tiles, wrong, len(timed)]))
 """
 
 
@@ -85,8 +85,8 @@ def test_nothing_is_tuned_while_a_graph_is_captured(tmp_path, monkeypatch):
     with kernels.tuning("on"), torch.cuda.graph(graph):
         y = kernels.rms_norm(x, impl="triton")
     graph.replay()
-    (found,) = kernels.tiles()
-    assert found.source == "heuristic"
+    (choice,) = kernels.tiles()
+    assert choice.source == "heuristic"
     assert torch.equal(y, kernels.rms_norm(x, impl="triton"))
 
 
@@ -116,8 +116,8 @@ def test_the_tuned_kernels_of_an_operator_are_right(tmp_path, monkeypatch, name,
     with kernels.tuning("on"):
         exact.results(op.implementations["triton"])
     wrong = [str(c) for c in exact.compare(op.implementations["triton"]) if not c.right]
-    found = kernels.tiles()
-    print("\n".join(f"{c}; dropped: {c.dropped}" for c in found))
-    assert not wrong and found
-    assert {choice.source for choice in found} == {"tuned"}
-    assert all(choice.us <= choice.heuristic_us for choice in found)
+    choices = kernels.tiles()
+    print("\n".join(f"{c}; dropped: {c.dropped}" for c in choices))
+    assert not wrong and choices
+    assert {choice.source for choice in choices} == {"tuned"}
+    assert all(choice.us <= choice.heuristic_us for choice in choices)

@@ -1,4 +1,4 @@
-"""The experts' workspace: right numbers, in memory that is allocated once, for inference alone."""
+"""Workspace of the experts: right numbers, in memory that is allocated once, for inference only."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LARGE = Case("", {"rows": 64, "dim": 32, "width": 48, "experts": 4, "k": 2})
 
 
 class Allocations(TorchDispatchMode):
-    """The storages of this many bytes, or more, that operations gave, by address."""
+    """Storages of at least this many bytes that operations returned, by address."""
 
     def __init__(self, least: int) -> None:
         super().__init__()
         self.least = least
-        self.given: dict[int, torch.UntypedStorage] = {}  # alive, so that no address comes again
+        self.given: dict[int, torch.UntypedStorage] = {}  # alive, so that no address is reused
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        for each in tree_leaves(out):
-            if isinstance(each, torch.Tensor) and each.untyped_storage().nbytes() >= self.least:
-                self.given[each.untyped_storage().data_ptr()] = each.untyped_storage()
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().nbytes() >= self.least:
+                self.given[leaf.untyped_storage().data_ptr()] = leaf.untyped_storage()
         return out
 
 
@@ -38,7 +38,7 @@ def called(inputs, workspace=None):
 
 
 def storages(workspace):
-    return {flat.data_ptr() for kept in workspace._flat.values() for flat in kept}
+    return {flat.data_ptr() for buffers in workspace._flat.values() for flat in buffers}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,24 +48,24 @@ def test_what_is_computed_in_a_workspace_is_as_right_as_without(case, dtype):
     wide = {n: t if t is None or n == "index" else t.double() for n, t in inputs.items()}
     with torch.no_grad():
         exact = OP.reference(**wide)
-    plain, found = (
+    plain, reused = (
         float((called(inputs, given).double() - exact).norm()) for given in (None, Workspace())
     )
-    assert found <= 2 * plain + torch.finfo(dtype).eps * float(exact.norm())
+    assert reused <= 2 * plain + torch.finfo(dtype).eps * float(exact.norm())
 
 
 def test_a_second_call_allocates_nothing_and_reads_nothing_of_the_first():
     workspace, inputs = Workspace(), OP.inputs(LARGE, CPU, torch.float32, 0)
     first = called(inputs, workspace)
-    kept, made, place = first.clone(), workspace.made, first.data_ptr()
+    copy, made, address = first.clone(), workspace.made, first.data_ptr()
     for flats in workspace._flat.values():
         for flat in flats:
             flat.fill_(float("nan") if flat.is_floating_point() else 2**30)
-    least = 64 * 32 * 4  # the output; what is smaller are counts
+    least = 64 * 32 * 4  # the output; smaller ones are counts
     with Allocations(least) as seen:
         second = called(inputs, workspace)
-    own = {one.untyped_storage().data_ptr() for one in inputs.values() if one is not None}
-    assert torch.equal(second, kept) and second.data_ptr() == place
+    own = {x.untyped_storage().data_ptr() for x in inputs.values() if x is not None}
+    assert torch.equal(second, copy) and second.data_ptr() == address
     assert workspace.made == made and seen.given.keys() <= storages(workspace) | own
     with Allocations(least) as seen:
         called(inputs)

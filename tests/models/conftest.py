@@ -1,4 +1,4 @@
-"""A HYDRA small enough for exact comparisons, and tokens for it."""
+"""HYDRA model small enough for exact comparisons, and tokens for it."""
 
 import dataclasses
 import pathlib
@@ -42,8 +42,8 @@ def targets_BS():
     return torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(2))
 
 
-# Compiling, interpreting kernels and learning take most of the time of this folder. What stays for
-# every run: the same of plain HYDRA (test_variants.py), and the kernels' own tests.
+# Compiling, interpreting kernels and learning take most of the time of this folder. Every run still
+# has the same checks for plain HYDRA (test_variants.py), and the kernels' own tests.
 SLOW = ("interpret", "compile", "learns")
 EVERY_RUN = ("test_checkpointing.py", "test_metrics.py", "test_variants.py")
 

@@ -1,4 +1,4 @@
-"""Whether a model's gradients predict how its loss changes, by central differences."""
+"""Check by central differences that a model's gradients predict how its loss changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEP = 1e-5  # the Euclidean length of a difference; the model is in FP64
 
 
 def assert_gradients_predict_the_loss(model: Any, *batch: Tensor) -> None:
-    """Along one random direction in each parameter."""
+    """Compare along one random direction in each parameter."""
     model.loss(*batch).backward()
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Forms of every family that decodes, each beside its twin in FP64, to tell rounding by."""
+"""Half-precision forms of every decoding family, each with its FP64 twin, to measure rounding."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CANDIDATES = 48
 
 
 class Twins(NamedTuple):
-    """One model twice, and tokens that rounding sends nowhere else than exact numbers do."""
+    """One model in two precisions, and tokens for which rounding does not change the routing."""
 
     model: Any
     exact: Any  # FP64, the same weights
@@ -44,7 +44,7 @@ class Twins(NamedTuple):
 
 @torch.no_grad()
 def twins(form: str, dtype: torch.dtype, seed: int = 3, length: int = LENGTH, **fields) -> Twins:
-    """The form with weights in ``dtype``, in evaluation."""
+    """Make the form with weights in ``dtype``, in evaluation mode."""
     name, more = FORMS[form]
     family = FAMILIES[name]
     config = family.configure("tiny", {"n_layers": 2} | SIZES[name] | more | fields)
@@ -54,30 +54,30 @@ def twins(form: str, dtype: torch.dtype, seed: int = 3, length: int = LENGTH, **
         model.adaptation.bits_LH.fill_(16)
     exact = family.materialise(config, dtype=torch.float64, seed=seed).eval()
     for ours, theirs in ((model.weights(), exact.weights()), (model.adapted(), exact.adapted())):
-        for each, tensor in theirs.items():
-            tensor.copy_(ours[each])
+        for name, tensor in theirs.items():
+            tensor.copy_(ours[name])
     return Twins(model, exact, clearest(exact, length))
 
 
 def clearest(exact: Any, length: int, count: int = 2) -> Tensor:
-    """The sequences in which the routers' choices are furthest from a tie, [count, length]."""
+    """Return the sequences whose routing choices are furthest from a tie, [count, length]."""
     generator = torch.Generator().manual_seed(1)
     tokens_BS = torch.stack(
         [torch.randperm(256, generator=generator)[:length] for _ in range(CANDIDATES)]
     )
     gaps: list[Tensor] = []
 
-    def look(module: Any, given: Any, found: Any) -> None:
-        # Of a mixture of depths, and of expert choice, the sign of one score decides.
-        score_BSN, chosen = found, 1
+    def look(module: Any, given: Any, scores: Any) -> None:
+        # In a mixture of depths, and in expert choice, the sign of one score decides.
+        score_BSN, chosen = scores, 1
         if isinstance(module, ExpertRouter):
             score_BSN, chosen = given[0] @ module.weight.T, module.k
         falling_BSN = score_BSN.sort(-1, descending=True).values
-        one = score_BSN.shape[-1] == 1
-        gap_BS = falling_BSN[..., chosen - 1] - (0 if one else falling_BSN[..., chosen])
+        single = score_BSN.shape[-1] == 1
+        gap_BS = falling_BSN[..., chosen - 1] - (0 if single else falling_BSN[..., chosen])
         gaps.append((gap_BS.abs() / score_BSN.std()).amin(1))
 
-    routers = [each for each in exact.modules() if isinstance(each, (ExpertRouter, Router))]
+    routers = [part for part in exact.modules() if isinstance(part, (ExpertRouter, Router))]
     hooks = [router.register_forward_hook(look) for router in routers]
     cache = exact.new_cache(CANDIDATES, length)  # a call with a cache adapts nothing
     exact(tokens_BS, cache=cache)
@@ -95,7 +95,7 @@ def in_pieces(
     cache: Any,
     position_of_first: Tensor | None = None,
 ) -> Tensor:
-    """The logits of so many tokens after one another, taken in with ``cache``."""
+    """Return the logits of consecutive pieces of these lengths, processed with ``cache``."""
     done, parts = 0, []
     for piece in pieces:
         position = torch.tensor(done) if done else position_of_first
@@ -105,13 +105,13 @@ def in_pieces(
 
 
 def worst(found_BSV: Tensor, exact_BSV: Tensor) -> float:
-    """The largest error of a position's logits, relative to these: Euclidean."""
+    """Return the largest relative error of a position's logits: Euclidean."""
     error_BS = (found_BSV.double() - exact_BSV).norm(dim=-1) / exact_BSV.norm(dim=-1)
     return float(error_BS.max())
 
 
 def compare_in_the_interpreter() -> None:
-    """One small form of each family in FP16: by Triton at most twice as far off as by torch."""
+    """Check one small form of each family in FP16: Triton's error is at most twice torch's."""
     narrow = {"n_layers": 1, "dim": 32, "n_heads": 2}
     attends, routed = {"n_kv_heads": 1}, {"n_heads": 4, "recursions": 2, "depth_every": 1}
     small: dict[str, dict[str, Any]] = {
@@ -122,7 +122,7 @@ def compare_in_the_interpreter() -> None:
     }
     for form, fields in small.items():
         model, exact, tokens_BS = twins(form, torch.float16, length=7, **fields)
-        # Triton's attention knows no lengths of single rows, which HYDRA's routings have.
+        # Triton's attention has no lengths for single rows, which HYDRA's routings need.
         attention = "manual" if "hydra" in form else "triton"
         errors = []
         with torch.no_grad():

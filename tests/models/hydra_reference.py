@@ -1,7 +1,7 @@
 """HYDRA with its routings written out plainly, one sequence, token and head at a time, in FP64.
 
-Nothing here is shared with the models: routed tokens stay where they are, with their positions, and
-whether a query sees a key is decided by comparing the two.
+It shares nothing with the models: routed tokens keep their positions, and comparing two positions
+decides whether a query sees a key.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from torch.nn import functional
 
 @dataclasses.dataclass
 class Token:
-    """A token where it is: its place in the sequence and its row of the residual stream."""
+    """Token with its position in the sequence and its row of the residual stream."""
 
-    place: int
+    position: int
     x: torch.Tensor  # (E,)
 
 
@@ -25,7 +25,7 @@ def matrix(tokens):
 
 
 def replaced(tokens, rows):
-    return [Token(token.place, row) for token, row in zip(tokens, rows, strict=True)]
+    return [Token(token.position, row) for token, row in zip(tokens, rows, strict=True)]
 
 
 class Reference:
@@ -36,7 +36,7 @@ class Reference:
         self.chosen = []  # how many tokens every choice took
 
     def logits_and_loss(self, tokens_BS, targets_BS):
-        """(B, S, V), and the loss of all sequences with what the routers add."""
+        """Return (B, S, V), and the loss of all sequences with the routers' losses."""
         weights, config = self.weights, self.config
         head = weights.get("head.weight", weights["embedding.weight"])
         rows = []
@@ -50,20 +50,20 @@ class Reference:
         return logits, loss + config.router_loss * self.auxiliary()
 
     def auxiliary(self):
-        """The routers' losses; each call of ``losses`` was for one sequence of one router."""
+        """Return the routers' losses; each entry of ``losses`` is one sequence of one router."""
         if not self.training or not self.losses:
             return 0
         total = 0
         for name in dict.fromkeys(name for name, _ in self.losses):
-            found = [value for other, value in self.losses if other == name]
+            values = [value for other, value in self.losses if other == name]
             if name == "token":
-                n = len(found[0][0])
-                wanted = torch.stack([share for share, _ in found]).mean(0)
+                n = len(values[0][0])
+                wanted = torch.stack([share for share, _ in values]).mean(0)
                 total = (
-                    total + n * (wanted * torch.stack([gate for _, gate in found]).mean(0)).sum()
+                    total + n * (wanted * torch.stack([gate for _, gate in values]).mean(0)).sum()
                 )
             else:
-                total = total + torch.cat(found).mean()  # over the tokens of all sequences
+                total = total + torch.cat(values).mean()  # over the tokens of all sequences
         return total
 
     def top_block(self, i, tokens):
@@ -97,22 +97,23 @@ class Reference:
         mean_square = x.pow(2).mean(-1, keepdim=True)
         return x / torch.sqrt(mean_square + self.config.norm_eps) * self.weights[f"{name}.weight"]
 
-    def rotated(self, vector, place):
+    def rotated(self, vector, position):
         half = len(vector) // 2
         frequency = self.config.rope_theta ** (-torch.arange(half).double() / half)
         first, second = vector.chunk(2)
-        angle = place * frequency
-        # The model's tables are in FP32 whatever its weights are; rounded so, all else is exact.
+        angle = position * frequency
+        # The model's tables are in FP32 whatever its weights are; rounded like them, everything
+        # else is exact.
         turn = torch.complex(angle.cos().float().double(), angle.sin().float().double())
         turned = torch.complex(first, second) * turn
         return torch.cat([turned.real, turned.imag])
 
     def weigh(self, queries, keys, values, tokens, key_places):
-        """softmax(q k / sqrt(D)) v per query head over the keys that are not later."""
+        """Compute softmax(q k / sqrt(D)) v per query head over the keys that are not later."""
         heads, groups = len(queries[0]), len(keys[0])
         rows = []
         for token, query in zip(tokens, queries, strict=True):
-            seen = [j for j, place in enumerate(key_places) if place <= token.place]
+            seen = [j for j, position in enumerate(key_places) if position <= token.position]
             outputs = []
             for h in range(heads):
                 g = h * groups // heads
@@ -123,8 +124,8 @@ class Reference:
         return torch.stack(rows)
 
     def shared_or_own(self, shared, tokens, keys, values):
-        """Keys, values and their places: these, or the first ones that ``shared`` was given."""
-        own = keys, values, [token.place for token in tokens]
+        """Return keys, values and their positions: the own ones, or the first of ``shared``."""
+        own = keys, values, [token.position for token in tokens]
         if shared is None:
             return own
         shared.setdefault("first", own)
@@ -137,8 +138,8 @@ class Reference:
         for token in tokens:
             heads = (self.weights[f"{name}.qkv.weight"] @ token.x).view(-1, config.head_dim)
             q, k, v = heads.split(sizes)
-            queries.append([self.rotated(x, token.place) for x in q])
-            keys.append([self.rotated(x, token.place) for x in k])
+            queries.append([self.rotated(x, token.position) for x in q])
+            keys.append([self.rotated(x, token.position) for x in k])
             values.append(list(v))
         keys, values, places = self.shared_or_own(shared, tokens, keys, values)
         out = self.weigh(queries, keys, values, tokens, places)
@@ -170,9 +171,12 @@ class Reference:
                 for g in range(groups)
             ]
             temperature = w[f"{name}.temperature"].exp()
-            queries.append([self.rotated(self.unit(v), token.place) for v in q])
+            queries.append([self.rotated(self.unit(v), token.position) for v in q])
             keys.append(
-                [self.rotated(self.unit(v) * temperature[g], token.place) for g, v in enumerate(k)]
+                [
+                    self.rotated(self.unit(v) * temperature[g], token.position)
+                    for g, v in enumerate(k)
+                ]
             )
         v1, v2 = w[f"{name}.v.weight"].chunk(2)
         values = []
@@ -184,12 +188,12 @@ class Reference:
         return out @ w[f"{name}.out.weight"].T
 
     def unit(self, vector):
-        """sqrt(D) v / |v|, with the epsilon that keeps a vector of zeros finite."""
+        """Compute sqrt(D) v / |v|, with the epsilon that keeps a vector of zeros finite."""
         norm = torch.sqrt(vector @ vector + len(vector) * self.config.norm_eps)
         return vector * math.sqrt(len(vector)) / norm
 
     def choose(self, tokens, scores, share, length, router):
-        """Which of the tokens, in their order, and the loss of having to choose."""
+        """Return which of the tokens are chosen, in their order, and the loss of the choice."""
         if self.training:
             best = sorted(range(len(tokens)), key=lambda i: -scores[i].item())
             chosen = sorted(best[: math.ceil(share * length)])
@@ -206,7 +210,7 @@ class Reference:
     def within_budget(self, tokens, asks, share):
         chosen = []
         for i, token in enumerate(tokens):
-            if asks[i] and len(chosen) + 1 <= math.ceil(share * (token.place + 1)):
+            if asks[i] and len(chosen) + 1 <= math.ceil(share * (token.position + 1)):
                 chosen.append(i)
         return chosen
 
@@ -218,18 +222,18 @@ class Reference:
         if chosen:
             change = self.change(f"{name}.block", [tokens[i] for i in chosen])
             for i, row in zip(chosen, change, strict=True):
-                result[i] = Token(tokens[i].place, tokens[i].x + scores[i] * row)
+                result[i] = Token(tokens[i].position, tokens[i].x + scores[i] * row)
         return result
 
     def recursions(self, name, tokens):
         config = self.config
         n, router = config.recursions, self.weights[f"{name}.router.weight"]
         shared = [{} if config.recursion_kv == "share" else None for _ in range(config.n_layers)]
-        state = {token.place: token for token in tokens}  # H^r of every token
+        state = {token.position: token for token in tokens}  # H^r of every token
         first = dict(state)
-        active = [token.place for token in tokens]
+        active = [token.position for token in tokens]
         if config.recursion_routing == "token":
-            gates = {place: (router @ token.x).softmax(0) for place, token in state.items()}
+            gates = {position: (router @ token.x).softmax(0) for position, token in state.items()}
             depth = self.wanted_depths(tokens, gates, n)
         for r in range(n):
             share = Fraction(n - r, n)
@@ -257,19 +261,19 @@ class Reference:
                     if depth[p] == r + 1:
                         x = x + first[p].x
                 state[p] = Token(p, x)
-        return [state[token.place] for token in tokens]
+        return [state[token.position] for token in tokens]
 
     def wanted_depths(self, tokens, gates, n):
-        """How many recursions each token goes through; and the balancing loss's two means."""
-        wanted = {place: int(gate.argmax()) + 1 for place, gate in gates.items()}
+        """Return each token's number of recursions, and the balancing loss's two means."""
+        wanted = {position: int(gate.argmax()) + 1 for position, gate in gates.items()}
         counts = torch.tensor([sum(w == r + 1 for w in wanted.values()) for r in range(n)])
         mean_gate = torch.stack(list(gates.values())).mean(0)
         self.losses.append(("token", (counts.double() / len(tokens), mean_gate)))
         depth = dict.fromkeys(wanted, 1)
         going = list(tokens)
         for r in range(1, n):
-            asks = [wanted[token.place] > r for token in going]
+            asks = [wanted[token.position] > r for token in going]
             going = [going[i] for i in self.within_budget(going, asks, Fraction(n - r, n))]
             for token in going:
-                depth[token.place] = r + 1
+                depth[token.position] = r + 1
         return depth

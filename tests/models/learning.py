@@ -1,4 +1,4 @@
-"""Training a model by the book, for the tests of what it learns."""
+"""Plain training of a model, for the tests of what it learns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def trained(model, batches, rate):
-    """The loss of the last batch, after AdamW took a step at each; frozen weights stay."""
+    """Return the loss of the last batch, after an AdamW step for each; frozen weights stay."""
     own = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(own, rate, betas=(0.9, 0.95))
     for inputs_BS, targets_BS in batches:

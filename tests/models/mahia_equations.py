@@ -1,7 +1,7 @@
 """MAHIA-X's equations transcribed plainly for FP64: loops over samples, heads, steps and experts.
 
-Nothing here is shared with the package: the Fourier filter is a sum of complex exponentials, the
-router sorts in Python. ``w`` maps parameter names to tensors, ``at`` is the prefix of a part.
+It shares nothing with the package: the Fourier filter is a sum of complex exponentials, the router
+sorts in Python. ``w`` maps parameter names to tensors, ``at`` is the prefix of a part.
 """
 
 import math
@@ -23,13 +23,13 @@ def swiglu(w, at, x):
 
 
 def impulse(n, cutoff=0.25, damping=0.1):
-    """The response c[0 ... n-1] of the filter to a single one, frequency by frequency."""
-    place = torch.arange(n, dtype=torch.float64)
+    """Return the filter's response c[0 ... n-1] to a single one, frequency by frequency."""
+    index = torch.arange(n, dtype=torch.float64)
     c = torch.zeros(n, dtype=torch.complex128)
     for k in range(n):
-        frequency = min(k, n - k)  # what lies above n / 2 is a negative frequency
+        frequency = min(k, n - k)  # above n / 2 are negative frequencies
         gain = 1.0 if frequency <= cutoff * n else damping
-        angle = 2 * math.pi * k * place / n
+        angle = 2 * math.pi * k * index / n
         c += gain * torch.complex(angle.cos(), angle.sin()) / n
     assert c.imag.abs().max() < 1e-12
     return c.real
@@ -46,7 +46,7 @@ def fourier(x_SD, causal):
 
 
 def turned(x_SD, theta):
-    """Rotary positions as multiplication by a complex number."""
+    """Rotate by positions, as multiplication by a complex number."""
     n, dim = x_SD.shape
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angle = torch.outer(torch.arange(n, dtype=torch.float64), frequency)
@@ -56,7 +56,7 @@ def turned(x_SD, theta):
 
 
 def attention_maps(w, at, x_SE, n_heads, causal, theta):
-    """Of every head: its weights (S, S) and its values (S, D)."""
+    """Return, for every head, its weights (S, S) and its values (S, D)."""
     head_dim, n = x_SE.shape[-1] // n_heads, x_SE.shape[0]
     parts = (x_SE @ w[at + "attention.qkv.weight"].T).split(head_dim, -1)
     for h in range(n_heads):
@@ -87,11 +87,13 @@ def meta_attention(w, at, x_BSE, n_heads, causal=False, theta=None):
 def transitions(w, at, top_k):
     rows = []
     for row in w[at + "graph_MM"]:
-        kept = sorted(range(len(row)), key=lambda j: -row[j].item())[: top_k or len(row)]
-        total = sum(torch.exp(row[j]) for j in kept)
+        largest = sorted(range(len(row)), key=lambda j: -row[j].item())[: top_k or len(row)]
+        total = sum(torch.exp(row[j]) for j in largest)
         zero = torch.zeros((), dtype=row.dtype)
         rows.append(
-            torch.stack([torch.exp(row[j]) / total if j in kept else zero for j in range(len(row))])
+            torch.stack(
+                [torch.exp(row[j]) / total if j in largest else zero for j in range(len(row))]
+            )
         )
     return torch.stack(rows)
 
@@ -108,7 +110,7 @@ def graph_memory(w, at, x_BE, steps, alpha, top_k=0):
 
 
 def fabric(w, at, x_SE, n_layers, k, eps):
-    """One group of samples that compete; also how many layers each took."""
+    """Run one group of competing samples; also return how many layers each took."""
     depth = [0] * len(x_SE)
     for layer in range(n_layers):
         here = f"{at}layers.{layer}."
@@ -126,18 +128,18 @@ def fabric(w, at, x_SE, n_layers, k, eps):
 
 
 def experts(w, at, x_NE, top_k):
-    """Every token by itself; also the balancing loss."""
+    """Run every token by itself; also return the balancing loss."""
     router = w[at + "router.weight"]
     counts, shares, rows = [0] * len(router), 0, []
     for x_E in x_NE:
         p = (router @ x_E).softmax(0)
         shares = shares + p / len(x_NE)
-        kept = sorted(range(len(p)), key=lambda e: -p[e].item())[:top_k]
+        chosen = sorted(range(len(p)), key=lambda e: -p[e].item())[:top_k]
         y = 0
-        for e in kept:
+        for e in chosen:
             counts[e] += 1
             gate, up = (w[at + "gate_up"][e] @ x_E).chunk(2)
-            y = y + p[e] / sum(p[j] for j in kept) * (w[at + "down"][e] @ (silu(gate) * up))
+            y = y + p[e] / sum(p[j] for j in chosen) * (w[at + "down"][e] @ (silu(gate) * up))
         rows.append(y)
     loss = len(p) * sum(
         n / (len(x_NE) * top_k) * share for n, share in zip(counts, shares, strict=True)
@@ -146,7 +148,7 @@ def experts(w, at, x_NE, top_k):
 
 
 def hybrid(config, w, tokens_BS, tabular_BF):
-    """The whole model: outputs (B, C), and the sum of the balancing losses."""
+    """Run the complete model: outputs (B, C), and the sum of the balancing losses."""
     eps, balance = config.norm_eps, 0
     x = w["embedding.weight"][tokens_BS]
     for i in range(config.n_layers):

@@ -1,4 +1,4 @@
-"""Run by a test with TRITON_INTERPRET=1: MAHIA-X's fused paths give what the standard paths give.
+"""Script of a test with TRITON_INTERPRET=1: MAHIA-X's fused paths equal the standard paths.
 
 That variable must be set before Triton is imported, hence a process of its own. Ends with "agree".
 """
@@ -17,7 +17,7 @@ PARTS = {
 
 
 def result(module, compute, **choices):
-    """The value of ``compute`` and all gradients, and which implementations ran."""
+    """Return the value of ``compute`` and all gradients, and which implementations ran."""
     module.zero_grad()
     kernels.reset_usage()
     with kernels.using(**choices):
@@ -34,8 +34,8 @@ def agree(module, compute, standard, fused):
     for operator, implementation in fused.items():
         if operator != "all":
             assert list(used[operator]) == [implementation], used
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-6)
+    for first, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(first, other, rtol=2e-4, atol=2e-6)
     return used
 
 

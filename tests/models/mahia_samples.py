@@ -1,4 +1,4 @@
-"""A MAHIA-X small enough for exact comparisons, and batches for it."""
+"""MAHIA-X model small enough for exact comparisons, and batches for it."""
 
 import dataclasses
 

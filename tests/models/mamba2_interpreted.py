@@ -1,4 +1,4 @@
-"""Run under TRITON_INTERPRET=1: the hybrid by torch and by Triton, and what each operator used."""
+"""Script with TRITON_INTERPRET=1: the hybrid by torch and by Triton, and what they used."""
 
 import dataclasses
 import json
@@ -15,19 +15,19 @@ CONFIG = dataclasses.replace(
 
 
 def results():
-    """Loss, gradients, and the logits of a prefill, a second piece and a decoded token."""
+    """Return loss, gradients, and the logits of a prefill, a second piece and a decoded token."""
     model = MAMBA2.materialise(CONFIG, seed=5)
     model.set_fused_add_norm(True)
     tokens_BS = torch.randint(0, 256, (1, 21), generator=torch.Generator().manual_seed(1))
     loss = model.loss(tokens_BS[:, :-1], tokens_BS[:, 1:])
     loss.backward()
-    found = {"loss": loss.detach()} | {n: p.grad for n, p in model.named_parameters()}
+    result = {"loss": loss.detach()} | {n: p.grad for n, p in model.named_parameters()}
     with torch.no_grad():
         cache = model.new_cache(1, 21)
-        found["prefill"] = model(tokens_BS[:, :5], cache=cache)
-        found["piece"] = model(tokens_BS[:, 5:20], cache=cache, position=torch.tensor(5))
-        found["step"] = model(tokens_BS[:, 20:], cache=cache, position=torch.tensor(20))
-    return found | {f"state {i}": tensor for i, tensor in enumerate(cache.tensors())}
+        result["prefill"] = model(tokens_BS[:, :5], cache=cache)
+        result["piece"] = model(tokens_BS[:, 5:20], cache=cache, position=torch.tensor(5))
+        result["step"] = model(tokens_BS[:, 20:], cache=cache, position=torch.tensor(20))
+    return result | {f"state {i}": tensor for i, tensor in enumerate(cache.tensors())}
 
 
 with kernels.using(all="torch", attention="manual"):

@@ -14,7 +14,7 @@ def silu(x):
 
 
 def mixer(config, weights, u_BSE):
-    """arXiv 2405.21060: the recurrence of equation 2, and the block of figure 6."""
+    """Compute the recurrence of arXiv 2405.21060, equation 2, and the block of its figure 6."""
     inner, heads = config.expand * config.dim, config.expand * config.dim // config.head_dim
     states, groups = config.d_state, config.n_groups
     projected = u_BSE @ weights["in_proj.weight"].T
@@ -48,11 +48,11 @@ def mixer(config, weights, u_BSE):
 
 
 def attention(config, weights, u_BSE):
-    """Head by head, with rotary positions as multiplication by complex numbers."""
+    """Attend head by head, with rotary positions as multiplication by complex numbers."""
     n_tokens, head_dim = u_BSE.shape[1], config.dim // config.n_heads
     frequencies = config.rope_theta ** (-torch.arange(0, head_dim, 2).double() / head_dim)
     angles = torch.outer(torch.arange(n_tokens).double(), frequencies)
-    # The tables are kept in FP32 whatever the model computes in.
+    # The tables are in FP32 whatever the model computes in.
     turns = torch.complex(angles.cos().float().double(), angles.sin().float().double())
 
     def turn(x):
@@ -72,7 +72,7 @@ def attention(config, weights, u_BSE):
 
 
 def logits(config, weights, tokens_BS):
-    """(B, S) -> (B, S, V); ``weights`` by name, in FP64."""
+    """Compute (B, S) -> (B, S, V); ``weights`` by name, in FP64."""
 
     def below(prefix):
         return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}

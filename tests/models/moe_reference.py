@@ -6,7 +6,7 @@ import torch
 
 
 def reference_loss(config, weights, tokens_BS, targets_BS, seed=None):
-    """The training loss, and each block's share of the choices that fell on each expert.
+    """Return the training loss, and each block's fraction of choices per expert.
 
     ``weights`` are FP64 tensors by name. With ``seed``, the noise of noisy gating is drawn from it.
     """
@@ -68,7 +68,7 @@ def feed_forward(x, gate_up, down):
 
 
 def mixture(config, part, x_BSD, normal_BSE=None):
-    """The layer's result, its balance (1 is even), and the load of each expert."""
+    """Return the layer's result, its balance (1 is even), and the load of each expert."""
     n_experts = config.num_experts
     k = n_experts if config.gating == "dense" else config.top_k
     counts, mean_E = torch.zeros(n_experts).double(), 0

@@ -1,4 +1,4 @@
-"""What the tests of every family do with a step on the GPU: warm it up, capture it, watch it."""
+"""Shared steps of the families' GPU tests: warm up, capture, watch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def tokens(batch: int, sequence: int, seed: int = 0) -> Tensor:
-    """Random bytes, int64 (batch, sequence), the same for a seed on every device."""
+    """Draw random bytes, int64 (batch, sequence), the same for a seed on every device."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (batch, sequence), generator=generator).cuda()
 
@@ -34,7 +34,7 @@ def warm(work: Callable[[], object]) -> None:
 
 
 def captured(work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """A graph of ``work``, and the result that each replay overwrites."""
+    """Return a graph of ``work``, and the result that each replay overwrites."""
     warm(work)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -43,7 +43,7 @@ def captured(work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
 
 
 def training(model: Any, tokens_BS: Tensor) -> Callable[[], Tensor]:
-    """A step of the loss and its gradients, without an optimizer."""
+    """Return a step of the loss and its gradients, without an optimizer."""
 
     def work() -> Tensor:
         model.zero_grad(set_to_none=True)
@@ -57,7 +57,10 @@ def training(model: Any, tokens_BS: Tensor) -> Callable[[], Tensor]:
 def assert_replay_is_eager(
     model: Any, length: int, rtol: float, atol: float, metric: str = ""
 ) -> None:
-    """A captured step, replayed on other tokens, gives loss, gradients, metric of an eager one."""
+    """Assert that a captured step, replayed on other tokens, equals an eager one.
+
+    This compares the loss, the gradients and the metric.
+    """
     tokens_BS = tokens(2, length)
     work = training(model, tokens_BS)
     graph, loss = captured(work)
@@ -65,20 +68,20 @@ def assert_replay_is_eager(
     graph.replay()
     parameters = list(model.parameters())
     replayed = [loss.clone(), *(parameter.grad.clone() for parameter in parameters)]
-    told = {name: value.clone() for name, value in model.metrics().items() if name == metric}
-    for name in told:
+    measured = {name: value.clone() for name, value in model.metrics().items() if name == metric}
+    for name in measured:
         model.metrics()[name].zero_()
     expected = [work(), *(parameter.grad for parameter in parameters)]
-    for one, other in zip(replayed, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
-    assert told.keys() == {metric} - {""}
-    for name, value in told.items():
+    for actual, other in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(actual, other, rtol=rtol, atol=atol)
+    assert measured.keys() == {metric} - {""}
+    for name, value in measured.items():
         torch.testing.assert_close(value, model.metrics()[name])
 
 
 @torch.no_grad()
 def decoded_by_one_graph(model: Any, tokens_BS: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits [B, V] at each position: one captured decode step's, and those of a whole pass."""
+    """Yield logits [B, V] at each position: one captured decode step's, and a full pass's."""
     batch, length = tokens_BS.shape
     whole_BSV = model(tokens_BS)
     cache = model.new_cache(batch, length)
@@ -95,7 +98,7 @@ def decoded_by_one_graph(model: Any, tokens_BS: Tensor) -> Iterator[tuple[Tensor
 
 @torch.no_grad()
 def assert_compiled_decode_step_is_captured(model: Any, length: int) -> None:
-    """By Inductor, once the cache is marked static."""
+    """Assert that Inductor captures the step, once the cache is marked static."""
     torch.compiler.reset()
     cache = model.new_cache(2, length)
     cache.mark_static()
@@ -111,7 +114,7 @@ def assert_compiled_decode_step_is_captured(model: Any, length: int) -> None:
 
 
 def without_waiting(work: Callable[[], Result]) -> Result:
-    """Run ``work``, once warm; raises where it waits for the GPU."""
+    """Run ``work``, once warm; raise where it waits for the GPU."""
     warm(work)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -121,7 +124,7 @@ def without_waiting(work: Callable[[], Result]) -> Result:
 
 
 def step_ms(family: Family, config: Any, batch: int, sequence: int, trains: bool) -> float:
-    """Median GPU time of a step, replayed as a graph so that the host's time is not measured."""
+    """Return the median GPU time of a step, replayed as a graph without the host's time."""
     give_back_memory()
     model: Any = family.materialise(config, "cuda", torch.bfloat16).train(trains)
     tokens_BS = tokens(batch, sequence)
@@ -132,7 +135,7 @@ def step_ms(family: Family, config: Any, batch: int, sequence: int, trains: bool
 
 
 def replay_ms(work: Callable[[], object]) -> float:
-    """Median GPU time of ``work`` in a graph, after half a second in which the clocks come up."""
+    """Return the median GPU time of ``work`` in a graph, after half a second of ramping clocks."""
     graph, _ = captured(work)
     begun = time.perf_counter()
     while time.perf_counter() - begun < 0.5:
@@ -164,7 +167,7 @@ def estimated_and_measured(
     checkpointing: str,
     draw: Callable[[], Sequence[Tensor]] | None = None,
 ) -> tuple[float, int]:
-    """Bytes: the footprint's total, and the peak over those before the model was made.
+    """Return bytes: the footprint's total, and the peak over those before the model was made.
 
     ``draw`` gives a batch as ``loss`` takes it, by default of tokens; ``precision`` is "fp32",
     "amp" or "half" (weights in bfloat16).

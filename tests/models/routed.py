@@ -40,7 +40,7 @@ def config_of(combination):
 
 
 def routed_model(combination, seed=5, dtype=torch.float64, **fields):
-    """Weights large enough that tokens differ in what routers say of them."""
+    """Make a model with weights large enough that the routers' scores differ between tokens."""
     config = dataclasses.replace(config_of(combination), **fields)
     model = HYDRA.materialise(config, dtype=dtype, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -59,6 +59,6 @@ def routed_model(combination, seed=5, dtype=torch.float64, **fields):
 
 
 def some_tokens(batch=2, length=13, seed=1):
-    """All different: of two equal tokens with equal scores, rounding could choose either."""
+    """Return distinct tokens: of two equal ones with equal scores, rounding could choose either."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(256, generator=generator)[:length] for _ in range(batch)])

@@ -1,4 +1,4 @@
-"""AdaAttention by itself: its output is within the bound that it reports, whatever it chose."""
+"""AdaAttention alone: its output is within the bound that it reports, whatever it chose."""
 
 import math
 import os
@@ -24,7 +24,7 @@ def drawn(*shape, seed=0):
 
 
 def attention(seed=0, **options):
-    """With weights: queries and keys in few directions, values and outputs that pass through."""
+    """Make a module with queries and keys in few directions, values and outputs passing through."""
     module = AdaAttention(DIM, HEADS, refresh_every=1, **options)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -36,7 +36,7 @@ def attention(seed=0, **options):
 
 
 def by_hand(module, q, k, v, seen):
-    """Plain attention with all columns, in FP64, before the output projection: [B, H, S, D]."""
+    """Compute attention with all columns, in FP64, before the output projection: [B, H, S, D]."""
     weights = module.heads.qkv.weight.double().chunk(3)
     q, k, v = (
         (x.double() @ w.T).unflatten(-1, (HEADS, -1)).transpose(1, 2)
@@ -47,12 +47,12 @@ def by_hand(module, q, k, v, seen):
 
 
 def test_it_starts_with_weights_drawn_from_torch_s_seed():
-    found = []
+    weights = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(AdaAttention(256, 4).heads.qkv.weight.detach())
-    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
-    assert found[0].std().item() == pytest.approx(0.02, rel=0.02)
+        weights.append(AdaAttention(256, 4).heads.qkv.weight.detach())
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    assert weights[0].std().item() == pytest.approx(0.02, rel=0.02)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -129,10 +129,10 @@ def test_statistics_say_how_this_modules_attention_has_run():
     module(x, x, x, mask=mask)
     other(x, x, x)
     kernels.attention(*(drawn(1, 2, 8, 16),) * 3)
-    found = module.get_statistics()
-    assert found["by_implementation"] == {"manual": 3, "sdpa_masked": 1}
-    assert found["calls"] == 4 and found["adaptive"] == 3
-    assert found["fallbacks"] == 4 and found["chunked"] == 0
+    statistics = module.get_statistics()
+    assert statistics["by_implementation"] == {"manual": 3, "sdpa_masked": 1}
+    assert statistics["calls"] == 4 and statistics["adaptive"] == 3
+    assert statistics["fallbacks"] == 4 and statistics["chunked"] == 0
     counted = {"attention": {"manual": 3, "sdpa_flash": 1, "chunked": 1}}
     assert kernels.attention_usage(counted)["flash_ratio"] == pytest.approx(1 / 5)
     assert other.get_statistics()["calls"] == 1

@@ -47,7 +47,7 @@ def live():
 
 
 def reference_logits(model, config, tokens_BS):
-    """AdaAttn with its present choices, written out plainly in FP64."""
+    """Compute AdaAttn with its current choices, written out plainly in FP64."""
     weights = {name: weight.detach().double() for name, weight in model.weights().items()}
     state = model.adaptation
     n_tokens, dim = tokens_BS.shape[1], config.dim // config.n_heads
@@ -74,8 +74,8 @@ def reference_logits(model, config, tokens_BS):
         for h in range(config.n_heads):
             q = turn(norm(heads[h], block + "attention.q_norm.weight"))
             k = turn(norm(heads[config.n_heads + h], block + "attention.k_norm.weight"))
-            kept = state.basis_LHDD[i, h, :, : state.rank_LH[i, h]].double()
-            scores = (q @ kept) @ (k @ kept).mT * state.factor_LH[i, h].double() / math.sqrt(dim)
+            basis = state.basis_LHDD[i, h, :, : state.rank_LH[i, h]].double()
+            scores = (q @ basis) @ (k @ basis).mT * state.factor_LH[i, h].double() / math.sqrt(dim)
             weight = scores.masked_fill(future_SS, -math.inf).softmax(-1)
             results.append(weight @ heads[2 * config.n_heads + h])
         x_BSE = x_BSE + torch.cat(results, -1) @ weights[block + "attention.out.weight"].T
@@ -131,7 +131,7 @@ def test_the_adaptive_operator_runs_in_every_block_and_says_why_that_way(live, t
 
 
 def concentrated(model):
-    """Weights with which queries and keys lie in few directions, and look at few keys."""
+    """Set weights with which queries and keys lie in few directions, and look at few keys."""
     dim = CONFIG.dim // CONFIG.n_heads
     with torch.no_grad():
         for block in model.blocks:
@@ -157,7 +157,7 @@ def test_heads_whose_queries_and_keys_lie_in_few_directions_compute_with_fewer_c
 
 def test_a_call_records_what_it_was_computed_with(live, tokens_BS):
     live(tokens_BS)
-    assert set(live.metrics()) == set(METRICS) == {each.name for each in ADAATTN.metrics}
+    assert set(live.metrics()) == set(METRICS) == {item.name for item in ADAATTN.metrics}
     for values in live.metrics().values():
         assert values.shape == (CONFIG.n_layers, CONFIG.n_heads) and values.dtype == torch.float32
     live.adaptation.rank_LH[1, 2] = 4
@@ -208,9 +208,9 @@ def test_a_later_token_never_changes_earlier_logits(position, seed, frozen):
 
 @torch.no_grad()
 def test_frozen_sequences_of_a_batch_do_not_touch_one_another(model, tokens_BS):
-    whole = model(tokens_BS)
+    full = model(tokens_BS)
     alone = torch.cat([model(tokens_BS[i : i + 1]) for i in range(2)])
-    torch.testing.assert_close(whole, alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(full, alone, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32, None])
@@ -226,12 +226,12 @@ def test_decoding_in_any_pieces_gives_what_one_frozen_call_gives(bits, pieces, f
     total = sum(pieces)
     tokens_BS = torch.randint(0, 256, (2, total), generator=torch.Generator().manual_seed(4))
     with torch.inference_mode():
-        whole, cache, parts, done = model(tokens_BS), model.new_cache(2, 40), [], 0
+        full, cache, parts, done = model(tokens_BS), model.new_cache(2, 40), [], 0
         for piece in pieces:
             at = None if done == 0 and first_is_empty else torch.tensor(done)
             parts.append(model(tokens_BS[:, done : done + piece], cache=cache, position=at))
             done += piece
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-8, atol=1e-10)
 
 
 @torch.no_grad()
@@ -258,20 +258,20 @@ def state_of(model):
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_checkpointing_gives_the_same_gradients_while_heads_change(mode, tokens_BS, targets_BS):
     """The state moves on between a forward pass and its recomputation."""
-    found = []
-    for each in ("none", mode):
+    runs = []
+    for checkpointing in ("none", mode):
         model = concentrated(ADAATTN.materialise(CONFIG, seed=3))
-        model.set_checkpointing(each)
-        found.append([step(model, model.loss, tokens_BS, targets_BS) for _ in range(4)])
-        found[-1].append(state_of(model))
+        model.set_checkpointing(checkpointing)
+        runs.append([step(model, model.loss, tokens_BS, targets_BS) for _ in range(4)])
+        runs[-1].append(state_of(model))
         assert (model.adaptation.rank_LH < 16).all()
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    for first, other in zip(*runs, strict=True):
+        torch.testing.assert_close(first, other, rtol=0, atol=0)
 
 
 @pytest.fixture
 def graphs():
-    """Counts the graphs that were compiled since the test began."""
+    """Count the graphs that were compiled since the test began."""
     torch.compiler.reset()
     stats = torch._dynamo.utils.counters["stats"]
     before = stats["unique_graphs"]
@@ -282,7 +282,7 @@ def graphs():
 @pytest.mark.parametrize(("mode", "narrows"), [("none", False), ("full", True)])
 def test_a_compiled_step_adapts_as_an_eager_one(mode, narrows, tokens_BS, targets_BS, graphs):
     config = dataclasses.replace(CONFIG, n_layers=1, adaptive_precision=narrows)
-    found = []
+    runs = []
     for compiled in (False, True):
         model = concentrated(ADAATTN.materialise(config, seed=3))
         model.set_checkpointing(mode)
@@ -291,11 +291,11 @@ def test_a_compiled_step_adapts_as_an_eager_one(mode, narrows, tokens_BS, target
             if compiled
             else model.loss
         )
-        found.append([step(model, loss, tokens_BS, targets_BS) for _ in range(3)])
-        found[-1].append(state_of(model))
+        runs.append([step(model, loss, tokens_BS, targets_BS) for _ in range(3)])
+        runs[-1].append(state_of(model))
         assert (model.adaptation.rank_LH < 16).all()
     assert graphs() == 1
-    (*steps, state), (*compiled_steps, compiled_state) = found
+    (*steps, state), (*compiled_steps, compiled_state) = runs
     torch.testing.assert_close(state, compiled_state, rtol=1e-4, atol=1e-5)
     for (loss, grads), (other_loss, other_grads) in zip(steps, compiled_steps, strict=True):
         torch.testing.assert_close(loss, other_loss)

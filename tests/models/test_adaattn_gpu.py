@@ -1,4 +1,4 @@
-"""AdaAttn on a GPU: it adapts inside of captured graphs, and nothing ever waits for the host."""
+"""AdaAttn on a GPU: it adapts inside captured graphs, and nothing ever waits for the host."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def concentrated(dtype=torch.bfloat16, **fields):
-    """A model whose queries and keys lie in few directions, so that ranks fall."""
+    """Make a model whose queries and keys lie in few directions, so that ranks fall."""
     model = ADAATTN.materialise(dataclasses.replace(CONFIG, **fields), "cuda", dtype, seed=3)
     with torch.no_grad():
         for block in model.blocks:
@@ -104,12 +104,12 @@ def test_triton_gives_what_torch_gives_at_every_rank_and_precision(dtype):
     state = model.adaptation
     state.rank_LH.copy_(torch.tensor([[DIM, DIM // 2, DIM // 4, DIM // 4]] * 2))
     state.bits_LH.copy_(torch.tensor([[32, 16, 32, 16]] * 2))
-    found = []
+    logits = []
     for implementation in ("torch", "triton"):
         with kernels.using(adaptive_attention=implementation):
-            found.append(model(tokens(2, LENGTH)).float())
-    size = found[0].norm()
-    assert (found[0] - found[1]).norm() < (2e-3 if dtype == torch.float32 else 0.02) * size
+            logits.append(model(tokens(2, LENGTH)).float())
+    size = logits[0].norm()
+    assert (logits[0] - logits[1]).norm() < (2e-3 if dtype == torch.float32 else 0.02) * size
 
 
 @torch.no_grad()
@@ -120,9 +120,9 @@ def test_fp8_runs_where_the_gpu_has_it_and_elsewhere_says_so():
     expected = exact(tokens(2, LENGTH)).float()
     why = kernels.hardware.needs("FP8", (8, 9))("cuda")
     kernels.reset_usage()
-    found = model(tokens(2, LENGTH)).float()
+    actual = model(tokens(2, LENGTH)).float()
     assert kernels.usage()["adaptive_attention"] == {("torch" if why else "triton"): 2}
-    off = (found - expected).norm() / expected.norm()
+    off = (actual - expected).norm() / expected.norm()
     assert 1e-3 < off < 0.2
     if why:
         with (
@@ -139,11 +139,11 @@ def test_the_basis_on_the_gpu_is_that_of_the_cpu():
     for _ in range(2):
         here(tokens(2, LENGTH))
         there(tokens(2, LENGTH).cpu())
-    one, other = here.adaptation.chosen(), there.adaptation.chosen()
-    assert torch.equal(one.rank.cpu(), other.rank)
-    # Behind a quarter of the columns the spectrum falls steeply.
-    kept, expected = one.basis[..., : DIM // 4].cpu(), other.basis[..., : DIM // 4]
-    torch.testing.assert_close(kept @ kept.mT, expected @ expected.mT, rtol=0, atol=0.02)
+    on_gpu, on_cpu = here.adaptation.chosen(), there.adaptation.chosen()
+    assert torch.equal(on_gpu.rank.cpu(), on_cpu.rank)
+    # After a quarter of the columns the spectrum falls steeply.
+    actual, expected = on_gpu.basis[..., : DIM // 4].cpu(), on_cpu.basis[..., : DIM // 4]
+    torch.testing.assert_close(actual @ actual.mT, expected @ expected.mT, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp", "half"])

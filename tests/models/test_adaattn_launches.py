@@ -1,4 +1,4 @@
-"""How many operations AdaAttn takes, as on a GPU: plain steps of small layers are bound by them."""
+"""Number of operations in AdaAttn as on a GPU: small layers' plain steps are bound by launches."""
 
 import dataclasses
 import sys
@@ -24,7 +24,7 @@ CALLS = 6  # after which what is replayed is
 
 
 class Operations(TorchDispatchMode):
-    """Counts torch's operations that are neither views nor allocations."""
+    """Count of torch's operations that are neither views nor allocations."""
 
     def __init__(self):
         super().__init__()
@@ -33,14 +33,14 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.overloadpacket.__name__
         returns = operation._schema.returns
-        views = all(each.alias_info and not each.alias_info.is_write for each in returns)
+        views = all(item.alias_info and not item.alias_info.is_write for item in returns)
         if not views and "empty" not in name and name not in ("_unsafe_view", "promote_types"):
             self.count += 1
         return operation(*args, **(kwargs or {}))
 
 
 def operations(workload, n_layers, dtype):
-    """Of one call of a model as base is, but smaller."""
+    """Count those of one call of a model like base, but smaller."""
     preset = ADAATTN.presets["base"]
     config = dataclasses.replace(preset, vocabulary=256, dim=256, n_layers=n_layers, n_heads=4)
     tokens_BS, position = torch.zeros(2, 64, dtype=torch.int64), torch.tensor(70)
@@ -81,6 +81,6 @@ def operations(workload, n_layers, dtype):
     ],
 )
 def test_a_layer_takes_few_operations_and_so_does_what_layers_share(workload, dtype, layer, beside):
-    one, two = (operations(workload, n_layers, dtype) for n_layers in (1, 2))
-    assert two - one <= layer
-    assert 2 * one - two <= beside
+    one_layer, two_layers = (operations(workload, n_layers, dtype) for n_layers in (1, 2))
+    assert two_layers - one_layer <= layer
+    assert 2 * one_layer - two_layers <= beside

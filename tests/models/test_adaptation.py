@@ -1,4 +1,4 @@
-"""What is measured of a head, and the rank and precision that follow, by rules written out here."""
+"""Measurements of a head, and the resulting rank and precision, by rules written out here."""
 
 import itertools
 import math
@@ -40,13 +40,13 @@ def orthogonal(heads, dim, seed=0):
 
 
 def measured_by_hand(q, k, scale, seen):
-    """Entropy and largest score per head, one query at a time, in FP64."""
+    """Compute entropy and largest score per head, one query at a time, in FP64."""
     q, k = q.double(), k.double()
     batch, heads, length, _ = q.shape
     n = min(SAMPLES, length)
     entropies, largest = torch.zeros(heads), torch.zeros(heads)
     for h in range(heads):
-        found = []
+        values = []
         for b in range(batch):
             for i in range(1, n + 1):
                 position = i * length // n - 1
@@ -57,20 +57,20 @@ def measured_by_hand(q, k, scale, seen):
                 largest[h] = max(largest[h], scores.abs().max())
                 if len(allowed) > 1:
                     p = scores.softmax(0)
-                    found.append(-(p * p.log()).sum() / math.log(len(allowed)))
-        entropies[h] = torch.stack(found).mean()
+                    values.append(-(p * p.log()).sum() / math.log(len(allowed)))
+        entropies[h] = torch.stack(values).mean()
     return entropies, largest
 
 
 def analyse(q, k, scale, causal, mask=None):
-    """As one layer that does not adapt its rank."""
+    """Analyse one layer that does not adapt its rank."""
     (batch, heads, length, dim), keys = q.shape, k.shape[2]
     sight = Sight.of(batch, length, keys, causal, q.device, mask)
-    found = look(q, k, sight, scale) | {"q": longest(q, None), "k": longest(k, None)}
+    layer = look(q, k, sight, scale) | {"q": longest(q, None), "k": longest(k, None)}
     adaptation = Adaptation(1, heads, dim, Rules(adaptive_rank=False))
-    measured = adaptation.measures([found | {"rows": sampled(q, k, sight)}], sight)
+    measured = adaptation.measures([layer | {"rows": sampled(q, k, sight)}], sight)
     return {name: values[0] for name, values in measured.items()} | {
-        "largest": found["largest"] * scale
+        "largest": layer["largest"] * scale
     }
 
 
@@ -78,22 +78,22 @@ def analyse(q, k, scale, causal, mask=None):
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_analysis_is_its_definition(length, causal):
     q, k = drawn(2, HEADS, length, DIM), 2 * drawn(2, HEADS, length + 3, DIM, seed=1)
-    found = analyse(q, k, 0.3, causal)
+    actual = analyse(q, k, 0.3, causal)
     entropy, largest = measured_by_hand(q, k, 0.3, lambda b, h, s, t: not causal or t <= s + 3)
-    torch.testing.assert_close(found["entropy"], entropy, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found["largest"], largest, rtol=1e-5, atol=1e-6)
-    assert not any(each.requires_grad for each in found.values())
+    torch.testing.assert_close(actual["entropy"], entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual["largest"], largest, rtol=1e-5, atol=1e-6)
+    assert not any(value.requires_grad for value in actual.values())
 
 
 def test_the_analysis_sees_what_a_mask_lets_it_see():
     q, k = drawn(2, HEADS, 9, DIM), drawn(2, HEADS, 9, DIM, seed=1)
     mask = drawn(2, 1, 1, 9, seed=2) > -0.3  # keys of padding
-    found = analyse(q, k, 0.3, True, mask)
+    actual = analyse(q, k, 0.3, True, mask)
     entropy, largest = measured_by_hand(
         q, k, 0.3, lambda b, h, s, t: t <= s and bool(mask[b, 0, 0, t])
     )
-    torch.testing.assert_close(found["entropy"], entropy, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found["largest"], largest, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual["entropy"], entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual["largest"], largest, rtol=1e-5, atol=1e-6)
 
 
 def test_equal_keys_have_all_the_entropy_and_one_that_stands_out_has_none():
@@ -119,7 +119,7 @@ def update(adaptation, entropy=0.5, largest=1.0, rows=None, times=1):
 
 
 def rows_of_spectrum(spectrum, seed=0):
-    """Queries and keys whose energy by direction is the spectrum's square, turned by some basis."""
+    """Draw queries and keys with this energy spectrum (squared), rotated by some basis."""
     spectrum = torch.as_tensor(spectrum, dtype=torch.float64)
     dim = len(spectrum)
     x = torch.linalg.qr(drawn(HEADS, 2, TOKENS, dim, seed=seed, dtype=torch.float64))[0]
@@ -137,8 +137,10 @@ def test_the_basis_becomes_as_good_as_that_of_a_full_decomposition(every):
     eye = torch.eye(DIM).expand(HEADS, DIM, DIM)
     torch.testing.assert_close(basis.mT @ basis, eye, rtol=0, atol=1e-5)
     for rank in (2, 8, 14):
-        kept = basis[..., :rank]
-        lost = (rows - rows @ kept @ kept.mT).flatten(1).norm(dim=1) / rows.flatten(1).norm(dim=1)
+        leading = basis[..., :rank]
+        lost = (rows - rows @ leading @ leading.mT).flatten(1).norm(dim=1) / rows.flatten(1).norm(
+            dim=1
+        )
         _, least = kernels.low_rank(rows, rank, impl="torch")
         assert (lost <= 1.05 * least).all() and (lost >= 0.999 * least).all(), rank
 
@@ -149,8 +151,8 @@ def test_the_basis_follows_when_what_matters_changes_places():
     update(adaptation, rows=forwards, times=3)
     update(adaptation, rows=forwards.flip(-1), times=16)
     (basis,) = adaptation.chosen().basis
-    kept = basis[..., : DIM // 4]
-    lost = (forwards.flip(-1) @ (torch.eye(DIM) - kept @ kept.mT)).flatten(1).norm(dim=1)
+    leading = basis[..., : DIM // 4]
+    lost = (forwards.flip(-1) @ (torch.eye(DIM) - leading @ leading.mT)).flatten(1).norm(dim=1)
     _, least = kernels.low_rank(forwards.flip(-1), DIM // 4, impl="torch")
     assert (lost / forwards.flatten(1).norm(dim=1) <= 1.02 * least).all()
 
@@ -225,24 +227,24 @@ def test_a_head_whose_measurements_are_not_finite_keeps_what_it_has(what):
     update(adaptation, rows=rows, times=PATIENCE)
     # What does not follow from the bad measurement may change.
     free = ["step", *(("bits_LH", "bits_calm_LH") if what == "rows" else ("next_basis_LHDD",))]
-    kept = {name: held for name, held in adaptation.named_buffers() if name not in free}
-    before = {name: held.clone() for name, held in kept.items()}
+    fixed = {name: buffer for name, buffer in adaptation.named_buffers() if name not in free}
+    before = {name: buffer.clone() for name, buffer in fixed.items()}
     bad = {"entropy": torch.tensor(0.5), "largest": torch.tensor(1.0), "rows": rows.clone()}
     bad[what].fill_(torch.nan)
     update(adaptation, **bad, times=3)
-    for name, held in kept.items():
-        assert torch.equal(held, before[name]), name
+    for name, buffer in fixed.items():
+        assert torch.equal(buffer, before[name]), name
 
 
 levels = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60)
 
 
 @given(levels, st.integers(0, 3), st.integers(1, 4))
-def test_a_level_rises_at_once_and_falls_only_after_calm_analyses_in_a_row(asked, level, patience):
+def test_a_level_rises_at_once_and_falls_only_after_calm_analyses_in_a_row(pairs, level, patience):
     level, calm = torch.tensor(level), torch.tensor(0)
     since = 0  # analyses in a row that ask for less, since the level last fell
-    for one, other in asked:
-        wanted, relaxed = min(one, other), max(one, other)
+    for first, other in pairs:
+        wanted, relaxed = min(first, other), max(first, other)
         previous = level
         level, calm = settle(level, torch.tensor(wanted), torch.tensor(relaxed), calm, patience)
         since = since + 1 if relaxed < previous else 0
@@ -264,8 +266,8 @@ def test_measurements_that_waver_within_the_margin_change_a_head_once_at_most(ce
     adaptation = Adaptation(1, 1, 4, Rules(refresh_every=1, allow_fp8=True, adaptive_rank=False))
     half = MARGIN / (2 + MARGIN)  # the highest is then at most 1 + MARGIN times the lowest
     history = []
-    for each in noise:
-        update(adaptation, largest=centre * (1 + half * each * 0.999))
+    for deviation in noise:
+        update(adaptation, largest=centre * (1 + half * deviation * 0.999))
         history.append(adaptation.bits_LH.item())
     settled = history[PATIENCE:]
     assert sum(a != b for a, b in itertools.pairwise(settled)) <= 1

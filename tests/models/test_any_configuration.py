@@ -1,10 +1,10 @@
-"""Whatever sizes are asked for: a model that runs and is as large as counted, or one sentence."""
+"""Any requested sizes give a model that runs and has the counted size, or one sentence."""
 
 import random
 
 import pytest
 import torch
-from held import drawn
+from peak_bytes import drawn
 
 from models import FAMILIES, ConfigurationError
 
@@ -19,9 +19,9 @@ WANTED = 30  # models of each family
 
 
 def some_fields(family, rng):
-    """Two to five fields, each with a choice or a value of its kind."""
+    """Choose two to five fields, each with a choice or a value of its kind."""
     fields = rng.sample(family.fields(), rng.randint(2, 5))
-    return {each.name: rng.choice(each.choices or VALUES[each.kind]) for each in fields}
+    return {field.name: rng.choice(field.choices or VALUES[field.kind]) for field in fields}
 
 
 @pytest.mark.slow
@@ -54,8 +54,8 @@ def test_any_fields_together_make_a_model_that_trains_and_answers_or_one_sentenc
             answer = model.eval()(*given[:-1])
             assert answer.isfinite().all(), fields
             if "decode" in family.workloads:
-                found = model(given[0], cache=model.new_cache(2, length))
-                assert found.shape == answer.shape, fields
+                result = model(given[0], cache=model.new_cache(2, length))
+                assert result.shape == answer.shape, fields
     assert refused > built / 2  # a sentence was asked for as well
 
 

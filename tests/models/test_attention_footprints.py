@@ -1,11 +1,11 @@
-"""What attention holds where its backend writes its weights down, estimated and counted.
+"""Memory of attention whose backend writes its weights, estimated and counted.
 
-Counted on a CPU, by ``held``, as it would be on a GPU: PyTorch's own operators, their numbers left
-out.
+``peak_bytes`` counts it on a CPU, as it would be on a GPU: PyTorch's own operators without their
+numbers.
 """
 
 import pytest
-from held import as_on_an_h200, held_by_inference, held_by_training
+from peak_bytes import as_on_an_h200, inference_peak, training_peak
 
 from models import FAMILIES
 
@@ -45,10 +45,10 @@ def test_attentions_weights_are_counted_in_a_training_step_whatever_holds_them(
     with as_on_an_h200():
         estimate = family.footprint(config, workload="train", **step).total
         without = family.footprint(config, workload="train", **step | {"attention": ""}).total
-    held = held_by_training(family, config, **step)
-    print(name, fields, step, held, f"{estimate / held - 1:+.1%}", f"{without / held - 1:+.1%}")
-    assert estimate == pytest.approx(held, rel=off)
-    assert without < (1 - 2 * off) * held
+    peak = training_peak(family, config, **step)
+    print(name, fields, step, peak, f"{estimate / peak - 1:+.1%}", f"{without / peak - 1:+.1%}")
+    assert estimate == pytest.approx(peak, rel=off)
+    assert without < (1 - 2 * off) * peak
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_attentions_weights_are_counted_in_inference_whatever_holds_them(
     with as_on_an_h200():
         estimate = family.footprint(config, **step).total
         without = family.footprint(config, **step | {"attention": ""}).total
-    held = held_by_inference(family, config, **step)
-    print(step, held, f"{estimate / held - 1:+.1%}", f"{without / held - 1:+.1%}")
-    assert estimate == pytest.approx(held, rel=0.05)
-    assert without < 0.9 * held
+    peak = inference_peak(family, config, **step)
+    print(step, peak, f"{estimate / peak - 1:+.1%}", f"{without / peak - 1:+.1%}")
+    assert estimate == pytest.approx(peak, rel=0.05)
+    assert without < 0.9 * peak
 
 
 def test_chunks_hold_as_much_of_a_long_sequence_as_of_a_short_one():
@@ -84,4 +84,4 @@ def test_chunks_hold_as_much_of_a_long_sequence_as_of_a_short_one():
     step = {"batch": 1, "sequence": 2048, "precision": "half", "attention": "chunked"}
     with as_on_an_h200():
         estimate = family.footprint(config, workload="train", **step).total
-    assert estimate == pytest.approx(held_by_training(family, config, **step), rel=0.05)
+    assert estimate == pytest.approx(training_peak(family, config, **step), rel=0.05)

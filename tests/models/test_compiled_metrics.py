@@ -1,4 +1,4 @@
-"""What the families measure of themselves is the same when they are compiled."""
+"""The families' metrics are the same when they are compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEASURING = [form for form in FORMS if form not in SILENT]
 
 
 def subject(form):
-    """A small model in training, and its batch."""
+    """Return a small model in training, and its batch."""
     if form == "mahia":
         inputs, targets = drawn(SMALL)
         return MAHIA.materialise(SMALL, seed=3), (*inputs, *targets)
@@ -42,5 +42,5 @@ def test_a_compiled_training_step_measures_what_a_plain_one_does(form):
         loss(*batch).backward()
     assert any(values.any() for values in plain.metrics().values()), "nothing was measured"
     for name, values in plain.metrics().items():
-        found = compiled.metrics()[name]
-        torch.testing.assert_close(found, values, msg=lambda said, name=name: f"{name}: {said}")
+        result = compiled.metrics()[name]
+        torch.testing.assert_close(result, values, msg=lambda said, name=name: f"{name}: {said}")

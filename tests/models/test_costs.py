@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from held import kept_for_backward, kept_more_on_a_cpu
+from peak_bytes import saved_for_backward, saved_more_on_a_cpu
 from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
@@ -21,7 +21,7 @@ def counted_flops(work):
 
 
 def future_flops(config, batch, sequence):
-    """What attention by hand does and a causal kernel need not: pairs above the diagonal."""
+    """Count FLOPs of pairs above the diagonal, which attention by hand computes."""
     return 4 * batch * config.n_layers * config.dim * sequence * (sequence - 1) // 2
 
 
@@ -65,10 +65,10 @@ def test_activations_grow_with_depth_as_estimated(precision, checkpointing):
     step = {"workload": "train", "batch": 2, "sequence": 256, "fused": False}
     step |= {"precision": precision, "checkpointing": checkpointing}
     measured = [
-        kept_for_backward(HYDRA, c, precision, checkpointing, tokens_BS) for c in (few, many)
+        saved_for_backward(HYDRA, c, precision, checkpointing, tokens_BS) for c in (few, many)
     ]
     estimated = [HYDRA.footprint(c, **step).activations for c in (few, many)]
-    more_per_block = tokens_BS.numel() * kept_more_on_a_cpu(few.dim, precision)
+    more_per_block = tokens_BS.numel() * saved_more_on_a_cpu(few.dim, precision)
     blocks = {"none": 6, "selective": 3, "full": 0}[checkpointing]
     growth = measured[1] - measured[0] - blocks * more_per_block
     assert estimated[1] - estimated[0] == pytest.approx(growth, rel=0.01)

@@ -1,4 +1,4 @@
-"""Decoding with explicit state gives what the whole forward pass gives."""
+"""Decoding with explicit state equals the full forward pass."""
 
 import dataclasses
 

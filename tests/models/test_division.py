@@ -1,7 +1,7 @@
-"""Layers that ranks divide: the shares, put together, are the layer, whatever the family.
+"""Layers that ranks shard: the shards together equal the layer, in every family.
 
-The ranks of these tests are threads of one process, which meet in a region that adds up what each
-brings; so nothing here depends on ``torch.distributed``.
+The ranks of these tests are threads of one process, and their region adds up the parts. Nothing
+here depends on ``torch.distributed``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from models import FAMILIES
-from models._division import Cut, Region, divide, divisible
-from models._model import Model
+from models.model import Model
+from models.tensor_parallel_plan import Cut, Region, divide, divisible
 
 RANKS = 2
-# Small, and with every layer that is cut: by family, the preset's fields that are others.
+# Small, with every layer that is sharded: by family, the preset and changed fields.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "attention and SwiGLU": ("hydra", {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}),
     "compressed attention, depths and recursions": (
@@ -58,7 +58,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Sums(Region):
-    """Adds up what the ranks bring, in their order; as ``torch.distributed`` would."""
+    """Region that adds up the ranks' parts, in their order, as ``torch.distributed`` would."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self._meeting = rank, meeting
@@ -77,7 +77,7 @@ class Sums(Region):
 
 
 class Meeting:
-    """Where the threads wait for each other."""
+    """Barrier at which the threads exchange their parts."""
 
     def __init__(self) -> None:
         self._barrier = threading.Barrier(RANKS, timeout=30)
@@ -114,7 +114,7 @@ class _Leave(torch.autograd.Function):
 
 @dataclasses.dataclass
 class Trained:
-    """A loss in FP64, and the gradients that it gives, by name."""
+    """Loss in FP64, and its gradients by name."""
 
     loss: float
     gradients: dict[str, Tensor]
@@ -123,10 +123,10 @@ class Trained:
 def trained(model: Model, batch: tuple[Tensor, ...]) -> Trained:
     loss = model.train().loss(*batch)
     named = model.weights()
-    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    computed = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     gradients = [
-        torch.zeros_like(one) if gradient is None else gradient
-        for one, gradient in zip(named.values(), found, strict=True)
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(named.values(), computed, strict=True)
     ]
     return Trained(float(loss.detach()), dict(zip(named, gradients, strict=True)))
 
@@ -134,11 +134,11 @@ def trained(model: Model, batch: tuple[Tensor, ...]) -> Trained:
 def both(
     name: str, region: Callable[[int, Meeting], Region] = Sums
 ) -> tuple[Trained, list[Trained], dict[str, Cut]]:
-    """What the whole model gives, what each of the ranks does, and where these are cut."""
+    """Return the results of the full model and of each rank, and the sharding."""
     family_name, fields = SMALL[name]
     family = FAMILIES[family_name]
     config = family.configure("tiny", fields)
-    whole = family.materialise(config, dtype=torch.float64)
+    full = family.materialise(config, dtype=torch.float64)
     cuts = divide(family.build(config), RANKS, Region())
     generator = torch.Generator().manual_seed(1)
     if family.draw is None:
@@ -147,68 +147,70 @@ def both(
     else:
         inputs, targets = family.draw(config, 2, 12, generator)
         batch = (*inputs, *targets)
-    batch = tuple(one.double() if one.is_floating_point() else one for one in batch)
+    batch = tuple(x.double() if x.is_floating_point() else x for x in batch)
     meeting = Meeting()
 
     def of_rank(rank: int) -> Trained:
         taken = {
-            each: torch.nn.Parameter(cuts[each].take(weight.detach(), rank, RANKS))
-            if each in cuts
+            parameter_name: torch.nn.Parameter(
+                cuts[parameter_name].take(weight.detach(), rank, RANKS)
+            )
+            if parameter_name in cuts
             else weight
-            for each, weight in whole.weights().items()
+            for parameter_name, weight in full.weights().items()
         }
         return trained(family.share_divided(config, taken, RANKS, region(rank, meeting)), batch)
 
     with ThreadPoolExecutor(RANKS) as pool:
         shares = list(pool.map(of_rank, range(RANKS)))
-    return trained(whole, batch), shares, cuts
+    return trained(full, batch), shares, cuts
 
 
-def farthest(whole: Trained, shares: list[Trained], cuts: dict[str, Cut]) -> float:
-    """The largest difference of losses and gradients, in the largest of a gradient's numbers."""
-    found = [abs(share.loss - whole.loss) for share in shares]
+def farthest(full: Trained, shares: list[Trained], cuts: dict[str, Cut]) -> float:
+    """Return the largest difference of losses and gradients; the latter are relative."""
+    differences = [abs(share.loss - full.loss) for share in shares]
     for rank, share in enumerate(shares):
         for name, gradient in share.gradients.items():
-            expected = whole.gradients[name]
+            expected = full.gradients[name]
             if name in cuts:
                 expected = cuts[name].take(expected, rank, RANKS)
-            largest = float(whole.gradients[name].abs().max()) or 1.0
-            found.append(float((gradient - expected).abs().max()) / largest)
-    return max(found)
+            largest = float(full.gradients[name].abs().max()) or 1.0
+            differences.append(float((gradient - expected).abs().max()) / largest)
+    return max(differences)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_ranks_have_the_loss_and_the_gradients_of_the_whole_model(name):
-    whole, shares, cuts = both(name)
-    assert cuts and farthest(whole, shares, cuts) < 1e-10
-    kept = [each for each in whole.gradients if each not in cuts]
-    for each in kept:  # what every rank has stays alike to the last bit
-        assert torch.equal(shares[0].gradients[each], shares[1].gradients[each]), each
+    full, shares, cuts = both(name)
+    assert cuts and farthest(full, shares, cuts) < 1e-10
+    replicated = [name_ for name_ in full.gradients if name_ not in cuts]
+    for name_ in replicated:  # what every rank has stays alike to the last bit
+        assert torch.equal(shares[0].gradients[name_], shares[1].gradients[name_]), name_
 
 
 class NoSumForward(Sums):
-    """Each rank goes on with its own part of a layer's result."""
+    """Faulty region: each rank continues with its own part of a layer's result."""
 
     def leave(self, y: Tensor) -> Tensor:
         return y
 
 
 class NoSumBackward(Sums):
-    """Each rank goes on with its own part of the gradient."""
+    """Faulty region: each rank continues with its own part of the gradient."""
 
     def enter(self, x: Tensor, product: bool = False) -> Tensor:
         return x
 
 
 class NoSumCommon(Sums):
-    """Of what all ranks compute within a layer, each goes on with its own part of the gradient."""
+    """Faulty region: gradients of what all ranks compute within a layer are not summed."""
 
     def common(self, x: Tensor) -> Tensor:
         return x
 
 
 class NoTotal(Sums):
-    """Each rank normalises by its own channels."""
+    """Faulty region: each rank normalises by its own channels."""
 
     def total(self, x: Tensor) -> Tensor:
         return x
@@ -231,16 +233,16 @@ def test_a_missing_sum_is_seen(name, region):
 
 def test_a_share_of_other_columns_is_seen(monkeypatch):
     taken = Cut.take
-    # The halves of gate and up as they follow each other, and not of each.
+    # The halves of gate and up in sequence, not the half of each.
     monkeypatch.setattr(
         Cut,
         "take",
-        lambda self, whole, rank, ranks: taken(
-            Cut(self.axis, (sum(self.sections),)), whole, rank, ranks
+        lambda self, full, rank, ranks: taken(
+            Cut(self.axis, (sum(self.sections),)), full, rank, ranks
         ),
     )
-    whole, shares, _cuts = both("attention and SwiGLU")
-    assert abs(shares[0].loss - whole.loss) > 1e-5
+    full, shares, _cuts = both("attention and SwiGLU")
+    assert abs(shares[0].loss - full.loss) > 1e-5
 
 
 @pytest.mark.parametrize(
@@ -249,15 +251,15 @@ def test_a_share_of_other_columns_is_seen(monkeypatch):
 def test_shares_put_back_are_the_whole(cut):
     shape = [3, 3, 3]
     shape[cut.axis] = sum(cut.sections)
-    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    made = torch.full_like(whole, torch.nan)
-    shares = [cut.take(whole, rank, RANKS) for rank in range(RANKS)]
+    full = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    made = torch.full_like(full, torch.nan)
+    shares = [cut.take(full, rank, RANKS) for rank in range(RANKS)]
     for rank, share in enumerate(shares):
         cut.put(share, made, rank, RANKS)
-    assert torch.equal(made, whole)
-    assert sum(share.numel() for share in shares) == 2 * whole.numel() - cut.numbers(whole)
-    for place, part in zip(cut.kept, cut.common(shares[1], RANKS), strict=True):
-        assert torch.equal(part, whole.split(cut.sections, cut.axis)[place])
+    assert torch.equal(made, full)
+    assert sum(share.numel() for share in shares) == 2 * full.numel() - cut.numbers(full)
+    for index, part in zip(cut.replicated, cut.common(shares[1], RANKS), strict=True):
+        assert torch.equal(part, full.split(cut.sections, cut.axis)[index])
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -265,11 +267,14 @@ def test_a_share_is_smaller_by_what_is_cut(name):
     family_name, fields = SMALL[name]
     family = FAMILIES[family_name]
     config = family.configure("tiny", fields)
-    found = divisible(family, config)
+    plan = divisible(family, config)
     model = family.build(config)
     divide(model, RANKS, Region())
-    assert sum(each.numel() for each in model.parameters()) == found.numbers - found.cut // RANKS
-    assert found.cut > 0 and found.numbers == family.parameter_count(config)
+    assert (
+        sum(parameter.numel() for parameter in model.parameters())
+        == plan.numbers - plan.cut // RANKS
+    )
+    assert plan.cut > 0 and plan.numbers == family.parameter_count(config)
 
 
 def test_what_does_not_divide_evenly_is_refused_with_the_layer():
@@ -282,5 +287,7 @@ def test_what_does_not_divide_evenly_is_refused_with_the_layer():
 
 def test_what_stays_whole_says_why():
     families = FAMILIES["adaattn"], FAMILIES["mahia"]
-    told = [divisible(family, family.presets["tiny"]).whole for family in families]
-    assert all(len(reasons) == 1 for reasons in told)
+    reasons_by_family = [
+        divisible(family, family.presets["tiny"]).replicated for family in families
+    ]
+    assert all(len(reasons) == 1 for reasons in reasons_by_family)

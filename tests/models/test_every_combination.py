@@ -1,7 +1,7 @@
-"""What decoding promises, of every combination of options that changes what a state must hold.
+"""Decoding promises for every combination of options that changes the state.
 
-In FP64, so that no routing lies on the other side of a rounding. What other tests show of each
-family in its main forms, in full.
+In FP64, so that rounding never changes a routing. These are the complete versions of what other
+tests check for each family in its main forms.
 """
 
 import functools
@@ -65,16 +65,16 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
 
 @functools.cache
 def decoder(form):
-    """In evaluation, with routers that take some tokens and leave some; what adapts is frozen."""
+    """Make a decoder in evaluation mode whose routers take some tokens; adaptation is frozen."""
     name, fields = FORMS[form]
     family = FAMILIES[name]
     model = family.materialise(family.configure("tiny", fields), dtype=torch.float64, seed=3).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for each, weight in model.named_parameters():
-            if "router" in each:
+        for parameter_name, weight in model.named_parameters():
+            if "router" in parameter_name:
                 weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-            elif "embedding" in each:
+            elif "embedding" in parameter_name:
                 weight.mul_(20)
     if name == "adaattn":
         model.freeze()
@@ -82,8 +82,8 @@ def decoder(form):
 
 
 @functools.cache
-def whole(form):
-    """The logits of two sequences at once."""
+def full_logits(form):
+    """Return the logits of two sequences at once."""
     with torch.no_grad():
         return decoder(form)(some_tokens(2, LENGTH))
 
@@ -96,8 +96,8 @@ def test_a_later_token_changes_nothing_before_it_and_its_own_logits(form):
         changed_BS = tokens_BS.clone()
         changed_BS[:, at] = (changed_BS[:, at] + 1) % 256
         found_BSV = decoder(form)(changed_BS)
-        close(found_BSV[:, :at], whole(form)[:, :at])  # experts add up other tokens beside
-        assert (found_BSV[:, at] - whole(form)[:, at]).abs().max() > 1e-6
+        close(found_BSV[:, :at], full_logits(form)[:, :at])  # experts add up other tokens beside
+        assert (found_BSV[:, at] - full_logits(form)[:, at]).abs().max() > 1e-6
 
 
 @forms
@@ -106,7 +106,7 @@ def test_token_by_token_and_in_chunks_give_the_logits_of_the_whole(form):
     model = decoder(form)
     for pieces in ((1,) * LENGTH, (4, 4, 4, 1), (1, 7, 5)):
         found_BSV = in_pieces(model, some_tokens(2, LENGTH), pieces, model.new_cache(2, ROOM))
-        close(found_BSV, whole(form))
+        close(found_BSV, full_logits(form))
 
 
 @forms
@@ -121,11 +121,11 @@ def test_a_state_that_was_saved_goes_on_as_the_one_that_was_not(form, tmp_path):
     assert restored.load(path) == 6
     for first, last in ((6, 10), (10, 11)):
         at = torch.tensor(first)
-        found, expected = (
-            model(tokens_BS[:, first:last], cache=each, position=at) for each in (restored, cache)
+        actual, expected = (
+            model(tokens_BS[:, first:last], cache=state, position=at) for state in (restored, cache)
         )
-        assert torch.equal(found, expected)
-        close(found, whole(form)[:, first:last])
+        assert torch.equal(actual, expected)
+        close(actual, full_logits(form)[:, first:last])
 
 
 @forms
@@ -133,9 +133,9 @@ def test_a_state_that_was_saved_goes_on_as_the_one_that_was_not(form, tmp_path):
 def test_a_sequence_gives_the_same_alone_and_beside_others(form):
     model, tokens_BS = decoder(form), some_tokens(2, LENGTH)
     for i in range(2):
-        close(model(tokens_BS[i : i + 1])[0], whole(form)[i])
+        close(model(tokens_BS[i : i + 1])[0], full_logits(form)[i])
     alone = model.new_cache(1, ROOM)
-    close(in_pieces(model, tokens_BS[1:], (5, 1, 7), alone)[0], whole(form)[1])
+    close(in_pieces(model, tokens_BS[1:], (5, 1, 7), alone)[0], full_logits(form)[1])
 
 
 @forms

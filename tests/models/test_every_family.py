@@ -1,4 +1,4 @@
-"""What holds for every family alike: seeds, batches, learning a task, saved state, refusals."""
+"""Properties of every family: seeds, batches, learning a task, saved state, refusals."""
 
 import copy
 import dataclasses
@@ -48,32 +48,32 @@ def trained(model, batches, rate):
 def test_a_seed_decides_what_training_gives(name):
     family, config = form(name)
     batches = [batch_of(family, config, 2, 12, seed) for seed in (1, 2)]
-    found = []
+    weights = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)  # of the noise, where there is some
         model = trained(family.materialise(config, seed=seed), batches, 1e-2)
-        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
 
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_model_that_is_cast_is_the_one_that_was_made_in_that_dtype(name, dtype):
     family, config = form(name)
-    (inputs, targets), found = batch_of(family, config, 2, 12), []
+    (inputs, targets), runs = batch_of(family, config, 2, 12), []
     inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
     for model in (family.materialise(config).to(dtype), family.materialise(config, dtype=dtype)):
         torch.manual_seed(0)  # of the noise, where there is some
         steps = [model.loss(*inputs, *targets) for _ in range(2)]  # of which one may adapt
         steps[1].backward()
         assert {x.dtype for x in model.metrics().values()} <= {torch.float32}
-        found.append([*steps, *(p.grad for p in model.parameters()), *model.metrics().values()])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        runs.append([*steps, *(p.grad for p in model.parameters()), *model.metrics().values()])
+    assert all(torch.equal(first, other) for first, other in zip(*runs, strict=True))
 
 
 def loaded(model, family, config):
-    """The same weights in another model, as a file has them: they bring no marks along."""
+    """Load the same weights into another model, as from a file: they carry no marks."""
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
@@ -93,8 +93,8 @@ def test_what_shall_not_decay_is_marked_in_copies_and_in_what_is_loaded(name):
     if name in ("mamba2", "mahia", "hydra, routed"):
         assert spared(model)
     copied = copy.deepcopy(model)
-    others = [copied, pickle.loads(pickle.dumps(copied)), loaded(model, family, config)]
-    for other in (*others, family.share(config, model.weights()), family.build(config, "cpu")):
+    copies = [copied, pickle.loads(pickle.dumps(copied)), loaded(model, family, config)]
+    for other in (*copies, family.share(config, model.weights()), family.build(config, "cpu")):
         assert spared(other) == spared(model)
 
 
@@ -135,19 +135,21 @@ def test_torch_func_gives_the_gradients_of_autograd_and_writes_to_nothing(name):
     def loss(weights):
         return torch.func.functional_call(Loss(model), weights, (*inputs, *targets))
 
-    found = torch.func.grad(loss)(weights)
+    gradients = torch.func.grad(loss)(weights)
     assert all(torch.equal(b, buffers[n]) for n, b in model.named_buffers())
     model.loss(*inputs, *targets).backward()
     for n, p in model.named_parameters():
         expected = torch.zeros_like(p) if p.grad is None else p.grad
-        torch.testing.assert_close(found[f"model.{n}"], expected, msg=lambda m, n=n: f"{n}: {m}")
+        torch.testing.assert_close(
+            gradients[f"model.{n}"], expected, msg=lambda m, n=n: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_torch_s_default_dtype_changes_neither_weights_nor_what_is_computed(name, default):
     family, config = form(name)
-    (inputs, targets), found = batch_of(family, config, 2, 12), []
+    (inputs, targets), runs = batch_of(family, config, 2, 12), []
     for dtype in (torch.float32, default):
         torch.set_default_dtype(dtype)
         try:
@@ -157,8 +159,8 @@ def test_torch_s_default_dtype_changes_neither_weights_nor_what_is_computed(name
             steps[1].backward()
         finally:
             torch.set_default_dtype(torch.float32)
-        found.append([*steps, *(p.grad for p in model.parameters()), *model.metrics().values()])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        runs.append([*steps, *(p.grad for p in model.parameters()), *model.metrics().values()])
+    assert all(torch.equal(first, other) for first, other in zip(*runs, strict=True))
 
 
 @torch.no_grad()
@@ -188,7 +190,7 @@ COPIERS = {  # learning rate, sizes
 
 
 def copied(generator):
-    """A word of eight letters, a mark, and the same again: chance is 1/8 past the mark."""
+    """Draw a word of eight letters, a mark, and the same again: chance is 1/8 past the mark."""
     word = torch.randint(0, 8, (32, WORD), generator=generator)
     sequence = torch.cat([word, torch.full((32, 1), 8), word], 1)
     return (sequence[:, :-1],), (sequence[:, 1:],)
@@ -208,7 +210,7 @@ def test_training_on_the_copy_task_learns_to_copy(name):
 
 @torch.no_grad()
 def share_right(model, inputs_BS, targets_BS, first):
-    """Of the tokens from ``first`` on, in the mode that decodes."""
+    """Return the fraction of right tokens from ``first`` on, in the decoding mode."""
     found_BS = model.eval()(inputs_BS).argmax(-1)
     return (found_BS[:, first:] == targets_BS[:, first:]).float().mean()
 
@@ -229,7 +231,7 @@ DELAYERS = {
 
 
 def delayed(generator, batch=16):
-    """Eight letters at random, each asked for two tokens later: chance is 1/8."""
+    """Draw random letters of eight, each to be repeated two tokens later: chance is 1/8."""
     letters_BS = torch.randint(0, 8, (batch, 12), generator=generator)
     asked_BS = torch.cat([letters_BS[:, :DELAY], letters_BS[:, :-DELAY]], 1)
     return (letters_BS,), (asked_BS,)
@@ -253,14 +255,14 @@ def test_what_is_routed_is_soon_taught_to_repeat_the_token_before_the_last(name)
 @pytest.mark.parametrize("name", [n for n in DECODERS if n != "adaattn"])
 def test_the_cache_shrinks_with_the_key_and_value_heads(name):
     more = {"attention_every": 1} if name == "mamba2" else {}
-    held = {}
+    counted = {}
     for heads in (1, 2, 4):
         family, config = form(name, n_kv_heads=heads, **more)
         cache = family.materialise(config).new_cache(2, 32)
-        held[heads] = sum(
+        counted[heads] = sum(
             layer.kv.keys.nbytes if more else layer.keys.nbytes for layer in cache.layers
         )
-    assert held[4] == 2 * held[2] == 4 * held[1] > 0
+    assert counted[4] == 2 * counted[2] == 4 * counted[1] > 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -330,8 +332,8 @@ def test_a_training_step_runs_in_every_precision_and_its_loss_is_near_that_of_fp
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_training_step_writes_every_metric_that_the_family_names(name):
     written = set()
-    for each in (each for each, (family, _) in FORMS.items() if family == name):
-        family, config = form(each)
+    for item in (item for item, (family, _) in FORMS.items() if family == name):
+        family, config = form(item)
         model = family.materialise(config, seed=3)
         before = {metric: values.fill_(-7.0) for metric, values in model.metrics().items()}
         inputs, targets = batch_of(family, config, 2, 12)

@@ -1,19 +1,19 @@
-"""The estimated footprint of every family against what a step really holds.
+"""The estimated footprint of every family against the memory that a step really needs.
 
-That is counted on a CPU, by ``held``, as it would be on a GPU.
+``peak_bytes`` counts that on a CPU, as it would be on a GPU.
 """
 
 import dataclasses
 
 import pytest
 import torch
-from held import (
+from peak_bytes import (
     as_on_an_h200,
     drawn,
-    held_by_inference,
-    held_by_training,
-    kept_for_backward,
-    kept_more_on_a_cpu,
+    inference_peak,
+    saved_for_backward,
+    saved_more_on_a_cpu,
+    training_peak,
 )
 
 from models import FAMILIES, ConfigurationError
@@ -22,18 +22,18 @@ from models._footprint import Footprint
 NAMES = list(FAMILIES)
 DECODERS = [name for name in NAMES if "decode" in FAMILIES[name].workloads]
 BATCH = 8
-# Large enough to be looked at on a GPU; what is smaller has a peak of its own.
+# Large enough for a GPU; smaller ones have a peak of their own.
 DEFAULTS = {name: FAMILIES[name].first_choice for name in NAMES}
 WITHOUT_VOCABULARY = {"mahia": {"vocab_size": 256}}  # by family; of the others, the field's name
 
 
-def estimated_and_held(family, config, step):
-    """Bytes: the footprint's total, and the peak that was counted."""
+def estimated_and_counted(family, config, step):
+    """Return bytes: the footprint's total, and the counted peak."""
     with as_on_an_h200():
         estimate = family.footprint(config, workload="train", **step)
-    held = held_by_training(family, config, **step)
-    print(family.name, step, held, f"{estimate.total / held - 1:+.1%}")
-    return estimate.total, held
+    counted = training_peak(family, config, **step)
+    print(family.name, step, counted, f"{estimate.total / counted - 1:+.1%}")
+    return estimate.total, counted
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_the_peak_of_a_tiny_training_step_is_estimated_within_a_tenth(
     config = dataclasses.replace(family.presets["tiny"], n_layers=2)
     step = {"batch": 64, "sequence": min(256, family.longest(config)), "fused": fused}
     step |= {"precision": precision, "checkpointing": checkpointing}
-    estimate, held = estimated_and_held(family, config, step)
-    assert estimate == pytest.approx(held, rel=0.1)
+    estimate, counted = estimated_and_counted(family, config, step)
+    assert estimate == pytest.approx(counted, rel=0.1)
 
 
 def published(name):
-    """The default preset, and HYDRA's of its document, with a batch for a GPU."""
+    """Return the default preset, and HYDRA's of its document, with a batch for a GPU."""
     presets = [DEFAULTS[name], "published"] if name == "hydra" else [DEFAULTS[name]]
     return [(name, preset) for preset in presets]
 
 
-PUBLISHED = [each for name in NAMES for each in published(name)]
+PUBLISHED = [preset for name in NAMES for preset in published(name)]
 
 
 @pytest.mark.slow
@@ -78,8 +78,8 @@ def test_the_peak_of_a_default_training_step_is_estimated_within_a_tenth(
     family = FAMILIES[name]
     step = family.suggested(preset, "cuda")
     step |= {"precision": precision, "checkpointing": checkpointing}
-    estimate, held = estimated_and_held(family, family.presets[preset], step)
-    assert estimate == pytest.approx(held, rel=0.1)
+    estimate, counted = estimated_and_counted(family, family.presets[preset], step)
+    assert estimate == pytest.approx(counted, rel=0.1)
 
 
 @pytest.mark.slow
@@ -94,18 +94,18 @@ def test_what_blocks_hold_is_estimated_within_a_tenth_where_no_logits_hide_it(
     small = {"n_layers": 4, **WITHOUT_VOCABULARY.get(name, {"vocabulary": 256})}
     config = dataclasses.replace(family.presets[preset], **small)
     step = {"batch": 8, "sequence": 256, "precision": precision, "checkpointing": checkpointing}
-    estimate, held = estimated_and_held(family, config, {**step, "fused": fused})
-    assert estimate == pytest.approx(held, rel=0.1)
+    estimate, counted = estimated_and_counted(family, config, {**step, "fused": fused})
+    assert estimate == pytest.approx(counted, rel=0.1)
 
 
 def inferred(name, config, workload, step):
-    """Bytes: the footprint's total, and the peak that was counted."""
+    """Return bytes: the footprint's total, and the counted peak."""
     family = FAMILIES[name]
     with as_on_an_h200():
         estimate = family.footprint(config, workload=workload, **step).total
-    held = held_by_inference(family, config, workload=workload, **step)
-    print(name, workload, step, held, f"{estimate / held - 1:+.1%}")
-    return estimate, held
+    counted = inference_peak(family, config, workload=workload, **step)
+    print(name, workload, step, counted, f"{estimate / counted - 1:+.1%}")
+    return estimate, counted
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def inferred(name, config, workload, step):
 def test_the_peak_of_a_tiny_inference_is_estimated_within_a_tenth(name, workload, precision, fused):
     config = FAMILIES[name].presets["tiny"]
     step = {"batch": 16, "sequence": min(256, FAMILIES[name].longest(config))}
-    estimate, held = inferred(
+    estimate, counted = inferred(
         name, config, workload, step | {"precision": precision, "fused": fused}
     )
-    assert estimate == pytest.approx(held, rel=0.1)
+    assert estimate == pytest.approx(counted, rel=0.1)
 
 
 EXPERTS_OF_MAHIA = {"use_moe": True}
@@ -149,10 +149,10 @@ def test_other_sizes_than_the_presets_are_estimated_within_a_tenth(name, fields,
     step = {"batch": 16, "sequence": min(256, family.longest(config))}
     step |= {"precision": "half", "fused": fused}
     if workload == "train":
-        estimate, held = estimated_and_held(family, config, step)
+        estimate, counted = estimated_and_counted(family, config, step)
     else:
-        estimate, held = inferred(name, config, workload, step)
-    assert estimate == pytest.approx(held, rel=0.1)
+        estimate, counted = inferred(name, config, workload, step)
+    assert estimate == pytest.approx(counted, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_the_states_of_a_fused_scan_are_counted_in_inference(
 ):
     config = FAMILIES["mamba2"].configure("tiny", {"d_state": d_state, "max_sequence": 2048})
     step = {"batch": batch, "sequence": sequence, "precision": precision}
-    estimate, held = inferred("mamba2", config, workload, step)
-    assert estimate == pytest.approx(held, rel=0.03)
+    estimate, counted = inferred("mamba2", config, workload, step)
+    assert estimate == pytest.approx(counted, rel=0.03)
 
 
 @pytest.mark.slow
@@ -179,10 +179,10 @@ def test_the_states_of_a_fused_scan_are_counted_in_inference(
 @pytest.mark.parametrize(
     ("name", "preset", "workload"),
     [
-        (*each, workload)
-        for each in PUBLISHED
+        (*preset, workload)
+        for preset in PUBLISHED
         for workload in ("forward", "prefill")
-        if workload in FAMILIES[each[0]].workloads
+        if workload in FAMILIES[preset[0]].workloads
     ],
 )
 def test_the_peak_of_a_default_inference_is_estimated_within_a_twentieth(
@@ -190,8 +190,8 @@ def test_the_peak_of_a_default_inference_is_estimated_within_a_twentieth(
 ):
     family = FAMILIES[name]
     step = family.suggested(preset, "cuda") | {"precision": precision, "fused": fused}
-    estimate, held = inferred(name, family.presets[preset], workload, step)
-    assert estimate == pytest.approx(held, rel=0.05)
+    estimate, counted = inferred(name, family.presets[preset], workload, step)
+    assert estimate == pytest.approx(counted, rel=0.05)
 
 
 @pytest.mark.slow
@@ -202,8 +202,8 @@ def test_the_peak_of_a_default_inference_is_estimated_within_a_twentieth(
 def test_experts_by_pytorch_hold_what_is_estimated_however_they_are_chosen(fields, precision):
     config = dataclasses.replace(FAMILIES["moe"].presets["document"], vocabulary=256, **fields)
     step = {"batch": 8, "sequence": 256, "precision": precision, "fused": False}
-    estimate, held = estimated_and_held(FAMILIES["moe"], config, step)
-    assert estimate == pytest.approx(held, rel=0.1)
+    estimate, counted = estimated_and_counted(FAMILIES["moe"], config, step)
+    assert estimate == pytest.approx(counted, rel=0.1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
@@ -216,13 +216,13 @@ def test_on_a_cpu_experts_by_pytorch_keep_what_is_estimated_of_the_tokens_sent_t
     few, many = (dataclasses.replace(family.presets["tiny"], n_layers=n, **sizes) for n in (1, 3))
     step = {"workload": "train", "batch": 2, "sequence": 128, "precision": precision}
     step |= {"fused": False, "device_type": "cpu"}
-    kept = [kept_for_backward(family, c, precision, "none", tokens_BS) for c in (few, many)]
+    saved = [saved_for_backward(family, c, precision, "none", tokens_BS) for c in (few, many)]
     estimated = [family.footprint(c, **step).activations for c in (few, many)]
-    more = 2 * tokens_BS.numel() * kept_more_on_a_cpu(few.input_dim, precision)
-    assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0] - more, rel=0.01)
+    more = 2 * tokens_BS.numel() * saved_more_on_a_cpu(few.input_dim, precision)
+    assert estimated[1] - estimated[0] == pytest.approx(saved[1] - saved[0] - more, rel=0.01)
 
 
-# What Inductor keeps of a step is what this partition of its graph keeps, which writes no code.
+# Inductor saves in a step what this partition of its graph saves, which writes no code.
 PARTITION = "aot_eager_decomp_partition"
 SIXTEEN = {"dim": 64, "head_dim": 16, "d_state": 16}
 EXPERTS = {"input_dim": 32, "n_heads": 2, "hidden_dim": 64}
@@ -246,10 +246,10 @@ def test_compiled_blocks_without_fused_kernels_keep_what_is_estimated(name, fiel
     few, many = (dataclasses.replace(family.presets["tiny"], n_layers=n, **fields) for n in (1, 3))
     step = {"workload": "train", "batch": 1, "sequence": 256, "precision": precision}
     step["device_type"] = "cpu"
-    kept, estimated = [], []
+    saved, estimated = [], []
     for config in (few, many):
         torch.compiler.reset()
-        kept.append(kept_for_backward(family, config, precision, "none", tokens_BS, PARTITION))
+        saved.append(saved_for_backward(family, config, precision, "none", tokens_BS, PARTITION))
         estimate = family.footprint(config, fused=False, compiled=True, **step)
         estimated.append(estimate.activations)
     torch.compiler.reset()
@@ -257,7 +257,7 @@ def test_compiled_blocks_without_fused_kernels_keep_what_is_estimated(name, fiel
     by_torch = name != "adaattn" and (name != "mamba2" or many.attention_every)
     width = family.costs(many).dim if by_torch else 0
     layout = 2 * tokens_BS.numel() * width * (4 if precision == "fp32" else 2)  # a CPU's attention
-    more = kept[1] - kept[0] - layout
+    more = saved[1] - saved[0] - layout
     assert estimated[1] - estimated[0] == pytest.approx(more, rel=0.02)
 
 
@@ -321,10 +321,10 @@ def test_a_prompt_taken_in_by_pieces_holds_the_activations_of_one_piece(name):
         return family.footprint(config, workload=workload, batch=4, **step)
 
     for workload in ("prefill", "generate"):
-        whole, pieces = (estimate(workload, sequence=1024, chunk=chunk) for chunk in (0, 64))
-        assert pieces.activations == estimate(workload, sequence=64).activations < whole.activations
-        assert pieces.cache == whole.cache
-        assert estimate(workload, sequence=1024, chunk=4096) == whole
+        full, pieces = (estimate(workload, sequence=1024, chunk=chunk) for chunk in (0, 64))
+        assert pieces.activations == estimate(workload, sequence=64).activations < full.activations
+        assert pieces.cache == full.cache
+        assert estimate(workload, sequence=1024, chunk=4096) == full
     assert estimate("decode", sequence=1024, chunk=64) == estimate("decode", sequence=1024)
     step = {"workload": "prefill", "batch": 4, "sequence": 1024}
     limit = estimate(sequence=1024, chunk=64).total

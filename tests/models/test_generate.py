@@ -1,4 +1,4 @@
-"""Generation draws from the nucleus, the same as from whole forward passes, whatever the pieces."""
+"""Generation samples from the nucleus like full forward passes, whatever the pieces."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def drawn(model, prompt_BS, new_tokens, **more):
 
 @torch.no_grad()
 def from_whole_passes(model, tokens_BS, new_tokens, temperature, top_p, seed):
-    """What generation must give, without any state: every token from the whole prefix."""
+    """Return the expected generation without state: every token from the complete prefix."""
     generator, before = seeded(seed), tokens_BS.shape[1]
     for _ in range(new_tokens):
         token_B = sample(model(tokens_BS)[:, -1], temperature, top_p, generator)
@@ -60,8 +60,8 @@ def from_whole_passes(model, tokens_BS, new_tokens, temperature, top_p, seed):
 def test_tokens_are_those_of_whole_passes_however_the_prompt_is_cut(decoder, prompt_BS, way, chunk):
     expected = from_whole_passes(decoder, prompt_BS, 6, *way, seed=5)
     way = {"temperature": way[0], "top_p": way[1]}
-    found = drawn(decoder, prompt_BS, 6, chunk=chunk, generator=seeded(5), **way)
-    assert found.dtype == torch.int64 and torch.equal(found, expected)
+    actual = drawn(decoder, prompt_BS, 6, chunk=chunk, generator=seeded(5), **way)
+    assert actual.dtype == torch.int64 and torch.equal(actual, expected)
 
 
 def test_a_seed_decides_the_tokens(decoder, prompt_BS):
@@ -176,7 +176,7 @@ def test_drawing_depends_on_no_value_that_the_host_would_wait_for():
         ({"vocabulary": 0}, "generate: vocabulary = 0 is not within 1 to the 256 rows"),
         ({"vocabulary": -1}, "generate: vocabulary = -1 is not within"),
         ({"vocabulary": 257}, "generate: vocabulary = 257 is not within"),
-        ({"position": 3}, "generate: position 3 says that a cache has taken in tokens"),
+        ({"position": 3}, "generate: position 3 needs the cache with the tokens before it"),
         ({"chunk": 0}, "prefill: chunk = 0 must be at least 1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A decode state that goes back to a mark: as if the tokens since then had never been taken in."""
+"""A decode state that goes back to a mark, as if later tokens had never been processed."""
 
 import dataclasses
 
@@ -16,12 +16,12 @@ FORMS = [(name, {}) for name in DECODERS] + [
 
 
 def after(model, cache, tokens_BS, position):
-    """The logits of tokens that are taken in one by one."""
-    found = []
+    """Return the logits of tokens that are processed one by one."""
+    logits = []
     for token_B1 in tokens_BS.split(1, dim=1):
-        found.append(model(token_B1, cache=cache, position=torch.tensor(position)))
+        logits.append(model(token_B1, cache=cache, position=torch.tensor(position)))
         position += 1
-    return torch.cat(found, 1)
+    return torch.cat(logits, 1)
 
 
 @torch.no_grad()

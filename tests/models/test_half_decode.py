@@ -22,7 +22,7 @@ PRECISIONS = {  # of the weights, and of autocast
 @torch.no_grad()
 @pytest.mark.parametrize(
     "precision",
-    [pytest.param(each, marks=[pytest.mark.slow] if "bf16" in each else []) for each in PRECISIONS],
+    [pytest.param(name, marks=[pytest.mark.slow] if "bf16" in name else []) for name in PRECISIONS],
 )
 @pytest.mark.parametrize("form", FORMS)
 def test_decoding_errs_at_most_twice_as_much_as_the_whole_pass_in_its_precision(form, precision):
@@ -36,7 +36,7 @@ def test_decoding_errs_at_most_twice_as_much_as_the_whole_pass_in_its_precision(
         decoded_BSV = in_pieces(model, tokens_BS, PIECES, cache)
     assert half in {tensor.dtype for tensor in cache.tensors()}
     assert decoded_BSV.dtype == whole_BSV.dtype == half
-    of_whole, of_decoded = (worst(found, exact_BSV) for found in (whole_BSV, decoded_BSV))
+    of_whole, of_decoded = (worst(result, exact_BSV) for result in (whole_BSV, decoded_BSV))
     assert of_decoded <= 2 * of_whole
     assert of_whole < 4 * torch.finfo(half).eps  # which is lost by a few roundings
 

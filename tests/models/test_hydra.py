@@ -16,7 +16,7 @@ HYDRA = FAMILIES["hydra"]
 
 
 def reference_logits(config, weights, tokens_BS):
-    """HYDRA written out plainly in FP64; rotary as complex multiplication."""
+    """Compute HYDRA written out plainly in FP64; rotary as complex multiplication."""
     weights = {name: weight.detach().double() for name, weight in weights.items()}
     n_tokens, head_dim = tokens_BS.shape[1], config.dim // config.n_heads
     frequencies = config.rope_theta ** (-torch.arange(0, head_dim, 2).double() / head_dim)
@@ -107,7 +107,7 @@ def test_grouped_heads_equal_heads_that_were_copied_out(config, tokens_BS):
     for name in [name for name in weights if name.endswith("qkv.weight")]:
         rows = weights[name].unflatten(0, (-1, head_dim))
         q, k, v = rows.split((n_heads, config.n_kv_heads, config.n_kv_heads))
-        k, v = (each.repeat_interleave(copies, 0) for each in (k, v))
+        k, v = (item.repeat_interleave(copies, 0) for item in (k, v))
         weights[name] = torch.cat([q, k, v]).flatten(0, 1)
     expanded.load_state_dict(weights)
     torch.testing.assert_close(grouped(tokens_BS), expanded(tokens_BS), rtol=1e-5, atol=1e-6)

@@ -1,7 +1,7 @@
-"""HYDRA's routings with the Triton kernels, in Triton's interpreter, give what torch gives.
+"""HYDRA's routings with Triton kernels equal torch's, in Triton's interpreter.
 
-TRITON_INTERPRET must be set before Triton is imported and makes all that inherits it crawl: a child
-process runs ``compare``.
+TRITON_INTERPRET must be set before Triton is imported and makes every process that inherits it
+crawl: a child process runs ``compare``.
 """
 
 import os
@@ -39,7 +39,7 @@ def compare():
         fields = {"recursions": 2, "n_layers": 1, "depth_every": 1}
         model = routed_model(combination, dtype=torch.float32, **fields)
         tokens_BS = some_tokens(length=9)
-        found = []
+        result = []
         for choice in ("torch", "triton"):
             kernels.reset_usage()
             model.zero_grad()
@@ -54,9 +54,9 @@ def compare():
                     for i in (7, 8):
                         step = {"cache": cache, "position": torch.tensor(i)}
                         parts.append(model(tokens_BS[:, i : i + 1], **step))
-            found.append([loss.detach(), *gradients, *parts])
-        for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+            result.append([loss.detach(), *gradients, *parts])
+        for first, other in zip(*result, strict=True):
+            torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-4)
         used |= {name for name, by in kernels.usage().items() if "triton" in by}
     assert used >= set(OPERATORS), f"only {used} ran in Triton"
     print("the same")

@@ -1,4 +1,4 @@
-"""What HYDRA's routings cost in parameters, FLOPs and bytes, and that it falls as it must."""
+"""Costs of HYDRA's routings in parameters, FLOPs and bytes, and how they fall."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ def counted_flops(work):
 
 
 def passes(config):
-    """The share of every time that a layer is applied, and whether its keys are all tokens'."""
+    """Return the token fraction of each application of a layer, and whether its keys are of all."""
     if not config.mixture_of_recursions:
         runs = [(Fraction(1), False, range(config.n_layers))]
     else:
@@ -39,8 +39,11 @@ def passes(config):
 
 
 def more_than_the_mathematics(config):
-    """FLOPs of pairs above the diagonal, which attention by hand computes, less those that torch's
-    counter does not see: the convolution over the sequence, done element by element."""
+    """Count FLOPs of pairs above the diagonal, less those that torch's counter does not see.
+
+    Attention by hand computes the former; the latter are the convolution over the sequence, done
+    element by element.
+    """
     q_dim = config.n_heads * config.head_dim
     mixed = (config.n_heads + config.n_kv_heads) * config.head_dim
     total = 0
@@ -130,17 +133,17 @@ def test_flops_fall_with_the_capacity_by_what_the_routed_blocks_are():
     sequence = 1000
     config = dataclasses.replace(PLAIN, mixture_of_depths=True, max_sequence=sequence)
     step = {"batch": 1, "sequence": sequence}
-    found = [
+    result = [
         HYDRA.flops(dataclasses.replace(config, depth_capacity=capacity), **step)
         for capacity in (0.125, 0.25, 0.5, 1.0)
     ]
-    assert found == sorted(set(found))
+    assert result == sorted(set(result))
     plain = HYDRA.flops(dataclasses.replace(config, mixture_of_depths=False), **step)
     router = 2 * config.dim * sequence
-    assert found[-1] == plain + router
+    assert result[-1] == plain + router
     layer = HYDRA.costs(config).linear_parameters // 2
     linears, pairs = 2 * layer * 875, 4 * config.dim * (1000 * 1001 - 125 * 126) // 2
-    assert found[-1] - found[0] == linears + pairs
+    assert result[-1] - result[0] == linears + pairs
 
 
 def test_recursions_cost_what_their_shares_say_and_no_parameters_but_the_routers():
@@ -178,32 +181,32 @@ def test_the_estimate_of_activations_falls_with_the_capacity_and_grows_with_recu
     assert plain < recursions[0] < recursions[1]
 
 
-def kept_for_backward(config):
-    """Bytes that autograd keeps for the blocks' backward passes, weights left out."""
+def saved_for_backward(config):
+    """Return the bytes that autograd saves for the blocks' backward passes, without weights."""
     model = HYDRA.materialise(config)
     own = {
         weight.untyped_storage().data_ptr() for weight in [*model.parameters(), *model.buffers()]
     }
-    kept = {}
+    saved = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(some_tokens(BATCH, 128))
-    return sum(size for size, _ in kept.values())
+    return sum(size for size, _ in saved.values())
 
 
 def test_activations_that_are_really_kept_fall_with_the_capacity():
     config = dataclasses.replace(
         PLAIN, dim=64, n_layers=4, depth_every=1, mixture_of_depths=True, max_sequence=128
     )
-    kept = [
-        kept_for_backward(dataclasses.replace(config, depth_capacity=capacity))
+    saved = [
+        saved_for_backward(dataclasses.replace(config, depth_capacity=capacity))
         for capacity in (0.125, 0.25, 0.5)
     ]
-    assert kept[2] - kept[1] == pytest.approx(2 * (kept[1] - kept[0]), rel=0.05)
-    assert kept[0] < 0.5 * kept[2]
+    assert saved[2] - saved[1] == pytest.approx(2 * (saved[1] - saved[0]), rel=0.05)
+    assert saved[0] < 0.5 * saved[2]

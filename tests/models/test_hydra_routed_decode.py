@@ -1,4 +1,4 @@
-"""Decoding with HYDRA's routings: explicit state gives what the whole forward pass gives."""
+"""Decoding with HYDRA's routings: explicit state equals the full forward pass."""
 
 import pytest
 import torch

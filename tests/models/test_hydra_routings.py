@@ -13,7 +13,7 @@ from routed import COMBINATIONS, HYDRA, PLAIN, config_of, routed_model, some_tok
 
 from models import ConfigurationError
 from models._routing import RoutedState, admitted, everyone, packed
-from models._share import Share
+from models._token_fraction import TokenFraction
 
 every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
@@ -44,7 +44,7 @@ def test_evaluation_routes_as_the_causal_transcription(combination):
     with torch.no_grad():
         expected, cross_entropy = reference.logits_and_loss(tokens_BS, tokens_BS)
         torch.testing.assert_close(model(tokens_BS), expected, **EXACT)
-        # What the routers' losses teach has no place where nothing is learned.
+        # The routers' losses have no purpose where nothing is learned.
         torch.testing.assert_close(model.loss(tokens_BS, tokens_BS), cross_entropy, **EXACT)
 
 
@@ -113,21 +113,21 @@ def test_the_routers_that_are_compared_choose_some_tokens_and_leave_some():
     cut=st.integers(0, 40),
 )
 def test_the_running_budget_is_kept_token_by_token_also_across_calls(asks, part, more, cut):
-    share, n_taken, expected = Share(part, part + more), 0, []
-    for place, ask in enumerate(asks):
-        fits = n_taken + 1 <= math.ceil(Fraction(part, part + more) * (place + 1))
+    share, n_taken, expected = TokenFraction(part, part + more), 0, []
+    for index, ask in enumerate(asks):
+        fits = n_taken + 1 <= math.ceil(Fraction(part, part + more) * (index + 1))
         expected.append(ask and fits)
         n_taken += ask and fits
-    found, state = [], RoutedState(torch.zeros(1, dtype=torch.int64), [])
+    actual, state = [], RoutedState(torch.zeros(1, dtype=torch.int64), [])
     for piece in (asks[:cut], asks[cut:]):
         if piece:
-            position = torch.tensor(len(found)) if found else None
+            position = torch.tensor(len(actual)) if actual else None
             rows = everyone(torch.zeros(1, len(piece), 1), position)
             taken_BS = admitted(torch.tensor([piece]), share, rows, state)
             packed(taken_BS, share, rows, state)
-            found += taken_BS[0].tolist()
-            assert state.filled.tolist() == [sum(found)]
-    assert found == expected
+            actual += taken_BS[0].tolist()
+            assert state.filled.tolist() == [sum(actual)]
+    assert actual == expected
 
 
 def test_a_token_that_found_no_room_in_a_recursion_goes_through_no_later_one():
@@ -143,10 +143,10 @@ def test_a_token_that_found_no_room_in_a_recursion_goes_through_no_later_one():
 def test_a_share_is_the_same_number_on_the_host_and_on_the_device():
     counts = torch.arange(1, 3000)
     for capacity in (0.001, 0.1, 0.125, 0.3, 1 / 3, 0.7, 1.0):
-        share = Share.nearest(capacity)
+        share = TokenFraction.nearest(capacity)
         assert share.of(counts).tolist() == [share.of(n) for n in counts.tolist()]
         assert share.of(1000) == math.ceil(Fraction(capacity).limit_denominator(1000) * 1000)
-    assert Share.nearest(0.012345).of(200_000) == 2469, "decimals are exact"
+    assert TokenFraction.nearest(0.012345).of(200_000) == 2469, "decimals are exact"
 
 
 @every_combination
@@ -158,9 +158,9 @@ def test_checkpointing_changes_nothing(combination):
         model.set_checkpointing(mode)
         loss = model.loss(tokens_BS, tokens_BS)
         loss.backward()
-        found = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
-        expected = found if expected is None else expected
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        actual = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        expected = actual if expected is None else expected
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("combination", ["ccgqa depths recursions", "depths recursions by token"])
@@ -186,12 +186,12 @@ def test_training_and_decoding_compile_whole(combination):
     cache, step = model.new_cache(2, 13), compiled(model)
     counters = torch._dynamo.utils.counters["stats"]
     with torch.no_grad():
-        whole = model(tokens_BS)
-        torch.testing.assert_close(step(tokens_BS[:, :9], cache=cache), whole[:, :9], **EXACT)
+        full = model(tokens_BS)
+        torch.testing.assert_close(step(tokens_BS[:, :9], cache=cache), full[:, :9], **EXACT)
         for i in range(9, 13):
             graphs = counters["unique_graphs"] if i > 9 else None
-            found = step(tokens_BS[:, i : i + 1], cache=cache, position=torch.tensor(i))
-            torch.testing.assert_close(found[:, 0], whole[:, i], **EXACT)
+            actual = step(tokens_BS[:, i : i + 1], cache=cache, position=torch.tensor(i))
+            torch.testing.assert_close(actual[:, 0], full[:, i], **EXACT)
             assert graphs in (None, counters["unique_graphs"])  # one graph for all positions
     torch.compiler.reset()
 

@@ -33,7 +33,7 @@ every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
 
 
 def routed(combination, dtype=torch.float32, **fields):
-    """A model on the GPU whose routers differ from token to token."""
+    """Make a model on the GPU whose routers differ from token to token."""
     sizes = {"dim": 128, "max_sequence": LENGTH}
     config = dataclasses.replace(config_of(combination), **sizes | fields)
     model = HYDRA.materialise(config, "cuda", dtype, seed=3)
@@ -78,7 +78,7 @@ def test_one_captured_decode_step_serves_every_position_and_choice(combination):
 @every_combination
 def test_the_kernels_give_what_torch_gives(combination):
     model, tokens_BS = routed(combination), tokens(2, LENGTH)
-    found = []
+    result = []
     for choice in ("torch", "triton"):
         attention = "manual" if choice == "torch" or "sharing" in combination else "triton"
         model.zero_grad()
@@ -87,9 +87,9 @@ def test_the_kernels_give_what_torch_gives(combination):
             loss = model.loss(tokens_BS, tokens_BS)
             loss.backward()
         assert kernels.usage()["rms_norm"].keys() == {choice}
-        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        result.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for first, other in zip(*result, strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-4)
 
 
 def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static():

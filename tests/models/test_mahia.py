@@ -1,4 +1,4 @@
-"""MAHIA-X whole: equal to its equations, learnable, checkpointed and compiled without change."""
+"""MAHIA-X: equal to its equations, learnable, unchanged by checkpointing and compiling."""
 
 import os
 import subprocess
@@ -59,11 +59,11 @@ def test_loss_and_gradients_equal_the_equations(fields):
         loss = (outputs - targets).square().sum() / targets.numel()
     loss = loss + 0.01 * balance
     theirs = torch.autograd.grad(loss, list(model.parameters()))
-    for name, one, other in zip(
+    for name, first, other in zip(
         ["loss", *dict(model.named_parameters())], ours, [loss, *theirs], strict=True
     ):
         assert other.abs().max() > 1e-7, f"{name} says nothing"
-        torch.testing.assert_close(one, other.detach(), **close, msg=name)
+        torch.testing.assert_close(first, other.detach(), **close, msg=name)
 
 
 def test_the_balancing_loss_is_one_where_experts_share_alike():
@@ -87,26 +87,26 @@ def test_below_it_towers_and_memory_still_do_not():
     model = MAHIA.materialise(SMALL, seed=2)
     (tokens_BS, tabular_BF), _ = drawn(SMALL)
     with torch.no_grad():
-        whole = model.query(tokens_BS, tabular_BF)
+        full = model.query(tokens_BS, tabular_BF)
         alone = torch.cat(
             [model.query(tokens_BS[i : i + 1], tabular_BF[i : i + 1]) for i in range(6)]
         )
-        torch.testing.assert_close(whole, alone)
+        torch.testing.assert_close(full, alone)
         torch.testing.assert_close(
-            model.memory(whole), torch.cat([model.memory(row[None]) for row in whole])
+            model.memory(full), torch.cat([model.memory(row[None]) for row in full])
         )
 
 
 def test_a_step_writes_to_metrics_alone_and_an_update_changes_what_is_answered():
     model = MAHIA.materialise(SMALL, seed=2)
     inputs, targets = drawn(SMALL)
-    kept = {
+    saved = {
         name: (tensor, tensor._version)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
         if not name.startswith("metric_")
     }
     model.loss(*inputs, *targets).backward()
-    assert all(tensor._version == version for tensor, version in kept.values())
+    assert all(tensor._version == version for tensor, version in saved.values())
     with torch.no_grad():
         before = model(*inputs)
         model.memory.update(model.query(*inputs), rate=1.0)
@@ -118,23 +118,23 @@ def test_metrics_tell_what_the_parts_did():
     inputs, _ = drawn(SMALL)
     with torch.no_grad():
         model(*inputs)
-        asked = model.query(*inputs)
-        h_BM = model.memory.retrieval(asked)
-    found = model.metrics()
-    assert set(found) == {metric.name for metric in MAHIA.metrics}
-    assert found["layers_used"].sum().item() == pytest.approx(1)
-    mean_depth = (found["layers_used"] @ torch.arange(4.0)).item()
+        query = model.query(*inputs)
+        h_BM = model.memory.retrieval(query)
+    metrics = model.metrics()
+    assert set(metrics) == {metric.name for metric in MAHIA.metrics}
+    assert metrics["layers_used"].sum().item() == pytest.approx(1)
+    mean_depth = (metrics["layers_used"] @ torch.arange(4.0)).item()
     assert mean_depth == pytest.approx(1.5)  # half of three layers, whoever took them
     entropy = -(h_BM * h_BM.log()).sum(-1).mean() / torch.tensor(6.0).log()
-    torch.testing.assert_close(found["memory_entropy"][0, 0], entropy)
+    torch.testing.assert_close(metrics["memory_entropy"][0, 0], entropy)
     for name in ("fourier_gate", "fabric_gate"):
-        assert ((found[name] > 0.2) & (found[name] < 0.8)).all(), name
-    assert found["fourier_gate"].shape == (2, 4)
-    torch.testing.assert_close(found["expert_share"].sum(-1), torch.ones(2))
+        assert ((metrics[name] > 0.2) & (metrics[name] < 0.8)).all(), name
+    assert metrics["fourier_gate"].shape == (2, 4)
+    torch.testing.assert_close(metrics["expert_share"].sum(-1), torch.ones(2))
     with torch.no_grad():
         model.blocks[0].attention.gate.bias.fill_(20.0)
         model(*inputs)
-    torch.testing.assert_close(found["fourier_gate"][0], torch.ones(4))
+    torch.testing.assert_close(metrics["fourier_gate"][0], torch.ones(4))
     assert "fourier_gate" not in MAHIA.materialise(varied(use_fourier=False)).metrics()
 
 
@@ -147,9 +147,9 @@ def test_the_task_is_one_for_all_seeds_and_needs_both_inputs():
     assert (tokens_BS.shape, tabular_BF.shape) == ((2000, 9), (2000, 5))
     text_BC, table_BC = scores(20, 3, tokens_BS, tabular_BF)
     assert torch.equal((text_BC + table_BC).argmax(-1), targets_B)
-    for one in (text_BC, table_BC):
-        assert one.std().item() == pytest.approx(1, abs=0.1)
-        assert 0.4 < (one.argmax(-1) == targets_B).float().mean() < 0.8
+    for first in (text_BC, table_BC):
+        assert first.std().item() == pytest.approx(1, abs=0.1)
+        assert 0.4 < (first.argmax(-1) == targets_B).float().mean() < 0.8
     (_, _), (numbers_BC,) = drawn(varied(task="regression"), 2000, seed=1)
     torch.testing.assert_close(numbers_BC, text_BC + table_BC)
 
@@ -167,7 +167,7 @@ def test_it_learns_the_task_better_than_either_input_could_tell(use_moe):
         model.loss(*inputs, *targets).backward()
         optimizer.step()
     inputs, (targets_B,) = drawn(config, 1024, seed=77)  # not seen before
-    alone = [(one.argmax(-1) == targets_B).float().mean() for one in scores(64, 4, *inputs)]
+    alone = [(first.argmax(-1) == targets_B).float().mean() for first in scores(64, 4, *inputs)]
     with torch.no_grad():
         accuracy = (model(*inputs).argmax(-1) == targets_B).float().mean()
     assert accuracy > max(alone) + 0.05 > 0.25 + 0.3
@@ -227,8 +227,8 @@ def test_checkpointed_and_compiled_whole_it_is_the_same(use_moe, compiled_mode):
                 loss = torch.compile(model.loss, backend="aot_eager", fullgraph=True)
             actual = gradients(model, loss, batch)
             assert model.checkpointed_blocks == blocks
-            for one, other in zip(actual, expected, strict=True):
-                torch.testing.assert_close(one, other)
+            for first, other in zip(actual, expected, strict=True):
+                torch.testing.assert_close(first, other)
             for name, values in model.metrics().items():
                 torch.testing.assert_close(values, measured[name], msg=name)
     torch.compiler.reset()

@@ -66,16 +66,16 @@ def test_forward_flops_equal_what_torch_counts(capacity, causal):
 
 
 def test_flops_fall_with_the_capacity_of_the_fabric():
-    quarter, half, whole = (
+    quarter, half, full = (
         MAHIA.flops(dataclasses.replace(MAHIA.presets["base"], capacity=c), 64, 1)
         for c in (0.25, 0.5, 1.0)
     )
-    assert quarter < half < whole
-    assert whole - half == pytest.approx(2 * (half - quarter), rel=1e-6)
+    assert quarter < half < full
+    assert full - half == pytest.approx(2 * (half - quarter), rel=1e-6)
 
 
-def kept(config, checkpointing, batch):
-    """Bytes that autograd keeps for the backward pass, weights left out."""
+def saved_bytes(config, checkpointing, batch):
+    """Return the bytes that autograd saves for the backward pass, without weights."""
     model = MAHIA.materialise(config)
     model.set_checkpointing(checkpointing)
     own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
@@ -99,7 +99,7 @@ def test_activations_grow_with_depth_as_estimated(checkpointing):
     many = dataclasses.replace(few, n_layers=8)
     step = {"workload": "train", "batch": 4, "sequence": 128, "fused": False}
     step |= {"checkpointing": checkpointing}
-    measured = [kept(config, checkpointing, 4) for config in (few, many)]
+    measured = [saved_bytes(config, checkpointing, 4) for config in (few, many)]
     estimated = [MAHIA.footprint(config, **step).activations for config in (few, many)]
     # On a CPU torch's norm keeps its input and its result in FP32 where a GPU keeps the input.
     blocks = {"none": 6, "selective": 3, "full": 0}[checkpointing]
@@ -109,7 +109,7 @@ def test_activations_grow_with_depth_as_estimated(checkpointing):
 
 def test_activations_grow_with_the_batch_as_estimated():
     config = varied(text_seq_len=1, fused_dim=256, tab_hidden_dim=256, max_layers=8)
-    measured = kept(config, "none", 128) - kept(config, "none", 64)
+    measured = saved_bytes(config, "none", 128) - saved_bytes(config, "none", 64)
     step = {"workload": "train", "sequence": 1, "fused": False}
     estimated = [MAHIA.footprint(config, batch=batch, **step).activations for batch in (64, 128)]
     assert estimated[1] - estimated[0] == pytest.approx(measured, rel=0.15)

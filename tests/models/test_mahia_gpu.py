@@ -48,8 +48,8 @@ def test_single_precision_equals_the_cpu(use_moe, path):
     expected = there.loss(*(tensor.cpu() for tensor in inputs))
     expected.backward()
     torch.testing.assert_close(loss.cpu(), expected, rtol=1e-4, atol=1e-5)
-    for one, other in zip(here.parameters(), there.parameters(), strict=True):
-        error = (one.grad.cpu() - other.grad).norm()
+    for actual, other in zip(here.parameters(), there.parameters(), strict=True):
+        error = (actual.grad.cpu() - other.grad).norm()
         assert error < 0.01 * other.grad.norm() + 1e-6
 
 
@@ -66,16 +66,16 @@ def test_fused_and_standard_paths_agree(kind, shape):
     torch.manual_seed(0)
     module = kind(256).cuda()
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).cuda().requires_grad_()
-    found = []
+    result = []
     for choices in (kind.STANDARD, kind.FUSED):
         kernels.reset_usage()
         with kernels.using(**choices):
             y = module(x)
         used = kernels.usage()
         assert all(list(used[operator]) == [choices[operator]] for operator in choices)
-        found.append((y, *torch.autograd.grad(y.square().sum(), x)))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+        result.append((y, *torch.autograd.grad(y.square().sum(), x)))
+    for first, other in zip(*result, strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("use_moe", [False, True])
@@ -118,8 +118,8 @@ def test_a_training_step_can_be_captured(use_moe, amp):
     replayed = [loss.clone(), *(parameter.grad.clone() for parameter in model.parameters())]
     measured = {name: values.clone() for name, values in model.metrics().items()}
     expected = [work(), *(parameter.grad for parameter in model.parameters())]
-    for one, other in zip(replayed, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.02, atol=1e-3)
+    for actual, other in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(actual, other, rtol=0.02, atol=1e-3)
     for name, values in model.metrics().items():
         torch.testing.assert_close(values, measured[name], rtol=0.02, atol=1e-3)
 

@@ -1,4 +1,4 @@
-"""MAHIA-X's parts, each by itself: equal to their equations, with the promises that each makes."""
+"""MAHIA-X's parts, each alone: equal to their equations, with their guarantees."""
 
 import math
 
@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 from models import ConfigurationError
-from models._attention import RotaryCache
 from models._graph_memory import normalised_entropy
-from models._neuro_fabric import chosen, depth_shares
+from models.attention import RotaryCache
 from models.mahia import DynamicNeuroFabric, GraphDiffusionMemory, MetaAttentionKernel
+from models.neuro_fabric import chosen, depth_shares
 
 WITHOUT_TRITON = kernels.OPS["graph_diffusion"].unavailable("triton", "cpu") is not None
 
@@ -24,7 +24,7 @@ def normal(*shape, seed=0, dtype=torch.float64):
 
 
 def part(make, seed=0):
-    """A part in FP64 with every parameter away from its start, gains and biases too."""
+    """Make a part in FP64 with every parameter away from its start, gains and biases too."""
     torch.manual_seed(seed)
     module = make().double()
     with torch.no_grad():
@@ -34,16 +34,16 @@ def part(make, seed=0):
 
 
 def same_result_and_gradients(module, function, x):
-    """Of ``module(x)`` and of ``function(weights, x)``: values, gradients of x and of weights."""
-    found = []
+    """Compare ``module(x)`` and ``function(weights, x)``: values, gradients of x and of weights."""
+    results = []
     for compute in (lambda x: module(x), lambda x: function(dict(module.named_parameters()), x)):
         leaf = x.clone().requires_grad_()
         y = compute(leaf)
         direction = normal(*y.shape, seed=9)
         wanted = [leaf, *module.parameters()]
-        found.append([y.detach(), *torch.autograd.grad((y * direction).sum(), wanted)])
+        results.append([y.detach(), *torch.autograd.grad((y * direction).sum(), wanted)])
     names = ["result", "x", *dict(module.named_parameters())]
-    for name, ours, theirs in zip(names, *found, strict=True):
+    for name, ours, theirs in zip(names, *results, strict=True):
         assert theirs.abs().max() > 1e-4, f"{name} says nothing"
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10, msg=name)
 
@@ -57,8 +57,8 @@ def test_attention_equals_its_equations(causal, use_fourier, rotary):
         lambda: MetaAttentionKernel(12, use_fourier, n_heads=3, causal=causal, rotary=table)
     )
     if rotary:  # its table is FP32 by design; here rounding would hide mistakes
-        place = torch.outer(torch.arange(32.0).double(), 100.0 ** -torch.tensor([0, 0.5]).double())
-        table.cos_SR, table.sin_SR = place.cos(), place.sin()
+        angles = torch.outer(torch.arange(32.0).double(), 100.0 ** -torch.tensor([0, 0.5]).double())
+        table.cos_SR, table.sin_SR = angles.cos(), angles.sin()
     theta = 100.0 if rotary else None
     same_result_and_gradients(
         module, lambda w, x: equations.meta_attention(w, "", x, 3, causal, theta), normal(2, 9, 12)
@@ -83,7 +83,7 @@ def test_a_later_token_reaches_an_earlier_one_unless_the_form_is_causal(causal):
 
 
 def test_the_plain_filter_looks_ahead_where_attention_may_not(monkeypatch):
-    """Why the causal form has a filter of its own: the plain one undoes a causal mask."""
+    """The causal form needs its own filter, because the plain filter undoes a causal mask."""
     module = part(lambda: MetaAttentionKernel(12, n_heads=3, causal=True))
     x = normal(1, 16, 12)
     changed = x.clone()
@@ -108,8 +108,8 @@ def test_distillation_returns_the_statistics_of_the_map_that_was_used(causal, le
         for h, (map_SS, _) in enumerate(
             equations.attention_maps(weights, "", x[b], 2, causal, None)
         ):
-            place = torch.arange(length)
-            away = (place[:, None] - place).abs()
+            index = torch.arange(length)
+            away = (index[:, None] - index).abs()
             expected = (torch.special.entr(map_SS), map_SS * away)
             for ours, theirs in zip((statistics[0], statistics[2]), expected, strict=True):
                 torch.testing.assert_close(ours[b, h], theirs.sum(-1), rtol=1e-9, atol=1e-10)
@@ -256,8 +256,8 @@ def test_below_full_capacity_samples_of_a_batch_compete():
 
 
 def test_at_full_capacity_they_do_not_and_sequences_never_do():
-    whole, x = part(lambda: DynamicNeuroFabric(6, 4, capacity=1.0)), normal(8, 6)
-    torch.testing.assert_close(whole(x), torch.cat([whole(row[None]) for row in x]))
+    full, x = part(lambda: DynamicNeuroFabric(6, 4, capacity=1.0)), normal(8, 6)
+    torch.testing.assert_close(full(x), torch.cat([full(row[None]) for row in x]))
     half, x = part(lambda: DynamicNeuroFabric(6, 4, capacity=0.5)), normal(3, 8, 6)
     torch.testing.assert_close(half(x), torch.cat([half(row[None]) for row in x]))
 
@@ -278,11 +278,11 @@ def test_depth_that_is_saved_is_flops_that_are_saved():
             counted.setdefault(x.dim(), []).append(counter.get_total_flops())
     hidden = DynamicNeuroFabric(32, 6).layers[0].mlp.down.in_features
     for rank, samples in ((2, 16), (3, 32)):
-        quarter, half, whole = counted[rank]
-        assert half - quarter == pytest.approx((whole - half) / 2)
+        quarter, half, full = counted[rank]
+        assert half - quarter == pytest.approx((full - half) / 2)
         # Of the backward pass, the first gate's and layer's share for x is not asked for.
         forward = 2 * 6 * samples * 3 * 32 * hidden
-        assert whole - half == pytest.approx(3 * forward / 2, rel=0.01)
+        assert full - half == pytest.approx(3 * forward / 2, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def tokens(batch, sequence, seed=1):
 
 
 def scattered(config, seed=5):
-    """A model in FP64 whose weights are all different from where they start: gates, gains, D."""
+    """Make a model in FP64 with weights away from their initial values: gates, gains, D."""
     model = MAMBA2.materialise(config, dtype=torch.float64, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -65,10 +65,10 @@ def test_logits_and_gradients_equal_the_recurrence(variant):
     assert relative_error(actual, expected) < 1e-12
     upstream = torch.randn(expected.shape, dtype=torch.float64)
     wanted = torch.autograd.grad(expected, list(weights.values()), upstream)
-    found = torch.autograd.grad(actual, list(weights.values()), upstream)
-    for name, one, other in zip(weights, found, wanted, strict=True):
+    result = torch.autograd.grad(actual, list(weights.values()), upstream)
+    for name, first, other in zip(weights, result, wanted, strict=True):
         assert other.any(), name
-        assert relative_error(one, other) < 1e-9, name
+        assert relative_error(first, other) < 1e-9, name
 
 
 def test_single_precision_and_bfloat16_stay_close_to_the_recurrence():
@@ -118,8 +118,8 @@ def test_a_seed_decides_everything():
     assert torch.equal(losses[0], losses[1]) and not torch.equal(losses[0], losses[2])
     for loss in losses[:2]:
         loss.backward()
-    for one, two in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one.grad, two.grad)
+    for item, two in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(item.grad, two.grad)
 
 
 def test_everything_starts_as_published():

@@ -1,10 +1,10 @@
-"""What the hybrid is said to cost is what its operators say and torch counts."""
+"""The hybrid's estimated costs equal what its operators state and torch counts."""
 
 import dataclasses
 
 import pytest
 import torch
-from held import kept_for_backward
+from peak_bytes import saved_for_backward
 from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
@@ -41,11 +41,11 @@ def test_flops_equal_what_torch_counts_where_it_counts(config):
     costs = MAMBA2.costs(config)
     inputs = scan_inputs(config, 2, 17)
     with torch.no_grad():
-        whole = counted(lambda: model(tokens_BS))
+        total = counted(lambda: model(tokens_BS))
         scans = config.n_layers * counted(lambda: kernels.ssd_scan(**inputs, impl="torch"))
     future = 4 * 2 * config.attending * config.dim * 17 * 16 // 2  # a causal kernel skips them
     scan = 2 * costs.scan_per_token * 2 * 17
-    assert whole - scans == MAMBA2.flops(config, 2, 17) - scan + future
+    assert total - scans == MAMBA2.flops(config, 2, 17) - scan + future
 
 
 def test_the_scan_and_the_convolution_cost_what_their_operators_say():
@@ -66,8 +66,8 @@ def test_without_attention_cost_is_linear_in_the_sequence():
     per_token = {MAMBA2.flops(FREE, 1, length) // length for length in lengths}
     assert len(per_token) == 1
     assert MAMBA2.flops(CONFIG, 1, 2048) > 2 * MAMBA2.flops(CONFIG, 1, 1024)
-    kept = [MAMBA2.footprint(FREE, workload="train", batch=1, sequence=n) for n in (1024, 2048)]
-    assert kept[1].activations == 2 * kept[0].activations
+    saved = [MAMBA2.footprint(FREE, workload="train", batch=1, sequence=n) for n in (1024, 2048)]
+    assert saved[1].activations == 2 * saved[0].activations
 
 
 def test_work_that_is_done_is_linear_in_the_sequence_without_attention():
@@ -89,7 +89,7 @@ def test_activations_of_the_pytorch_kernels_grow_with_depth_as_estimated(
     step = {"workload": "train", "batch": 1, "sequence": 256, "fused": False}
     step |= {"precision": precision, "checkpointing": checkpointing}
     measured = [
-        kept_for_backward(MAMBA2, c, precision, checkpointing, tokens_BS) for c in (few, many)
+        saved_for_backward(MAMBA2, c, precision, checkpointing, tokens_BS) for c in (few, many)
     ]
     estimated = [MAMBA2.footprint(c, **step).activations for c in (few, many)]
     # Roughly: torch's norm and attention keep more on a CPU than on a GPU.

@@ -1,4 +1,4 @@
-"""The hybrid decodes what its whole forward pass gives, from a state of a size that stays."""
+"""The hybrid decodes what its full forward pass gives, from a state of constant size."""
 
 import dataclasses
 
@@ -96,12 +96,12 @@ def test_the_state_takes_the_bytes_that_the_formula_says(attention_every):
         MAMBA2.presets["tiny"], dim=32, n_layers=2, head_dim=16, d_state=8,
         attention_every=attention_every,
     )  # fmt: skip
-    held = []
+    sizes = []
     for length in (8, LENGTH):
         step = {"workload": "decode", "batch": 3, "sequence": length, "precision": "half"}
-        held.append(model.new_cache(3, length).bytes())
-        assert held[-1] == MAMBA2.footprint(config, **step).cache
-    assert (held[0] == held[1]) == (attention_every == 0)  # without attention it does not grow
+        sizes.append(model.new_cache(3, length).bytes())
+        assert sizes[-1] == MAMBA2.footprint(config, **step).cache
+    assert (sizes[0] == sizes[1]) == (attention_every == 0)  # without attention it does not grow
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])

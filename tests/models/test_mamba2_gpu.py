@@ -52,8 +52,8 @@ def test_single_precision_by_triton_equals_torch_on_the_cpu(attention_every):
     used = kernels.usage()
     for name in ("causal_conv1d", "ssd_scan", "gated_rms_norm", "rms_norm"):
         assert set(used[name]) == {"triton"}
-    for one, other in zip(*results, strict=True):
-        error = (other.cpu() - one).norm() / one.norm()
+    for first, other in zip(*results, strict=True):
+        error = (other.cpu() - first).norm() / first.norm()
         assert error < 1e-3
 
 

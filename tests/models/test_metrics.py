@@ -1,4 +1,4 @@
-"""What blocks measure reaches the model's metrics, their losses its loss, in every mode."""
+"""Blocks' measurements reach the model's metrics, their losses its loss, in every mode."""
 
 import torch
 
@@ -7,7 +7,7 @@ from models._layers import Linear
 
 
 class Measuring(torch.nn.Module):
-    """A block with a loss of its own that measures the mean of each half of its input."""
+    """Block with a loss of its own that measures the mean of each half of its input."""
 
     measures = {"halves": 2}  # noqa: RUF012
 

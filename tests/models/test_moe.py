@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import kernels
 from models import FAMILIES, ConfigurationError
 from models._mixture import MixtureOfExperts, StreamBuffer, within_capacity
-from models._share import Share
+from models._token_fraction import TokenFraction
 from models.moe import active_parameters
 
 MOE = FAMILIES["moe"]
@@ -41,7 +41,7 @@ FORMS = {
 
 
 def small(seed=5, dtype=torch.float64, **fields):
-    """A model with gains that are not all one and a router that has made up its mind."""
+    """Make a model with gains that are not all one and a router with clear preferences."""
     config = dataclasses.replace(SMALL, **fields)
     model = MOE.materialise(config, dtype=dtype, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -82,9 +82,9 @@ def test_a_layer_by_itself_equals_the_loop_to_the_last_digits():
     x_BSD = torch.randn(2, 9, 16, dtype=torch.float64)
     part = {f"mixture.{name}": weight for name, weight in layer.named_parameters()}
     expected, balance, _ = mixture(SMALL, part, x_BSD)
-    found = layer(x_BSD)
-    torch.testing.assert_close(found.x, expected, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(found.loss, SMALL.load_balance_weight * balance)
+    actual = layer(x_BSD)
+    torch.testing.assert_close(actual.x, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(actual.loss, SMALL.load_balance_weight * balance)
 
 
 @given(position=st.integers(0, 16), seed=st.integers(0, 1000), form=st.sampled_from(list(FORMS)))
@@ -161,8 +161,8 @@ def test_checkpointing_gives_the_same_gradients(form, mode, tokens_BS, targets_B
     torch.manual_seed(4)
     again = gradients(model, model.loss, tokens_BS, targets_BS)
     assert model.checkpointed_blocks == (2 if mode == "full" else 1)
-    for one, other in zip(again, expected, strict=True):
-        assert torch.equal(one, other)
+    for actual, other in zip(again, expected, strict=True):
+        assert torch.equal(actual, other)
 
 
 @pytest.mark.parametrize("form", ["topk", "noisy with capacity"])
@@ -187,12 +187,12 @@ def test_a_decode_step_compiles_whole(tokens_BS):
     cache, other = model.new_cache(2, 17), model.new_cache(2, 17)
     step = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
-        for each in (cache, other):
-            model(tokens_BS[:, :6], cache=each)
+        for item in (cache, other):
+            model(tokens_BS[:, :6], cache=item)
         position = torch.tensor(6)
         expected = model(tokens_BS[:, 6:7], cache=cache, position=position)
-        found = step(tokens_BS[:, 6:7], cache=other, position=position)
-    torch.testing.assert_close(found, expected)
+        actual = step(tokens_BS[:, 6:7], cache=other, position=position)
+    torch.testing.assert_close(actual, expected)
     torch.compiler.reset()
 
 
@@ -243,11 +243,11 @@ def test_the_balance_is_one_where_all_are_used_alike_and_highest_where_one_is():
         layer.router.weight.zero_()
         even = layer(x_BSD).measured  # by probability; of equals the first is chosen
         layer.router.weight[2] = 10.0
-        one = layer(x_BSD).measured
+        single = layer(x_BSD).measured
     assert even["load_balance"].item() == pytest.approx(1)
-    assert one["load_balance"].item() == pytest.approx(4)
-    assert one["expert_load"].tolist() == [0, 0, 1, 0]
-    assert one["load_entropy"].item() == 0
+    assert single["load_balance"].item() == pytest.approx(4)
+    assert single["expert_load"].tolist() == [0, 0, 1, 0]
+    assert single["load_entropy"].item() == 0
 
 
 @given(
@@ -261,13 +261,13 @@ def test_an_expert_keeps_its_first_choices_up_to_its_capacity(seed, n_experts, k
     k = min(k, n_experts)
     generator = torch.Generator().manual_seed(seed)
     index_BSK = torch.rand(2, 75, n_experts, generator=generator).argsort(-1)[..., :k]
-    kept_BSK = within_capacity(index_BSK, n_experts, Share.nearest(float(factor)))
+    kept_BSK = within_capacity(index_BSK, n_experts, TokenFraction.nearest(float(factor)))
     capacity = math.ceil(factor * 75 * k / n_experts)
     for before, after in zip(index_BSK.flatten(1), kept_BSK.flatten(1), strict=True):
         taken = [0] * n_experts
-        for e, found in zip(before.tolist(), after.tolist(), strict=True):
+        for e, result in zip(before.tolist(), after.tolist(), strict=True):
             taken[e] += 1
-            assert found == (e if taken[e] <= capacity else -1)
+            assert result == (e if taken[e] <= capacity else -1)
 
 
 def test_the_share_of_dropped_choices_is_measured(tokens_BS):
@@ -308,8 +308,8 @@ def test_the_stream_stays_in_one_buffer_and_in_place_makes_no_third_tensor(token
                 lambda *a, to=results: to.append(a[-1].x.data_ptr())
             )
         with torch.no_grad():
-            kept = [model(tokens_BS), model(tokens_BS)]
-        assert kept[0].data_ptr() != kept[1].data_ptr()  # what is returned is the caller's
+            outputs = [model(tokens_BS), model(tokens_BS)]
+        assert outputs[0].data_ptr() != outputs[1].data_ptr()  # what is returned is the caller's
         places[switch] = (streams, results)
     assert len(set(places["reuse_buffers"][0])) == 1
     assert places["in_place"][0] == places["in_place"][1]
@@ -318,9 +318,9 @@ def test_the_stream_stays_in_one_buffer_and_in_place_makes_no_third_tensor(token
 
 def test_a_buffer_that_was_outgrown_stays_for_the_graphs_that_write_to_it():
     buffer, few, many = StreamBuffer(), torch.ones(3), torch.ones(5)
-    place = buffer.total(few, few).data_ptr()
+    address = buffer.total(few, few).data_ptr()
     assert buffer.total(many, many).tolist() == [2.0] * 5
-    assert buffer.total(few, few).data_ptr() == place
+    assert buffer.total(few, few).data_ptr() == address
 
 
 def test_bfloat16_stays_close_and_the_router_computes_in_single_precision(tokens_BS, targets_BS):
@@ -331,13 +331,13 @@ def test_bfloat16_stays_close_and_the_router_computes_in_single_precision(tokens
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=0.03)
     assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
-    found = {}
+    routed = {}
     model.blocks[0].mixture.router.register_forward_hook(
-        lambda *a: found.update(weight=a[-1][0], mean=a[-1][3])
+        lambda *a: routed.update(weight=a[-1][0], mean=a[-1][3])
     )
     with torch.autocast("cpu", torch.bfloat16):
         model(tokens_BS)
-    assert found["weight"].dtype == found["mean"].dtype == torch.float32
+    assert routed["weight"].dtype == routed["mean"].dtype == torch.float32
 
 
 def counted_flops(work):
@@ -352,11 +352,11 @@ def test_flops_are_those_of_the_experts_that_a_token_is_sent_to(tokens_BS):
         config = dataclasses.replace(SMALL, num_shared_experts=1, **form)
         model = MOE.materialise(config).eval()
         with torch.no_grad():
-            found = counted_flops(lambda m=model: m(tokens_BS))
+            flops = counted_flops(lambda m=model: m(tokens_BS))
         # Attention by hand also computes the pairs above the diagonal.
         future = 4 * 2 * config.n_layers * config.input_dim * 17 * 16 // 2
-        assert found == MOE.flops(config, 2, 17) + future
-        counted[config.active_experts] = found
+        assert flops == MOE.flops(config, 2, 17) + future
+        counted[config.active_experts] = flops
     per_expert = 2 * 2 * 17 * SMALL.n_layers * 3 * SMALL.input_dim * SMALL.hidden_dim
     assert counted[2] - counted[1] == per_expert
     assert counted[5] - counted[4] == per_expert

@@ -100,7 +100,7 @@ def test_one_captured_decode_step_serves_every_position(half_model):
 
 def test_single_precision_equals_the_cpu_with_its_gradients():
     config = MOE.presets["tiny"]
-    found = []
+    result = []
     for device in ("cuda", "cpu"):
         model = MOE.materialise(config, device, seed=9)
         with torch.no_grad():
@@ -109,9 +109,9 @@ def test_single_precision_equals_the_cpu_with_its_gradients():
         tokens_BS = tokens(2, 100).to(device)
         loss = model.loss(tokens_BS, tokens_BS)
         loss.backward()
-        found.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
-    for one, other in zip(*found, strict=True):
-        assert (one - other).norm() <= 1e-3 * other.norm()
+        result.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
+    for first, other in zip(*result, strict=True):
+        assert (first - other).norm() <= 1e-3 * other.norm()
 
 
 def test_half_precision_stays_close_to_single_precision(half_model):

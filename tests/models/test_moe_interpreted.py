@@ -1,5 +1,6 @@
-"""A mixture-of-experts model computes the same with torch and with Triton's kernels, in Triton's
-interpreter: TRITON_INTERPRET must be set before Triton is imported, so in a process of its own.
+"""Mixture-of-experts model with torch and with Triton's kernels, in Triton's interpreter.
+
+TRITON_INTERPRET must be set before Triton is imported, so the test has its own process.
 """
 
 import os
@@ -26,7 +27,7 @@ with torch.no_grad():
     for block in model.blocks:
         block.mixture.router.weight.mul_(20)  # no choice that rounding could turn
 tokens = torch.randint(0, 256, (1, 7), generator=torch.Generator().manual_seed(1))
-found = {}
+results = {}
 for impl in ("torch", "triton"):
     torch.manual_seed(6)
     model.zero_grad()
@@ -36,9 +37,9 @@ for impl in ("torch", "triton"):
         loss.backward()
     used = kernels.usage()
     assert set(used["moe_experts"]) == set(used["moe_gating"]) == {impl}, used
-    found[impl] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
-for one, other in zip(*found.values(), strict=True):
-    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+    results[impl] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+for first, other in zip(*results.values(), strict=True):
+    torch.testing.assert_close(first, other, rtol=1e-3, atol=1e-6)
 model.eval()
 workspace, outputs = kernels.Workspace(), []
 with torch.no_grad(), kernels.using(all="triton", attention="manual"):
@@ -48,7 +49,7 @@ with torch.no_grad(), kernels.using(all="triton", attention="manual"):
 assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
 # The order, hidden states, rows and outputs of one layer of experts, made once and taken twice.
 assert (workspace.made, workspace.taken) == (4, 8), (workspace.made, workspace.taken)
-print("agree", len(found["torch"]))
+print("agree", len(results["torch"]))
 """
 
 

@@ -61,8 +61,8 @@ def test_it_is_the_language_models_blocks_norm_and_projection(x_BTI):
 
 def test_a_seed_gives_the_same_weights_and_no_two_start_alike():
     first, second = system(), system()
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for item, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(item, other)
     torch.manual_seed(5)
     assert not torch.equal(first.out.weight, MixtureOfExpertsSystem(CONFIG).out.weight)
     drawn = [w.flatten()[:8].tolist() for n, w in first.named_parameters() if "norm" not in n]
@@ -131,15 +131,15 @@ def test_with_all_switches_off_it_is_the_system_itself(x_BTI):
 def test_each_switch_tells_what_it_did(x_BTI):
     model = optimized(use_amp=True, use_gradient_checkpointing=True, use_cuda_graph=True)
     model(x_BTI)
-    found = model.effects()
-    assert found["amp"] == "effective: linears compute in torch.bfloat16"
-    assert found["gradient_checkpointing"].startswith("effective: 2 blocks")
-    assert found["cuda_graph"] == "no effect: a training step is not captured here"
-    assert found["compile"] == "off"
+    result = model.effects()
+    assert result["amp"] == "effective: linears compute in torch.bfloat16"
+    assert result["gradient_checkpointing"].startswith("effective: 2 blocks")
+    assert result["cuda_graph"] == "no effect: a training step is not captured here"
+    assert result["compile"] == "off"
     model.eval()(x_BTI)
-    found = model.effects()
-    assert found["gradient_checkpointing"].startswith("no effect: nothing is kept")
-    assert found["cuda_graph"] == "no effect: needs a CUDA GPU, and the input is on cpu"
+    result = model.effects()
+    assert result["gradient_checkpointing"].startswith("no effect: nothing is kept")
+    assert result["cuda_graph"] == "no effect: needs a CUDA GPU, and the input is on cpu"
     double = optimized(use_amp=True).double()  # which autocast leaves alone
     double(x_BTI.double())
     assert double.effects()["amp"] == "no effect: linears compute in torch.float64"
@@ -195,8 +195,8 @@ def test_the_scaler_of_half_precision_skips_a_step_that_overflows(x_BTI, target_
     model.training_step(x_BTI, target_BTO, optimizer)
     before = [p.detach().clone() for p in model.parameters()]
     model.training_step(x_BTI, target_BTO * float("inf"), optimizer)
-    for one, other in zip(before, model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(before, model.parameters(), strict=True):
+        assert torch.equal(first, other)
 
 
 def test_without_a_gpu_a_capture_is_refused_by_a_sentence(x_BTI):

@@ -1,9 +1,9 @@
 """No forward pass of any family makes the host wait, shown without a GPU.
 
 The model is put on a GPU that does not exist: tensors have shapes and devices there, but no values,
-so that whatever needs a value (``.item()``, ``nonzero``, ``unique``) fails by itself. What does not
-is found by watching: masks as an index, copies between host and device. Backward passes need a real
-device; tests/models/test_*_gpu.py has those.
+so that every operation that needs a value (``.item()``, ``nonzero``, ``unique``) fails by itself.
+The others are watched for: masks as an index, copies between host and device. Backward passes need
+a real device; tests/models/test_*_gpu.py has those.
 """
 
 import pytest
@@ -20,13 +20,11 @@ GPU = torch.device("cuda", 0)
 
 
 class HostSync(Exception):  # noqa: N818
-    """An operation for which the host waits for the device."""
+    """An operation makes the host wait for the device."""
 
 
 def watch() -> SyncMode:
-    """Raises ``HostSync`` at what needs a value, at masks used as an index, and at copies between
-    devices.
-    """
+    """Raise ``HostSync`` where a value is needed, at mask indices, and at device copies."""
 
     def seen(what: str) -> None:
         raise HostSync(what)
@@ -45,7 +43,7 @@ def to_gpu(model: nn.Module) -> None:
 
 
 def inputs_of(family, config, batch, sequence):
-    """Inputs and targets of one step, on the CPU."""
+    """Return inputs and targets of one step, on the CPU."""
     if family.draw is not None:
         return family.draw(config, batch, sequence, torch.Generator().manual_seed(0))
     tokens_BS = torch.zeros(batch, sequence, dtype=torch.int64)
@@ -53,7 +51,7 @@ def inputs_of(family, config, batch, sequence):
 
 
 def run_without_gpu(family, config, workload, change=lambda model: None):
-    """One step of a workload, its forward pass; raises at the first thing that would wait."""
+    """Run one step's forward pass; raise at the first operation that would wait."""
     model = family.build(config)
     change(model)
     inputs, targets = inputs_of(family, config, 2, 16)
@@ -70,17 +68,17 @@ def run_without_gpu(family, config, workload, change=lambda model: None):
             extra["position"] = torch.zeros((), dtype=torch.int64, device=GPU)
         if workload == "prefill":
             extra["last_only"] = True
-        # No GPU is asked which attention it has: all are alike in this. Fourier mixing by a matrix
+        # No GPU is queried for its attention: all are alike in this. Fourier mixing by a matrix
         # moves that to the device once, before any step that is captured.
         with kernels.using(all="torch", attention="manual", fourier_mix="torch"), watch():
             if workload == "train":
                 with torch.enable_grad():
                     return model.loss(*inputs, *targets)
-            found = model(*inputs, **extra)
+            result = model(*inputs, **extra)
             if workload == "generate":
                 uniform_B1 = torch.empty((2, 1), device=GPU)
-                return sample(found[:, -1], 0.8, 0.9, uniform_B1=uniform_B1)
-            return found
+                return sample(result[:, -1], 0.8, 0.9, uniform_B1=uniform_B1)
+            return result
 
 
 FORMS = [
@@ -114,7 +112,7 @@ def test_no_forward_pass_waits_for_the_device(family, config, workload):
 
 
 class Waiting(Model):
-    """A model whose forward pass is given."""
+    """Model whose forward pass is given."""
 
     def __init__(self, body):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which side of a comparison with another library a time belongs to."""
+"""Assignment of times to the two sides of a comparison with another library."""
 
 import dataclasses
 import importlib.util
@@ -26,7 +26,7 @@ def script():
 
 
 def sides(script, ours: int, peers: int, dtype):
-    """The same linear map on either side, computed so many times."""
+    """Make the same linear map on either side, computed so many times."""
     layer = nn.Linear(128, 128, bias=False, dtype=dtype)
     nn.init.eye_(layer.weight)
 

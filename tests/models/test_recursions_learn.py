@@ -1,9 +1,9 @@
-"""What recursions are for: a task that only who chooses the tokens that recurse can solve.
+"""Purpose of recursions: a task that can be solved only by choosing which tokens recur.
 
-The stack is one layer without parameters, so that nothing but the router can learn. It moves what
-stands on an axis to the next one, and every token is to end where one, two or three passes take it,
-as its kind says. All take the first, and there is room for two thirds of them in the second and for
-a third in the third.
+The stack is one layer without parameters, so that only the router can learn. The layer moves the
+content of an axis to the next one. Every token should end where one, two or three passes take it,
+according to its kind. All tokens take the first pass; the second has room for two thirds of them
+and the third for one third.
 """
 
 import pytest
@@ -18,8 +18,8 @@ from models._recursion import ROUTINGS, MixtureOfRecursions
 KINDS, OF_A_KIND, WIDTH, TRIPLES, BATCH = 3, 2, 16, 6, 16
 SCATTER, ADD = kernels.token_scatter, _recursion.add_weighted
 AXES = KINDS + 1
-# Where whole weights take a token from the first axis, by its recursions: what each gives is added
-# to all before it, or to what came in alone.
+# Destinations from the first axis with full weights, by recursions: each result is added to all
+# before it, or to the input alone.
 ENDS = {
     "expert": ((1.0, 1.0, 0.0, 0.0), (1.0, 2.0, 1.0, 0.0), (1.0, 3.0, 3.0, 1.0)),
     "token": ((1.0, 1.0, 0.0, 0.0), (1.0, 0.0, 1.0, 0.0), (1.0, 0.0, 0.0, 1.0)),
@@ -27,7 +27,7 @@ ENDS = {
 
 
 class Step(nn.Module):
-    """One step from axis to axis; what names the token stays."""
+    """One step from axis to axis; the part that names the token stays."""
 
     def forward(self, x_BKE, *_):
         moving, name = x_BKE.split((AXES, WIDTH - AXES), -1)
@@ -35,7 +35,7 @@ class Step(nn.Module):
 
 
 def drawn(generator, names):
-    """Tokens (B, S, E) and their kinds (B, S): in every three, one of each kind, in any order."""
+    """Draw tokens (B, S, E) and their kinds (B, S): of every three, one is of each kind."""
     order = torch.rand(BATCH, TRIPLES, KINDS, generator=generator).argsort(-1)
     kind_BS = order.flatten(1)
     which_BS = torch.randint(0, OF_A_KIND, kind_BS.shape, generator=generator)
@@ -43,7 +43,7 @@ def drawn(generator, names):
 
 
 def learned(routing, seed, steps=200):
-    """The share of tokens that end nearest to where they should, after training and before."""
+    """Return the fraction of tokens that end where they should, after training and before."""
     generator = torch.Generator().manual_seed(seed)
     names = torch.randn(KINDS, OF_A_KIND, WIDTH, generator=generator)
     names[..., :AXES] = torch.eye(AXES)[0]
@@ -64,8 +64,8 @@ def learned(routing, seed, steps=200):
     model.train()
     for _ in range(steps):
         x_BSE, kind_BS = drawn(generator, names)
-        found = model(x_BSE)
-        loss = functional.mse_loss(found.x[..., :AXES], ends[kind_BS]) + found.loss
+        result = model(x_BSE)
+        loss = functional.mse_loss(result.x[..., :AXES], ends[kind_BS]) + result.loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -73,10 +73,10 @@ def learned(routing, seed, steps=200):
 
 
 def mean(routing, seeds):
-    """The mean of ``learned``: a router that looks away from a name at first may stay so."""
-    found = [learned(routing, seed) for seed in seeds]
-    print(routing, found)
-    return (sum(each) / len(found) for each in zip(*found, strict=True))
+    """Average ``learned``: a router that ignores a name at first may never learn it."""
+    fractions = [learned(routing, seed) for seed in seeds]
+    print(routing, fractions)
+    return (sum(values) / len(fractions) for values in zip(*fractions, strict=True))
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

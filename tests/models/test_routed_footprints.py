@@ -1,7 +1,7 @@
-"""What HYDRA holds with its options, alone and together, estimated and counted by ``held``."""
+"""Memory of HYDRA with its options, alone and together, estimated and counted."""
 
 import pytest
-from held import as_on_an_h200, held_by_inference, held_by_training
+from peak_bytes import as_on_an_h200, inference_peak, training_peak
 
 from models import FAMILIES
 
@@ -14,16 +14,16 @@ STEP = {"batch": 8, "sequence": 256}
 
 
 def compared(fields, workload, step):
-    """Bytes: the footprint's total, and the peak that was counted."""
+    """Return bytes: the footprint's total, and the counted peak."""
     config = HYDRA.configure("tiny", fields)
     with as_on_an_h200():
         estimate = HYDRA.footprint(config, workload=workload, **step).total
     if workload == "train":
-        held = held_by_training(HYDRA, config, **step)
+        peak = training_peak(HYDRA, config, **step)
     else:
-        held = held_by_inference(HYDRA, config, workload=workload, **step)
-    print(fields, workload, step, held, f"{estimate / held - 1:+.1%}")
-    return estimate, held
+        peak = inference_peak(HYDRA, config, workload=workload, **step)
+    print(fields, workload, step, peak, f"{estimate / peak - 1:+.1%}")
+    return estimate, peak
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_a_training_step_that_routes_is_estimated_within_a_twentieth(
     fields, precision, fused, checkpointing
 ):
     step = STEP | {"precision": precision, "fused": fused, "checkpointing": checkpointing}
-    estimate, held = compared(fields, "train", step)
-    assert estimate == pytest.approx(held, rel=0.05)
+    estimate, peak = compared(fields, "train", step)
+    assert estimate == pytest.approx(peak, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -62,5 +62,5 @@ def test_inference_that_routes_is_estimated_within_a_twentieth(
     fields, workload, precision, fused, attention
 ):
     step = STEP | {"precision": precision, "fused": fused, "attention": attention}
-    estimate, held = compared(fields, workload, step)
-    assert estimate == pytest.approx(held, rel=0.05)
+    estimate, peak = compared(fields, workload, step)
+    assert estimate == pytest.approx(peak, rel=0.05)

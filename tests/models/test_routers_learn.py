@@ -1,6 +1,6 @@
-"""Tasks that only a router that chooses well can solve, and that none solves with a fault in it.
+"""Tasks that only a well-choosing router can solve, and that none solves with a planted fault.
 
-The faults are planted: else nobody would know what these tests can see.
+The faults show what these tests can detect.
 """
 
 import pytest
@@ -23,10 +23,10 @@ EVERY, LETTERS = 4, 8
 
 
 def scattered(generator, batch=32, length=16):
-    """A letter in every fourth place, from one of the first four on, of other signs around.
+    """Draw a letter at every fourth position, from one of the first four on, among other signs.
 
-    Each sign asks for itself, which its embedding gives; a letter for the letter before it, which
-    a block can tell that computes both of them, and it computes a quarter of the tokens.
+    Each sign's target is itself, which its embedding gives. A letter's target is the letter before
+    it, which a block can find if it computes both of them; it computes a quarter of the tokens.
     """
     letters, signs = (
         torch.randint(first, first + LETTERS, (batch, length), generator=generator)
@@ -41,12 +41,12 @@ def scattered(generator, batch=32, length=16):
     return tokens_BS, targets_BS, asked_BS
 
 
-# A router may be right by luck from the start on, or find nothing: the worst of three is told.
+# A router may be right by luck from the start, or learn nothing: the worst of three counts.
 SEEDS = (1, 3, 5)
 
 
 def by_depths(seed):
-    """How much a model is right of what only its routed block can know; chance is 1/8."""
+    """Return the accuracy on what only the routed block can know; chance is 1/8."""
     sizes = {"dim": 64, "n_heads": 1, "n_kv_heads": 1, "n_layers": 1}
     routed = {"mixture_of_depths": True, "depth_every": 1, "depth_capacity": 1 / EVERY}
     family = FAMILIES["hydra"]
@@ -73,7 +73,7 @@ def test_a_fault_in_the_weights_of_depth_routing_learns_it_hardly_better_than_gu
 
 
 def by_experts():
-    """The loss, and how much is right, of a table that experts can hold together only."""
+    """Return loss and accuracy on a table that experts can hold only together."""
     sizes = {"input_dim": 32, "n_heads": 2, "n_kv_heads": 2, "n_layers": 1, "hidden_dim": 4}
     family = FAMILIES["moe"]
     model = family.materialise(

@@ -1,4 +1,4 @@
-"""What HYDRA says of its routers, against the scores that these gave, looked at from outside."""
+"""HYDRA's routing metrics against the routers' scores, observed from outside."""
 
 import pytest
 import torch
@@ -11,35 +11,35 @@ COMBINATION = "ccgqa depths recursions"
 
 
 def scores_of(model):
-    """What every router gives from now on, by module; the recursions' by recursion."""
-    found = {}
+    """Collect the scores of every router from here on, by module; the recursions' by recursion."""
+    scores = {}
 
     def look(owner):
         def hook(module, given, score_BKN):
-            found.setdefault(owner, []).append(score_BKN.detach()[..., 0].clone())
+            scores.setdefault(owner, []).append(score_BKN.detach()[..., 0].clone())
 
         return hook
 
     for module in model.modules():
         if isinstance(module, (MixtureOfDepths, MixtureOfRecursions)):
             module.router.register_forward_hook(look(type(module)))
-    return found
+    return scores
 
 
 def depths_taken(model):
-    """How many tokens a block with mixture of depths was given and computed, call by call."""
-    found = []
+    """Collect how many tokens a block with mixture of depths computed, call by call."""
+    counts = []
     for module in model.modules():
         if isinstance(module, MixtureOfDepths):
             change = module.block.change
 
             def counted(x_BCE, state, position, rows, change=change):
                 count = x_BCE.shape[0] * x_BCE.shape[1]
-                found.append(count if rows.count is None else rows.count.sum().item())
+                counts.append(count if rows.count is None else rows.count.sum().item())
                 return change(x_BCE, state, position, rows)
 
             module.block.change = counted
-    return found
+    return counts
 
 
 def test_training_tells_the_means_of_all_scores_and_the_shares_that_were_computed():

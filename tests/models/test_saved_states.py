@@ -1,4 +1,4 @@
-"""A decode state that was saved and read back goes on as if nothing had been."""
+"""A decode state that is saved and read back continues as if never interrupted."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ FORMS = [
     ("mamba2", {"attention_every": 0}),
 ]
 every_form = pytest.mark.parametrize(
-    ("name", "fields"), FORMS, ids=lambda each: each if isinstance(each, str) else "-".join(each)
+    ("name", "fields"), FORMS, ids=lambda x: x if isinstance(x, str) else "-".join(x)
 )
 LENGTH = 24
 
@@ -34,7 +34,7 @@ def tokens():
 
 
 def adapted(name, tokens_BS):
-    """A decoder after calls without a cache, in which a family that adapts has adapted."""
+    """Return a decoder after calls without a cache, in which an adaptive family has adapted."""
     fields = {"refresh_every": 1, "rank_estimation": "energy", "rank_threshold": 0.5}
     model = decoder(name, **(fields if name == "adaattn" else {}))
     for _ in range(4):
@@ -43,12 +43,12 @@ def adapted(name, tokens_BS):
 
 
 def continued(model, tokens_BS, cache):
-    """Logits of two further calls after nine tokens."""
-    found = [
+    """Return logits of two further calls after nine tokens."""
+    logits = [
         model(tokens_BS[:, first:end], cache=cache, position=torch.tensor(first))
         for first, end in [(9, 13), (13, 14)]
     ]
-    return torch.cat(found, 1)
+    return torch.cat(logits, 1)
 
 
 @torch.no_grad()
@@ -75,8 +75,8 @@ def test_what_a_model_chose_goes_with_the_state_and_not_with_the_model(name, tmp
     tokens_BS = tokens()
     model = adapted(name, tokens_BS)
     cache, live = (model.new_cache(2, LENGTH) for _ in range(2))
-    for each in (cache, live):
-        model(tokens_BS[:, :9], cache=each)
+    for item in (cache, live):
+        model(tokens_BS[:, :9], cache=item)
     cache.save(tmp_path / "state", 9)
     expected = continued(model, tokens_BS, cache)
 
@@ -95,12 +95,12 @@ def test_a_sequence_that_begins_in_a_used_cache_takes_what_is_chosen_then(begins
     decoder("adaattn")(tokens_BS, cache=used)
     model = adapted("adaattn", tokens_BS)
     fresh = model.new_cache(2, LENGTH)
-    found, expected = (
+    actual, expected = (
         model(tokens_BS, cache=used, position=begins),
         model(tokens_BS, cache=fresh, position=begins),
     )
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, decoder("adaattn")(tokens_BS))
+    assert torch.equal(actual, expected)
+    assert not torch.equal(actual, decoder("adaattn")(tokens_BS))
 
 
 @every_form
@@ -155,12 +155,12 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(
 def test_a_file_that_is_no_whole_state_is_refused_and_changes_nothing(tmp_path):
     path = saved(tmp_path)
     cache = decoder("mamba2").new_cache(2, LENGTH)
-    whole = path.read_bytes()
+    data = path.read_bytes()
     generator = torch.Generator().manual_seed(0)
     noise = bytes(torch.randint(0, 256, (500,), generator=generator).tolist())
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    cut = [whole[:-1], whole[: len(whole) // 2], whole[:100]]
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1
+    cut = [data[:-1], data[: len(data) // 2], data[:100]]
     contents = [b"", b"text", noise, bytes(flipped), *cut]
     for content in contents:
         path.write_bytes(content)
@@ -181,8 +181,8 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
     path = saved(tmp_path)
     before = path.read_bytes()
 
-    def full(content, place):
-        place.write(b"half")
+    def full(content, index):
+        index.write(b"half")
         raise OSError("no space left")
 
     monkeypatch.setattr(torch, "save", full)

@@ -34,7 +34,7 @@ def test_time_falls_with_the_experts_that_a_token_is_sent_to(trains):
 
 @torch.no_grad()
 def test_the_cache_takes_the_memory_that_shared_and_compressed_heads_leave():
-    held, estimated = [], []
+    allocated, estimated = [], []
     plain = dataclasses.replace(HYDRA.presets["base"], n_heads=12, n_kv_heads=12, n_layers=4)
     for fields in ({}, {"n_kv_heads": 4}, {"n_kv_heads": 4, "ccgqa": True}):
         config = dataclasses.replace(plain, **fields)
@@ -42,16 +42,16 @@ def test_the_cache_takes_the_memory_that_shared_and_compressed_heads_leave():
         give_back_memory()
         before = torch.cuda.memory_allocated()
         cache = model.new_cache(16, 2048)
-        held.append(torch.cuda.memory_allocated() - before)
+        allocated.append(torch.cuda.memory_allocated() - before)
         model(tokens(16, 2000), cache=cache, last_only=True)  # and it serves
         step = {"workload": "decode", "batch": 16, "sequence": 2048, "precision": "half"}
         estimated.append(HYDRA.footprint(config, **step).cache)
         del cache
-    print(f"cache: MiB {[round(each / 2**20) for each in held]}")
-    for bytes_, estimate in zip(held, estimated, strict=True):
+    print(f"cache: MiB {[round(size / 2**20) for size in allocated]}")
+    for bytes_, estimate in zip(allocated, estimated, strict=True):
         assert bytes_ == pytest.approx(estimate, rel=0.01)
-    assert held[1] / held[0] == pytest.approx(1 / 3, rel=0.01)
-    assert held[2] / held[1] == pytest.approx(1 / 2, rel=0.01)
+    assert allocated[1] / allocated[0] == pytest.approx(1 / 3, rel=0.01)
+    assert allocated[2] / allocated[1] == pytest.approx(1 / 2, rel=0.01)
 
 
 def test_training_needs_the_memory_that_is_estimated_and_less_with_fewer_key_heads():
@@ -74,7 +74,7 @@ def test_training_needs_the_memory_that_is_estimated_and_less_with_fewer_key_hea
         step = {"workload": "train", "batch": 8, "sequence": 1024, "precision": "half"}
         estimated.append(HYDRA.footprint(config, **step).together)
         del model
-    print(f"training step: MiB {[round(each / 2**20) for each in peaks]}")
+    print(f"training step: MiB {[round(peak / 2**20) for peak in peaks]}")
     assert peaks == pytest.approx(estimated, rel=0.1)
     # Compressed, they are fewer still, but the convolution and the means keep their inputs.
     assert peaks[1] < peaks[0]

@@ -1,4 +1,4 @@
-"""With equal weights ours are Llama, Mixtral and Mamba-2 as ``transformers`` has them.
+"""With equal weights our models equal Llama, Mixtral and Mamba-2 in ``transformers``.
 
 Optional: the extra ``peers`` brings the package (``uv run --extra peers pytest tests/models``).
 """
@@ -34,7 +34,7 @@ CASES = {
 
 @pytest.fixture(params=CASES)
 def pair(request):
-    """Our model and theirs, with weights far enough from where they start to tell any apart."""
+    """Return our model and theirs, with weights far enough from their initial values."""
     family, config, dtype, tolerance = CASES[request.param]
     model = FAMILIES[family].materialise(config, dtype=dtype, seed=3)
     generator = torch.Generator().manual_seed(4)
@@ -51,10 +51,10 @@ def pair(request):
 def test_logits_and_gradients_are_those_of_transformers(pair):
     model, other, config, tolerance = pair
     tokens_BS = torch.randint(0, 256, (2, 45), generator=torch.Generator().manual_seed(1))
-    found, expected = model(tokens_BS), other(tokens_BS).logits
-    assert (found - expected).norm() < tolerance * expected.norm()
-    assert found.abs().max() > 0.05
-    for logits in (found, expected):
+    actual, expected = model(tokens_BS), other(tokens_BS).logits
+    assert (actual - expected).norm() < tolerance * expected.norm()
+    assert actual.abs().max() > 0.05
+    for logits in (actual, expected):
         logits.square().mean().backward()
     # By all parameters' names: one that had no gradient here would be missing there.
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models import FAMILIES, _checkpointing
-from models._attention import RotaryCache
+from models import FAMILIES, checkpointing
+from models.attention import RotaryCache
 
 HYDRA = FAMILIES["hydra"]
 
@@ -21,23 +21,23 @@ def gradients(model, tokens_BS, targets_BS):
 
 
 def saved_bytes(model, tokens_BS, targets_BS):
-    """Bytes that autograd keeps for backward, weights left out."""
+    """Return the bytes that autograd saves for backward, without weights."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept = {}
+    saved = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model.loss(tokens_BS, targets_BS)
-    return sum(size for size, _ in kept.values())
+    return sum(size for size, _ in saved.values())
 
 
 class Counts(TorchDispatchMode):
-    """How often each operator ran inside."""
+    """Number of calls of each operator inside."""
 
     def __init__(self):
         super().__init__()
@@ -59,8 +59,8 @@ def test_checkpointing_gives_the_same_gradients(model, tokens_BS, targets_BS, mo
     again, actual = gradients(model, tokens_BS, targets_BS)
     assert model.checkpointed_blocks == blocks
     assert torch.equal(loss, again)
-    for one, other in zip(actual, expected, strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(actual, expected, strict=True):
+        assert torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
@@ -72,27 +72,27 @@ def test_every_so_many_blocks_are_checkpointed(model, mode, every):
 
 
 def test_checkpointing_keeps_less_for_backward(model, tokens_BS, targets_BS):
-    kept = {}
+    saved = {}
     for mode in ("none", "selective", "full"):
         model.set_checkpointing(mode)
-        kept[mode] = saved_bytes(model, tokens_BS, targets_BS)
-    assert kept["full"] < kept["selective"] < kept["none"]
-    per_block = (kept["none"] - kept["full"]) / 3
-    assert kept["none"] - kept["selective"] == pytest.approx(2 * per_block, rel=0.05)
+        saved[mode] = saved_bytes(model, tokens_BS, targets_BS)
+    assert saved["full"] < saved["selective"] < saved["none"]
+    per_block = (saved["none"] - saved["full"]) / 3
+    assert saved["none"] - saved["selective"] == pytest.approx(2 * per_block, rel=0.05)
 
 
 def test_by_operator_products_are_kept_and_the_rest_is_computed_again(model, tokens_BS, targets_BS):
     ran = {}
     for mode in ("full", "operators"):
         model.set_checkpointing(mode)
-        _checkpointing.reset_kept_operators()
+        checkpointing.reset_kept_operators()
         loss = model.loss(tokens_BS, targets_BS)
-        kept = _checkpointing.kept_operators()
+        saved = checkpointing.kept_operators()
         with Counts() as counts:
             loss.backward()
         ran[mode] = counts.ran
-    products = sum(kept.values()) - kept["scaled_dot_product_flash_attention_for_cpu"]
-    assert products == kept["mm"] == 3 * 4  # blocks; q k v, output, gate and up, down
+    products = sum(saved.values()) - saved["scaled_dot_product_flash_attention_for_cpu"]
+    assert products == saved["mm"] == 3 * 4  # blocks; q k v, output, gate and up, down
     # Neither computes again what a block ends with: nothing needs it.
     assert ran["full"]["mm"] - ran["operators"]["mm"] == products - 3
     attention = "_scaled_dot_product_flash_attention_for_cpu"
@@ -131,9 +131,9 @@ def test_rotary_tables_are_not_part_of_the_weights_and_survive_a_cast(model):
     assert not any("cos" in name or "sin" in name for name in model.state_dict())
     before = [buffer.clone() for buffer in model.buffers()]
     model.to(torch.bfloat16)
-    for buffer, kept in zip(model.buffers(), before, strict=True):
+    for buffer, saved in zip(model.buffers(), before, strict=True):
         assert buffer.dtype == torch.float32
-        assert torch.equal(buffer, kept)
+        assert torch.equal(buffer, saved)
 
 
 def test_unlike_rotary_tables_are_never_merged(model):

@@ -1,9 +1,9 @@
 """Blocks of ``transformers`` with the weights of ours: Llama, Mixtral and Mamba-2.
 
-``peer(model, config)`` is its model of the same sizes and weights, ``theirs(config, tensors)`` what
-our tensors (weights, or gradients) by name are called there. Its ``layers`` are the blocks.
+``peer(model, config)`` is its model of the same sizes and weights, ``theirs(config, tensors)``
+renames our tensors (weights, or gradients) to its names. Its ``layers`` are the blocks.
 
-It looks for a package called ``kernels`` that is not ours, and asks for its version: ours has none.
+It looks for a package called ``kernels`` that is not ours, and queries its version: ours has none.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Named = dict[str, Tensor]
 
 
 def theirs(config: Any, tensors: Mapping[str, Tensor]) -> Named:
-    """Our tensors by name as theirs by name: views, no copies."""
+    """Return our tensors under their names: views, no copies."""
     if isinstance(config, Mamba2Config):
         return _as_mamba2(tensors)
-    found: Named = {
+    renamed: Named = {
         "model.embed_tokens.weight": tensors["embedding.weight"],
         "model.norm.weight": tensors["norm.weight"],
         "lm_head.weight": tensors["head.weight"],
     }
     for i in range(config.n_layers):
         mine, block = f"blocks.{i}.", f"model.layers.{i}."
-        found |= _attention(config, tensors, mine, block)
-        found |= (_experts if isinstance(config, MoEConfig) else _mlp)(tensors, mine, block)
-    return found
+        renamed |= _attention(config, tensors, mine, block)
+        renamed |= (_experts if isinstance(config, MoEConfig) else _mlp)(tensors, mine, block)
+    return renamed
 
 
 def peer(model: nn.Module, config: Any, **more: Any) -> nn.Module:
-    """Its model with copies of our weights, in their dtype and place; ``more`` is its config's."""
+    """Make their model with copies of our weights, in their dtype; ``more`` is for its config."""
     weights = dict(model.named_parameters())
     with next(model.parameters()).device:
         made = _MAKERS[type(config)](config, more)
@@ -138,12 +138,12 @@ def _experts(tensors: Mapping[str, Tensor], mine: str, block: str) -> Named:
 
 
 def _as_mamba2(tensors: Mapping[str, Tensor]) -> Named:
-    found: Named = {}
+    renamed: Named = {}
     for name, tensor in tensors.items():
         taps = name.endswith("conv_weight")  # theirs are [C, 1, W]
         name = name.replace("embedding.weight", "backbone.embeddings.weight")
         name = name.replace("blocks.", "backbone.layers.").replace("mixer.conv_", "mixer.conv1d.")
         name = name.replace("norm_weight", "norm.weight").replace("head.weight", "lm_head.weight")
         name = "backbone.norm_f.weight" if name == "norm.weight" else name
-        found[name] = tensor[:, None] if taps else tensor
-    return found
+        renamed[name] = tensor[:, None] if taps else tensor
+    return renamed

@@ -1,6 +1,6 @@
-"""A training step of a small AdaAttn by torch and by Triton: prints "alike" if they are.
+"""Script: a training step of a small AdaAttn by torch and by Triton; prints "alike" if equal.
 
-In a process of its own, because Triton's interpreter must be chosen before Triton is imported.
+It has its own process, because Triton's interpreter must be chosen before Triton is imported.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ CONFIG = dataclasses.replace(
 
 
 def step(implementation, rank, bits):
-    """Loss, gradients and what was chosen from them."""
+    """Return loss, gradients and the choices made from them."""
     model = ADAATTN.materialise(CONFIG, seed=3)
     model.adaptation.rank_LH.copy_(torch.tensor([rank]))
     model.adaptation.bits_LH.copy_(torch.tensor([bits]))
@@ -37,6 +37,6 @@ def step(implementation, rank, bits):
 
 
 RANK, BITS = [8, 32], [32, 16]
-for one, other in zip(step("torch", RANK, BITS), step("triton", RANK, BITS), strict=True):
-    torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
+for by_torch, by_triton in zip(step("torch", RANK, BITS), step("triton", RANK, BITS), strict=True):
+    torch.testing.assert_close(by_torch, by_triton, rtol=1e-3, atol=2e-5)
 print("alike")

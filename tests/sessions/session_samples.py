@@ -120,7 +120,7 @@ def session(n: int = 300, segments: int = 2, title: str = "sample") -> Session:
         ],
         studies=[
             Study(
-                kind="sweep",
+                kind="survey",
                 title="batch 1 to 4",
                 start_s=2.5,
                 asked={"values": [1, 4]},

@@ -159,7 +159,7 @@ def test_a_factorial_finds_additive_effects_and_no_interaction_between_them(dist
 
 
 def test_a_planted_interaction_is_found_and_only_that_one():
-    """b gives nothing alone, and 20 % more once a is on; Shapley parts it between the two."""
+    """Option b gives nothing alone, and 20 % more once a is on; Shapley halves it between them."""
     arms, contrasts = design("factorial", 3)
     truth = [-0.1 * (0 in s) - 0.2 * ({0, 1} <= s) for s in arms]
     effects = judge(contrasts, measured(truth, "clock", rounds=150)[0])
@@ -176,7 +176,7 @@ def test_a_planted_interaction_is_found_and_only_that_one():
 
 
 def test_leaving_one_out_shows_what_each_still_gives_beside_the_others():
-    """a and b do the same: either alone gives all of it, so neither is missed by itself."""
+    """Options a and b do the same: either alone gives all of it, so leaving one out is free."""
     arms, contrasts = design("leave-one-out", 3)
     truth = [-0.3 * bool(s & {0, 1}) - 0.1 * (2 in s) for s in arms]
     effects = judge(contrasts, measured(truth, rounds=150)[0])
@@ -253,7 +253,7 @@ def test_what_all_arms_share_is_no_effect(mode):
 
 
 def needs(chosen):
-    """c needs a."""
+    """Return whether the set satisfies that option c needs option a."""
     return 2 not in chosen or 0 in chosen
 
 

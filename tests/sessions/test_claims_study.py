@@ -84,3 +84,8 @@ def test_the_tables_tell_all_and_the_short_one_what_a_page_needs():
     whole = claims.claims_table(rows, "T").to_csv().splitlines()
     assert whole[1] == "moe,E11 fast,1.5x,1.43,1.41,1.45,x faster,does not hold,ladder,"
     assert claims.count(rows) == "2 claims: 1 does not hold, 1 not measured"
+
+
+def test_a_count_is_shown_to_its_last_digit():
+    assert claims.measured_text(row(measured=8192.0, unit="tokens")) == "8,192 tokens"
+    assert claims.measured_text(row(measured=24.0, unit="x fewer")) == "24.0x fewer"

@@ -32,8 +32,9 @@ def without_gpu(session: Session) -> Session:
 def test_ratios_refer_to_the_baseline():
     arms = compare([session_of(10.0), session_of(8.0), session_of(5.0)], baseline=1).arms
     assert arms[1].ratio is None
-    assert arms[0].ratio.low < 1.25 < arms[0].ratio.high
-    assert arms[2].ratio.low < 0.625 < arms[2].ratio.high
+    assert arms[0].ratio.ratio == pytest.approx(1.25, abs=0.01)
+    assert arms[2].ratio.ratio == pytest.approx(0.625, abs=0.01)
+    assert {arm.ratio.verdict for arm in (arms[0], arms[2])} == {"unpaired"}
     assert abs(arms[0].summary.median - 9.0) < 0.1
     assert arms[0].peak_bytes == 1.9e9
 
@@ -143,7 +144,7 @@ def test_another_cpu_is_warned_of_where_the_host_times_the_steps():
 
 def test_times_of_different_clocks_are_not_set_in_ratio():
     comparison = compare([session_of(10.0, "a"), without_gpu(session_of(10.0, "b"))])
-    assert comparison.arms[1].ratio.reason == "host times cannot be compared with GPU times"
+    assert comparison.arms[1].ratio.note == "host times cannot be compared with GPU times"
     assert math.isnan(comparison.arms[1].ratio.ratio)
     assert comparison.warnings == ["Step times are of different clocks (a: GPU, b: host)."]
 
@@ -158,16 +159,17 @@ def of_work(title: str, **changed) -> Session:
 def test_steps_that_do_different_work_are_warned_of_and_other_toggles_or_seeds_are_not():
     first = of_work("a", settings={"batch": 4}, toggles={"triton": "on"})
     other = of_work("b", family="moe", settings={"batch": 8}, toggles={"triton": "on"})
-    (warning,) = compare([first, other]).warnings
-    assert warning == (
-        "Steps do different work (family, settings.batch): a ratio of their times is no speed-up."
-    )
+    assert compare([first, other]).warnings == [
+        "Different models (family): a ratio of their step times is no speed-up.",
+        "Steps do different work (settings.batch): a ratio of their times is no speed-up.",
+    ]
     toggled = of_work("c", settings={"batch": 4}, toggles={"triton": "off"}, seed=9)
     assert compare([first, toggled]).warnings == []
     arms = compare([first, other, toggled], baseline=0).arms
     assert [one.other_work for one in arms] == [False, True, False]
-    notes = [row[-1] for row in comparison_table(compare([first, other])).rows]
-    assert notes == ["baseline", "other work"]
+    table = comparison_table(compare([first, other]))
+    verdicts = [row[table.column("verdict")] for row in table.rows]
+    assert verdicts == [None, "different models"]
 
 
 def test_a_model_of_ones_own_may_be_compared_with_its_next_edition():

@@ -10,6 +10,7 @@ import pytest
 from sessions import verdict
 from sessions.expectation import at_most
 from sessions.model import Judgement
+from sessions.numbers import interval_text
 from sessions.verdict import REGION
 
 
@@ -60,7 +61,7 @@ def test_it_is_open_where_the_means_say_the_contrary_of_the_medians(
         verb = "holds" if high <= most else "does not hold"
         assert answer.more_s is None and answer.reasons == [
             f"by the median step it {verb}, but of all steps together the ratio is "
-            f"{whole[0]:.4f} [{whole[1]:.4f}, {whole[2]:.4f}]: some take far longer than the median"
+            f"{interval_text(*whole, region=most - 1)}: some take far longer than the median"
         ]
 
 

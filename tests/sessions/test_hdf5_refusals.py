@@ -382,7 +382,7 @@ def shorten(file, name, rows):
         (spoil_metric_attribute, "it lacks the attribute row of /segments/0000/metrics/load"),
         (spoil_metric_rows, "values claims 1,000,000,000,000 rows, more than it can hold"),
         (spoil_metrics, "it lacks the group /segments/0000/metrics"),
-        (spoil_storage, "its /segments/0000/steps/t_s is not a column of numbers or text"),
+        (spoil_storage, "its /segments/0000/steps/t_s lies in another file"),
     ],
 )
 def test_wrong_content_is_named(unsealed, spoil, expected):
@@ -458,8 +458,8 @@ def test_check_that_fails_for_another_reason_says_which(monkeypatch, tmp_path, u
     assert "it could not be checked: ImportError: no h5py here" in refusal(unsealed)
 
 
-def test_sealed_files_never_start_a_check(monkeypatch, tmp_path, whole):
-    monkeypatch.setattr(hdf5, "check", lambda *_: pytest.fail("checked"))
+def test_files_that_this_program_wrote_here_never_start_a_check(monkeypatch, tmp_path, whole):
+    monkeypatch.setattr(hdf5, "checked_copy", lambda *_: pytest.fail("checked"))
     path = tmp_path / "s.h5"
     path.write_bytes(whole)
     hdf5.load(path)
@@ -488,11 +488,13 @@ def test_file_that_is_written_to_after_opening_never_reaches_the_hdf5_library_ag
 
 def test_check_prints_its_refusal_as_json(tmp_path):
     (tmp_path / "s.h5").write_bytes(seal.HDF5_SIGNATURE)
-    child = subprocess.run(
-        [sys.executable, "-m", "sessions._check", str(tmp_path / "s.h5")],
-        cwd=Path(hdf5.__file__).parents[1],
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    assert "it is damaged" in json.loads(child.stdout)
+    with (tmp_path / "s.h5").open("rb") as stream:
+        child = subprocess.run(
+            [sys.executable, "-m", "sessions._check"],
+            cwd=Path(hdf5.__file__).parents[1],
+            stdin=stream,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    assert "it is damaged" in json.loads(child.stderr) and not child.stdout

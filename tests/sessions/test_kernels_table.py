@@ -102,12 +102,13 @@ def test_segments_of_models_are_no_rows_of_the_table(session):
 
 def test_no_ratio_is_told_of_another_operator_case_or_direction(session):
     table = segments_table(session)
-    ratio, note = table.column("ratio"), table.column("note")
-    found = [(text(row[ratio]), row[note]) for row in table.rows]
+    ratio, verdict = table.column("ratio"), table.column("verdict")
+    found = [(text(row[ratio]), text(row[verdict])) for row in table.rows]
     same = ["1", "2.50", "1.25"]  # of the same case and direction
     assert [ratio for ratio, _ in found] == [*same, "–", "–", "–", "–"]
-    assert all(note.startswith("other work") for _, note in found[3:5])
-    assert not any("other work" in note for _, note in found[:3])
+    different = ("other work", "different models")
+    assert all(verdict in different for _, verdict in found[3:5])
+    assert not any(verdict in different for _, verdict in found[:3])
 
 
 def test_one_command_times_an_operator_again_with_all_its_contenders(session):

@@ -71,14 +71,17 @@ def test_a_measured_ratio_below_the_prediction_is_better_and_above_it_worse():
     assert prediction.residual(better) == pytest.approx(-0.09)
     assert prediction.residual(worse) == pytest.approx(0.15)
     assert prediction.outcome(better) == (
-        "Predicted 0.80, measured 0.71: 0.09 better than the roofline estimate explains"
+        "Predicted 0.80, measured 0.71 x step time: 0.09 better than the roofline estimate explains"
     )
     assert "0.15 worse than" in prediction.outcome(worse)
 
 
 def test_nothing_is_left_to_explain_before_there_is_an_interval():
     one_pair = compared(3.64, math.nan, math.nan, MADE)
-    assert prediction.outcome(one_pair) == "Predicted 0.80, measured 3.64 so far: no interval yet"
+    assert (
+        prediction.outcome(one_pair)
+        == "Predicted 0.80, measured 3.64 x step time so far: no interval yet"
+    )
 
 
 def test_a_prediction_within_the_interval_leaves_nothing_to_explain():

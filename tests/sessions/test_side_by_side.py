@@ -9,7 +9,8 @@ import msgspec
 
 from sessions import verdict
 from sessions.model import PairedComparison
-from sessions.side_by_side import blocks_table, side_by_side, verdicts_table
+from sessions.side_by_side import side_by_side
+from sessions.verdict_tables import blocks_table, verdicts_table
 from sessions.verdict_words import remarks, standing
 
 

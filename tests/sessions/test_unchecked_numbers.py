@@ -11,8 +11,8 @@ import pytest
 from sessions import attribution_words
 from sessions.attribution_rows import Arm, arm_rows
 from sessions.model import Numerics, PairedComparison, Study
-from sessions.side_by_side import verdicts_table
 from sessions.verdict import unchecked_arms, wrong_arms
+from sessions.verdict_tables import verdicts_table
 from sessions.verdict_words import headline, numerics_lines
 
 WHY = "not checked: Out of memory: 2.00 GiB more was needed."

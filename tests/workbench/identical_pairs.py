@@ -49,11 +49,16 @@ def compare(
     count: int,
     budget_s: float,
     told: Callable[[int, PairedComparison], None] = lambda number, comparison: None,
+    build_count: int = 0,
+    seed: int = 0,
 ) -> list[PairedComparison]:
     """Compare a configuration with itself so often, in one runner; raises if one fails."""
     made = []
     for number in range(count):
-        driver.send(protocol.Compare(base=both, other=both, budget_s=budget_s, seed=number))
+        command = protocol.Compare(
+            base=both, other=both, budget_s=budget_s, seed=seed + number, build_count=build_count
+        )
+        driver.send(command)
         finished = driver.finish()
         if finished.reason != "done":
             raise AssertionError(f"comparison {number}: {finished.reason}; {driver.describe()}")

@@ -24,7 +24,7 @@ LONGEST_S = 6.0  # of a command that does not end by itself
 END_S = 60.0  # for a command to end after a signal, on a machine with other work
 INTERRUPTED = 130
 ENDINGS = {  # the last bytes of a file that was written to its end
-    ".svg": b"</svg>\n", ".pdf": b"%%EOF\n", ".html": b"</html>\n", ".png": b"IEND\xaeB`\x82",
+    ".svg": b"</svg>", ".pdf": b"%%EOF", ".html": b"</html>", ".png": b"IEND\xaeB`\x82",
 }  # fmt: skip
 STUDY = ("--runner", LIGHT)
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -79,6 +79,8 @@ def run(
 ) -> Ended:
     """Run a command in ``folder``, send it the signal after so many seconds, and look around."""
     state = folder / "state"
+    for leftover in folder.glob(".*.part*"):  # of a kill before
+        leftover.unlink()
     environment = {
         **os.environ,
         "XDG_STATE_HOME": str(state),
@@ -127,7 +129,7 @@ def _faults_of_files(folder: Path, state: Path) -> list[str]:
     for path in folder.glob("out.*"):
         if path.suffix == ".h5":
             hdf5.load(path)
-        elif not path.read_bytes().endswith(ENDINGS.get(path.suffix, b"")):
+        elif not path.read_bytes().rstrip().endswith(ENDINGS.get(path.suffix, b"")):
             faults.append(f"{path.name} is cut short")
         path.unlink()
     for path in state.glob("workbench/*"):

@@ -1,5 +1,7 @@
 """The documents' claims, one document per file: what each says, and how it is measured here.
 
+Every number of a document is covered by a claim, or by an omission that states why it has none.
+
 A file ends in ``DOCUMENT``; ``documents()`` is the registry, in alphabetical order.
 """
 

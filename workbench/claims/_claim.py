@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sessions import verdict as verdicts
 from sessions.claims import FAILS, HOLDS, NOT_HERE, NOT_MEASURED, UNDECIDED
@@ -21,6 +22,7 @@ from workbench import protocol
 
 BUILD_S = 60.0
 GPU_CLAIM = "it is about a GPU, and this runner uses the CPU"
+CPU_CLAIM = "it is about a CPU, and this runner uses a GPU"
 
 Commands = Callable[[protocol.Catalogue, float], list[protocol.Command]]
 
@@ -60,18 +62,29 @@ class Found:
     """What one experiment left in the session.
 
     ``studies``: one for each command, None where it made none. ``left_out``: for each command the
-    clauses that say what was not measured and why; a clause stands once.
+    clauses that say what was not measured and why; a clause stands once. ``compile_s``: for each
+    command the seconds of its first compilation, 0 where nothing was compiled.
     """
 
     session: Session
     segments: Sequence[Segment]
     studies: Sequence[Study | None]
     left_out: Sequence[Sequence[str]] = ()
+    compile_s: Sequence[float] = ()
 
-    def of(self, place: int) -> Found:
-        """What one command left, alone."""
-        studies, left_out = self.studies[place : place + 1], self.left_out[place : place + 1]
-        return Found(self.session, self.segments, studies, left_out)
+    def of(self, commands: Sequence[int]) -> Found:
+        """Return what some of the commands left; segments are those of all."""
+
+        def chosen(values: Sequence[Any]) -> list[Any]:
+            return [values[place] for place in commands if place < len(values)]
+
+        return Found(
+            self.session,
+            self.segments,
+            chosen(self.studies),
+            chosen(self.left_out),
+            chosen(self.compile_s),
+        )
 
     @property
     def reasons(self) -> list[str]:
@@ -88,9 +101,10 @@ class Found:
 class Claim:
     """One number of a document. ``read`` raises ``Unmeasured``.
 
-    ``study``: the place of the command that it is read from, None where that is all of them.
-    ``least`` and ``most`` are the bounds; at least one is given. ``needs_gpu`` says why it cannot
-    be measured on the CPU, where that is so.
+    ``study``: the index of the command that it is read from, or several, None where that is all of
+    them. ``least`` and ``most`` are the bounds; at least one is given. ``needs_gpu`` says why it
+    cannot be measured on the CPU, ``needs_cpu`` why not on a GPU, where that is so. ``quotes`` are
+    the passages of the document, each of one line, whose numbers it measures.
     """
 
     row: str  # as in the project's list of requirements
@@ -101,7 +115,14 @@ class Claim:
     least: float = -math.inf
     most: float = math.inf
     needs_gpu: str = ""
-    study: int | None = None
+    needs_cpu: str = ""
+    study: int | tuple[int, ...] | None = None
+    quotes: tuple[str, ...] = ()
+
+    @property
+    def commands(self) -> tuple[int, ...] | None:
+        """The indices of the commands that it is read from; None where that is all of them."""
+        return (self.study,) if isinstance(self.study, int) else self.study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +131,9 @@ class Experiment:
 
     ``commands(catalogue, budget_s)``: the device is the catalogue's, the budget that of alternating
     of one command. ``how`` says in words what is measured. ``build_s``: seconds that building for
-    one command may take, compiling and tuning included. ``needs_gpu`` as of a claim.
+    one command may take, compiling and tuning included. ``needs_gpu`` and ``needs_cpu`` as of a
+    claim. ``priority``: experiments with a lower number are measured before the others, and leave
+    them what remains of a limit.
     """
 
     name: str
@@ -119,15 +142,26 @@ class Experiment:
     claims: tuple[Claim, ...]
     build_s: float = BUILD_S
     needs_gpu: str = ""
+    needs_cpu: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Omission:
+    """A passage of a document, of one line, whose numbers no claim measures, and the reason."""
+
+    quote: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """All that one document claims and that is measured here."""
+    """All that one document claims and that is measured here, and what is not, with the reason."""
 
     name: str
     title: str
     experiments: tuple[Experiment, ...]
+    omissions: tuple[Omission, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +177,9 @@ class Outcome:
 
 def why_not(experiment: Experiment, claim: Claim, device: str) -> str:
     """Why a claim cannot be measured on a device; empty where it can."""
-    return (experiment.needs_gpu or claim.needs_gpu) if device != "cuda" else ""
+    if device == "cuda":
+        return experiment.needs_cpu or claim.needs_cpu
+    return experiment.needs_gpu or claim.needs_gpu
 
 
 def judge(experiment: Experiment, claim: Claim, device: str, found: Found | None) -> Outcome:
@@ -152,8 +188,8 @@ def judge(experiment: Experiment, claim: Claim, device: str, found: Found | None
         return Outcome(experiment, claim, NOT_HERE, reason=reason)
     if found is None:
         return Outcome(experiment, claim, NOT_MEASURED, reason="the experiment was not run")
-    if claim.study is not None:
-        found = found.of(claim.study)
+    if claim.commands is not None:
+        found = found.of(claim.commands)
     try:
         reading = claim.read(found)
     except Unmeasured as error:
@@ -196,7 +232,10 @@ def _more(claim: Claim, reading: Reading) -> str:
     """How much more measuring should tell on which side of the bound a ratio is: a clause."""
     if reading.rounds is None:
         return ""
-    bound = claim.least if math.isfinite(claim.least) else claim.most
+    bound = min(
+        filter(math.isfinite, (claim.least, claim.most)),
+        key=lambda end: abs(math.log(reading.value / end)),
+    )
     found = _interval(reading, reading.rounds)
     if reading.rounds >= verdicts.MIN_PAIRS and found.half_width <= verdicts.HALF_WIDTH:
         width = 100 * verdicts.HALF_WIDTH

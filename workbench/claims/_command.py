@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from sessions.model import Configuration, Scalar
 from workbench import protocol
 
@@ -39,9 +41,25 @@ def configuration(
     )
 
 
+def checked_run(configuration: Configuration, steps: int = 5) -> protocol.Start:
+    """Return a short run whose numbers are compared with a reference after its last step."""
+    return protocol.Start(configuration=configuration, steps=steps, check="last")
+
+
 def ladder(base: Configuration, budget_s: float, **toggles: str) -> protocol.Attribute:
     """Toggles added to a base one after the other."""
     return protocol.Attribute(base=base, toggles=toggles, budget_s=budget_s)
+
+
+def backward(base: Configuration, budget_s: float, **toggles: str) -> protocol.Attribute:
+    """Return a ladder that times the backward passes alone."""
+    return protocol.Attribute(base=base, toggles=toggles, budget_s=budget_s, timed="backward")
+
+
+def profiles(base: Configuration, steps: int = 3, **toggles: str) -> list[protocol.Command]:
+    """Return a profile of a base, and one of the base with toggles."""
+    changed = msgspec.structs.replace(base, toggles={**base.toggles, **toggles})
+    return [protocol.Profile(configurations=[one], steps=steps) for one in (base, changed)]
 
 
 def forward(

@@ -37,6 +37,8 @@ class _Part:
     study: int | None = None  # its place in the session, if it made one
     left_out: list[str] = field(default_factory=list)  # clauses
     compiling_s: float = 0.0
+    first_compile_s: float = 0.0  # until steps were steady for the first time after it
+    compiled: bool = False  # since when later compilations are others
 
 
 @dataclass
@@ -55,7 +57,7 @@ class _Now:
 
 
 class Course:
-    """Goes through experiments in order, in one session; each command is bounded in time.
+    """Goes through experiments by priority, in one session; each command is bounded in time.
 
     ``budget_s``: of measuring for one claim, at most. ``limit_s``: for all together, or None.
     ``respect`` tells a command the least difference of a runner's machine, ``clock`` tells seconds.
@@ -78,7 +80,9 @@ class Course:
         self._respect = respect
         self._session = Session()
         self._now: _Now | None = None
-        self._next = 0  # place of the experiment to begin
+        # What is measured first; claims are shown as they were chosen.
+        self._order = sorted(range(len(chosen)), key=lambda place: chosen[place][1].priority)
+        self._next = 0  # of these, the experiment to begin
         self._command: protocol.Command | None = None  # in flight
         self._sent_at = 0.0
         self._allowed_s = 0.0
@@ -219,8 +223,8 @@ class Course:
 
     def _take_up(self, catalogue: protocol.Catalogue) -> bool:
         """Begin the next experiment that can be measured here; False where there is none."""
-        while self._next < len(self._chosen):
-            place, self._next = self._next, self._next + 1
+        while self._next < len(self._order):
+            place, self._next = self._order[self._next], self._next + 1
             _, experiment = self._chosen[place]
             if all(why_not(experiment, claim, self._device) for claim in experiment.claims):
                 continue
@@ -236,9 +240,10 @@ class Course:
     def _parts(self, experiment: Experiment, catalogue: protocol.Catalogue) -> list[_Part]:
         """Its commands, of which those are sent that a claim is read from on this device."""
         claims_here = [c for c in experiment.claims if not why_not(experiment, c, self._device)]
-        places = {claim.study for claim in claims_here}
+        everything = any(claim.commands is None for claim in claims_here)
+        places = {place for claim in claims_here for place in claim.commands or ()}
         return [
-            _Part(command if place in places or None in places else None)
+            _Part(command if everything or place in places else None)
             for place, command in enumerate(experiment.commands(catalogue, self._budget_s))
         ]
 
@@ -271,8 +276,8 @@ class Course:
         """Seconds that the next command may take of what is left of the limit.
 
         The commands of an experiment have equal shares, and what one does not need is shared anew.
-        Before that, ``LEAST_S`` is kept for each command of the experiments after it, as far as
-        these here have as much.
+        Before that, ``LEAST_S`` is kept for each command of the experiments after it that have its
+        priority, as far as these here have as much.
         """
         left_s = self._left_s()
         if not self._counts:
@@ -280,7 +285,13 @@ class Course:
                 sum(part.command is not None for part in self._parts(experiment, catalogue))
                 for _, experiment in self._chosen
             ]
-        own, later = len(now.waiting), sum(self._counts[now.place + 1 :])
+        priority = self._chosen[now.place][1].priority
+        later = sum(
+            self._counts[place]
+            for place in self._order[self._next :]
+            if self._chosen[place][1].priority <= priority
+        )
+        own = len(now.waiting)
         if math.isinf(left_s):
             return left_s
         kept_s = min(later * LEAST_S, max(0.0, left_s - own * LEAST_S))
@@ -321,8 +332,14 @@ class Course:
         """Add up how long the runner compiles."""
         now = self._now
         assert now is not None and now.sent is not None
+        part = now.sent
         if self._compiling is not None:
-            now.sent.compiling_s += message.t_s - self._compiling[0]
+            spent_s = message.t_s - self._compiling[0]
+            part.compiling_s += spent_s
+            part.first_compile_s += 0.0 if part.compiled else spent_s
+        part.compiled = part.compiled or (
+            message.phase == Phase.STEADY and part.first_compile_s > 0
+        )
         compiles = message.phase in _COMPILING
         self._compiling = (message.t_s, self._clock()) if compiles else None
 
@@ -357,7 +374,9 @@ class Course:
             [*part.left_out, *_compiling_clause(part), *([unsent] * bool(unsent and part.command))]
             for part in now.parts
         ]
-        return Found(self._session, self._session.segments[now.first_segment :], studies, left_out)
+        segments = self._session.segments[now.first_segment :]
+        compile_s = [part.first_compile_s for part in now.parts]
+        return Found(self._session, segments, studies, left_out, compile_s)
 
     def _give_up(self, why: str) -> None:
         """What was not begun is not measured."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,21 +61,30 @@ def arms_right() -> Read:
     """Share of the configurations asked for that ran, and with right numbers."""
 
     def read(found: Found) -> Reading:
-        made = _study(found)
-        arms, blocked = rows(made, "arms"), rows(made, "blocked")
-        for row in arms:  # what was not looked at is neither right nor wrong
-            if row["state"] == "not built" or (
-                row["state"] == "measured" and not math.isfinite(row["wrong"])
-            ):
-                why = row["reason"] or row["numerics"] or "its numbers were not looked at"
-                raise Unmeasured(f"{row['title']}: {why}")
-        right = [row for row in arms if row["state"] == "measured" and row["wrong"] == 0]
-        bad = [f"{row['title']}: {row['state']}, {row['numerics'] or row['reason']}" for row in arms
-               if row not in right]  # fmt: skip
-        bad += [f"{row['toggle']}: {row['reason']}" for row in blocked]
-        return Reading(len(right) / (len(arms) + len(blocked)), note="; ".join(bad))
+        studies = [one for one in found.studies if one is not None]
+        if not studies or len(studies) < len(found.studies):
+            raise Unmeasured("the attribution did not begin")
+        shares = [_arms_right(one) for one in studies]
+        right, count = sum(share[0] for share in shares), sum(share[1] for share in shares)
+        return Reading(right / count, note="; ".join(filter(None, (bad for _, _, bad in shares))))
 
     return read
+
+
+def _arms_right(made: Study) -> tuple[int, int, str]:
+    """Return how many of how many arms ran with right numbers, and what the others did."""
+    arms, blocked = rows(made, "arms"), rows(made, "blocked")
+    for row in arms:  # what was not looked at is neither right nor wrong
+        if row["state"] == "not built" or (
+            row["state"] == "measured" and not math.isfinite(row["wrong"])
+        ):
+            why = row["reason"] or row["numerics"] or "its numbers were not looked at"
+            raise Unmeasured(f"{row['title']}: {why}")
+    right = [row for row in arms if row["state"] == "measured" and row["wrong"] == 0]
+    bad = [f"{row['title']}: {row['state']}, {row['numerics'] or row['reason']}" for row in arms
+           if row not in right]  # fmt: skip
+    bad += [f"{row['toggle']}: {row['reason']}" for row in blocked]
+    return len(right), len(arms) + len(blocked), "; ".join(bad)
 
 
 def ledger_ratio(numerator: str, denominator: str) -> Read:
@@ -134,14 +143,38 @@ def kernel(operator: str, case: str, other: str = "triton", base: str = "torch")
     return read
 
 
-def kernel_difference(operator: str, implementation: str) -> Read:
-    """The largest difference of any output from the reference in FP64, over all cases timed."""
+def slowest_kernel(kernels: Sequence[tuple[str, str]]) -> Read:
+    """Return the least of the speed-ups of several kernels, (operator, case) each."""
+
+    def read(found: Found) -> Reading:
+        readings = [(kernel(operator, case)(found), operator) for operator, case in kernels]
+        least, operator = min(readings, key=lambda one: one[0].value)
+        return replace(least, note=f"the least, {operator} {least.note}")
+
+    return read
+
+
+def with_times(read: Read) -> Read:
+    """Return a reading whose note names the step times of a ladder's first and last arm."""
+
+    def noted(found: Found) -> Reading:
+        reading = read(found)
+        arms = rows(_study(found), "arms")
+        base, last = (float(arm["step_ms"]) for arm in (arms[0], arms[-1]))
+        note = "; ".join(filter(None, (f"{base:.3g} ms and {last:.3g} ms here", reading.note)))
+        return replace(reading, note=note)
+
+    return noted
+
+
+def kernel_difference(operator: str, implementation: str, which: str = "max") -> Read:
+    """The largest (``"mean"``: mean) difference of an output from FP64's, over all cases timed."""
 
     def read(found: Found) -> Reading:
         values = [
-            float(one.ledger["max_difference"])
+            float(one.ledger[f"{which}_difference"])
             for one in found.segments
-            if _is(one, operator, "", implementation) and "max_difference" in one.ledger
+            if _is(one, operator, "", implementation) and f"{which}_difference" in one.ledger
         ]
         if not values:
             raise Unmeasured(f"{operator} did not run as {implementation}")

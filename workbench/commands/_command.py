@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessions import seal, whole
 from sessions.errors import SessionError
+from sessions.plain_text import json_escaped, plain
 from workbench import interrupts, remote
 from workbench.titles import Titles
 
@@ -179,7 +180,7 @@ def say(text: str) -> None:
     """A line for the person, beside the result; where nobody hears it the command goes on."""
     if sys.stderr is not None:  # None: it was closed before Python began
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(f"{plain(text)}\n")
 
 
 def answer(text: str) -> None:
@@ -192,7 +193,8 @@ def answer(text: str) -> None:
     try:
         if sys.stdout is None:  # it was closed before Python began
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        shown = plain(text)  # no terminal obeys what a file says
+        sys.stdout.write(shown if shown.endswith("\n") else f"{shown}\n")
         sys.stdout.flush()  # here, where it can still be told that it did not arrive
     except BrokenPipeError:
         return
@@ -219,7 +221,7 @@ def answer_json(result: Any) -> None:
 
 def _as_json(result: Any) -> str:
     """Return JSON text, in which null stands for what JSON has no number for (NaN)."""
-    return f"{json.dumps(_finite(result), indent=2, ensure_ascii=False)}\n"
+    return f"{json_escaped(json.dumps(_finite(result), indent=2, ensure_ascii=False))}\n"
 
 
 def _finite(value: Any) -> Any:

@@ -57,9 +57,9 @@ class Bar:
         self._first_s: float | None = None
         console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn("{task.description:<28}"),
+            TextColumn("{task.description:<28}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[shown]}"),
+            TextColumn("{task.fields[shown]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             transient=True,

@@ -11,14 +11,13 @@ from sessions import prediction
 from sessions.expectation import at_most
 from sessions.model import PairedComparison, Session
 from sessions.side_by_side import judgement_of
-from sessions.verdict import LEAST_BUILDS, wrong_arms
+from sessions.verdict import LEAST_BUILDS, region_of, wrong_arms
 from sessions.verdict_words import (
     budget_of,
     headline,
     memory_words,
     numerics_lines,
     ratio_line,
-    region_of,
     remarks,
 )
 from workbench import floors, headless, protocol
@@ -194,7 +193,7 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
         shown = bool(at_most(judgement_of(comparison), 1 + region, region).holds)
     if not shown:
         say(f"expected {' or '.join(wanted)}, and the verdict is {comparison.verdict}")
-    if wrong_arms(comparison):
+    if wrong_arms(comparison) or comparison.facts.get("invalid"):
         return FAILED
     if shown:
         return DONE

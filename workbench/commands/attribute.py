@@ -53,6 +53,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", choices=attribution.MODES, default="ladder", help="default: ladder"
     )
+    parser.add_argument(
+        "--timed",
+        choices=attribution.TIMED,
+        default=attribution.WHOLE_STEP,
+        help="what is timed: the whole step, or the backward pass of a training step alone; "
+        "default: step",
+    )
     budget_argument(parser, BUDGET_S)
     region_argument(parser)
     parser.add_argument(
@@ -85,6 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
             region=arguments.region / 100,
             seed=arguments.seed,
             orders=arguments.orders,
+            timed=arguments.timed,
         )
         return floors.respected(catalogue, command)
 

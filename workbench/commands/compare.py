@@ -1,4 +1,8 @@
-"""Compare saved sessions: ratios with intervals against the first, and what else differs."""
+"""Compare saved sessions: ratios of step time to the first, and what else differs.
+
+A ratio has an interval and a verdict only if a file has a paired comparison of the two
+configurations, or if both ran in turn, in three sessions each. Others are marked unpaired.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from sessions import checked
+from sessions import checked, reproduce
 from sessions.ceilings import ceiling_words, utilization
 from sessions.comparison import MOST, Comparison, compare
 from sessions.tables import comparison_table, differences_table
@@ -63,6 +67,8 @@ def _run(arguments: argparse.Namespace) -> int:
         answer_json(_as_data(comparison))
     else:
         answer(_markdown(comparison))
+        if hint := reproduce.verdict_hint(comparison.arms, sessions[0].titles):
+            answer(hint)
     return DONE
 
 
@@ -101,7 +107,9 @@ def _as_data(comparison: Comparison) -> dict[str, object]:
                 "ratio": arm.ratio and arm.ratio.ratio,
                 "ratio_low": arm.ratio and arm.ratio.low,
                 "ratio_high": arm.ratio and arm.ratio.high,
-                "note": arm.ratio.reason if arm.ratio else "baseline",
+                "ratio_source": arm.ratio and arm.ratio.source,
+                "verdict": arm.ratio and arm.ratio.verdict,
+                "note": arm.ratio.note if arm.ratio else "baseline",
                 "other_work": arm.other_work,
                 "peak_bytes": arm.peak_bytes,
                 "own_peak_bytes": arm.own_peak_bytes,

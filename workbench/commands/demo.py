@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
             demo.ended.connect(lambda: _tell(demo, arguments.out))
         if trouble or arguments.close:
             demo.ended.connect(window.close)
-        errors = UncaughtErrors(window.state)
+        errors = UncaughtErrors(window.state, window.desk.panels)
         watch = Interrupts(window)
         watch.pressed.connect(demo.interrupt)
         window.show()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -78,7 +79,7 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
         told = (failure.sentence, failure.fix, failure.detail) if failure else ("it said nothing",)
         text = " ".join(filter(None, told))
         return [Check("runner", "failed", text)]
-    facts = catalogue.environment
+    facts = collections.defaultdict(lambda: "unknown", catalogue.environment)
     families = ", ".join(family.name for family in catalogue.families)
     checks = [
         Check("runner", "ok", f"{_where(facts)}torch {facts['torch']}; families: {families}"),

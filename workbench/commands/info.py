@@ -13,8 +13,11 @@ from sessions.attribution_words import rows
 from sessions.columns import row_count
 from sessions.model import PairedComparison, Study
 from sessions.numbers import moment
-from sessions.side_by_side import side_by_side, verdicts_table
+from sessions.side_by_side import side_by_side
 from sessions.tables import segments_table
+from sessions.verdict_tables import verdicts_table
+from sessions.verdict_words import summary_sentence
+from sessions.work import DIFFERENCE, DIFFERING
 from workbench.commands._command import DONE, Command, answer, answer_json, load
 from workbench.commands.run import summary
 
@@ -69,6 +72,8 @@ def _run(arguments: argparse.Namespace) -> int:
             lines += [session.notes, ""]
         lines += [f"{name}: {value}" for name, value in session.environment.items()]
         lines += ["", segments_table(session).to_markdown()]
+        if hint := reproduce.session_hint(session):
+            lines += [hint, ""]
         lines += [
             f"segment {segment.index}: {one.toggle}={one.requested}: {one.status}: {one.text}"
             for segment in session.segments
@@ -76,6 +81,10 @@ def _run(arguments: argparse.Namespace) -> int:
         ]
         if session.comparisons:
             lines.append(verdicts_table(session.comparisons).to_markdown())
+            lines += [
+                f"{' against '.join(one.arms[::-1])}: {summary_sentence(one)}."
+                for one in side_by_side(session.comparisons)
+            ]
         for study in session.studies:
             lines += ["", f"{study.kind}: {study.title}", *_study_lines(study)]
         lines += [f"{event.t_s:9.2f} s  {event.kind}: {event.text}" for event in session.events]
@@ -106,7 +115,8 @@ def _comparison(comparison: PairedComparison) -> dict[str, Any]:
     names = ("ratio", "low", "high", "verdict", "arms")
     found = {name: getattr(comparison, name) for name in names}
     told = ["alone", "p", "p_holm", "of", "pairs", "reasons", "others", "numerics", "segments"]
-    return found | {name: facts[name] for name in [*told, "prediction"] if name in facts}
+    told += ["prediction", DIFFERENCE, DIFFERING]
+    return found | {name: facts[name] for name in told if name in facts}
 
 
 COMMAND = Command(name="info", help=__doc__, arguments=_arguments, run=_run)

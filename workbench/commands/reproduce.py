@@ -15,8 +15,10 @@ from pathlib import Path
 from sessions import claims
 from sessions.claims import HOLDS, NOT_HERE, NOT_MEASURED, Row
 from sessions.model import Study
+from sessions.tables import Column, Table
 from workbench import floors, headless, protocol
 from workbench.claims import documents
+from workbench.claims._claim import Omission
 from workbench.claims._course import Chosen, Course
 from workbench.commands._arguments import positive_float
 from workbench.commands._command import (
@@ -63,6 +65,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 unless every claim holds that can here, with 3 if others are undecided",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
+    parser.add_argument(
+        "--omissions",
+        action="store_true",
+        help="measure nothing; print the numbers of the documents that have no claim, and why",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the result as JSON")
     form.add_argument(
@@ -73,9 +80,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    chosen = _chosen(arguments.documents, arguments.only)
+    if arguments.omissions:
+        return _print_omissions(chosen, arguments.json)
     check_session(arguments.output)
     course = Course(
-        _chosen(arguments.documents, arguments.only),
+        chosen,
         arguments.budget,
         arguments.limit,
         floors.respected,
@@ -110,9 +120,33 @@ def _run(arguments: argparse.Namespace) -> int:
         made = claims.summary_table if arguments.markdown else claims.claims_table
         answer(made(rows, title).to_markdown())
         answer(claims.count(rows))
+        omitted = sum(len(omissions) for _, omissions in _omissions(chosen))
+        say(f"{omitted} other passages of numbers have no claim; --omissions prints the reasons")
         if saved:
             answer(f"saved {saved}")
     return _code(arguments, outcome, rows)
+
+
+def _omissions(chosen: Sequence[Chosen]) -> list[tuple[str, tuple[Omission, ...]]]:
+    """Return what the chosen documents say that no claim measures, by document."""
+    return list({document.name: document.omissions for document, _ in chosen}.items())
+
+
+def _print_omissions(chosen: Sequence[Chosen], as_json: bool) -> int:
+    """Print every number that has no claim with its reason."""
+    found = [
+        (name, omission.quote, omission.reason)
+        for name, omissions in _omissions(chosen)
+        for omission in omissions
+    ]
+    columns = ("document", "passage", "reason")
+    if as_json:
+        answer_json({"omissions": [dict(zip(columns, row, strict=True)) for row in found]})
+    else:
+        title = "Numbers without a claim"
+        headings = [Column(name) for name in columns]
+        answer(Table(title, headings, [[*row] for row in found]).to_markdown())
+    return DONE
 
 
 def study_lines(study: Study) -> list[str]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from sessions import checked, statistics
+from sessions import checked, reproduce, statistics
 from sessions.ceilings import ceiling_words, utilization
 from sessions.comparison import steady_peak_bytes
 from sessions.model import OWN, Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
-from workbench import headless, presets, protocol, remote
+from workbench import floors, headless, presets, protocol, remote
 from workbench.commands._arguments import positive_float, positive_int
 from workbench.commands._command import (
     DONE,
@@ -79,6 +79,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare the numbers with a reference after the last step; wrong ones exit with 1",
     )
+    parser.add_argument(
+        "--pairing-share",
+        type=_share,
+        default=protocol.PAIRING_SHARE,
+        metavar="SHARE",
+        help="part of the time in which a run may return to its baseline after a toggle, so that "
+        f"their ratio is a paired one; 0: never; default: {protocol.PAIRING_SHARE:g}",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument(
         "--save-state",
@@ -96,6 +104,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def _share(text: str) -> float:
+    """Read a part of the time; raises what argparse expects."""
+    share = float(text)
+    if not 0 <= share <= protocol.MOST_PAIRING_SHARE:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 to {protocol.MOST_PAIRING_SHARE:g}")
+    return share
+
+
 def _run(arguments: argparse.Namespace) -> int:
     check_session(arguments.output, arguments.save_state)
     if arguments.save_state is not None:
@@ -105,13 +121,17 @@ def _run(arguments: argparse.Namespace) -> int:
         seconds = SECONDS
     with Bar(arguments.steps, seconds) as bar:
         outcome = headless.run(
-            lambda catalogue: protocol.Start(
-                configuration=configure(catalogue, arguments),
-                steps=arguments.steps,
-                seconds=seconds,
-                check="last" if arguments.check else "never",
-                load_state=_sent(arguments.load_state),
-                save_state=_sent(arguments.save_state),
+            lambda catalogue: floors.respected(
+                catalogue,
+                protocol.Start(
+                    configuration=configure(catalogue, arguments),
+                    steps=arguments.steps,
+                    seconds=seconds,
+                    check="last" if arguments.check else "never",
+                    load_state=_sent(arguments.load_state),
+                    save_state=_sent(arguments.save_state),
+                    pairing_share=arguments.pairing_share,
+                ),
             ),
             watch=bar.watch,
         )
@@ -129,6 +149,8 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         if session.segments:
             answer(segments_table(session).to_markdown())
+            if hint := reproduce.session_hint(session):
+                answer(hint)
             for found in session.segments[-1].evidence:
                 answer(f"{found.toggle}={found.requested}: {found.status}: {found.text}")
             for segment in session.segments:

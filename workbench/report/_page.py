@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import time
 import urllib.parse
@@ -12,7 +14,10 @@ from typing import Any
 import jinja2
 
 from sessions.numbers import moment, text
+from sessions.plain_text import plain
+from sessions.ratios import UNPAIRED
 from sessions.tables import Table
+from sessions.work import DIFFERENT_MODELS, OTHER_WORK
 from workbench.report import SECTIONS, Section
 from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Part, Script, Words
 from workbench.ui import export, files
@@ -22,11 +27,18 @@ from workbench.ui.theme import PRINT, Theme
 SUFFIX = ".html"
 _LEAST_PX = 1.2  # two thirds of a line: finer is seen on a poster, and a page is none
 _COLORS = ("window", "surface", "raised", "line", "text", "muted", "accent", GOOD, WARNING, BAD)
+# Nothing is loaded and nothing runs; style and pictures lie within the page.
+_STYLE_HASH = "HASH"
+_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
 # What stands out in a table, wherever it stands.
 _TONES = {
     **dict.fromkeys(("FASTER", "holds", "pass", "effective", "right"), GOOD),
     **dict.fromkeys(("SLOWER", "fail", "failed", "WRONG", "does not hold"), BAD),
     **dict.fromkeys(("UNDECIDED", "undecided", "no effect", "not checked"), WARNING),
+    **dict.fromkeys((UNPAIRED, DIFFERENT_MODELS, OTHER_WORK), "muted"),
 }
 
 
@@ -50,7 +62,10 @@ def page(
     titled = runs[0].titled
     chosen = offered(runs) if sections is None else [_find(name, runs) for name in sections]
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,
     )
     with files.reading(*(run.session for run in runs)):
         shown = [
@@ -62,7 +77,8 @@ def page(
             for section in chosen
         ]
     names = ", ".join(titled(run.title) for run in runs)
-    return environment.get_template("_page.html").render(
+    content = environment.get_template("_page.html").render(
+        policy=_POLICY,
         title=title or names,
         subtitle=names if title and title != names else "",
         notes=notes,
@@ -70,6 +86,13 @@ def page(
         colors={name: getattr(theme, name) for name in _COLORS},
         footer=f"Made by the GPU optimization workbench, {moment(time.time())}",
     )
+    return content.replace(_STYLE_HASH, _hash_of_style(content), 1)
+
+
+def _hash_of_style(content: str) -> str:
+    """Return the digest by which the page's policy allows its own style sheet and no other."""
+    style = content.partition("<style>")[2].partition("</style>")[0]
+    return base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
 
 
 def write(path: str | os.PathLike[str], content: str) -> Path:
@@ -138,4 +161,5 @@ def _table(table: Table, titled: Callable[[str], str]) -> Mapping[str, Any]:
         ]
         for row in table.rows
     ]
-    return {"kind": "table", "title": titled(table.title), "columns": columns, "rows": rows}
+    return {"kind": "table", "title": titled(table.title), "columns": columns, "rows": rows,
+            "notes": [titled(note) for note in table.notes]}  # fmt: skip

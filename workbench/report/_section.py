@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from sessions.model import PairedComparison, Session, Study
 from sessions.tables import Table
 from sessions.verdict import wrong_arms
+from sessions.verdict_words import verdict_word
 from workbench.ui.plots import Run
 
 GOOD, BAD, WARNING = "good", "bad", "warning"
@@ -91,5 +92,5 @@ def studies(session: Session, kind: str) -> list[Study]:
 
 
 def tone(comparison: PairedComparison) -> str:
-    """Red where an arm's numbers are wrong, however fast it is."""
-    return BAD if wrong_arms(comparison) else _TONES.get(comparison.verdict, "")
+    """Red where an arm's numbers are wrong, however fast it is; none for different models."""
+    return BAD if wrong_arms(comparison) else _TONES.get(verdict_word(comparison), "")

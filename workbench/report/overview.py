@@ -8,7 +8,7 @@ from sessions import attribution_words, checked, checklist, claims
 from sessions.model import Session
 from sessions.numbers import moment
 from sessions.side_by_side import side_by_side
-from sessions.verdict_words import headline, ratio_line
+from sessions.verdict_words import summary_sentence
 from workbench.report._section import BAD, Parts, Section, Words, tone
 from workbench.ui.plots import Run
 
@@ -24,9 +24,8 @@ def parts(runs: Sequence[Run]) -> Parts:
         yield Words(session.notes.splitlines())
     yield from _wrong(session)
     for one in side_by_side(session.comparisons):
-        said = f"{' against '.join(one.arms[::-1])}: {headline(one)}"
+        said = f"{' against '.join(one.arms[::-1])}: {summary_sentence(one)}."
         yield Words([said], tone(one))
-        yield Words([ratio_line(one)])
     yield from _studied(session)
 
 

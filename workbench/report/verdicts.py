@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from sessions import prediction
-from sessions.side_by_side import side_by_side, verdicts_table
+from sessions.side_by_side import side_by_side
+from sessions.verdict_tables import verdicts_table
 from sessions.verdict_words import (
     headline,
     memory_words,

@@ -215,6 +215,13 @@ class CompareRun:
     def _plan_builds(self) -> None:
         """Decide how often both arms are built, and report why only once, if so."""
         alternation, command = self._alternation, self._command
+        if not alternation.alone and rebuilding.is_worth_a_trial(
+            alternation.contenders, command.build_count, command.budget_s
+        ):
+            # The first build also filled caches, and the warm-up waited for the clock. A second
+            # one shows what building again takes.
+            self._rig.state("building", "Building A and B again")
+            alternation.rebuild(self._random)
         if alternation.alone:
             self._plan = rebuilding.Plan()  # each pair has a build of its own
         else:
@@ -267,6 +274,8 @@ class CompareRun:
             seconds=seconds,
             least_builds=self._plan.least,
         )
+        if why := blocks.impossible_arm(self._alternation.contenders, self._blocks):
+            self._judgement = verdict.invalidated(self._judgement, why)
         if final and (others := self._others()):
             facts: dict[str, Scalar] = {"others": others}
             self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from sessions import checked
+from sessions.ceilings import limit_ms
 from sessions.model import Numerics, Phase, Scalar
 from workbench import protocol
 from workbench.runner import blocks, cures, numerics, rebuilding
@@ -287,6 +288,7 @@ class Alternation:
         if not reused:
             arm.made_s = contender.build_s
         facts = rig.facts_of(arm, contender.segment)
+        contender.least_ms = limit_ms(facts)
         rig.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))
         return arm
 

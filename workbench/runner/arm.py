@@ -18,7 +18,7 @@ import torch
 
 import kernels
 from models import Model
-from models._checkpointing import kept_operators, reset_kept_operators
+from models.checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner import own, switches
 from workbench.runner.attention_facts import attention_facts
@@ -36,6 +36,7 @@ from workbench.runner.ranks.divided import Divided
 from workbench.runner.rounds import Rounds
 from workbench.runner.toggles import Situation, Toggle, all_toggles, unknown
 from workbench.runner.training import Trainer, Weights
+from workbench.runner.undisturbed import Remembered, probed
 from workbench.runner.weights import Parameters, Quantized, Use, WeightSets, structure_key
 from workbench.runner.workloads import Compute, Step
 from workbench.runner.workloads._decoder import Decoder
@@ -81,6 +82,7 @@ class Arm:
     evidence: list[Evidence] | None = None
     made_s: float = 0.0  # seconds from its build to the end of its first step; 0: not made yet
     counted: dict[str, Scalar] = field(default_factory=dict)  # facts that the first step showed
+    remembered: Remembered | None = None  # by a person's model; while its numbers are checked
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -121,6 +123,8 @@ class Arm:
         """
         if self.divided is not None and self.divided.whole is not None:
             return self.divided.whole
+        if isinstance(self.weights, Weights) and self.divided is None:
+            return self.weights.parameters  # and not the model's: it might hold others by mistake
         if not self.quantization:
             return self.model.weights()
         return self.sets.for_a_while(self.situation, self.weights_dtype)
@@ -324,7 +328,8 @@ class Arms:
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
-            found = probe(model, batches.few, cast)
+            with probed(model, situation.device):
+                found = probe(model, batches.few, cast)
             made = assemble(build, model, held, batches, divided)
         bench, compute = made.bench, made.compute
         named = held.parameters if divided is None else divided.whole or held.parameters
@@ -359,6 +364,7 @@ class Arms:
                 **model_flops(situation),
                 "rope_cache_bytes": model.rope_cache_bytes(),
                 "rope_cache_bytes_unshared": unshared,
+                **({"decode_state_bytes": bench.decoder.cache.bytes()} if workload.decodes else {}),
                 "build_s": round(time.perf_counter() - began, 4),
             },
         )

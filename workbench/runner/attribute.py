@@ -97,6 +97,8 @@ class AttributeRun:
         if not 1 <= command.orders <= MOST_ORDERS:
             raise Mistake(f"orders = {command.orders} is outside of 1 to {MOST_ORDERS}")
         (base,) = demand(rig, command.base)
+        if command.timed == attribution.BACKWARD and not base.workload.trains:
+            raise Mistake("timed: only a training step has a backward pass; choose workload train")
         self._check_names(base)
         self._find_usable(base)
         count = len(self._names)
@@ -164,6 +166,7 @@ class AttributeRun:
             arm.state, arm.reason = "blocked", str(error)
         else:
             contender = Contender(number, 0, situation, f"arm {number}", arm.title)
+            contender.timed = self._command.timed
             self._alternation.contenders.append(contender)
 
     def _title(self, names: Sequence[str]) -> str:
@@ -194,9 +197,13 @@ class AttributeRun:
             "half_width": command.half_width,
             "seed": command.seed,
         }
+        if command.timed != attribution.WHOLE_STEP:
+            asked["timed"] = command.timed
         if self._orders:
             asked["orders"] = len(self._orders)
         title = f"{configuration.family} {configuration.workload}: {command.mode}"
+        if command.timed == attribution.BACKWARD:
+            title += " of the backward pass"
         rig.wire.send(
             protocol.StudyStarted(index=self._study, kind="attribution", title=title, asked=asked)
         )

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 import torch
 
 import kernels
-from kernels import hardware
-from kernels._bench import Row, bench, default_cases
-from kernels._eight_bit import ceilings_for
-from kernels._host_cost import RECORDED, HostCost, host_costs
-from kernels._operator import Case
-from kernels._rounds import Timings
+from kernels import Case, hardware
+from kernels.measure.bench import Row, bench, default_cases
+from kernels.measure.eight_bit import ceilings_for
+from kernels.measure.host_cost import RECORDED, HostCost, host_costs
+from kernels.measure.rounds import Timings
 from sessions import verdict
-from sessions.kernels import paired_logs
 from sessions.model import KERNELS, Configuration, Phase, Scalar
+from sessions.rounds import paired_logs
 from workbench import protocol
 from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.resolve import LONGEST_S
@@ -154,6 +153,7 @@ class BenchRun:
         measured = {
             "error": row.error,
             "max_difference": row.difference,
+            "mean_difference": row.mean_difference,
             "first_s": row.first_s,
             "kernel_us": row.kernel_us,
             "autotune_s": row.autotune_s,

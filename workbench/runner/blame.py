@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models._cuda_graph import CaptureError
+from models.cuda_graph import CaptureError
 from sessions.model import Configuration, Evidence
 from workbench.runner.failures import explain, is_of_compiler, is_of_triton
 from workbench.runner.toggles import all_toggles

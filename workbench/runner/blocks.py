@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from sessions.attribution import WHOLE_STEP
+from sessions.ceilings import impossible
 from sessions.model import PairedComparison, Phase
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench import protocol
 from workbench.runner.arm import Arm
+from workbench.runner.backward_pass import Pace, backward_pass
 from workbench.runner.clocks import moved
 from workbench.runner.contention import BUSY, VOID
 from workbench.runner.rig import Rig
@@ -47,7 +50,9 @@ class Contender:
     warm_up_s: float = 0.0
     step_ms: float = math.nan
     steps: int = MIN_BLOCK_STEPS  # of a block
+    timed: str = WHOLE_STEP  # what of a step a block times
     diverged: bool = False  # its loss was not finite in some block
+    least_ms: float = math.nan  # that a step can take on this device
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,16 @@ def comparison_of(blocks: list[protocol.Block]) -> PairedComparison:
     )
 
 
+def impossible_arm(contenders: list[Contender], blocks: list[protocol.Block]) -> str:
+    """Say which arm is faster than the device can run it, as a clause; empty where none is."""
+    for contender in contenders:
+        timed = [b.median_ms for b in blocks if b.arm == contender.number and not b.void]
+        device_type = contender.situation.device.type
+        if timed and (why := impossible(median(timed), contender.least_ms, device_type)):
+            return f"{contender.name}: {why}"
+    return ""
+
+
 def block_steps(
     step_ms: float, budget_s: float, rounds: int, least_ms: float, arms: int = 2
 ) -> int:
@@ -118,11 +133,12 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
     rig.segment = contender.segment
     rig.follow(arm)
     with arm.entered():
-        settle(rig, arm)
+        pace = _pace(arm, contender.timed)
+        settle(rig, pace)
         mark = rig.clocks.mark()
         events, reserved = rig.phases.events, rig.memory.sample().reserved
         start_ns = time.perf_counter_ns()
-        done, output = _run(rig, arm, contender.steps, MIN_BLOCK_MS if number else 0.0)
+        done, output = _run(rig, pace, contender.steps, MIN_BLOCK_MS if number else 0.0)
         laps = rig.clock.drain(wait=True)
         clock_mhz = rig.clocks.mean_mhz(mark, rig.clocks.mark())
         stop_ns = time.perf_counter_ns()
@@ -141,17 +157,19 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
         samples = rig.telemetry_between(start_ns, stop_ns)
         void = throttled(samples) or contended(samples)
         phase = Phase.WARM_UP if void else phase
+    if contender.timed != WHOLE_STEP:
+        phase = Phase.WARM_UP  # parts of steps are none of the segment's steady steps
     rig.send_steps(_marked(laps, phase), block=number)
-    times = [lap.wall_ms if lap.gpu_ms is None else lap.gpu_ms for lap in laps]
+    times = [lap.step_ms for lap in laps]
     if clock_mhz is None:
         clock_mhz = rig.sm_clock_mhz(start_ns, stop_ns)
     diverged = arm.trainer is not None and not math.isfinite(float(output))
     return TimedBlock(median(times), clock_mhz, void, len(laps), fmean(times), diverged)
 
 
-def settle(rig: Rig, arm: Arm) -> None:
+def settle(rig: Rig, pace: Pace) -> None:
     """Run the few steps of an arm that are not timed, because caches hold what another one left."""
-    _run(rig, arm, SETTLING_STEPS)
+    _run(rig, pace, SETTLING_STEPS)
     rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
 
 
@@ -174,13 +192,18 @@ def contended(samples: list[Sample]) -> str:
     return VOID if any(sample.get("others", 0.0) >= BUSY for sample in samples) else ""
 
 
-def _run(rig: Rig, arm: Arm, steps: int, least_ms: float = 0.0) -> tuple[int, Any]:
+def _pace(arm: Arm, timed: str) -> Pace:
+    """Return what is called before each step and as the step, and so what a block times."""
+    return (arm.ready, arm.step) if timed == WHOLE_STEP else backward_pass(arm)
+
+
+def _run(rig: Rig, pace: Pace, steps: int, least_ms: float = 0.0) -> tuple[int, Any]:
     """Step so many times, or until a command waits; how many were made, and the last's output.
 
     Goes on until ``least_ms`` have passed or enough steps were made: how many that takes was
     planned from steps that may have been slower.
     """
-    step, ready, lap = arm.step, arm.ready, rig.clock.lap
+    (ready, step), lap = pace, rig.clock.lap
     phases, watchdog, wire = rig.phases, rig.watchdog, rig.wire
     now_ns, done, output = 0, 0, None
     until_ns = time.perf_counter_ns() + 1e6 * least_ms

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.backends import cudnn
 
-from kernels import _eight_bit, _timing, hardware
+from kernels import hardware
+from kernels.measure import eight_bit, timing
 from sessions.model import Ceilings
 from workbench import ceilings, protocol
 from workbench.runner.environment import driver
@@ -34,7 +35,7 @@ def matrix_dtype(situation: Situation) -> str:
     """The matrix rate that a step's linear layers are set against: in 8 bits where they multiply
     so.
     """
-    unit = _eight_bit.unit_of(situation.option("quantization"), situation.device.type)
+    unit = eight_bit.unit_of(situation.option("quantization"), situation.device.type)
     return unit or COMPUTES[situation.option("precision")]
 
 
@@ -77,7 +78,7 @@ class Roof:
         self._wire.send(protocol.State(state="building", text="Measuring the device's ceilings"))
         where = str(self.device)
         rates, lacking = self._rates(where)
-        bytes_per_s = _timing.copy_rate(where)
+        bytes_per_s = timing.copy_rate(where)
         self.found = Ceilings(
             device=name,
             driver=driven,
@@ -88,7 +89,7 @@ class Roof:
             lacking=lacking,
             disturbed=self._disturbance(began_ns, time.perf_counter_ns()),
         )
-        _timing.release()
+        timing.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -98,9 +99,9 @@ class Roof:
     def _rates(self, where: str) -> tuple[dict[str, float], dict[str, str]]:
         """Matrix rates by dtype, and why there is none of some."""
         rates, lacking = dict(self._wide_rates(where)), {}
-        _eight_bit.measured.cache_clear()
-        for name in _eight_bit.UNITS:
-            found = _eight_bit.measured(name, where)
+        eight_bit.measured.cache_clear()
+        for name in eight_bit.UNITS:
+            found = eight_bit.measured(name, where)
             if isinstance(found, str):
                 lacking[name] = found
             else:
@@ -109,14 +110,14 @@ class Roof:
 
     def _wide_rates(self, where: str) -> Iterator[tuple[str, float]]:
         facts = hardware.of(self.device)
-        yield "float32", _timing.matrix_rate(where, torch.float32)
+        yield "float32", timing.matrix_rate(where, torch.float32)
         if facts.tf32:
             with fp32_products(tf32=True):
-                yield "tf32", _timing.matrix_rate(where, torch.float32)
+                yield "tf32", timing.matrix_rate(where, torch.float32)
         if facts.fp16:
-            yield "float16", _timing.matrix_rate(where, torch.float16)
+            yield "float16", timing.matrix_rate(where, torch.float16)
         if facts.bf16 or not facts.is_gpu:
-            yield "bfloat16", _timing.matrix_rate(where, torch.bfloat16)
+            yield "bfloat16", timing.matrix_rate(where, torch.bfloat16)
 
     def _identity(self) -> tuple[str, str, str]:
         # On the CPU it is the number of threads that decides on the rates.

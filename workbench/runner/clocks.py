@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels import _sm_clock
+from kernels.measure import sm_clock
 
 FEW = 4  # readings of a half, which do not show how far they jump
 JUMPS = 0.12  # so far, then: a little more than an H200's do at its power limit
@@ -52,7 +52,7 @@ class ClockMeter:
         if self._broken:
             return None
         try:
-            return _sm_clock.read(self._device)
+            return sm_clock.read(self._device)
         except Exception as error:  # noqa: BLE001 - whatever Triton and its compiler raise
             self._broken = True
             self._tell(f"cycles cannot be counted: {str(error) or type(error).__name__}")
@@ -60,4 +60,4 @@ class ClockMeter:
 
     def mean_mhz(self, first: Tensor | None, last: Tensor | None) -> float | None:
         """Between two marks; waits for the second."""
-        return None if first is None or last is None else _sm_clock.mean_mhz(first, last)
+        return None if first is None or last is None else sm_clock.mean_mhz(first, last)

@@ -158,7 +158,7 @@ def without_id(reason: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """ "1 graph", "2 graphs"."""
+    """Return the number with its noun in the singular or plural, such as "2 graphs"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

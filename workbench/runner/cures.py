@@ -12,6 +12,8 @@ import msgspec
 import torch
 
 from sessions.model import Configuration, Judgement
+from sessions.verdict import REGION
+from sessions.verdict_words import judgement_words
 from workbench import protocol
 from workbench.runner.failures import Mistake
 from workbench.runner.resolve import footprint, require_unblocked, resolve
@@ -26,7 +28,7 @@ def cure(
     failure: protocol.Failure, configuration: Configuration | None, device: torch.device
 ) -> protocol.Failure:
     """The failure with the choice that should help, if there is one for it."""
-    if configuration is None or failure.kind not in _CURES:
+    if configuration is None or failure.kind not in _CURES or failure.clears:
         return failure
     try:
         situation = resolve(configuration, device)
@@ -59,7 +61,7 @@ def slower_when_compiled(
         return None
     return protocol.Failure(
         kind="slower",
-        sentence=f"torch.compile made it slower: {found.ratio:.3g} times the step time.",
+        sentence=f"torch.compile made it {judgement_words(found, REGION)}.",
         fix="Set torch.compile to Off. Graph breaks, recompiles for changing shapes, or operators "
         "that a hand-written kernel already does well are the usual causes; the evidence and the "
         "checklist name lines.",

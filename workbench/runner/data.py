@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from models import Family
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
+from workbench.runner.structures import cast_floats, map_tensors, tensors
 
 if TYPE_CHECKING:
     from workbench.runner.build import Build
@@ -20,7 +21,7 @@ SYNTHETIC = "synthetic"
 RING = 16  # batches kept on the device, in turn, so that no step waits for the host
 _FEW_TOKENS = 16
 
-Tensors = tuple[Tensor, ...]
+Tensors = tuple[Any, ...]  # tensors, or structures of them
 
 
 class Batches:
@@ -29,6 +30,9 @@ class Batches:
     A model is called with ``inputs``, its loss with ``inputs`` and ``targets``. Their addresses
     never change, as CUDA graphs need; ``advance`` copies the next batch into them. ``few`` are
     inputs of one call, a short one of a model of language.
+
+    ``loose`` batches do not fit into such tensors: they differ in shape, or are sparse. Each of
+    them stays as it is, and ``advance`` makes the next the current one.
     """
 
     def __init__(
@@ -37,9 +41,13 @@ class Batches:
         targets: Tensors,
         few: Tensors,
         buffers: Iterable[tuple[Tensor, Tensor]],
+        loose: Sequence[Tensors] = (),
+        rows: int | None = None,
     ) -> None:
         self.inputs, self.targets, self.few = inputs, targets, few
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
+        self.loose = loose
+        self._rows = rows  # of every tensor that is to be divided; None: as many as it has
         self.advances = 0
 
     @property
@@ -48,14 +56,27 @@ class Batches:
         return max(0, self.advances - 1) % RING
 
     def tensors(self) -> list[Tensor]:
-        """All that is held on the device."""
-        rings = [one for pair in self._buffers for one in pair]
-        return [*self.inputs, *self.targets, *self.few, *rings]
+        """Return all dense tensors that lie on the device."""
+        rings = [tensor for pair in self._buffers for tensor in pair]
+        held = tensors((self.inputs, self.targets, self.few, self.loose))
+        return [*(each for each in held if each.layout == torch.strided), *rings]
 
     def part(self, place: int, parts: int) -> Batches:
-        """The rows of one of so many equal parts, in the same buffers."""
+        """Return the rows of one of so many equal parts, in the same buffers.
+
+        Raises ``Mistake`` for batches that cannot be divided by rows.
+        """
+        if parts == 1:
+            return self
+        held = tensors((self.inputs, self.targets))
+        if self.loose or any(not x.ndim or len(x) != (self._rows or len(x)) for x in held):
+            raise Mistake(
+                f"own: batches cannot be divided among {parts} ranks unless every input is a dense "
+                "tensor whose first axis is the batch, of one shape in all batches"
+            )
         inputs, targets = (
-            tuple(one.chunk(parts)[place] for one in all_) for all_ in (self.inputs, self.targets)
+            map_tensors(every, lambda x: x.chunk(parts)[place])
+            for every in (self.inputs, self.targets)
         )
         return Batches(inputs, targets, self.few, self._buffers)
 
@@ -69,10 +90,23 @@ class Batches:
         self.advance()
         self.advances = count
 
+    def following(self) -> tuple[Tensors, Tensors]:
+        """Return copies of the inputs and targets of the next batch; the current one stays so."""
+        count, inputs = self.advances, self.inputs
+        before = [buffer.clone() for buffer, _ in self._buffers]  # a model may have changed them
+        self.go_to(self.place + 2)
+        batch: tuple[Tensors, Tensors] = map_tensors((self.inputs, self.targets), torch.clone)
+        for (buffer, _), values in zip(self._buffers, before, strict=True):
+            buffer.copy_(values)
+        self.advances, self.inputs = count, inputs
+        return batch
+
     def advance(self) -> None:
         """Make the next batch current."""
         for buffer, ring in self._buffers:
             buffer.copy_(ring[self.advances % RING])
+        if self.loose:
+            self.inputs = self.loose[self.advances % RING]
         self.advances += 1
 
 
@@ -87,7 +121,7 @@ def make_batches(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Batches:
-    """Batches for one configuration of a family.
+    """Return the batches for one configuration of a family.
 
     ``source`` is ``"synthetic"`` or the path of a file, whose bytes are the tokens; a family that
     draws its own batches has no other source. ``dtype`` is that of the weights, which drawn inputs
@@ -104,12 +138,17 @@ def make_batches(
             f"{source!r}; choose {SYNTHETIC!r}"
         )
     drawn = [family.draw(config, batch, sequence, generator) for _ in range(RING)]
-    inputs = [_cast(ring, dtype) for ring in _rings(inputs for inputs, _ in drawn)]
-    rings = [ring.to(device) for ring in (*inputs, *_rings(targets for _, targets in drawn))]
+    cast = [cast_floats(inputs, dtype) for inputs, _ in drawn]
+    if not _can_be_stacked(cast):
+        loose = [map_tensors(inputs, lambda x: x.to(device)) for inputs in cast]
+        return Batches(loose[0], (), loose[0], [], loose)
+    targets = [targets for _, targets in drawn]
+    rings = [ring.to(device) for ring in (*_rings(cast), *_rings(targets))]
     buffers = [ring[0].clone() for ring in rings]
-    current = tuple(buffers[: len(inputs)])
+    unused = iter(buffers)
+    current = map_tensors(cast[0], lambda _: next(unused))
     few = current  # a model of one's own may take no other size
-    return Batches(current, tuple(buffers[len(inputs) :]), few, zip(buffers, rings, strict=True))
+    return Batches(current, tuple(unused), few, zip(buffers, rings, strict=True), rows=batch)
 
 
 def of_build(build: Build) -> Batches:
@@ -117,7 +156,7 @@ def of_build(build: Build) -> Batches:
     situation = build.situation
     configuration = situation.configuration
     try:
-        return make_batches(
+        batches = make_batches(
             configuration.data,
             family=situation.family,
             config=situation.config,
@@ -129,14 +168,34 @@ def of_build(build: Build) -> Batches:
         )
     except ValueError as error:
         raise Mistake(str(error)) from None
+    if batches.loose and situation.option("cuda_graphs") != "off":
+        raise Mistake(
+            "own: the batches of make_inputs differ in shape or are sparse, which a CUDA graph "
+            "cannot replay; switch CUDA graphs off"
+        )
+    return batches
 
 
-def _rings(batches: Iterable[Tensors]) -> list[Tensor]:
-    return [torch.stack(parts) for parts in zip(*batches, strict=True)]
+def _rings(batches: Sequence[Tensors]) -> list[Tensor]:
+    return [torch.stack(parts) for parts in zip(*map(tensors, batches), strict=True)]
 
 
-def _cast(ring: Tensor, dtype: torch.dtype) -> Tensor:
-    return ring.to(dtype) if ring.is_floating_point() else ring
+def _can_be_stacked(batches: Sequence[Tensors]) -> bool:
+    """Return True if all hold dense tensors of the same shapes, and are alike in all else."""
+
+    def kind(x: Tensor) -> tuple[Any, ...]:
+        return type(x), x.layout, x.dtype, tuple(x.shape)
+
+    first, kinds = map_tensors(batches[0], lambda _: None), list(map(kind, tensors(batches[0])))
+    if any(what is not Tensor or layout != torch.strided for what, layout, *_ in kinds):
+        return False
+    try:
+        return all(
+            list(map(kind, tensors(batch))) == kinds and map_tensors(batch, lambda _: None) == first
+            for batch in batches
+        )
+    except (RuntimeError, ValueError):  # what a batch holds cannot be compared
+        return False
 
 
 def _language(ring_RBS: Tensor) -> Batches:

@@ -25,10 +25,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 import kernels
-from kernels import Operator
-from kernels._dispatch import watched
+from kernels import Operator, watched
 from models import Model
-from models._quantized import quantize_linears
+from models.quantized_linear import quantize_linears
 from workbench.runner import draws, marked
 from workbench.runner.build import Build, apply_toggles, make_bench, make_compute
 from workbench.runner.build import autocast as build_autocast

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
+from sessions.sizes import size_text
 from workbench import protocol
+from workbench.runner import triton_cache
 from workbench.runner.ab import CompareRun
 from workbench.runner.attribute import AttributeRun
 from workbench.runner.bench import BenchRun
@@ -80,11 +82,29 @@ class Engine:
             elif isinstance(command, protocol.Predict):
                 self._rig.answer(command)
                 self._rig.state("idle")
+            elif isinstance(command, protocol.ClearTritonCache):
+                self._clear_triton_cache()
+                self._rig.state("idle")
             elif isinstance(command, protocol.Cancel):
                 self._rig.state("idle")  # the answer that keeps us from being terminated
             # Apply, Pause, Resume and Stop were meant for a run that ended before they were read.
             command = passed_on or self._wire.next()
         return 0
+
+    def _clear_triton_cache(self) -> None:
+        """Clear it, and send how much there was."""
+        try:
+            entries, size = triton_cache.clear()
+        except OSError as error:
+            self._wire.send(
+                protocol.Failure(
+                    kind="unwritten",
+                    sentence=f"Triton's cache was not cleared: {error}",
+                    fix="Delete the folder's contents by hand.",
+                )
+            )
+        else:
+            self._rig.note("info", f"Triton's cache: {entries} kernels, {size_text(size)}, deleted")
 
     def _run(
         self, command: protocol.Command

@@ -12,9 +12,10 @@ import torch
 
 import kernels
 import models
-from models._cuda_graph import CaptureError
+from models.cuda_graph import CaptureError
 from sessions.sizes import size_text
 from workbench.protocol import Failure
+from workbench.runner import triton_cache
 from workbench.runner.environment import host
 from workbench.runner.probes import _lines
 from workbench.runner.ranks.group import RankError
@@ -85,6 +86,15 @@ def explain(error: BaseException) -> Failure:
             kind="out-of-memory",
             sentence=f"Out of memory: {_wanted(str(error))}",
             fix="Use a smaller batch or sequence, checkpointing, or BF16; what was built is freed.",
+            detail=detail,
+        )
+    if triton_cache.is_stale(_chain(error)):
+        return Failure(
+            kind="compile",
+            sentence=f"A compiled Triton kernel on disk cannot be used: {first}",
+            fix="Clear Triton's cache; every kernel is then compiled again when it is next used. "
+            f"The cache is {' and '.join(map(str, triton_cache.folders()))} on {host()}.",
+            clears="triton",
             detail=detail,
         )
     if isinstance(error, CaptureError):

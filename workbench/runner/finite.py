@@ -78,7 +78,7 @@ class FiniteWatch:
         if seen == _NONE if counted else math.isfinite(nan):
             return True
         if self._batch not in self._known:
-            if (counted and nan) or (expected := self._expected(self._batch)) is None:
+            if (expected := self._expected(self._batch)) is None:
                 return False
             self._known[self._batch] = expected
         return not counted or seen == self._known[self._batch]

@@ -14,7 +14,7 @@ from torch import nn
 
 import kernels
 from models import Model
-from models._quantized import quantize_linears
+from models.quantized_linear import quantize_linears
 from workbench.runner.build import Build, apply_toggles, assemble
 from workbench.runner.data import of_build
 from workbench.runner.phases import PhaseTracker

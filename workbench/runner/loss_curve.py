@@ -6,10 +6,7 @@ their shares. What the arm may be off is measured too, on a plain model in
 its own precision: twice what that one's losses are at most, and its scatter. Where memory leaves
 the reference no more digits than the arm has, that is measured with the rows in another order.
 
-A loss that hardly moves in so few steps hides an update that is wrong or missing. So the weights of
-each of the optimizer's groups must have gone the reference's way: their steps' projection on its
-steps is 1 where all is right, 0 without an update, -1 with the sign turned, 10 at ten times the
-rate. It may be as far from 1 as the plain model's is, and ``SHORT`` more.
+Where the weights went is judged by ``updates``.
 
 An optimizer with moments of another kind (in 8 bits) begins anew, as its reference does; a table of
 8 bits is off by 7 % at most in its first decade, so that the losses may be off by ``ROUGH`` more of
@@ -28,25 +25,26 @@ import torch
 from torch import Tensor, nn
 
 from models import Model
-from models._initialise import keep_marks
-from workbench.runner import draws, ties
+from models.fake_quantized import fake_quantize_as
+from models.initialisation import keep_marks
+from workbench.runner import draws, ties, updates
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
 from workbench.runner.data import Tensors
 from workbench.runner.own import kind
-from workbench.runner.plain import carry, plain_kernels, take_choices
+from workbench.runner.plain import plain_kernels, take_choices
+from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.ties import Nudge, nudged
 from workbench.runner.training import Trainer, plain_optimizer
+from workbench.runner.undisturbed import constants_of, share
+from workbench.runner.updates import Steps, Updates
 
 STEPS = 8
 SLACK = 2.0  # as of a single step
 SCATTER = 4.0  # of the plain model's differences: so far they reach by chance in a few samples
 ROUNDINGS = 8  # of FP32, that the sum over a batch may add up to
-SHORT = 0.25  # of the reference's way
 ROUGH = 0.1  # of what training changes of the loss
-_LEAST = 16  # numbers of a tensor that cannot stand still by chance
-Steps = Mapping[int, Tensor]  # by the address of the arm's parameter: where training moved it
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
 
 
@@ -63,41 +61,25 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Way:
-    """How far weights went on the reference's way; ``allowed`` is from 1."""
-
-    what: str
-    share: float
-    allowed: float
-
-    @property
-    def ok(self) -> bool:
-        """Whether it is as far as expected; not where it is not finite."""
-        return abs(self.share - 1) <= self.allowed
-
-
-@dataclass(frozen=True)
 class Curve:
     """Losses of the arm, and the largest distance from the reference's, and what is allowed."""
 
     losses: list[float]
     difference: float
     allowed: float
-    ways: list[Way]
+    updates: Updates
 
     @property
     def ok(self) -> bool:
         """Whether it trains as it should; not where a loss is not finite."""
-        return self.difference <= self.allowed and all(way.ok for way in self.ways)
+        return self.difference <= self.allowed and self.updates.ok
 
     @property
     def text(self) -> str:
         """Both in words; of the weights the worst."""
-        way = max(self.ways, key=lambda each: abs(each.share - 1) - each.allowed)
         return (
             f"off by {self.difference:.2g} over {len(self.losses)} steps of training, at most "
-            f"{self.allowed:.2g} expected; {way.what} went {way.share:.2f} of the reference's way, "
-            f"{max(0.0, 1 - way.allowed):.2f} to {1 + way.allowed:.2f} expected"
+            f"{self.allowed:.2g} expected; {self.updates.text}"
         )
 
 
@@ -130,9 +112,16 @@ def check(
             reach = max(_farthest(other.losses, reference.losses) for other in others)
             if ties.is_jump(reach, SLACK * _farthest(measured, reference.losses)):
                 allowed += SLACK * reach
+        found = _updates(
+            arm,
+            own.steps,
+            plain,
+            reference,
+            lambda: _plain_course(arm, None, between, fresh=rough, turned=True),
+        )
     finally:
         arm.batches.go_to(advances)
-    return Curve(own.losses, worst, allowed, _ways(arm, own.steps, plain.steps, reference.steps))
+    return Curve(own.losses, worst, allowed, found)
 
 
 def bound(plain: list[float], reference: list[float]) -> float:
@@ -191,33 +180,27 @@ def _is_plain(arm: Arm) -> bool:
     return arm.keeper is not None and type(arm.keeper.optimizer) is torch.optim.AdamW
 
 
-def _ways(arm: Arm, own: Steps, plain: Steps, reference: Steps) -> list[Way]:
-    """Of each of the optimizer's groups, and of every tensor that stands still."""
+def _updates(
+    arm: Arm, own: Steps, plain: Course, reference: Course, turned: Callable[[], Course]
+) -> Updates:
+    """Compare where the weights went; ``turned`` is the plain course, rows in another order."""
     assert arm.keeper is not None
-    groups = [[id(each) for each in one["params"]] for one in arm.keeper.optimizer.param_groups]
-    found = []
-    for number, group in enumerate(groups, 1):
-        what = "the weights" if len(groups) == 1 else f"the weights of group {number}"
-        expected = abs(_share(plain, reference, group) - 1)
-        found.append(Way(what, _share(own, reference, group), expected + SHORT))
-    for name, parameter in arm.plain_weights().items():
-        each = id(parameter)
-        if each not in plain or parameter.numel() < _LEAST or bool(own[each].any()):
-            continue
-        if float((plain[each] != 0).float().mean()) > 0.5:
-            found.append(Way(name, 0.0, SHORT))
-    return found
-
-
-def _share(steps: Steps, reference: Steps, group: list[int]) -> float:
-    """The projection of the steps on the reference's, in the latter's length."""
-    along, length = (
-        sum(float((one[each].double() * reference[each].double()).sum()) for each in group)
-        for one in (steps, reference)
-    )
-    if length:
-        return along / length
-    return math.nan if any(bool(steps[each].any()) for each in group) else 1.0
+    groups = [
+        [id(each) for each in group["params"] if each.requires_grad]
+        for group in arm.keeper.optimizer.param_groups
+    ]
+    groups = [group for group in groups if group]
+    named = arm.plain_weights().items()
+    short = updates.SHORT if _is_plain(arm) else updates.COARSE
+    if updates.follows(plain.steps, reference.steps, groups):
+        found = updates.against_reference(own, plain.steps, reference.steps, groups, short)
+    else:
+        other = turned()
+        least = SLACK * max(abs(a - b) for a, b in zip(plain.losses, reference.losses, strict=True))
+        alike = abs(other.losses[0] - plain.losses[0]) <= least + rounding(plain.losses[0])
+        found = updates.against_plain(own, plain.steps, other.steps if alike else None, groups)
+    tensors = updates.of_tensors(named, own, plain.steps, reference.steps)
+    return Updates([*found.ways, *tensors], found.unclear)
 
 
 def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
@@ -225,6 +208,7 @@ def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
     return {
         id(each): _numbers(each.detach()) - _numbers(before[id(each)])
         for each in arm.plain_weights().values()
+        if each.requires_grad
     }
 
 
@@ -268,15 +252,15 @@ def _plain_course(
             wrap = _as_it_is
         stack.enter_context(plain_kernels())
         stack.enter_context(eager())
-        model, trainer, copies = _copy(arm, dtype or arm.weights_dtype, nudge, fresh=fresh)
+        model, trainer, copies = _copy(arm, dtype, nudge, fresh=fresh)
         if dtype is None:
             take_choices(model, arm.model)
             trainer.scaler = _scaler(arm)
-        losses, shares = [], arm.shares()
+        losses = []
         arm.batches.rewind()
         for _ in range(STEPS):
             arm.batches.advance()
-            inputs = [_turned(one) if turned else one for one in shares]
+            inputs = [_turned(share) if turned else share for share in arm.shares()]
             loss = torch.stack([wrap(model.loss)(*_cast(one, dtype)) for one in inputs]).mean()
             trainer.update(loss)
             losses.append(loss.detach().double())
@@ -284,16 +268,22 @@ def _plain_course(
         steps = {
             id(each): _numbers(copies[id(each)].detach()) - _numbers(each.detach())
             for each in arm.plain_weights().values()
+            if each.requires_grad
         }
     return Course([float(loss) for loss in losses], steps)
 
 
 def _turned(batch: Tensors) -> Tensors:
-    return tuple(x.roll(len(x) // 2, 0) if x.dim() else x for x in batch)
+    def turn(x: Tensor) -> Tensor:
+        return x.roll(len(x) // 2, 0) if x.ndim and x.layout == torch.strided else x
+
+    turned: Tensors = map_tensors(batch, turn)
+    return turned
 
 
-def _cast(batch: Tensors, dtype: torch.dtype | None) -> list[Tensor]:
-    return [x.to(dtype) if dtype is not None and x.is_floating_point() else x for x in batch]
+def _cast(batch: Tensors, dtype: torch.dtype | None) -> Tensors:
+    cast: Tensors = batch if dtype is None else cast_floats(batch, dtype)
+    return cast
 
 
 def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
@@ -310,25 +300,28 @@ def _as_it_is(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def _copy(
-    arm: Arm, dtype: torch.dtype, nudge: Nudge, *, fresh: bool
+    arm: Arm, asked: torch.dtype | None, nudge: Nudge, *, fresh: bool
 ) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
     """A plain model around copies of the arm's weights, and an AdamW with copies of its moments.
 
     The latter's are those of a first step where they are ``fresh``. The copies go by address.
     """
     assert arm.keeper is not None
+    dtype = asked or arm.weights_dtype
     copies: dict[int, nn.Parameter] = {}
-    weights = {}
-    for name, parameter in arm.plain_weights().items():
+    weights: dict[str, Tensor] = {}
+    held_by = arm.plain_weights()
+    exact = held_by if asked is None else constants_of(arm, held_by, dtype)
+    for name, parameter in held_by.items():
         if id(parameter) not in copies:
-            cast = parameter.detach().to(kind(parameter, dtype), copy=True)
+            cast = exact[name].detach().to(kind(parameter, dtype), copy=True)
             held = nudged(cast, nudge, len(copies))
             copied = nn.Parameter(held, requires_grad=parameter.requires_grad)
             keep_marks(parameter, copied)
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]
-    model: Model = arm.situation.family.share(arm.situation.config, weights)
-    carry(model, arm.model.carried())
+    model = share(arm, weights, asked)
+    fake_quantize_as(model, arm.model)
     model.train()
     model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
     draws.take_modes(model, arm.model)
@@ -356,7 +349,6 @@ def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
     if _is_plain(arm):
         for state in arm.keeper.optimizer.state.values():
             tensors += state.values()
-    carried = {name: tensor.clone() for name, tensor in arm.model.carried().items()}
     scaler = arm.keeper.scaler
     scale = None if scaler is None else scaler.state_dict()
     kept = [tensor.detach().clone() for tensor in tensors]
@@ -366,7 +358,6 @@ def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
         with torch.no_grad():
             for tensor, before in zip(tensors, kept, strict=True):
                 tensor.copy_(before)
-            carry(arm.model, carried)
         if scaler is not None and scale:
             _restore_scale(scaler, scale)
 

@@ -144,6 +144,13 @@ def make_memory(device: torch.device, others_bytes: Callable[[Arm], int]) -> Gpu
     return GpuMemory(device, others_bytes) if device.type == "cuda" else HostMemory()
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return the free bytes of the device's memory, or of the host's where that computes."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
 def free_memory() -> None:
     """Give the allocator's cached memory back, for what is built next."""
     if torch.cuda.is_available():

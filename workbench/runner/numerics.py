@@ -6,15 +6,21 @@ that the plain model makes in the arm's precision, and one rounding of its dtype
 
 Where an arm quantizes, that plain model is quantized too, by the operator's definition; so what is
 allowed is twice the scheme's own error. Since a scheme might ruin a model, that error is bounded:
-at most ``SLACK`` times what independent roundings, one a layer, would add up to.
+at most ``SLACK`` times what independent roundings, one a layer, would add up to, but never less
+than the rounding of the plain model. A bound above ``USEFUL`` would let zeros pass: then the
+numbers are not checked. In 16 bits, faults of single layers are looked for by themselves, in FP32
+(``structure_check``) and in the outputs (``layer_errors``).
 
 A model that chooses (experts, tokens) may go another way where two candidates lie within a rounding
 of each other: an arm that is too far off is red only if ``ties`` finds none that explain it.
 
 A model of one's own may draw random numbers. If it draws in training and not in evaluation mode,
 all that is compared is so in evaluation mode, losses and weights over steps of training too; the
-check says so. If two calls of the plain one differ all the same, it is not checked. What its calls
-leave in buffers, every copy of it goes on from; generators and modes are left as they were.
+check says so. If two calls of the plain one, with another batch between them, differ all the same,
+it is not checked. Every copy of it goes on from what steps have left in it (``carried``), and takes
+constants from a fresh build. Everything is put back afterwards (``undisturbed``).
+
+What fails in the check is not checked, and never wrong.
 
 A model that adapts is judged in the state it is in, which checking leaves as it was: the plain one
 in the arm's precision makes the same choices, and the reference none. So what is allowed is twice
@@ -26,102 +32,87 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from models._model import Promise
-from models._quantized import QuantizedLinear, expected_error
+from models.model import Promise
+from models.quantized_linear import QuantizedLinear, expected_error
 from sessions.model import Numerics
 from sessions.sizes import size_text
-from workbench.runner import draws, evaluation, loss_curve
+from workbench.runner import draws, evaluation, layer_errors, loss_curve, structure_check
 from workbench.runner.arm import Arm
+from workbench.runner.carried import NotCarried
+from workbench.runner.distances import Distance, distance
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
+from workbench.runner.layer_errors import LayerError
 from workbench.runner.loss_curve import Between, Curve, go_on
-from workbench.runner.outputs import tensors
-from workbench.runner.plain import Outputs, Plain, carry, free_bytes
+from workbench.runner.memory import free_bytes
+from workbench.runner.plain import Outputs, Plain
+from workbench.runner.run_state import NotRecordable
+from workbench.runner.structure_check import StructureError
+from workbench.runner.structures import map_tensors
 from workbench.runner.ties import Nudge, Nudges
 from workbench.runner.toggles import Situation
 from workbench.runner.training import forget_graph
+from workbench.runner.undisturbed import undisturbed
 
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 SLACK = 2.0  # times the error of the plain model in the same precision
 TIED = " where rounding decides between choices"
-_PIECE = 1 << 24  # outputs that are compared at a time
+USEFUL = 0.5  # a larger relative error would let zeros pass, or a missing part
 
 
 class PutOff(Exception):  # noqa: N818 - a request, not an error
     """A check was ended for something more urgent, and nothing is known."""
 
 
-@dataclass(frozen=True)
-class Distance:
-    """How far outputs are from the reference's."""
-
-    max_error: float
-    relative_error: float
-    mse: float
-    cosine: float
-
-
 def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
-    """Compare the arm with its reference, outside of all timing; never raises but fatally.
+    """Compare the arm with its reference, outside of all timing; raises nothing but fatal errors.
 
-    What lacks the memory, or a reference, is not checked; whatever else goes wrong is wrong.
-    ``between`` is called between its parts and may end it by raising ``PutOff`` or ``Cancelled``;
-    the arm is left as it was, even so.
+    What fails in the check, lacks the memory or has no reference is not checked. ``between`` is
+    called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; the arm is left
+    as it was, even so.
     """
-    name = ""
     try:
-        with draws.put_back(arm.model, situation.device), contextlib.ExitStack() as modes:
+        with undisturbed(arm) as put_back, contextlib.ExitStack() as modes:
+            if why := _unclear(arm):
+                return _not_checked(why)
             plain = Plain(arm, situation, arm.plain_weights())
             reference, name = plain.reference()
+            put_back()
             between()
-            how = Comparison("") if arm.model.repeats else _comparison(plain, modes)
+            how = Comparison("") if arm.model.repeats else _comparison(plain, modes, put_back)
             if how.words:
                 reference, name = plain.reference()
+                put_back()
             between()
-            with _choices_kept(arm) as put_back:
-                return _judge(plain, reference, name, how, put_back, between)
+            return _judge(plain, reference, name, how, put_back, between)
     except (PutOff, Cancelled):
         raise
-    except Exception as error:
+    except (NotRecordable, NotCarried) as reason:
+        text = f"state outside buffers: {reason}"
+    except BaseException as error:
         if is_fatal(error):
             raise
-        failure = explain(error)
+        text = explain(error).sentence
     gc.collect()
-    if not name or failure.kind == "out-of-memory":
-        return Numerics(reference="", ok=None, text=f"not checked: {failure.sentence}")
-    return Numerics(reference=name, ok=False, text=f"the check failed: {failure.sentence}")
+    return _not_checked(text)
 
 
-def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """Errors of ``values`` against ``reference``, of one shape; not finite where a value is not.
+def _not_checked(why: str) -> Numerics:
+    return Numerics(reference="", ok=None, text=f"not checked: {why}")
 
-    Infinities that both have in one place (a mask's) are right, and count for nothing else.
-    """
-    if values.shape != reference.shape:
-        raise ValueError(f"outputs of shape {tuple(values.shape)} against {tuple(reference.shape)}")
-    largest, masked = 0.0, 0
-    sums = torch.zeros(4, dtype=torch.float64, device=reference.device)
-    for y, r in zip(values.flatten().split(_PIECE), reference.flatten().split(_PIECE), strict=True):
-        y, r = y.double(), r.double()
-        d = y - r
-        if not torch.isfinite(d).all():
-            alike = torch.isinf(r) & (y == r)
-            masked += int(alike.sum())
-            y, r, d = (each.masked_fill(alike, 0.0) for each in (y, r, d))
-        largest = max(largest, float(d.abs().max())) if torch.isfinite(d).all() else math.nan
-        sums += torch.stack([d @ d, r @ r, y @ y, y @ r])
-        if math.isnan(largest) or masked == values.numel() > 0:
-            return Distance(math.nan, math.nan, math.nan, math.nan)
-    squared, norm, own, product = sums.tolist()
-    return Distance(
-        max_error=largest,
-        relative_error=math.sqrt(squared / norm) if norm else math.inf if squared else 0.0,
-        mse=squared / (values.numel() - masked),
-        cosine=product / math.sqrt(own * norm) if own * norm else float(own == norm),
+
+def _unclear(arm: Arm) -> str:
+    """Return why state cannot be told apart from constants, as a clause; empty where it can."""
+    if arm.remembered is None or not (names := arm.remembered.carried.unclear):
+        return ""
+    dtype = str(arm.weights_dtype).removeprefix("torch.")
+    return (
+        f"{dtype} rounded the first values of {', '.join(names)}, and steps have changed them: "
+        "what the rounding did cannot be told apart from what the steps did"
     )
 
 
@@ -133,11 +124,14 @@ class Comparison:
     varies: str = ""
 
 
-def _comparison(plain: Plain, modes: contextlib.ExitStack) -> Comparison:
+def _comparison(
+    plain: Plain, modes: contextlib.ExitStack, put_back: Callable[[], None]
+) -> Comparison:
     """How a model that may draw can be compared: the arm is in that mode until ``modes`` ends."""
     one = plain.outputs()
+    put_back()
     if not one.drew:
-        return Comparison("", _differs(plain, one))
+        return Comparison("", _differs(plain, one, put_back))
     if not plain.situation.workload.trains:
         return Comparison("", "it draws random numbers in evaluation mode")
     if plain.arm.divided is not None:  # whose steps the other ranks make in training mode
@@ -147,7 +141,9 @@ def _comparison(plain: Plain, modes: contextlib.ExitStack) -> Comparison:
         mode.enter_context(plain.arm.compiles.aside())
         try:
             still = plain.outputs()
-            why = "it draws random numbers there too" if still.drew else _differs(plain, still)
+            put_back()
+            drew = "it draws random numbers there too"
+            why = drew if still.drew else _differs(plain, still, put_back)
         except Exception as error:
             failure = explain(error)
             if is_fatal(error) or failure.kind == "out-of-memory":
@@ -164,9 +160,10 @@ def _comparison(plain: Plain, modes: contextlib.ExitStack) -> Comparison:
     return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
 
 
-def _differs(plain: Plain, one: Outputs) -> str:
+def _differs(plain: Plain, one: Outputs, put_back: Callable[[], None]) -> str:
     """Why nothing can be compared, where another equal call gives unequal outputs; else empty."""
     other, arm = plain.outputs(again=True), plain.arm
+    put_back()
     off = max(distance(y, x).relative_error for y, x in zip(one.all, other.all, strict=True))
     loss = abs((one.loss or 0.0) - (other.loss or 0.0))
     most = max(ALIKE, *(_rounding(arm, y) for y in one.all))
@@ -174,9 +171,8 @@ def _differs(plain: Plain, one: Outputs) -> str:
     if alike or not (math.isfinite(off) and math.isfinite(loss)):
         return ""
     return (
-        f"two calls of the plain model on one batch differ by {off:.2g} (relative) in the outputs "
-        f"and {loss:.2g} in the loss; it draws random numbers, overwrites its inputs, or keeps "
-        "what is no buffer"
+        f"state outside buffers: two calls of the plain model on one batch, with another between "
+        f"them, differ by {off:.2g} (relative) in the outputs and {loss:.2g} in the loss"
     )
 
 
@@ -192,6 +188,8 @@ class _Outcome:
     which: str
     tolerance: float
     promise: Promise | None
+    place: int = 0  # of that output
+    layer: LayerError | StructureError | None = None
     difference: float | None = None  # of the losses, where there are some
     bound: float = 0.0  # of that
     tied: str = ""
@@ -200,12 +198,19 @@ class _Outcome:
     def fits(self) -> bool:
         """Whether nothing is off too far; what is not finite always is."""
         off = abs(self.difference or 0.0)
-        return self.found.relative_error <= self.tolerance and off <= self.bound
+        near = self.found.relative_error <= self.tolerance and off <= self.bound
+        return near and self.layer is None
+
+    @property
+    def means_nothing(self) -> bool:
+        """Whether it fits, and so might outputs that are plainly wrong."""
+        return self.fits and self.tolerance > USEFUL
 
     def widen(self, nudges: Nudges) -> None:
         """Allow what choices that rounding decides can do."""
         farther, loss = nudges.reach
         self.tied = TIED if farther else ""
+        self.layer = None if farther else self.layer
         self.tolerance, self.bound = self.tolerance + SLACK * farther, self.bound + SLACK * loss
 
     def text(self) -> str:
@@ -218,6 +223,8 @@ class _Outcome:
             text += f" of {self.promise.text}"
         if self.difference is not None:
             text += f"; loss off by {self.difference:+.2g}, at most {self.bound:.2g} expected"
+        if self.layer is not None:
+            text += f"; {self.layer.text}"
         return text
 
 
@@ -231,6 +238,7 @@ def _judge(
 ) -> Numerics:
     arm, situation = model.arm, model.situation
     plain = model.outputs()
+    put_back()
     between()
     with arm.entered():
         own = _own(arm, situation, put_back)
@@ -241,6 +249,13 @@ def _judge(
         return Numerics(reference="", ok=None, text=f"not checked: {how.varies}")
     outcome, nudges = _outcome(model, name, own, plain, reference)
     finite = math.isfinite(outcome.found.relative_error)
+    if outcome.fits and outcome.tolerance > layer_errors.COARSE:
+        between()
+        outcome.layer = structure_check.find(model, put_back)
+        outcome.layer = outcome.layer or layer_errors.find(
+            model, own, plain, reference, outcome.place
+        )
+        put_back()
     if not outcome.fits and finite and not arm.quantization:
         between()
         outcome.widen(nudges)
@@ -248,7 +263,9 @@ def _judge(
     curve = course if isinstance(course, Curve) else None
     text = f"{how.words}{outcome.text()}"
     right: bool | None = False
-    if finite:
+    if outcome.means_nothing:
+        right, text = None, f"not checked: no bound is useful here: {text}"
+    elif finite:
         captured = situation.option("cuda_graphs") != "off"
         right, text = _with_curve(text, outcome.fits, course, captured)
     difference, found = outcome.difference, outcome.found
@@ -287,7 +304,9 @@ def _outcome(
     tolerance = SLACK * least[place].relative_error + rounding
     nudges = _nudges(model, reference, name, rounding, tolerance, place)
     if arm.quantization:
-        tolerance = min(tolerance, _most(arm, rounding))
+        rounded = distance(model.outputs(quantized=False).all[place], reference.all[place])
+        plain_error = SLACK * rounded.relative_error + rounding
+        tolerance = min(tolerance, max(plain_error, _most(arm, rounding)))
     promise = plain.promise
     if promise is not None and promise.relative_error > 0:
         still = model.outputs(adapted=False)
@@ -296,7 +315,7 @@ def _outcome(
         tolerance = min(tolerance, most)
     else:
         promise = None
-    outcome = _Outcome(errors[place], which, tolerance, promise)
+    outcome = _Outcome(errors[place], which, tolerance, promise, place)
     if own.loss is not None and reference.loss is not None and plain.loss is not None:
         outcome.difference = own.loss - reference.loss
         outcome.bound = _loss_bound(plain, reference, least)
@@ -315,6 +334,8 @@ def _with_curve(
         text += f"; {course.text}"
         if captured:
             text += "; all of it by replays of the captured graph, with its optimizer"
+        if fits and course.ok and course.updates.unclear:
+            return None, f"not checked: {course.updates.unclear}; {text}"
         return fits and course.ok, text
     if course:
         text += f"; loss curve not checked: {course}"
@@ -401,7 +422,7 @@ def _curve(
         return ""
     if situation.option("cuda_graphs") != "off" and not arm.model.training:
         return "the captured graph computes in training mode"
-    room, why = free_bytes(situation) / 2, ""
+    room, why = free_bytes(situation.device) / 2, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
         if (needed := loss_curve.bytes_needed(arm, dtype)) > room:
             copies, free = size_text(needed), size_text(room)
@@ -430,7 +451,7 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
             forget_graph(loss)
             return Outputs.of(values, float(loss.detach()))
         case "forward":
-            return Outputs.of([y.clone() for y in tensors(arm.step())], None)
+            return Outputs.of(map_tensors(arm.step(), torch.clone), None)
         case _ if situation.workload.decodes:
             (tokens,) = inputs
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
@@ -442,26 +463,6 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
         case _:
             with torch.no_grad():
                 return Outputs(arm.compute(*inputs).clone(), None)
-
-
-@contextlib.contextmanager
-def _choices_kept(arm: Arm) -> Iterator[Callable[[], None]]:
-    """Gives what puts back the choices that calls have changed; that is done at the end, too."""
-    model = arm.model
-    adapted, carried = (
-        {name: tensor.clone() for name, tensor in state.items()}
-        for state in (model.adapted(), model.carried())
-    )
-
-    def put_back() -> None:
-        for name, tensor in model.adapted().items():
-            tensor.copy_(adapted[name])
-        carry(model, carried)
-
-    try:
-        yield put_back
-    finally:
-        put_back()
 
 
 def _finite(value: float) -> float | None:

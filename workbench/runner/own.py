@@ -3,14 +3,17 @@
 The file has a function, ``build`` unless ``FILE.py:name`` names another, that takes nothing and
 returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
 
-* ``make_inputs(batch)`` gives a random tensor on the CPU, or a tuple of them, whose first axis is
-  the batch: what the module is called with. Called for every batch of a ring, seeded.
+* ``make_inputs(batch)`` gives what the module is called with, random, on the CPU: a tensor (dense
+  or sparse), or a tuple of arguments. Each may be a dict, a list, a named tuple, a dataclass or
+  another object that holds tensors. A dict of the parameters of ``forward`` is its keywords.
+  Called for every batch of a ring, seeded; batches may differ in shape.
 * ``loss(output, *inputs)`` gives the mean loss, one number; only the training step needs it.
 
 The module may give one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
-are checked if equal inputs give equal outputs: not if it overwrites its inputs, or draws random
-numbers. One that draws in training alone (dropout) is checked in evaluation mode, and told so.
-State that its calls leave is to lie in buffers, of which every configuration has its own.
+are checked if equal inputs give equal outputs. One that draws random numbers in training alone
+(dropout) is checked in evaluation mode, and told so. State may lie in buffers, attributes, global
+variables of the file and closures: every configuration has its own. State that Python cannot copy
+(an iterator) leaves the numbers unchecked.
 
 It computes in the precision that is chosen; complex parameters stay complex, in FP32 at least. What
 it sets of torch's or Python's switches (default dtype, gradients, threads, TF32, the collection of
@@ -25,6 +28,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import inspect
 import itertools
 import sys
 import traceback
@@ -39,19 +43,21 @@ from torch import Tensor, nn
 
 import kernels
 from models import ConfigurationError, Costs, Family, Footprint, Model
-from models._family import Batch, setting
-from models._initialise import Take
-from models._quantized import QuantizedLinear
+from models.family import Batch, setting
+from models.initialisation import Take
+from models.quantized_linear import QuantizedLinear
 from sessions.model import OWN
 from workbench.runner import beside, switches
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake, OwnModelError
+from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
 
 BUILD = "build"
 _MOST_BYTES = 10_000_000
+_PACKAGES = Path(kernels.__file__).absolute().parents[1]
 _SHAPE = "(module, make_inputs) or (module, make_inputs, loss)"
 _numbers = itertools.count()
-_drawers: dict[OwnConfig, Callable[[int], Any]] = {}  # make_inputs of the file built last
+_drawers: dict[OwnConfig, Parts] = {}  # of the file built last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +71,25 @@ class OwnConfig:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A file of the model, and the global variables that it has in this build."""
+
+    file: str
+    names: dict[str, Any]
+
+    def __deepcopy__(self, memo: object) -> Source:
+        """Return the same: a module cannot be copied."""
+        return self
+
+
+@dataclass(frozen=True)
 class Parts:
     """What ``build()`` returned."""
 
     module: nn.Module
     make_inputs: Callable[[int], Any]
     loss: Callable[..., Any] | None
+    sources: tuple[Source, ...] = ()
 
 
 class OwnModel(Model):
@@ -78,20 +97,38 @@ class OwnModel(Model):
 
     repeats = False  # it may draw random numbers, or overwrite its inputs
 
-    def __init__(self, module: nn.Module, loss: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[..., Any] | None,
+        sources: tuple[Source, ...] = (),
+    ) -> None:
         super().__init__()
         self.module = module
-        self._own_loss = loss
+        self.sources = sources
+        self.own_loss = loss
+        self._names = frozenset(_parameters_of(module))
 
-    def forward(self, *inputs: Tensor) -> Any:
-        """Whatever the module gives."""
+    def train(self, mode: bool = True) -> OwnModel:
+        """Set the mode of every module, also where a person's ``train()`` raises."""
+        try:
+            super().train(mode)
+        except Exception:  # noqa: BLE001 - it may raise anything
+            for module in self.modules():
+                module.training = mode
+        return self
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return what the module returns; a dict of its parameters' names is its keywords."""
+        if len(inputs) == 1 and isinstance(inputs[0], dict) and self._names.issuperset(inputs[0]):
+            return self.module(**inputs[0])
         return self.module(*inputs)
 
-    def loss(self, *batch: Tensor) -> Tensor:
+    def loss(self, *batch: Any) -> Tensor:
         """The person's loss of the module's output."""
-        if self._own_loss is None:
+        if self.own_loss is None:
             raise Mistake(f"own: build() returned no loss, which the training step needs: {_SHAPE}")
-        value = self._own_loss(self.module(*batch), *batch)
+        value = self.own_loss(self(*batch), *batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise Mistake(f"loss() returned {shown}; expected a tensor of one number")
@@ -101,18 +138,6 @@ class OwnModel(Model):
                 "which the training step needs; measure it with workload forward"
             )
         return value.float().reshape(())
-
-    def carry(self, values: Mapping[str, Tensor]) -> None:
-        """Go on from what calls left in another's buffers, which may have put others in place."""
-        for name, value in values.items():
-            owner, _, last = name.rpartition(".")
-            buffers = self.module.get_submodule(owner)._buffers
-            held = buffers.get(last)
-            if held is not None and held.shape == value.shape:
-                held.copy_(value)
-            else:
-                dtype = precision(self.parameters())
-                buffers[last] = value.to(dtype=kind(value, dtype), copy=True)
 
     def carried(self) -> dict[str, Tensor]:
         """The module's buffers, which its calls may change: running means, counts. No codes."""
@@ -175,7 +200,7 @@ class OwnFamily(Family):
     ) -> Model:
         """The model with the weights that its file gives it under ``seed``."""
         parts = load(config, seed)
-        return _cast(OwnModel(parts.module, parts.loss), device, dtype)
+        return _cast(OwnModel(parts.module, parts.loss, parts.sources), device, dtype)
 
     def weights(
         self, config: OwnConfig, device: torch.device, dtype: torch.dtype, seed: int, take: Take
@@ -192,10 +217,16 @@ class OwnFamily(Family):
     def share(self, config: OwnConfig, weights: Mapping[str, nn.Parameter]) -> Model:
         """Another structure around the same parameters; its buffers are its own."""
         parts = load(config, 0)
-        model = OwnModel(parts.module, parts.loss)
+        model = OwnModel(parts.module, parts.loss, parts.sources)
         model.load_state_dict(weights, strict=False, assign=True)
         first = next(iter(weights.values()))
         return _cast(model, first.device, precision(weights.values()))
+
+
+def fresh(config: OwnConfig) -> OwnModel:
+    """Return the model as its file builds it, on the CPU and in the file's own precision."""
+    parts = load(config, 0)
+    return OwnModel(parts.module, parts.loss, parts.sources)
 
 
 def kind(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
@@ -220,7 +251,11 @@ def _cast(model: OwnModel, device: torch.device | str, dtype: torch.dtype) -> Ow
 
 
 def split(source: str) -> tuple[Path, str]:
-    """``FILE.py:function`` as an absolute path and a name; raises ``ConfigurationError``."""
+    """Return ``FILE.py:function`` as an absolute path and a name.
+
+    A relative path that does not exist is looked up beside the installed packages, so that a file
+    of theirs has the same name on every host. Raises ``ConfigurationError``.
+    """
     text, colon, name = source.rpartition(":")
     if not colon or not name.isidentifier():
         text, name = source, BUILD
@@ -228,7 +263,11 @@ def split(source: str) -> tuple[Path, str]:
         raise ConfigurationError(
             "own: no file is named; choose one with Open model..., or with --model FILE.py:build"
         )
-    return Path(text).expanduser().absolute(), name
+    path = Path(text).expanduser()
+    bundled = _PACKAGES / path
+    if not path.is_absolute() and not path.exists() and bundled.is_file():
+        return bundled, name
+    return path.absolute(), name
 
 
 def called(config: OwnConfig) -> frozenset[str]:
@@ -287,9 +326,12 @@ def load(config: OwnConfig, seed: int) -> Parts:
         if not callable(build):
             raise Mistake(f"own: {path} has no function {name}(); it must return {_SHAPE}")
         found = _own(path, f"{name}()", build)
-    parts = _parts(path, name, found)
+    files = set(map(str, beside.files_beside(path, _read)))
+    loaded = [module, *(m for m in sys.modules.values() if getattr(m, "__file__", None) in files)]
+    sources = tuple(Source(Path(str(m.__file__)).name, vars(m)) for m in loaded)
+    parts = replace(_parts(path, name, found), sources=sources)
     _drawers.clear()
-    _drawers[config] = parts.make_inputs
+    _drawers[config] = parts
     return parts
 
 
@@ -317,20 +359,28 @@ def _parts(path: Path, name: str, found: Any) -> Parts:
 
 def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:
     path, _ = split(config.source)
-    make_inputs = _drawers[config] if config in _drawers else load(config, 0).make_inputs
+    parts = _drawers[config] if config in _drawers else load(config, 0)
     with torch.random.fork_rng(devices=[]), switches.put_back():
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        found = _own(path, f"make_inputs({batch})", lambda: make_inputs(batch))
-    inputs = tuple(found) if isinstance(found, tuple | list) else (found,)
-    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
-        kinds = ", ".join(type(each).__name__ for each in inputs) or "nothing"
-        raise Mistake(f"own: make_inputs({batch}) returned {kinds}; expected tensors with axes")
-    shapes = [tuple(each.shape) for each in inputs]
-    if any(shape[0] != batch for shape in shapes):
+        found = _own(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
+    if not tensors(found):
         raise Mistake(
-            f"own: make_inputs({batch}) returned shapes {shapes}; the first axis must be the batch"
+            f"own: make_inputs({batch}) returned {type(found).__name__}; expected {SUPPORTED}"
         )
-    return inputs, ()
+    several = isinstance(found, tuple | list)
+    if is_named_tuple(found):  # one argument, unless the module takes its parts
+        several = len(_parameters_of(parts.module, required=True)) > 1
+    return (tuple(found) if several else (found,)), ()
+
+
+def _parameters_of(module: nn.Module, *, required: bool = False) -> list[str]:
+    """Return the names of what ``forward`` takes; none where Python does not know them."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return [p.name for p in named if not required or p.default is p.empty]
 
 
 def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:

@@ -16,29 +16,32 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from sessions import verdict
 from sessions.background import BACKGROUND
-from sessions.model import Numerics, Phase, Scalar
+from sessions.ceilings import limit_ms
+from sessions.model import Configuration, Numerics, Phase, Scalar
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
+from sessions.work import difference
 from workbench import protocol
 from workbench.runner import blocks
 from workbench.runner.arm import Arm, title
 from workbench.runner.blocks import LEAST_STEPS, Contender
-from workbench.runner.failures import Mistake, explain, is_fatal
+from workbench.runner.failures import explain, is_fatal
 from workbench.runner.memory import free_memory
 from workbench.runner.rig import Rig
 from workbench.runner.timing import Lap
 from workbench.runner.toggles import Situation
 
-MOST_SHARE = 0.5
 FIRST_S = 0.5  # of steady steps before the first pair
 LONGEST_MS = 500.0  # of a block, unless its fewest steps take longer
 ONE_BUILD = "the blocks ran beside a run, in which nothing is built again"
 
 
 @dataclass(eq=False)
-class _Segment:
-    """A segment of the run: what it runs, its number, and how long a step took at last."""
+class SteadySegment:
+    """A segment that became steady: what it ran, its number, and how long a step took at last."""
 
     situation: Situation
     index: int
@@ -49,47 +52,44 @@ class Pairing:
     """Runs the pairs of one run: ``share`` of the time at most goes to the baseline's blocks."""
 
     def __init__(self, rig: Rig, start: protocol.Start) -> None:
-        if not 0 <= start.pairing_share <= MOST_SHARE:
-            raise Mistake(
-                f"pairing_share = {start.pairing_share:g} is outside of 0 to {MOST_SHARE:g}"
-            )
         self._rig, self._start = rig, start
         # Of so many steps none is another's, and a state is that of the configuration's own steps.
         exact = start.steps is not None or start.load_state or start.save_state
         self._share = 0.0 if exact else start.pairing_share
         self._random = random.Random(start.configuration.seed)
-        self._segments: list[_Segment] = []  # that became steady in this run
-        self._baseline: _Segment | None = None
-        self._now: _Segment | None = None
+        self._baseline: SteadySegment | None = None
+        self._now: SteadySegment | None = None
         self._contenders: list[Contender] = []  # baseline and present one, while they are paired
         self._checked: dict[int, Numerics] = {}  # what was sent of their numbers
         self._index = -1  # of the comparison
         self._blocks: list[protocol.Block] = []
-        self._number = 0  # of the last block of the run
         self._began = self._due = 0.0  # by ``time.perf_counter``
+        if start.baseline is not None:
+            self._choose(start.baseline)
 
     def begin(self, situation: Situation, segment: int) -> None:
         """Follow another segment of the run; its first pair comes once it is steady."""
-        self._now = _Segment(situation, segment)
+        self._now = SteadySegment(situation, segment)
         self._due = math.inf if self._share == 0 else 0.0
 
     def choose(self, command: protocol.Baseline) -> None:
-        """Take another baseline, which has run before in this run, from the next toggle on."""
-        for segment in self._segments:
-            if segment.situation.configuration == command.configuration:
-                self._baseline = segment
+        """Take another baseline, which has run before in this runner, from the next toggle on."""
+        self._choose(command.configuration)
+
+    def _choose(self, configuration: Configuration) -> None:
+        if _without_toggles(configuration) == _without_toggles(self._start.configuration):
+            segment = self._rig.steady.get(msgspec.json.encode(configuration))
+            self._baseline = segment or self._baseline
 
     def see(self, laps: Sequence[Lap]) -> None:
         """Take the present segment's last steps: how long they took, and that they are steady."""
         segment = self._now
         if segment is None or not laps or laps[-1].phase != Phase.STEADY:
             return
-        last = laps[-1]
-        segment.step_ms = last.wall_ms if last.gpu_ms is None else last.gpu_ms
-        if segment not in self._segments:
-            self._segments.append(segment)
-        if self._baseline is None:
-            self._baseline = segment
+        seen, segment.step_ms = not math.isnan(segment.step_ms), laps[-1].step_ms
+        if self._share and not seen:
+            self._rig.steady[msgspec.json.encode(segment.situation.configuration)] = segment
+            self._baseline = self._baseline or segment
 
     def due(self) -> bool:
         """Return True if a pair should run between two steps."""
@@ -115,10 +115,10 @@ class Pairing:
         try:
             for contender in order:
                 since = time.perf_counter()
-                done = blocks.run_block(self._rig, contender, self._number + 1)
+                done = blocks.run_block(self._rig, contender, self._rig.paired_blocks + 1)
                 if done is None:
                     return made  # a command waits
-                self._number += 1
+                self._rig.paired_blocks += 1
                 if contender.number == 1:
                     made, own_s = done.steps, time.perf_counter() - since
                 self._keep(blocks.message_of(done, contender.number, pair))
@@ -127,9 +127,10 @@ class Pairing:
                 raise
             failure = explain(error)
         else:
-            self._judge()
             spent_s = time.perf_counter() - began - own_s
             self._due = time.perf_counter() + spent_s * (1 / self._share - 1)
+            if verdict.is_look(pair + 1) and self._judge():
+                self.end()
             return made
         # Outside of the except clause: its traceback would keep the tensors of the failed step.
         self._rig.clock.drain(wait=True)
@@ -149,22 +150,23 @@ class Pairing:
         """Begin a comparison with the baseline, if there is another one that is still built."""
         rig, base, now = self._rig, self._baseline, self._now
         assert base is not None and now is not None
-        if base.situation.configuration == now.situation.configuration:
-            return False
-        if base.situation.config != now.situation.config or arm.divided is not None:
-            return False  # another model, or ranks of their own
+        a, b = base.situation.configuration, now.situation.configuration
+        if a == b or difference(a, b)[0] or arm.divided is not None:
+            return False  # itself, another model, or ranks that would have to follow
         if not rig.arms.has(base.situation):
             rig.note("info", "no background pairing: the baseline is no longer in memory")
             return False
-        verdict.load()
+        with rig.unwatched():
+            verdict.load()
         first = rig.arms.get(base.situation, rig.phases)
         rig.arms.get(now.situation, rig.phases)  # the last to be freed
-        a, b = base.situation.configuration, now.situation.configuration
         titles = title(a, b, rig.device), title(b, a, rig.device)
         self._contenders = [
             _contender(number, segment, built, titles[number])
             for number, (segment, built) in enumerate(((base, first), (now, arm)))
         ]
+        for contender, built in zip(self._contenders, (first, arm), strict=True):
+            contender.least_ms = limit_ms(rig.facts_of(built, contender.segment))
         self._blocks, self._checked, self._began = [], {}, time.perf_counter()
         self._index, rig.comparisons = rig.comparisons, rig.comparisons + 1
         facts: dict[str, Scalar] = {
@@ -191,7 +193,8 @@ class Pairing:
         self._blocks.append(block)
         self._rig.wire.send(protocol.BlockDone(comparison=self._index, block=block))
 
-    def _judge(self, final: bool = False) -> None:
+    def _judge(self, final: bool = False) -> bool:
+        """Send what the pairs so far show; return True if more would change nothing."""
         rig, seconds = self._rig, time.perf_counter() - self._began
         for arm, contender in enumerate(self._contenders):
             known = rig.arms.numbers_of(contender.situation)
@@ -203,14 +206,21 @@ class Pairing:
         judgement = verdict.judge(
             blocks.comparison_of(self._blocks), floor=self._start.floor, seconds=seconds
         )
+        if why := blocks.impossible_arm(self._contenders, self._blocks):
+            judgement = verdict.invalidated(judgement, why)
         rig.wire.send(
             protocol.Judged(
                 comparison=self._index, judgement=judgement, seconds=seconds, final=final
             )
         )
+        return judgement.settled and judgement.verdict != "UNDECIDED"
 
 
-def _contender(number: int, segment: _Segment, arm: Arm, name: str) -> Contender:
+def _without_toggles(configuration: Configuration) -> Configuration:
+    return msgspec.structs.replace(configuration, toggles={})
+
+
+def _contender(number: int, segment: SteadySegment, arm: Arm, name: str) -> Contender:
     """Return the side of a pair, whose blocks are short."""
     steps = max(MIN_BLOCK_STEPS, math.ceil(MIN_BLOCK_MS / segment.step_ms))
     return Contender(

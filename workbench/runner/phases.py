@@ -1,4 +1,4 @@
-"""Tells phases apart: what was a step spent on, and when do steps become comparable?
+"""Phases of a run: what a step was spent on, and when steps become comparable.
 
 A step is steady when nothing was compiled or captured in it and for a while before, the allocator
 holds what it held, and the GPU's clock has not moved by more than 2 % within the last second.

@@ -7,25 +7,30 @@ how far rounding alone takes a model from that reference.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psutil
 import torch
 
 import kernels
 from models import Model
-from models._model import Promise
-from models._quantized import quantize_linears
+from models.fake_quantized import fake_quantize_as
+from models.model import Promise
+from models.quantized_linear import quantize_linears
 from workbench.runner import draws, own, ties
 from workbench.runner.arm import Arm
+from workbench.runner.carried import NotCarried
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
+from workbench.runner.data import Tensors
 from workbench.runner.failures import Mistake, is_fatal
+from workbench.runner.memory import free_bytes
 from workbench.runner.outputs import measurable
+from workbench.runner.structures import cast_floats, map_tensors, tensors
 from workbench.runner.ties import Nudge, nudged
 from workbench.runner.toggles import Situation
+from workbench.runner.undisturbed import constants_of, kept_state, share
 from workbench.runner.weights import Parameters
 from workbench.runner.workloads import Compute
 
@@ -75,91 +80,104 @@ class Plain:
         with plain_kernels():
             if self._fits(torch.float64):
                 try:
-                    outputs = self._given(self._model(torch.float64))
+                    outputs = self._given(self.model(torch.float64))
                     # An operator may compute in FP32 whatever it is given: say what came out.
                     return outputs, str(outputs.values.dtype).removeprefix("torch.")
                 except Exception as error:  # a model of one's own may know FP32 alone
-                    if is_fatal(error):
+                    if is_fatal(error) or isinstance(error, NotCarried):
                         raise
-            return self._given(self._model(torch.float32)), "float32"
+            return self._given(self.model(torch.float32)), "float32"
 
     @fp32_products(tf32=False)
     def moved(self, dtype: torch.dtype, nudge: Nudge) -> Outputs:
         """The reference's outputs in ``dtype``, of weights that are nudged."""
         with plain_kernels():
-            return self._given(self._model(dtype, nudge))
+            return self._given(self.model(dtype, nudge))
 
-    def outputs(self, adapted: bool = True, *, again: bool = False) -> Outputs:
-        """Those in the arm's own precision and flags, and with its choices if ``adapted``.
+    def outputs(
+        self, adapted: bool = True, *, again: bool = False, quantized: bool = True
+    ) -> Outputs:
+        """Return those in the arm's precision and flags, with its choices if ``adapted``.
 
-        ``again``: of the same model's second call, with the buffers that it had in the first.
+        ``again``: of the same model after a call for another batch, with its state put back.
         """
-        model = self._model(None)
+        model = self.model(None)
         if adapted:
             take_choices(model, self.arm.model)
-        if self.arm.quantization:
+        if self.arm.quantization and quantized:
             quantize_linears(model, self.arm.quantization)
         with contextlib.ExitStack() as stack:
             for flag in self.arm.flags:
                 stack.enter_context(flag())
             with plain_kernels():
                 if again:
-                    self._given(model, self.arm.autocast)
+                    self._given(model, self.arm.autocast, self.arm.batches.following())
                 return self._given(model, self.arm.autocast)
 
-    def _model(self, dtype: torch.dtype | None, nudge: Nudge = ties.NONE) -> Model:
+    def model(self, dtype: torch.dtype | None, nudge: Nudge = ties.NONE) -> Model:
         """Around these weights, or around copies of them in another dtype."""
-        held = {
-            name: tensor
-            if dtype is None
-            else nudged(tensor.detach().to(own.kind(tensor, dtype)), nudge, place)
-            for place, (name, tensor) in enumerate(self.weights.items())
-        }
-        model: Model = self.situation.family.share(self.situation.config, held)
+        held: dict[str, torch.Tensor] = dict(self.weights)
+        if dtype is not None:
+            cast = {n: x.detach().to(own.kind(x, dtype)) for n, x in self.weights.items()}
+            cast = constants_of(self.arm, cast, dtype)
+            held = {n: nudged(x, nudge, place) for place, (n, x) in enumerate(cast.items())}
+        model = share(self.arm, held, dtype)
+        fake_quantize_as(model, self.arm.model)
         model.train(self.situation.workload.trains)
         draws.take_modes(model, self.arm.model)
         return model
 
     def _given(
-        self, model: Model, wrap: Callable[[Compute], Compute] = lambda compute: compute
+        self,
+        model: Model,
+        wrap: Callable[[Compute], Compute] = lambda compute: compute,
+        batch: tuple[Tensors, Tensors] | None = None,
     ) -> Outputs:
-        """What a model gives for the batch of the arm's workload, without any cache."""
+        """Return what a model gives for a batch (the arm's current one) without any cache."""
         arm, workload = self.arm, self.situation.workload
         dtype = own.precision(model.parameters())
-        inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in arm.batches.inputs)
-        if workload.decodes:
-            (tokens,) = inputs
-            inputs = (torch.cat([tokens, tokens[:, -1:]], dim=1),)
+        given, targets = batch or (arm.batches.inputs, arm.batches.targets)
+        inputs = self.inputs(cast_floats(given, dtype))
         # What a person's file compiles by itself has one budget of recompiles for all copies of it.
         with torch.no_grad(), eager():
-            carry(model, arm.model.carried())
+            put_back = kept_state(model, arm)
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
             before = draws.states(model, self.situation.device)
+            hooks = count_hooks(model)
             values = wrap(model)(*inputs)
+            if count_hooks(model) != hooks:
+                raise NotCarried("its calls register hooks")
             carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
             loss = None
+            values = map_tensors(values, torch.clone)
+            put_back()
             if workload.trains:
-                carry(model, arm.model.carried())
-                loss = float(wrap(model.loss)(*inputs, *arm.batches.targets))
+                loss = float(wrap(model.loss)(*cast_floats(given, dtype), *targets))
+                put_back()
             drew = draws.states(model, self.situation.device) != before
-        if workload.decodes or workload.name == "prefill":
-            values = values[:, -1:]
+        values = self.compared(values)
         promise = None if workload.decodes else model.promise()
         return replace(Outputs.of(values, loss, promise), drew=drew, carries=carries)
+
+    def inputs(self, inputs: Tensors | None = None) -> Tensors:
+        """Return what the model is called with: in decoding the prompt and a token after it."""
+        inputs = self.arm.batches.inputs if inputs is None else inputs
+        if not self.situation.workload.decodes:
+            return inputs
+        (tokens,) = inputs
+        return (torch.cat([tokens, tokens[:, -1:]], dim=1),)
+
+    def compared(self, values: Any) -> Any:
+        """Return the part of the outputs that the workload gives too."""
+        workload = self.situation.workload
+        return values[:, -1:] if workload.decodes or workload.name == "prefill" else values
 
     def _fits(self, dtype: torch.dtype) -> bool:
         """Whether weights and outputs in ``dtype`` leave most of the memory free."""
         numbers = sum({id(each): each.numel() for each in self.weights.values()}.values())
         each = int(getattr(self.situation.config, "vocabulary", 1))  # outputs of a token
-        numbers += sum(x.numel() for x in self.arm.batches.inputs) * each
-        return _ROOM * numbers * dtype.itemsize < free_bytes(self.situation)
-
-
-def free_bytes(situation: Situation) -> int:
-    """Of the device's memory, or of the host's where that computes."""
-    if situation.on_gpu:
-        return int(torch.cuda.mem_get_info(situation.device)[0])
-    return int(psutil.virtual_memory().available)
+        numbers += sum(x.numel() for x in tensors(self.arm.batches.inputs)) * each
+        return _ROOM * numbers * dtype.itemsize < free_bytes(self.situation.device)
 
 
 @contextlib.contextmanager
@@ -170,16 +188,17 @@ def plain_kernels() -> Iterator[None]:
         yield
 
 
+def count_hooks(model: Model) -> int:
+    """Return how many hooks the model's modules have."""
+    return sum(
+        len(held)
+        for module in model.modules()
+        for name, held in vars(module).items()
+        if name.endswith("_hooks") and isinstance(held, dict)
+    )
+
+
 def take_choices(model: Model, other: Model) -> None:
     """Let a model that adapts go on from what another of its structure has chosen."""
     for name, tensor in other.adapted().items():
         model.adapted()[name].copy_(tensor)
-
-
-def carry(model: Model, values: Mapping[str, torch.Tensor]) -> None:
-    """Let a model go on from what calls have left, of itself or of another of its structure."""
-    if isinstance(model, own.OwnModel):
-        model.carry(values)
-        return
-    for name, tensor in values.items():
-        model.carried()[name].copy_(tensor)

@@ -23,6 +23,7 @@ from workbench.runner.rig import Rig
 
 ONE = 1  # the number of builds that switches rebuilding off; 0 leaves the choice to ``plan``
 SHARE = 0.25  # of the time, at most, that building again may take where nobody chose a number
+TRIAL_SHARE = 0.5  # of the budget, at most, that the first build took for a trial of another one
 LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, for the last may not end
 GROWTH = 1 / 8  # of the time so far, which a build is measured at least: hours need no hundreds
 PAIRS = 2  # of a build, at least
@@ -65,6 +66,15 @@ def plan(count: int, budget_s: float, rebuild_s: float, pair_s: float, before: i
         again = f"building both arms again takes about {duration(rebuild_s)}"
         return Plan(why=f"{again}, too long for a budget of {duration(budget_s)}")
     return Plan(slice_s, GROWTH)
+
+
+def is_worth_a_trial(contenders: list[Contender], count: int, budget_s: float) -> bool:
+    """Return True if building both arms once more, to time it, costs little for the budget."""
+    arms = [contender.arm for contender in contenders]
+    if count == ONE or any(arm is None or not arm.made_s or arm.divided for arm in arms):
+        return False
+    made_s = sum(arm.made_s for arm in arms if arm is not None)
+    return count > ONE or made_s <= TRIAL_SHARE * budget_s
 
 
 def plan_for(contenders: list[Contender], count: int, budget_s: float, before: int = 0) -> Plan:

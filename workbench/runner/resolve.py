@@ -14,7 +14,7 @@ from kernels import hardware
 from sessions.model import Configuration, Scalar
 from workbench import protocol
 from workbench.offered import expected
-from workbench.protocol import OR, Availability, Blocked, Field, Start
+from workbench.protocol import MOST_PAIRING_SHARE, OR, Availability, Blocked, Field, Start
 from workbench.runner import own
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, Toggle, all_toggles
@@ -254,11 +254,14 @@ def _configured(situation: Situation) -> Any:
 
 
 def check_limits(start: Start) -> None:
-    """Raise ``Mistake`` for a length of the run that is none."""
+    """Raise ``Mistake`` for a length of the run that is none, or a share that leaves it none."""
     if start.steps is not None and start.steps < 1:
         raise Mistake(f"steps = {_shown(start.steps)}: a run has at least one step")
     if start.seconds is not None and not 0 < start.seconds <= LONGEST_S:
         raise Mistake(f"seconds = {start.seconds:g} is outside of 0 to {LONGEST_S:g}")
+    if not 0 <= start.pairing_share <= MOST_PAIRING_SHARE:
+        share = f"pairing_share = {start.pairing_share:g}"
+        raise Mistake(f"{share} is outside of 0 to {MOST_PAIRING_SHARE:g}")
 
 
 def require_unblocked(situation: Situation) -> None:

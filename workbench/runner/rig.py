@@ -11,9 +11,11 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
+from sessions.ceilings import FASTEST
 from sessions.comparison import OTHERS, OWN_PEAK
 from sessions.model import Ceilings, Phase, Scalar
 from workbench import protocol
@@ -32,6 +34,9 @@ from workbench.runner.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.watchdog import Watchdog
 from workbench.runner.wire import Wire
 
+if TYPE_CHECKING:
+    from workbench.runner.pairing import SteadySegment
+
 SAMPLES = 1200  # of telemetry that are kept: a minute
 RECENT_NS = 200_000_000
 
@@ -46,6 +51,8 @@ class Rig:
     segments: int = 0  # that were begun
     segment: int = -1  # that steps and phases belong to now
     comparisons: int = 0
+    paired_blocks: int = 0  # that ran in the background of runs
+    steady: dict[bytes, SteadySegment] = field(default_factory=dict)  # the last by configuration
     studies: int = 0
     samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     clock: HostClock | GpuClock = field(init=False)
@@ -250,4 +257,6 @@ def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:
     }
     if dtype in known.flops_per_s:
         facts["matrix_flops_per_s"] = devices * known.flops_per_s[dtype]
+    if not known.disturbed:  # else the device may reach more
+        facts[FASTEST] = devices * max(known.flops_per_s.values())
     return facts

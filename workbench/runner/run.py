@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import statistics
 import time
 
 import msgspec
 import torch
 
+from sessions.ceilings import INVALID, impossible, limit_ms
 from sessions.model import Configuration, Evidence, Phase, Scalar
 from workbench import protocol
 from workbench.runner import blocks, cures, infinities
@@ -69,6 +71,7 @@ class Run:
         self._steady = 0
         self._saved: SavedRound | None = None  # to go on from, until it is done
         self._shown = False  # whether the segment's evidence was sent
+        self._least_ms = math.nan  # that a step of the segment can take; NaN too once it was said
         self._numbers = SegmentCheck(rig, start.check)
         self._pairing = Pairing(rig, start)
         self.configuration = start.configuration  # that was asked for last
@@ -155,6 +158,7 @@ class Run:
         self._shown = False
         self._numbers.begin(situation)
         self._pairing.begin(situation, index)
+        self._least_ms = limit_ms(rig.facts_of(arm, index))
         rig.state("running")
 
     def _enter(
@@ -279,7 +283,7 @@ class Run:
         rig.follow(arm)
         if rig.phases.phase is not Phase.STEADY:
             rig.phases.restart()
-        blocks.settle(rig, arm)
+        blocks.settle(rig, (arm.ready, arm.step))
 
     def _read_state(self, situation: Situation) -> SavedRound | None:
         """What to go on from, if anything; raises ``Mistake`` before anything is built."""
@@ -338,9 +342,19 @@ class Run:
             self._not_finite()
         if self._text is not None:
             self._text.poll()
-        self._steady += sum(lap.phase == Phase.STEADY for lap in laps)
+        steady = [lap for lap in laps if lap.phase == Phase.STEADY]
+        self._steady += len(steady)
+        if steady and not math.isnan(self._least_ms):
+            self._tell_impossible(statistics.median(lap.step_ms for lap in steady))
         if self._steady >= STEADY_STEPS:
             self._show_evidence()
+
+    def _tell_impossible(self, step_ms: float) -> None:
+        """Report, once a segment, that its steps are faster than the device can run them."""
+        if why := impossible(step_ms, self._least_ms, self._rig.device.type):
+            self._least_ms = math.nan
+            self._facts(**{INVALID: why})
+            self._rig.note("warning", f"the step times are INVALID: {why}")
 
     def _show_evidence(self) -> None:
         """Send, once a segment, what shows whether its options took effect."""

@@ -120,9 +120,10 @@ class SweepRun:
                 "values or arms"
             )
         shuffled = random.Random(command.seed)
-        shuffled.shuffle(sizes)
+        axes = [*command.axes.values()]
         points = []
-        for size in sizes:
+        for places in sweep.balanced_order([*map(len, axes)], shuffled):
+            size = tuple(axis[place] for axis, place in zip(axes, places, strict=True))
             arms = list(enumerate(self._arms))
             shuffled.shuffle(arms)
             points += [self._point(size, arm, toggles) for arm, toggles in arms]

@@ -21,9 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from kernels import Cost, Operator, Work, hardware
-from kernels._dispatch import watched
-from kernels._eight_bit import UNITS
+from kernels import Cost, Operator, Work, hardware, watched
+from kernels.measure.eight_bit import UNITS
 from workbench.runner.profiling import kinds
 
 # Implementations that are made of several torch operators, each of which is counted.

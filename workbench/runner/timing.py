@@ -62,6 +62,11 @@ class Lap(NamedTuple):
     wall_ms: float
     phase: int
 
+    @property
+    def step_ms(self) -> float:
+        """The GPU's time where it was measured, else the host's."""
+        return self.wall_ms if self.gpu_ms is None else self.gpu_ms
+
 
 class HostClock:
     """Laps on the CPU, where a step has ended when its call returns."""

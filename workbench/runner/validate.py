@@ -11,7 +11,7 @@ import msgspec
 from sessions.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, NOT_CHECKED, PASS
 from sessions.expectation import at_most
 from sessions.model import Configuration, Judgement, Scalar
-from sessions.verdict_words import more_text
+from sessions.verdict_words import judgement_words, more_text
 from workbench import protocol
 from workbench.runner import blocks, checks
 from workbench.runner.ab import CompareRun
@@ -206,8 +206,8 @@ class ValidateRun:
             self.steps += run.steps
         assert run.judgement is not None
         found = at_most(run.judgement, most, margin, run.interval, run.seconds)
-        expected = f"at least {wanted:g}" if wanted is not None else "not to be slower"
-        text = f"{_speed_text(run.judgement)}; expected {expected}"
+        expected = f"at least {wanted:g}x faster" if wanted is not None else "not slower"
+        text = f"{_speed_text(run.judgement, margin)}; expected {expected}"
         if found.holds is not None:
             return passed(text) if found.holds else fails(text)
         reasons = found.reasons
@@ -264,15 +264,10 @@ class ValidateRun:
             return fails(explain(error).sentence)
 
 
-def _speed_text(found: Judgement) -> str:
-    """How much faster the arm is, as far as its pairs say."""
-    pairs = f"after {found.pairs} pair{'' if found.pairs == 1 else 's'}"
-    if found.ratio is None:
-        return f"no speed-up known {pairs}"
-    interval = "no interval"
-    if found.low is not None and found.high is not None:
-        interval = f"95 % interval {1 / found.high:.3g} to {1 / found.low:.3g}"
-    return f"{1 / found.ratio:.3g} times as fast as with everything off, {interval} {pairs}"
+def _speed_text(found: Judgement, region: float) -> str:
+    """How much faster or slower the arm is than with everything off, as far as its pairs say."""
+    pairs = f"{found.pairs} pair{'' if found.pairs == 1 else 's'}"
+    return f"{judgement_words(found, region)} against everything off, {pairs}"
 
 
 def _eager(situation: Situation) -> Configuration:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import kernels
 from models import Model
-from models._quantized import Codes, quantizable, quantize_linears
+from models.quantized_linear import Codes, quantizable, quantize_linears
 from workbench.runner import own
 from workbench.runner.failures import Mistake
 from workbench.runner.ranks.group import rank

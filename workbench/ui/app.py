@@ -39,7 +39,7 @@ def _open(arguments: argparse.Namespace) -> int:
     display.hush_offscreen()
     with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
         window = build(application, arguments)
-        errors = UncaughtErrors(window.state)
+        errors = UncaughtErrors(window.state, window.desk.panels)
         watch = Interrupts(window)
         if not arguments.replay:
             offer_recovery(window)

@@ -46,9 +46,10 @@ class Checklists(QObject):
 
     def start_of(self, configuration: Configuration) -> protocol.Start:
         """The command that runs a configuration, and checks its segments where that is wanted."""
-        return protocol.Start(
+        start = protocol.Start(
             configuration=configuration, check="steady" if self._each_segment else "never"
         )
+        return self._state.verdicts.respected(start)
 
     @property
     def newest(self) -> Study | None:

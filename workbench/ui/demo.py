@@ -14,7 +14,10 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from sessions import checked, statistics, whole
 from sessions.model import Segment, Session
+from sessions.reproduce import session_hint
+from sessions.side_by_side import side_by_side
 from sessions.tables import segments_table
+from sessions.verdict_words import summary_sentence
 from workbench import protocol
 from workbench.ui import draft
 from workbench.ui.export import ExportError, export_plot
@@ -22,7 +25,7 @@ from workbench.ui.plots import Run
 from workbench.ui.state import AppState
 
 FAMILY = "hydra"
-STEPS = 110  # steady steps of each configuration; more where its ratio needs more for an interval
+STEPS = 110  # steady steps of each configuration
 SECONDS = 20.0  # at most, on a machine that is slower than we think, or not quiet
 PERIOD_MS = 100
 
@@ -62,9 +65,8 @@ def acts(device: str) -> list[Act]:
 
 
 def well_measured(segment: Segment) -> bool:
-    """Whether its steps suffice for a ratio with an interval, and its numbers were checked."""
-    steady = statistics.steady_ms(segment)
-    enough = len(steady) >= STEPS and not statistics.Blocks.of(steady).refusal("segment")
+    """Return True if it has enough steady steps, and its numbers were checked."""
+    enough = len(statistics.steady_ms(segment)) >= STEPS
     return enough and checked.was_checked(segment.ledger)
 
 
@@ -187,6 +189,11 @@ class Demo(QObject):
             f"{finding.toggle}={finding.requested}: {finding.status}: {finding.text}"
             for finding in session.segments[-1].evidence
         ]
+        self.outcome.lines += [
+            f"{' against '.join(one.arms[::-1])}: {summary_sentence(one)}."
+            for one in side_by_side(session.comparisons)
+        ]
+        self.outcome.lines += filter(None, [session_hint(session)])
 
     def _end(self) -> None:
         self._timer.stop()

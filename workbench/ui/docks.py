@@ -57,6 +57,7 @@ class Desk(QMainWindow):
         self.setTabPosition(Qt.DockWidgetArea.AllDockWidgetAreas, QTabWidget.TabPosition.North)
         self.setDocumentMode(True)
         self.docks = {panel.name: self._make(panel) for panel in panels}
+        self.panels = [dock.widget() for dock in self.docks.values()]
         for name in LEFT & self.docks.keys():
             self.docks[name].setMinimumWidth(LEFT_LEAST)
         self._settle = QTimer(self)

@@ -17,9 +17,9 @@ _Item = TypeVar("_Item", FamilyInfo, Field, ToggleInfo, WorkloadInfo)
 
 def first(catalogue: Catalogue) -> Configuration | None:
     """What a fresh window offers: the first family, the preset that fits this device, defaults."""
-    if not catalogue.families:
+    family = next((family for family in catalogue.families if family.workloads), None)
+    if family is None:
         return None
-    family = catalogue.families[0]
     blank = Configuration(
         family=family.name,
         preset=family.default_preset,

@@ -29,6 +29,7 @@ from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication
 
 from sessions import whole
+from sessions.plain_text import for_spreadsheet
 from sessions.tables import Table
 from workbench.ui.plots import PLOTS, Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
@@ -172,7 +173,7 @@ def csv_bytes(table: DrawnTable, separator: str = ",") -> bytes:
     """A table of columns as CSV, one header line, numbers in full precision, NaN left empty."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-    writer.writerow(table)
+    writer.writerow(map(for_spreadsheet, table))
     columns = [np.asarray(column) for column in table.values()]
     for start in range(0, max(map(len, columns), default=0), _ROWS):
         cells = (_cells(column[start : start + _ROWS]) for column in columns)
@@ -183,7 +184,8 @@ def csv_bytes(table: DrawnTable, separator: str = ",") -> bytes:
 def _cells(column: np.ndarray) -> list[object]:
     """Numbers as the shortest text that reads back as the same number of the column's type."""
     if column.dtype.kind != "f":
-        return list(column.tolist())
+        cells = column.tolist()
+        return [for_spreadsheet(cell) if isinstance(cell, str) else cell for cell in cells]
     if column.dtype == np.float32:
         return ["" if cell == "nan" else cell for cell in column.astype(str).tolist()]
     return ["" if cell != cell else cell for cell in column.tolist()]
@@ -224,8 +226,11 @@ def _paint(
     painter.fillRect(target, shade(theme.surface))
     view.scene().prepareForPaint()
     view.scene().render(painter, target, source)
+    error = canvas.error
     canvas.clear_layers()
     view.close()
+    if error is not None:  # the picture is only half painted
+        raise error
 
 
 def _png(

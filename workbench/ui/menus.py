@@ -18,6 +18,8 @@ from workbench.ui.state import AppState
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow
 
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a run's time
+BUILD_COUNTS = (0, 1, 3, 5, 10)
 SUFFIXES = (".h5", ".hdf5", ".journal")
 
 
@@ -30,6 +32,8 @@ def add_dynamic(window: MainWindow) -> None:
     _submenu(top["Run"], "Presets", lambda menu: _presets(window, menu))
     state = window.state
     _submenu(top["Run"], "Toggle presets", lambda menu: preset_menu.fill(menu, state, window))
+    _submenu(top["Run"], "Background pairing", lambda menu: _pairing_shares(state, menu))
+    _submenu(top["Run"], "Builds of a verdict", lambda menu: _build_counts(state, menu))
     top["View"].addSeparator()
     for dock in window.desk.docks.values():
         top["View"].addAction(dock.toggleViewAction())
@@ -91,6 +95,32 @@ def _presets(window: MainWindow, menu: QMenu) -> None:
         _item(menu, name, partial(state.edit, draft.adopt(catalogue, own)))
     menu.addSeparator()
     _item(menu, "Save as preset …", lambda: dialogs.save_preset(window))
+
+
+def _pairing_shares(state: AppState, menu: QMenu) -> None:
+    """Offer parts of a run's time for blocks of its baseline."""
+    verdicts = state.verdicts
+    for share in dict.fromkeys((*SHARES, verdicts.pairing_share)):
+        text = f"{100 * share:g} % of the time" if share else "Off"
+        tip = (
+            "After a toggle, return to the baseline in short blocks: the ratio becomes a paired one"
+            if share
+            else "Ratios against the baseline stay unpaired until a verdict is measured"
+        )
+        choose = partial(verdicts.set_pairing_share, share)
+        _item(menu, text, choose, share == verdicts.pairing_share, tip)
+
+
+def _build_counts(state: AppState, menu: QMenu) -> None:
+    """Offer how often a verdict builds both arms."""
+    verdicts = state.verdicts
+    tips = {0: "Several builds if building is cheap for the budget, else one",
+            1: "The interval describes the two builds that were measured"}  # fmt: skip
+    several = "The interval includes how far builds of one configuration differ"
+    for count in dict.fromkeys((*BUILD_COUNTS, verdicts.build_count)):
+        text = str(count) if count else "Automatic"
+        choose = partial(verdicts.set_build_count, count)
+        _item(menu, text, choose, count == verdicts.build_count, tips.get(count, several))
 
 
 def _themes(window: MainWindow, menu: QMenu) -> None:

@@ -148,7 +148,10 @@ class Offers(QObject):
         last, self._last = self._last, running
         toggled, self._toggled = self._toggled, False
         continued, self._continued = self._continued, self._continued and bool(self._state.pending)
-        if last is None or not toggled:
+        if last is None:
+            self.offer = None  # of an earlier run
+            return
+        if not toggled:
             return
         if draft.with_toggles(last, running.toggles) != running:  # another model
             self.offer = None

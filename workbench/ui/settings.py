@@ -10,6 +10,7 @@ import msgspec
 from PySide6.QtCore import QByteArray, QSettings
 
 from sessions.model import Configuration
+from workbench import protocol
 from workbench.ui.undo import Choices
 
 LAYOUT_VERSION = 2  # raise it when docks are added, so that an old layout is not restored
@@ -88,6 +89,29 @@ class Settings:
     @auto_verdict.setter
     def auto_verdict(self, automatic: bool) -> None:
         self._store.setValue("auto_verdict", "true" if automatic else "false")
+
+    @property
+    def pairing_share(self) -> float:
+        """What part of a run's time may go to blocks of its baseline."""
+        try:
+            share = float(str(self._store.value("pairing_share", protocol.PAIRING_SHARE)))
+        except ValueError:
+            return protocol.PAIRING_SHARE
+        return share if 0 <= share <= protocol.MOST_PAIRING_SHARE else protocol.PAIRING_SHARE
+
+    @pairing_share.setter
+    def pairing_share(self, share: float) -> None:
+        self._store.setValue("pairing_share", share)
+
+    @property
+    def build_count(self) -> int:
+        """How often a verdict builds both arms; 0: several times if that is cheap."""
+        text = str(self._store.value("build_count", 0))
+        return int(text) if text.isdecimal() else 0
+
+    @build_count.setter
+    def build_count(self, count: int) -> None:
+        self._store.setValue("build_count", count)
 
     @property
     def check_numbers(self) -> bool:

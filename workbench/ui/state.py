@@ -34,7 +34,7 @@ from workbench.ui.theme import DARK, Theme
 from workbench.ui.undo import Change, Choices
 from workbench.ui.verdicts import Verdicts
 
-LOG_LINES, CHECK_DELAY_MS = 1000, 120  # after the last edit
+LOG_LINES, MOST_FAILURES, CHECK_DELAY_MS = 1000, 1000, 120  # after the last edit
 REMARKS = ("nan", "slower", "unwritten", protocol.JOURNAL)  # refused nothing: the run goes on
 ACTIVE = ("building", "running", "paused", "stopping")
 
@@ -182,7 +182,7 @@ class AppState(QObject):
 
     def fail(self, failure: protocol.Failure) -> None:
         """Tell a person that something went wrong."""
-        self.failures.append(failure)
+        self.failures[:] = [*self.failures[1 - MOST_FAILURES :], failure]
         self.failed.emit(failure)
 
     # The configuration

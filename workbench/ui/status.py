@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import time
 
 import numpy as np
@@ -10,6 +9,7 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWidget
 
 from sessions.numbers import number
+from sessions.plain_text import clip, wrapped
 from sessions.sizes import size_text
 from workbench import remote
 from workbench.ui import fonts
@@ -19,6 +19,7 @@ from workbench.ui.state import AppState
 
 PERIOD_MS = 500
 RATE_WINDOW_S = 2.0
+_LONGEST_TEXT = 200  # characters of what the runner is doing
 _STATES = {  # by the runner's state: the word, its icon and its colour
     "none": ("No runner", "stop", "muted"),
     "starting": ("Starting", "pending", "accent"),
@@ -93,7 +94,7 @@ class StatusBar(QStatusBar):
         busy = progress is not None or state.runner_state in ("starting", "building")
         fraction = None if progress is None else progress.fraction
         text = state.runner_text if progress is None else f"{progress.task} {progress.text}".strip()
-        self._progress_text.setText(text if busy else "")
+        self._progress_text.setText(clip(text, _LONGEST_TEXT) if busy else "")
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))
@@ -113,13 +114,11 @@ class StatusBar(QStatusBar):
         elsewhere = remote.is_asked() and not self._state.replaying
         where = remote.place(catalogue.environment) if elsewhere else ""
         label.setText(f"{catalogue.device_title}{where}")
-        command = html.escape(remote.shown(remote.command()))
-        label.setToolTip(
-            f"<qt>The runner was started by <code>{command}</code>. Models, data and traces are "
-            "files of that host, sessions of this one.</qt>"
-            if elsewhere
-            else ""
+        tip = (
+            f"The runner was started by {remote.shown(remote.command())}. Models, data and traces "
+            "are files of that host, sessions of this one."
         )
+        label.setToolTip(wrapped(tip) if elsewhere else "")
 
     def _file_text(self) -> str:
         state = self._state

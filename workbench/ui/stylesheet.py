@@ -30,7 +30,10 @@ _SVG = (
 _SHEET = Template("""
 * { outline: 0; }
 QMainWindow, QDialog { background: $window; }
-QToolTip { background: $raised; color: $text; border: 1px solid $line; padding: 4px 6px; }
+QToolTip { background: $raised; color: $text; border: 1px solid $line; padding: 4px 6px;
+           qproperty-textFormat: PlainText; }
+QLabel { qproperty-textFormat: PlainText; }
+QLabel[markup="true"] { qproperty-textFormat: RichText; }
 
 QMenuBar { background: $window; padding: 2px 4px; border-bottom: 1px solid $line; }
 QMenuBar::item { padding: 4px 8px; border-radius: 4px; background: transparent; }

@@ -8,25 +8,38 @@ from types import TracebackType
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
+from PySide6.QtWidgets import QWidget
 
 from workbench import crash_log
 from workbench.protocol import Failure
+from workbench.ui.panels.broken import cover, panel_of
 from workbench.ui.state import AppState
 
 PERIOD_MS = 1000  # between two reports; a paint that fails does so many times a second
 
 
+def report(error: Exception) -> None:
+    """Let a caught exception be logged and reported as if nobody had caught it.
+
+    A test that replaced ``sys.excepthook`` fails by it.
+    """
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
 class UncaughtErrors(QObject):
     """Logs and reports what is raised in slots, painting, threads and destructors; until ``end``.
 
-    Errors of one second are counted and reported together, with the traceback of the first.
+    Errors of one second are counted and reported together, with the traceback of the first. The
+    panel in whose code it was raised is covered by the sentence; ``panels`` are those that can be.
     """
 
     _arrived = Signal()
 
-    def __init__(self, state: AppState) -> None:
+    def __init__(self, state: AppState, panels: list[QWidget]) -> None:
         super().__init__()
         self._state = state
+        self._panels = panels
+        self._broken: QWidget | None = None  # the panel of the error that is not reported yet
         self._lock = threading.Lock()
         self._error: Failure | None = None  # the first that is not reported yet
         self._count = 0
@@ -47,7 +60,8 @@ class UncaughtErrors(QObject):
     def _take_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        self._take(error.with_traceback(trace), "in the window")
+        broken = panel_of(trace, self._panels)
+        self._take(error.with_traceback(trace), "in the window", broken)
 
     def _take_from_thread(self, arguments: Any) -> None:
         error = arguments.exc_value or arguments.exc_type()
@@ -58,11 +72,12 @@ class UncaughtErrors(QObject):
         error = arguments.exc_value or arguments.exc_type()
         self._take(error, "where it could not be raised")
 
-    def _take(self, error: BaseException, where: str) -> None:
+    def _take(self, error: BaseException, where: str, broken: QWidget | None = None) -> None:
         with self._lock:
             self._count += 1
             if self._error is not None:
                 return
+            self._broken = broken
             self._error = Failure(  # at once: of further errors of this second only the number
                 kind="defect",
                 sentence=f"An error inside the program {where}: {crash_log.describe(error)}.",
@@ -81,8 +96,11 @@ class UncaughtErrors(QObject):
         with self._lock:
             error, self._error = self._error, None
             count, self._count = self._count, 0
+            broken, self._broken = self._broken, None
         if error is None:
             return
+        if broken is not None:
+            cover(broken, f"This panel could not be drawn. {error.said}")
         if count > 1:
             error.sentence += f" {count - 1} more followed within a second."
         self._state.fail(error)

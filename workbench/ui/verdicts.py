@@ -6,14 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Signal
 
+from sessions.background import is_background, newest_requested
 from sessions.model import Configuration, PairedComparison
 from sessions.side_by_side import side_by_side
 from workbench import floors, protocol
 from workbench.ui import draft, edited
 
 if TYPE_CHECKING:
+    from workbench.ui.settings import Settings
     from workbench.ui.state import AppState
 
 BUDGET_S = 20.0
@@ -34,16 +36,61 @@ class _Asked:
 class Verdicts(QObject):
     """Asks the runner for comparisons; what comes back is in the session's ``comparisons``."""
 
+    pairChosen = Signal()  # a table's row is being compared: the verdict wants to be seen
+
     def __init__(self, state: AppState) -> None:
         super().__init__(state)
         self._state = state
         self.budget_s = BUDGET_S  # seconds of alternating that a new comparison may take
         self.resumes = False  # an interrupted run was told to go on and does not yet
+        self.build_count = 0  # as in ``protocol.Compare``
+        self.pairing_share = (
+            protocol.PAIRING_SHARE
+        )  # of the time of a run, as in ``protocol.Start``
+        self._settings: Settings | None = None
+        self._baseline = 0  # the segment that the runner's baseline was taken from
         self._known: list[floors.Calibration] = []  # of the runner's machine
         self._asked: _Asked | None = None
         state.catalogueChanged.connect(self._read_floor)
         state.heard.connect(self._hear)
         state.stateChanged.connect(self._forget)
+        state.segmentsChanged.connect(self._follow_baseline)
+
+    def keep_in(self, settings: Settings) -> None:
+        """Remember how verdicts are measured there, and take what is remembered."""
+        self._settings = settings
+        self.build_count, self.pairing_share = settings.build_count, settings.pairing_share
+
+    def set_build_count(self, count: int) -> None:
+        """Build both arms of verdicts to come so often; 0: several times if that is cheap."""
+        self.build_count = count
+        if self._settings is not None:
+            self._settings.build_count = count
+
+    def set_pairing_share(self, share: float) -> None:
+        """Let runs to come return to their baseline for this part of the time; 0: never."""
+        self.pairing_share = share
+        if self._settings is not None:
+            self._settings.pairing_share = share
+
+    def respected(self, command: protocol.Start) -> protocol.Start:
+        """Return the run with its background pairing, and the floor of its ratios."""
+        state, catalogue = self._state, self._state.catalogue
+        command.pairing_share = self.pairing_share
+        segments = state.recorder.session.segments
+        if state.live and state.baseline < len(segments):
+            command.baseline = segments[state.baseline].configuration
+        return command if catalogue is None else floors.respected(catalogue, command)
+
+    def _follow_baseline(self) -> None:
+        """Tell the runner which segment ratios refer to, if a person chose another one."""
+        state, segments = self._state, self._state.session.segments
+        if state.baseline == self._baseline:
+            return
+        self._baseline = state.baseline
+        if state.live and state.active and state.baseline < len(segments):
+            chosen = segments[state.baseline].configuration
+            state.send(protocol.Baseline(configuration=chosen))
 
     @property
     def all(self) -> list[PairedComparison]:
@@ -52,9 +99,10 @@ class Verdicts(QObject):
 
     @property
     def newest(self) -> PairedComparison | None:
-        """The last comparison of the session that is shown."""
+        """The last comparison of the session that is shown; none that ran in the background."""
         comparisons = self.all
-        return comparisons[-1] if comparisons else None
+        place = newest_requested(comparisons)
+        return None if place is None else comparisons[place]
 
     @property
     def busy(self) -> bool:
@@ -93,9 +141,10 @@ class Verdicts(QObject):
             return reason
         if problem := edited.problem(state):
             return problem
-        if self.before() is None:
+        before, now = self.before(), state.configuration
+        if before is None or now is None:
             return "No other configuration has run yet: run one, then change a toggle."
-        return ""
+        return _why_not_families(before, now)
 
     def against_before(self) -> None:
         """Compare the configuration being edited with the one before."""
@@ -103,8 +152,31 @@ class Verdicts(QObject):
         if base is not None and other is not None and not self.why_not_before():
             self.judge(base, other)
 
-    def judge(self, base: Configuration, other: Configuration) -> None:
-        """Compare two configurations; a run that this interrupts goes on with ``other``."""
+    def why_not_pair(self, base: Configuration, other: Configuration) -> str:
+        """Return why two rows of a table cannot be compared here; empty where they can."""
+        if base == other:
+            return "Both ran the same configuration; Calibrate compares one with itself."
+        for one in (base, other):
+            if not draft.has(self._state.catalogue, one.family):
+                return f"The runner has no family {one.family!r}."
+        return self.why_not() or _why_not_families(base, other)
+
+    def judge_pair(self, base: Configuration, other: Configuration) -> None:
+        """Compare the configurations of two rows of a table; what runs goes on afterwards."""
+        catalogue = self._state.catalogue
+        if catalogue is None or self.why_not_pair(base, other):
+            return
+        self.pairChosen.emit()
+        first, second = (draft.adopt(catalogue, one) for one in (base, other))
+        self.judge(first, second, self._state.running)
+
+    def judge(
+        self, base: Configuration, other: Configuration, goes_on: Configuration | None = None
+    ) -> None:
+        """Compare two configurations; a run that this interrupts goes on with ``other``.
+
+        Or with the configuration ``goes_on``.
+        """
         if self.why_not():
             return
         command = protocol.Compare(
@@ -113,10 +185,11 @@ class Verdicts(QObject):
             budget_s=self.budget_s,
             seed=other.seed,
             predict=True,
+            build_count=self.build_count,
         )
         if (catalogue := self._state.catalogue) is not None:
             command = floors.respected(catalogue, command)
-        self._ask(command, other)
+        self._ask(command, goes_on or other)
 
     def why_not_calibrate(self) -> str:
         """Why the machine cannot be calibrated now; empty where it can."""
@@ -141,6 +214,8 @@ class Verdicts(QObject):
         """Whether this session has a clear verdict on the two, in whichever order."""
         session = self._state.recorder.session
         for one in session.comparisons:
+            if is_background(one):
+                continue
             arms = [session.segments[place].configuration for place in one.facts["segments"]]
             if one.verdict != "UNDECIDED" and arms in ([base, other], [other, base]):
                 return True
@@ -193,6 +268,7 @@ class Verdicts(QObject):
             before=_blocks(newest),
             before_s=facts.get("seconds", 0.0),
             predict="prediction" in facts,
+            build_count=facts.get("build_count", 0),
         )
         self._ask(command, self._state.running)
 
@@ -285,6 +361,16 @@ class Verdicts(QObject):
         return ""
 
 
+def _why_not_families(base: Configuration, other: Configuration) -> str:
+    """Return why a verdict between two families is refused; empty for one family."""
+    if base.family == other.family:
+        return ""
+    return (
+        f"{base.family} and {other.family} are different models: a ratio of their step times is no "
+        "speed-up. Run one family, change a toggle, then compare."
+    )
+
+
 def _blocks(comparison: PairedComparison) -> list[protocol.Block]:
     rows = zip(
         comparison.order,
@@ -293,6 +379,7 @@ def _blocks(comparison: PairedComparison) -> list[protocol.Block]:
         comparison.clocks_mhz,
         comparison.voids,
         comparison.means_ms or [math.nan] * len(comparison.order),
+        comparison.builds or [0] * len(comparison.order),
         strict=True,
     )
     return [
@@ -303,6 +390,7 @@ def _blocks(comparison: PairedComparison) -> list[protocol.Block]:
             clock_mhz=clock if math.isfinite(clock) else None,
             void=void,
             mean_ms=mean if math.isfinite(mean) else None,
+            build=build,
         )
-        for arm, pair, median, clock, void, mean in rows
+        for arm, pair, median, clock, void, mean, build in rows
     ]

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.plain_text import one_line
 from workbench.ui import fonts, menus, tab_order
 from workbench.ui.action_set import ActionSet
 from workbench.ui.appearance import Appearance
@@ -36,6 +37,7 @@ from workbench.ui.state import AppState
 from workbench.ui.status import StatusBar
 
 SIZE = (1440, 900)
+_LONGEST_TITLE = 200  # characters
 
 
 def _live(state: AppState) -> QWidget:
@@ -122,6 +124,7 @@ class MainWindow(QMainWindow):
         self.setAcceptDrops(True)
         state.offers.keep_in(settings)
         state.checklists.keep_in(settings)
+        state.verdicts.keep_in(settings)
         state.presets.keep_in(settings)
         self.failures = FailurePanel(state)
         self.desk = Desk(state, PANELS)
@@ -141,6 +144,7 @@ class MainWindow(QMainWindow):
         self.collector = Collector(self)
         state.sessionChanged.connect(self._show_title)
         state.comparedChanged.connect(self._show_comparison)
+        state.verdicts.pairChosen.connect(lambda: self.desk.bring("verdict"))
         state.textChanged.connect(self._show_text)
         self._text_shown = False
         self._show_title()
@@ -359,7 +363,9 @@ class MainWindow(QMainWindow):
         session = self.state.session
         place = "" if self.state.live else "  (opened file)"
         self._title.say(f"{session.title}{place}")
-        self.setWindowTitle(f"{session.title} - GPU optimization workbench")
+        self.setWindowTitle(
+            f"{one_line(session.title, _LONGEST_TITLE)} - GPU optimization workbench"
+        )
 
     def _show_comparison(self) -> None:
         if self.state.compared.sessions:

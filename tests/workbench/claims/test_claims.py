@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import kernels
-import models
-from sessions.model import KERNELS, Configuration, Segment, Session
+from sessions.model import KERNELS, OWN, Configuration, Segment, Session
 from workbench import protocol
 from workbench.claims import documents
 from workbench.claims._claim import (
@@ -39,8 +38,9 @@ from workbench.claims._read import (
     speed_up,
     step_speed_up,
 )
+from workbench.runner import own
 from workbench.runner.catalogue import catalogue
-from workbench.runner.resolve import require_unblocked, resolve
+from workbench.runner.resolve import families, require_unblocked, resolve
 from workbench.runner.toggles import all_toggles
 from workbench.runner.workloads import all_workloads
 
@@ -61,6 +61,8 @@ def configurations(command: protocol.Command) -> list[Configuration]:
             return [command.base, msgspec.structs.replace(command.base, toggles=toggles)]
         case protocol.Start():
             return [command.configuration]
+        case protocol.Profile():
+            return command.configurations
     return []
 
 
@@ -82,9 +84,10 @@ def test_what_an_experiment_asks_for_exists(here, document, experiment, device):
         if isinstance(command, protocol.Bench):
             assert set(command.operators) <= set(kernels.OPS)
         for configuration in configurations(command):
-            family = models.FAMILIES[configuration.family]
-            assert family.name == document.name
-            family.configure(configuration.preset, configuration.model)
+            family = families()[configuration.family]
+            assert family.name in (document.name, OWN)
+            config = family.configure(configuration.preset, configuration.model)
+            assert family.name != OWN or own.load(config, 0)
             fields = {field.name for field in all_workloads()[configuration.workload].fields}
             assert set(configuration.settings) <= fields
             assert set(configuration.toggles) == set(all_toggles()), "no default takes part"
@@ -97,21 +100,18 @@ def test_what_an_experiment_asks_for_exists(here, document, experiment, device):
 
 
 def test_the_kernels_that_are_claimed_are_timed_at_the_sizes_that_are_claimed():
-    from workbench.claims import hydra, mahia
+    from workbench.claims import hydra
 
-    for operator, case, _ in hydra.KERNELS:
+    for operator, case, *_ in hydra.KERNELS:
         assert case in {one.name for one in kernels.OPS[operator].cases if one.bench}
         assert {"torch", "triton"} <= set(kernels.OPS[operator].implementations)
-    for _, operator, case, fast, standard in mahia.COMPONENTS:
-        assert case in {one.name for one in kernels.OPS[operator].cases if one.bench}
-        assert {fast, standard} <= set(kernels.OPS[operator].implementations)
 
 
 @pytest.mark.parametrize(("document", "experiment"), EXPERIMENTS, ids=NAMES)
 def test_a_claim_has_a_bound_and_nothing_holds_that_was_not_measured(document, experiment):
     empty = Found(Session(), [], [], [["Out of memory: 3 GiB more was needed."]])
     for claim in experiment.claims:
-        assert math.isfinite(claim.least) != math.isfinite(claim.most)
+        assert claim.least <= claim.most and (claim.least, claim.most) != (-math.inf, math.inf)
         assert claim.says and claim.unit and claim.row[0] in "MAHSE"
         for device in ("cpu", "cuda"):
             for found in (None, empty):
@@ -336,8 +336,10 @@ def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
     reading = exponent("sequence")(found)
     assert reading.low < power < reading.high
     msgspec.json.encode([reading.value, *reading.ends])  # as the runner's messages are
-    (claim,) = documents()["mamba2"].experiments[1].claims
+    (claim, constant) = documents()["mamba2"].experiments[1].claims
     assert judge(documents()["mamba2"].experiments[1], claim, "cuda", found).verdict == verdict
+    per_token = constant.read(found)
+    assert per_token.low < 16 ** (power - 1) < per_token.high
     too_few = "3 of 3 sizes were measured in 5 or more steady steps, and 4 are needed"
     with pytest.raises(Unmeasured, match=too_few):
         exponent("sequence")(Found(Session(), segments[:3], [], []))

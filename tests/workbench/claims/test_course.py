@@ -59,9 +59,9 @@ class Drive:
         self.study += 1
 
     def kept(self) -> dict[str, claims.Row]:
-        """What the session has by now, by claim and unit."""
+        """What the session has by now, by claim and unit; of several, the first."""
         (study,) = claims.studies(self.recorder.session)
-        return {f"{row.claim}, {row.unit}": row for row in claims.rows(study)}
+        return {f"{row.claim}, {row.unit}": row for row in reversed(claims.rows(study))}
 
     def results(self) -> set[str]:
         return {row.result for row in self.kept().values()}
@@ -117,7 +117,7 @@ def test_a_command_that_takes_too_long_is_cut_off_and_says_how_long_it_compiled(
     drive.measure(second)
     drive.hear(DONE)
     assert drive.next() is None
-    assert drive.kept()["torch.compile default, x faster than eager"].result == claims.HOLDS
+    assert drive.kept()[f"+ torch.compile, inference, {SPEED}"].result == claims.HOLDS
     assert drive.kept()[f"+ AMP, {SPEED}"].result == claims.NOT_MEASURED
 
 
@@ -272,7 +272,7 @@ def test_a_claim_of_all_commands_names_those_that_were_cut_off():
         assert drive.course.cut(drive.next())
         drive.hear(protocol.Finished(reason="cancelled", steps=0), after_s=6.0)
     assert drive.next() is None
-    (row,) = drive.kept().values()
+    row, _ = drive.kept().values()
     assert "1 of 5: cut off after 6 s, of 6 s" in row.reason and "5 of 5: cut off" in row.reason
 
 
@@ -286,3 +286,19 @@ def test_a_study_that_only_tells_of_a_gpu_takes_no_time_on_a_cpu():
     kept = drive.kept()
     assert kept["checkpointing, of the step time without"].result == claims.HOLDS
     assert kept["AMP, x faster than FP32"].result == claims.NOT_HERE
+
+
+def test_what_matters_most_is_measured_first_and_the_rest_takes_nothing_from_it():
+    made = documents()["moe"]
+    by_name = {one.name: one for one in made.experiments}
+    course = Course(
+        [(made, by_name["custom kernels"]), (made, by_name["each alone"])],
+        3.0,
+        100.0,
+        clock=lambda: 0.0,
+    )
+    list(course.begin(GPU, Recorder().session))
+    first = course.next(GPU)
+    assert list(first.toggles) == ["precision"], "what was chosen first has a lower priority"
+    assert course.allowed_s == 50.0, "nothing is kept for what matters less"
+    assert course.rows[0].experiment == "custom kernels"

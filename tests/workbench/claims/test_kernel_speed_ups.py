@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import signal, stats
 
-from kernels import _rounds
+from kernels.measure import rounds
 from sessions.columns import Columns
 from sessions.kernels import speedup
 from sessions.model import KERNELS, STEP_COLUMNS, Configuration, Phase, Segment
@@ -64,12 +64,12 @@ def segment(timings):
 def intervals(monkeypatch, disturbance, *, faster=1.0, others=0):
     """Of so many trials: the second contender against the first."""
     found = []
-    monkeypatch.setattr(_rounds, "warm_up", lambda call: None)
+    monkeypatch.setattr(rounds, "warm_up", lambda call: None)
     calls = [lambda: faster, lambda: 1.0, *[lambda: 1.7] * others]
     for seed in range(TRIALS):
-        machine = Machine(disturbance, seed, len(calls) * _rounds.ROUNDS * _rounds.CALLS)
-        monkeypatch.setattr(_rounds, "times_us", machine.times_us)
-        timed = _rounds.alternate(calls, "cpu", describe_failure=str, seed=seed)
+        machine = Machine(disturbance, seed, len(calls) * rounds.ROUNDS * rounds.CALLS)
+        monkeypatch.setattr(rounds, "times_us", machine.times_us)
+        timed = rounds.alternate(calls, "cpu", describe_failure=str, seed=seed)
         found.append(speedup(*(segment(one) for one in timed[:2])))
     return found
 
@@ -97,7 +97,7 @@ def ends_before(disturbance):
 def test_identical_kernels_are_told_apart_in_at_most_5_percent(monkeypatch, disturbance):
     """Found: 0 to 1 %. One after the other, 40 to 100 % of them were told apart."""
     found = intervals(monkeypatch, disturbance)
-    assert all(one.n == _rounds.ROUNDS for one in found)
+    assert all(one.n == rounds.ROUNDS for one in found)
     apart = np.mean([one.low > 0 or one.high < 0 for one in found])
     before = np.mean([low > 0 or high < 0 for low, high in ends_before(disturbance)])
     assert apart <= 0.05

@@ -90,14 +90,14 @@ def test_on_the_cpu_what_is_about_a_gpu_is_not_asked_for(ran, sent, capsys):
     )
     assert sum(isinstance(one, protocol.Attribute) for one in told) == 1
     out = capsys.readouterr().out
-    assert "2 hold, 2 not applicable here" in out
+    assert "2 hold, 3 not applicable here" in out
 
 
 def test_where_nothing_can_be_measured_nothing_is_asked_for_and_it_says_so(ran, sent, capsys):
     told = sent(ran.catalogue)
     assert main(["reproduce", "hydra", "--only", "kernels"]) == 0
     assert not any(isinstance(one, protocol.Bench) for one in told)
-    assert capsys.readouterr().out.count("Triton kernels run on a GPU") == 3
+    assert capsys.readouterr().out.count("Triton kernels run on a GPU") == 4
 
 
 def test_all_commands_of_an_experiment_run_and_a_failed_one_does_not_end_it(ran, sent, capsys):
@@ -181,7 +181,7 @@ def test_a_compile_that_takes_too_long_is_ended_and_the_next_experiment_has_its_
     rows = measured(capsys)
     assert rows["+ AMP", "x fast"]["result"] == "not measured"
     assert "cut off after 1 s" in rows["+ AMP", "x fast"]["reason"]
-    assert rows["torch.compile default", "x fast"]["result"] == "holds"
+    assert rows["+ torch.compile, inference", "x fast"]["result"] == "holds"
 
 
 def test_the_limit_ends_all_and_what_was_not_reached_says_so(ran, runners, capsys):
@@ -193,7 +193,8 @@ def test_the_limit_ends_all_and_what_was_not_reached_says_so(ran, runners, capsy
     assert answered["documents"] == ["adaattn", "hydra", "mahia", "mamba2", "moe"]
     reasons = {row["document"]: row["reason"] for row in answered["claims"]}
     assert "the limit of 1 s for all was reached before it" in reasons["moe"]
-    assert {row["result"] for row in answered["claims"]} == {"not measured"}
+    about_a_gpu = [row for row in answered["claims"] if row["experiment"] != "on a CPU"]
+    assert {row["result"] for row in about_a_gpu} == {"not measured"}
     first = answered["claims"][0]["reason"]
     assert ", its share of the limit of 1 s" in first
 
@@ -240,3 +241,14 @@ def test_the_claims_of_a_session_are_exported_as_a_table(ran, sent, tmp_path, ca
         assert "E11 + AMP" in (tmp_path / name).read_text()
     assert main(["export", str(ran.path), "--table", "claims", "-o", str(tmp_path / "b.md")]) == 2
     assert "workbench reproduce" in capsys.readouterr().err
+
+
+def test_the_numbers_without_a_claim_are_printed_with_their_reasons(ran, sent, capsys):
+    told = sent(on_gpu(ran.catalogue))
+    assert main(["reproduce", "hydra", "moe", "--omissions"]) == 0
+    out = capsys.readouterr().out
+    assert "| hydra | RTX 4090 | the author's GPU |" in out and "| moe | Mode 1 |" in out
+    assert main(["reproduce", "mamba2", "--omissions", "--json"]) == 0
+    (first, *_) = json.loads(capsys.readouterr().out)["omissions"]
+    assert first == {"document": "mamba2", "passage": "Production 2025", "reason": "a year"}
+    assert not told, "nothing is measured"

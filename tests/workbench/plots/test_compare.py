@@ -3,8 +3,6 @@ import pytest
 from PySide6.QtGui import QColor, QGuiApplication
 from synthetic import cpu_session, empty_session, gpu_session
 
-from sessions.statistics import Ratio
-from workbench.ui.panels._compare_tables import reading
 from workbench.ui.panels.compare import ComparePanel
 from workbench.ui.theme import LIGHT
 
@@ -58,8 +56,10 @@ def test_ratios_refer_to_the_shown_session_and_say_what_they_show(panel, three):
     assert cells(panel, 0) == ["base", "faster", "ladder"]
     base, faster, ladder = cells(panel, 2)
     assert base == "baseline"
-    assert faster.startswith("0.62") and faster.endswith("faster")
-    assert ladder.endswith("the same within 1 %")
+    assert faster.startswith("0.62") and faster.endswith("x step time, unpaired")
+    assert ladder.startswith("1.00") and ladder.endswith("x step time, unpaired")
+    muted = QColor(LIGHT.muted), QColor(panel._state.theme.muted)
+    assert all(panel.sessions.item(row, 2).foreground().color() in muted for row in (1, 2))
     for chart in panel.charts.values():
         assert chart.reason is None
 
@@ -74,10 +74,8 @@ def test_steps_of_other_work_are_called_neither_faster_nor_slower(qtbot, panel, 
     few.segments[0].configuration = segment.configuration
     state.compared.add(few)
     settle(qtbot, panel, 5)
-    assert cells(panel, 2)[3].endswith("for other work")
-    assert cells(panel, 2)[4].endswith(" × for other work")
+    assert all(said.endswith("x step time, other work") for said in cells(panel, 2)[3:])
     assert panel.sessions.item(3, 2).foreground().color() == QColor(state.theme.text)
-    assert panel.sessions.item(1, 2).foreground().color() == QColor(state.theme.good)
 
 
 def test_memory_that_no_allocator_counts_is_called_the_resident_set_here_too(qtbot, panel, state):
@@ -109,30 +107,15 @@ def test_the_boxes_of_ten_sessions_do_not_touch_nor_their_names(qtbot, panel, st
     qtbot.waitUntil(lambda: row_px() >= panel.fontMetrics().height(), timeout=5000)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "said"),
-    [
-        (0.60, 0.70, "faster"),
-        (1.02, 1.03, "slower"),
-        (0.995, 1.005, "the same within 1 %"),
-        (0.98, 1.02, "undecided"),
-        (0.98, 0.995, "undecided"),
-        (None, None, "undecided"),
-    ],
-)
-def test_the_words_claim_no_more_than_the_interval_shows(low, high, said):
-    assert reading(Ratio(1.0, low, high, "t", 100, 100)) == said
-
-
 def test_another_baseline_turns_the_ratios_over(qtbot, panel, three):
     panel.set_baseline(three[1])
     qtbot.waitUntil(lambda: cells(panel, 2)[1] == "baseline", timeout=20_000)
-    assert cells(panel, 2)[0].startswith("1.6") and cells(panel, 2)[0].endswith("slower")
+    assert cells(panel, 2)[0].startswith("1.6")
 
 
 def test_a_session_takes_part_with_the_segment_that_is_chosen(qtbot, panel, three):
     panel.sessions.segmentChosen.emit(three[2], 3)
-    qtbot.waitUntil(lambda: cells(panel, 2)[2].endswith("faster"), timeout=20_000)
+    qtbot.waitUntil(lambda: not cells(panel, 2)[2].startswith("1.00"), timeout=20_000)
     run = panel.found.runs[2]
     assert run.segments == (3,)
     assert panel.sessions.cellWidget(2, 1).currentText() == f"3: {three[2].segments[3].label}"
@@ -172,7 +155,8 @@ def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, state):
     settle(qtbot, panel, 4)
     assert cells(panel, 2)[3] == "no ratio"  # it said "– × for other work"
     assert "cannot be compared" in panel.sessions.item(3, 2).toolTip()
-    assert "Step times are of different clocks" in panel.found.comparison.warnings[-1]
+    warnings = panel.found.comparison.warnings
+    assert any("Step times are of different clocks" in warning for warning in warnings)
 
 
 def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, state):
@@ -227,11 +211,11 @@ def test_a_live_session_is_compared_as_it_was_when_asked(qtbot, panel, show, sta
     assert len(run.session.segments[0].steps["t_s"]) == rows
 
 
-def test_a_ratio_without_an_interval_says_why(qtbot, panel, three, state):
-    state.compared.add(gpu_session(1, 60, seed=7, title="short"))
-    settle(qtbot, panel, 4)
-    assert cells(panel, 2)[3].endswith("×, no interval: too few independent blocks")
-    assert "run at least" in panel.sessions.item(3, 2).toolTip()
+def test_an_unpaired_ratio_offers_a_verdict_and_one_configuration_twice_does_not(panel, three):
+    assert panel.sessions.item(1, 2).font().underline() is (
+        three[0].segments[0].configuration != three[1].segments[0].configuration
+    )
+    assert "_" not in panel.sessions.item(1, 2).text()
 
 
 def test_titles_of_sessions_stand_over_the_differences_as_they_were_given(qtbot, panel, state):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
+import re
 import urllib.parse
 import xml.etree.ElementTree
 from html.parser import HTMLParser
@@ -19,8 +22,8 @@ from whole_session import everything
 from sessions import hdf5, prediction
 from sessions.model import Evidence, Phase
 from sessions.numbers import text
-from sessions.side_by_side import verdicts_table
 from sessions.tables import Table, segments_table
+from sessions.verdict_tables import verdicts_table
 from workbench.cli import main
 from workbench.report import SECTIONS, _page
 from workbench.report._section import Chart
@@ -284,3 +287,14 @@ def test_what_cannot_be_written_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(saved), *more]) == code
     assert why in capsys.readouterr().err and not Path("r.html").exists()
+
+
+def test_a_page_forbids_all_but_its_own_style_and_pictures(session):
+    hostile = dataclasses.replace(session, title="</style><style>*{}</style>\u202e\x1b[31m")
+    page = _page.page([Run(hostile, hostile.title)])
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in policy
+    assert page.count("<style>") == 1 and "\x1b" not in page and "\u202e" not in page

@@ -15,7 +15,7 @@ import torch
 
 import models
 from models import LanguageModel, hydra
-from models._family import setting
+from models.family import setting
 
 print("a library greets on import")
 os.write(1, b"and writes to descriptor 1\n")

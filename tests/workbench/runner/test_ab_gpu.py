@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
+from sessions.model import Phase
 from workbench import protocol
 
 pytestmark = pytest.mark.gpu
@@ -43,3 +45,38 @@ def test_captured_arms_in_bf16_are_faster_and_right(runner, wide, workload):
     for arm in ("0", "1"):
         assert found.facts["numerics"][arm]["reference"] in ("float64", "float32")
         assert found.facts["numerics"][arm]["ok"], found.facts["numerics"][arm]["text"]
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_captured_arms_are_built_again_and_their_memory_comes_back(runner, wide, workload):
+    toggles = {"cuda_graphs": "on", **({"adamw": "fused"} if workload == "train" else {})}
+    captured = msgspec.structs.replace(wide, workload=workload, toggles=toggles)
+    first = len(runner.session.segments)
+    comparison = compare(runner, captured, captured, budget_s=12.0, build_count=5)
+    assert comparison.verdict in ("SAME", "UNDECIDED")
+    assert comparison.facts["builds"] >= 3 and comparison.low <= 1 <= comparison.high
+    assert not comparison.facts["rebuilt_each_block"]
+    for segment in runner.session.segments[first:]:
+        steady = segment.steps["phase"] == Phase.STEADY
+        early, *_, late = segment.steps["allocated"][steady]
+        assert late < 1.2 * early + (64 << 20), "each build frees the one before"
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_a_run_with_graphs_returns_to_its_eager_baseline_and_back(runner, wide, workload):
+    toggles = {"adamw": "fused"} if workload == "train" else {}
+    eager = msgspec.structs.replace(wide, workload=workload, toggles=toggles)
+    runner.send(protocol.Start(configuration=eager, pairing_share=0.2))
+    runner.until_steps(60)
+    runner.send(protocol.Apply(toggles={"cuda_graphs": "on"}))
+    while runner.until(protocol.Judged).judgement.pairs < 8:
+        pass
+    runner.finish(protocol.Stop())
+    comparison = runner.session.comparisons[-1]
+    base, other = (runner.session.segments[at] for at in comparison.facts["segments"])
+    assert comparison.facts["background"] and comparison.facts["pairs"] >= 8
+    assert (other.steps["phase"] == Phase.STEADY).mean() > 0.5
+    medians = [
+        np.median(segment.steps["gpu_ms"][segment.steps["block"] > 0]) for segment in (base, other)
+    ]
+    assert comparison.ratio == pytest.approx(medians[1] / medians[0], rel=0.1)

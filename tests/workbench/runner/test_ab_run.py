@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from recording_wire import RecordingWire
 from runner_driver import Driver
 
-from models._cuda_graph import CaptureError
+from models.cuda_graph import CaptureError
 from sessions import verdict
 from sessions.model import Configuration, Phase
 from sessions.verdict_words import remarks
 from workbench import journal, protocol
 from workbench.journal import Journal
 from workbench.recorder import Recorder
-from workbench.runner import alternation, blocks
+from workbench.runner import alternation, blocks, timing
 from workbench.runner.ab import CompareRun
 from workbench.runner.arm import title
 from workbench.runner.failures import Cancelled
@@ -391,21 +391,22 @@ def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
 ):
     now = [0.0]
     monkeypatch.setattr(blocks.time, "perf_counter_ns", lambda: int(1e6 * now[0]))
+    monkeypatch.setattr(timing, "now_ns", lambda: int(1e6 * now[0]))
 
     def step():
         now[0] += step_ms
 
-    arm = types.SimpleNamespace(step=step, ready=lambda: False)
+    pace = ((lambda: False), step)
     rig = types.SimpleNamespace(
         clock=make_clock(torch.device("cpu")),
         phases=types.SimpleNamespace(step_phase=lambda _: Phase.STEADY),
         watchdog=types.SimpleNamespace(beat_ns=0),
         wire=types.SimpleNamespace(waiting=False),
     )
-    assert blocks._run(rig, arm, planned, 50.0)[0] == made
-    assert blocks._run(rig, arm, planned)[0] == planned
+    assert blocks._run(rig, pace, planned, 50.0)[0] == made
+    assert blocks._run(rig, pace, planned)[0] == planned
     rig.wire.waiting = True
-    assert blocks._run(rig, arm, planned, 50.0)[0] == 0
+    assert blocks._run(rig, pace, planned, 50.0)[0] == 0
 
 
 @pytest.mark.parametrize(

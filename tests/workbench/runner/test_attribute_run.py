@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -13,12 +14,14 @@ import torch
 from recording_wire import RecordingWire
 
 from sessions import attribution, hdf5
-from sessions.attribution_words import rows
+from sessions.attribution_words import headline, rows
+from sessions.model import Phase
 from sessions.study_schema import columns_of
 from workbench import protocol
 from workbench.recorder import Recorder
 from workbench.runner import alternation
 from workbench.runner.attribute import AttributeRun
+from workbench.runner.backward_pass import backward_pass
 from workbench.runner.failures import Cancelled, Mistake, explain
 from workbench.runner.memory import Memory
 from workbench.runner.ranks.group import RankError
@@ -296,3 +299,30 @@ def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_re
 def test_a_time_for_building_that_is_none_is_refused(rig, small):
     with pytest.raises(Mistake, match="build_s = 0 is outside"):
         attribute(rig, small, {"rope_cache": "shared"}, build_s=0.0)
+
+
+def test_the_backward_pass_is_timed_by_itself_and_checkpointing_makes_it_slower(rig, train):
+    study, session = attribute(rig, train, {"checkpointing": "full"}, timed="backward")
+    assert study.asked["timed"] == "backward" and "backward pass" in study.title
+    whole, _ = recorded_whole(train)
+    (arms, whole_arms) = (study.tables["arms"], whole.tables["arms"])
+    assert (arms["step_ms"] < whole_arms["step_ms"]).all(), "a part of the step"
+    assert arms["ratio"][1] > 1, "activations are computed again in the backward pass"
+    assert "of the base's backward pass's time" in headline(study)
+    for segment in session.segments:
+        assert Phase.STEADY not in segment.steps["phase"], "parts of steps are no steady steps"
+
+
+def recorded_whole(train):
+    other = Rig(RecordingWire(), torch.device("cpu"))
+    return attribute(other, train, {"checkpointing": "full"})
+
+
+def test_what_has_no_backward_pass_of_its_own_is_refused(rig, small, train):
+    with pytest.raises(Mistake, match="only a training step has a backward pass"):
+        attribute(rig, small, {"triton": "on"}, timed="backward")
+    arm = SimpleNamespace(
+        trainer=object(), divided=None, configuration=SimpleNamespace(toggles={"cuda_graphs": "on"})
+    )
+    with pytest.raises(Mistake, match="CUDA graph replays it with the rest of the step"):
+        backward_pass(arm)

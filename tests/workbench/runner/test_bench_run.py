@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kernels
-from kernels._rounds import ROUNDS
+from kernels.measure.rounds import ROUNDS
 from sessions import statistics
 from sessions.kernels import speedup
 from workbench import protocol

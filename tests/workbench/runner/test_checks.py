@@ -169,7 +169,7 @@ def test_a_wrong_kernel_fails_and_what_was_not_checked_does_not_pass(build, monk
     def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("workbench.runner.plain.Plain._model", no_memory)
+    monkeypatch.setattr("workbench.runner.plain.Plain.model", no_memory)
     found = checks.right_numbers(arm)
     assert found.status == "not checked" and "Out of memory" in found.evidence
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import _sm_clock
+from kernels.measure import sm_clock
 from workbench.runner.clocks import ClockMeter, moved
 
 AT_THE_LIMIT = [1785.0, 1965.0, 1965.0, 1785.0] * 5
@@ -44,13 +44,13 @@ def reading(cycles, ns, order=(0, 1, 2)):
 
 def test_the_mean_clock_is_cycles_by_time_whatever_order_programs_ran_in():
     first, last = reading(10**12, 10**9), reading(10**12 + 18 * 10**8, 2 * 10**9, (2, 0, 1))
-    assert _sm_clock.mean_mhz(first, last) == pytest.approx(1800)
+    assert sm_clock.mean_mhz(first, last) == pytest.approx(1800)
 
 
 def test_one_multiprocessor_that_was_not_read_twice_is_left_out():
     first, last = reading(0, 0, (0, 1)), reading(15 * 10**5, 10**6, (1, 7))
-    assert _sm_clock.mean_mhz(first, last) == pytest.approx(1500)
-    assert _sm_clock.mean_mhz(first, reading(1, 1, (7,))) is None
+    assert sm_clock.mean_mhz(first, last) == pytest.approx(1500)
+    assert sm_clock.mean_mhz(first, reading(1, 1, (7,))) is None
 
 
 def test_a_clock_that_cannot_be_counted_is_told_of_once(monkeypatch):
@@ -61,7 +61,7 @@ def test_a_clock_that_cannot_be_counted_is_told_of_once(monkeypatch):
     def broken(device):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(_sm_clock, "read", broken)
+    monkeypatch.setattr(sm_clock, "read", broken)
     assert meter.mark() is None and meter.mark() is None
     assert told == ["cycles cannot be counted: no compiler"]
     assert meter.mean_mhz(None, None) is None

@@ -10,7 +10,7 @@ import torch
 from test_faults import faulty
 from test_own_model import owned
 
-from models._cuda_graph import CaptureError
+from models.cuda_graph import CaptureError
 from sessions.model import Judgement
 from workbench import protocol
 from workbench.runner import cures

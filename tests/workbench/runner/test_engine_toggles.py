@@ -13,7 +13,7 @@ import torch
 from built import blocked, found, stepped
 from torch import nn
 
-from models import _checkpointing
+from models import checkpointing
 from sessions.model import Configuration
 from workbench.runner import optimizers
 from workbench.runner.offload import Offload
@@ -39,7 +39,7 @@ def test_every_third_block_and_by_operator_say_what_they_recompute(small):
 
 
 def test_a_policy_that_keeps_nothing_is_told(small, monkeypatch):
-    monkeypatch.setattr(_checkpointing, "_KEPT_OPERATORS", ())
+    monkeypatch.setattr(checkpointing, "_KEPT_OPERATORS", ())
     status, text = evidence(stepped(small, checkpointing="operators"), "checkpointing")
     assert status == "no effect" and "no operator's output was kept" in text
 

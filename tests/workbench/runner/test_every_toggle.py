@@ -21,7 +21,7 @@ IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
 KERNELS = IMAGES.with_name("own_kernels.py")
 PLACES = WHERE | {
     **dict.fromkeys(("activation_offload", "adamw", "checkpointing"), ("hydra", "train")),
-    **dict.fromkeys(("data_parallel", "fused_loss"), ("hydra", "train")),
+    **dict.fromkeys(("data_parallel", "fused_loss", "quantized_training"), ("hydra", "train")),
     **dict.fromkeys(("pipeline_parallel", "micro_batches"), ("hydra", "train")),
     **dict.fromkeys(("tensor_parallel", "sequence_parallel"), ("hydra", "forward")),
     "adaptive_precision": ("adaattn", "forward"),
@@ -44,7 +44,8 @@ MODELS = {
     "low_rank": {"qk_dimensions": 4, "refresh_every": 1},
 }
 TRAINING = {"activation_offload", "adamw", "checkpointing", "data_parallel", "fused_loss",
-            "micro_batches", "pipeline_parallel", "triton_token_router"}  # fmt: skip
+            "micro_batches", "pipeline_parallel", "quantized_training",
+            "triton_token_router"}  # fmt: skip
 # What some need of the others to be usable at all.
 BESIDE = {
     "micro_batches": {"pipeline_parallel": "2"},

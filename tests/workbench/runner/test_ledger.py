@@ -11,7 +11,7 @@ from built import found, stepped
 from test_engine_toggles import IMAGES
 
 from kernels import OPS, _dispatch
-from models._cuda_graph import CaptureError
+from models.cuda_graph import CaptureError
 from sessions.model import Configuration, Evidence
 from workbench.runner import blame, marked
 from workbench.runner.toggles import all_toggles

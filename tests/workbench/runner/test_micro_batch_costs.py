@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
 from models import LanguageModel
-from models._stages import Stage, StageOutput
+from models.pipeline_stages import Stage, StageOutput
 from workbench.runner import resolve
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.ranks.schedule import Link, Schedule

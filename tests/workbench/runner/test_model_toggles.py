@@ -11,7 +11,7 @@ from built_arms import CPU, blocked, configuration, found, stepped
 import kernels
 from kernels.hardware import imagined
 from models import FAMILIES
-from models._ssm import SSM
+from models.ssm import SSM
 from workbench.runner import numerics
 from workbench.runner.arm import Arms
 from workbench.runner.resolve import resolve

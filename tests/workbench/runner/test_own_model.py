@@ -216,11 +216,8 @@ MISTAKES = {
         "mine.py", LINEAR.replace("randn(batch, 3)", "randn(batch, 3), 'mse'"),
     ),
     "a module without parameters": ("mine.py", LINEAR.replace("Linear(3, 3)", "GELU()")),
-    "make_inputs(4) returned str; expected tensors": (
+    "make_inputs(4) returned str; expected a tensor (dense or sparse, of any shape), or a tuple": (
         "mine.py", LINEAR.replace("torch.randn(batch, 3)", "'nonsense'"),
-    ),
-    "make_inputs(4) returned shapes [(3, 4)]; the first axis must be the batch": (
-        "mine.py", LINEAR.replace("batch, 3", "3, batch"),
     ),
     "build() returned no loss, which the training step needs": ("mine.py", LINEAR),
     "loss() returned (4, 3); expected a tensor of one number": (

@@ -10,9 +10,10 @@ from workbench.runner import numerics
 from workbench.runner.arm import Arms
 from workbench.runner.failures import Mistake
 from workbench.runner.finite import FiniteWatch
-from workbench.runner.outputs import measurable, tensors
+from workbench.runner.outputs import measurable
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.resolve import resolve
+from workbench.runner.structures import tensors
 
 CPU = torch.device("cpu")
 FILE = """
@@ -122,9 +123,22 @@ def test_nothing_but_infinities_is_no_agreement():
 
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_what_two_equal_calls_disagree_in_is_not_checked(build, workload):
-    arm, situation = build(workload, before="x.add_(1)")
+    before = "torch.unseen = getattr(torch, 'unseen', 0) + 1; x = x * torch.unseen"
+    arm, situation = build(workload, before=before)
     found = numerics.check(arm, situation)
-    assert found.ok is None and "two calls of the plain model on one batch differ" in found.text
+    assert found.ok is None and "state outside buffers: two calls of the plain" in found.text
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_inputs_that_a_model_overwrites_are_the_same_for_both_sides(build, workload):
+    arm, situation = build(workload, before="x.add_(1)")
+    for _ in range(3):
+        arm.batches.advance()
+        arm.step()
+    before = arm.batches.inputs[0].clone()
+    found = numerics.check(arm, situation)
+    assert found.ok, found.text
+    assert torch.equal(arm.batches.inputs[0], before)
 
 
 def test_a_loss_that_draws_is_not_checked(build):

@@ -342,7 +342,7 @@ def many_cores(monkeypatch) -> None:
         ("train", {"kernel_tuning": "on"}, "no rank has one", {"kernel_tuning": "cached"}),
         ("train", {"activation_offload": "on"}, "counted by call",
          {"activation_offload": "off", "checkpointing": "full"}),
-        ("train", {"mixture_of_recursions": "on"}, "one stack of layers again",
+        ("train", {"mixture_of_recursions": "on"}, "reuse one stack of layers",
          {"mixture_of_recursions": "off"}),
     ],
 )  # fmt: skip
@@ -367,9 +367,9 @@ def test_each_way_to_divide_a_step_names_the_other(asked, many_cores, other):
     [
         ("hydra", {}, {}, "4", "3 blocks cannot be stages on 4 ranks"),
         ("hydra", {}, {"batch": 1}, "2", "a batch of 1 is one micro-batch"),
-        ("moe", {}, {}, "2", "the balance of experts is that of a whole batch"),
+        ("moe", {}, {}, "2", "balancing loss needs the full batch"),
         ("moe", {"gating": "noisy_topk"}, {}, "2", "would draw other noise"),
-        ("mahia", {}, {}, "2", "no plain chain of blocks"),
+        ("mahia", {}, {}, "2", "not a plain chain of blocks"),
         ("adaattn", {}, {}, "2", "its heads adapt to the whole batch"),
     ],
 )

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from kernels import _timing
+from kernels.measure import timing
 from models import FAMILIES
 from sessions.ceilings import describe
 from sessions.model import Ceilings, Configuration
@@ -139,8 +139,8 @@ def test_utilization_is_of_the_units_that_linear_layers_multiply_in(options, dty
 
 
 def test_measuring_takes_8_bit_rates_where_they_are_and_keeps_reasons_elsewhere(monkeypatch):
-    monkeypatch.setattr(_timing, "matrix_rate", lambda where, dtype: 1e12)
-    monkeypatch.setattr(_timing, "copy_rate", lambda where: 1e10)
+    monkeypatch.setattr(timing, "matrix_rate", lambda where, dtype: 1e12)
+    monkeypatch.setattr(timing, "copy_rate", lambda where: 1e10)
     told = []
     roof = Roof(SimpleNamespace(send=told.append), CPU, lambda *_: "")
     found = roof.measure()
@@ -154,7 +154,7 @@ def test_measuring_takes_8_bit_rates_where_they_are_and_keeps_reasons_elsewhere(
 def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypatch):
     rates = {"matrix_rate": 1e12, "copy_rate": 1e10}
     for name in rates:
-        monkeypatch.setattr(_timing, name, lambda *_, name=name: rates[name])
+        monkeypatch.setattr(timing, name, lambda *_, name=name: rates[name])
     others, told = [""], []
     roof = Roof(SimpleNamespace(send=told.append), CPU, lambda *_: others[0])
     quiet = roof.measure()
@@ -168,8 +168,8 @@ def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypat
 
 
 def test_segments_from_before_the_ceilings_hear_of_them_once_they_are_measured(monkeypatch):
-    monkeypatch.setattr(_timing, "matrix_rate", lambda where, dtype: 1e12)
-    monkeypatch.setattr(_timing, "copy_rate", lambda where: 1e10)
+    monkeypatch.setattr(timing, "matrix_rate", lambda where, dtype: 1e12)
+    monkeypatch.setattr(timing, "copy_rate", lambda where: 1e10)
     told = []
     rig = Rig(SimpleNamespace(send=told.append), CPU)
     told_of = {"ledger": {}, "counted": {}, "divided": None}

@@ -10,7 +10,7 @@ from torch import nn
 
 import kernels
 from kernels.hardware import imagined
-from models._quantized import QuantizedLinear, expected_error, quantize_linears
+from models.quantized_linear import QuantizedLinear, expected_error, quantize_linears
 from workbench import protocol
 from workbench.runner import numerics
 from workbench.runner.arm import Arms

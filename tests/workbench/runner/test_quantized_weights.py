@@ -12,7 +12,7 @@ from built_arms import configuration, found, stepped
 
 from kernels.quantized_matmul import quantize_weight
 from models import FAMILIES
-from models._quantized import QuantizedLinear, quantizable, quantize_linears
+from models.quantized_linear import QuantizedLinear, quantizable, quantize_linears
 from sessions.model import Configuration
 from workbench.runner import numerics
 from workbench.runner.arm import Arms

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import models
 from models import LanguageModel
-from models._stages import Stage, StageOutput, stages
+from models.pipeline_stages import Stage, StageOutput, stages
 from workbench.runner.ranks.schedule import AFTER, BEFORE, Link, Schedule
 
 WAIT_S = 20.0

@@ -12,7 +12,7 @@ from built import blocked, found, left_by_a_step, stepped
 from runner_driver import Driver
 from torch import nn
 
-from models._division import Cut
+from models.tensor_parallel_plan import Cut
 from sessions.model import Configuration
 from sessions.sizes import size_text
 from workbench import protocol
@@ -448,7 +448,7 @@ def test_less_is_estimated_of_more_ranks_and_of_a_divided_stream(
         ("hydra", {}, {"tensor_parallel": "off"}, "layers that ranks divide, and none are"),
         ("hydra", {"mixture_of_depths": True}, {}, "MixtureOfDepths looks at the whole sequence"),
         ("moe", {}, {}, "Block looks at the whole sequence"),
-        ("adaattn", {}, {}, "heads that adapt are chosen for"),
+        ("adaattn", {}, {}, "heads adapt, and are measured"),
         ("mahia", {}, {}, "attention with Fourier gates"),
     ],
 )

@@ -103,11 +103,18 @@ def test_an_attribution_comes_live_and_is_shown_in_words_picture_and_numbers(qtb
     assert not panel.run.isEnabled()
     hold.unlink()
     qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=20_000)
-    qtbot.waitUntil(lambda: panel.headline.text().startswith("All together: FASTER"))
+    qtbot.waitUntil(lambda: panel.headline.text().startswith("All together: 2.3"))
     assert panel.chart.reason is None
     rows = {row[0]: row for row in cells(panel.table)}
     heads = [panel.table.horizontalHeaderItem(at).text() for at in range(len(rows["all together"]))]
-    assert heads == ["Toggle", "Effect", "Time ratio", "Verdict", "Memory ratio", "Note"]
+    assert heads == [
+        "Toggle",
+        "Effect",
+        "Time ratio (x step time)",
+        "Verdict",
+        "Memory ratio",
+        "Note",
+    ]
     assert rows["Precision: AMP BF16"][1] == "adds" and panel.table.isColumnHidden(1), "as all do"
     assert rows["Precision: AMP BF16"][3:5] == ["FASTER", "0.580"]
     assert " to " in rows["Precision: AMP BF16"][2]
@@ -166,8 +173,8 @@ def test_a_ladder_descends_from_the_base_and_ends_at_the_total():
     assert found.reasons == {4: "blocked: needs a GPU"}
     for quantity in ("time", "memory"):
         base, *steps, total = (bar for bar in found.bars if bar.quantity == quantity)
-        assert (base.start, base.stop) == (0, 100)
-        standing = 100.0
+        assert (base.start, base.stop) == (0, 1)
+        standing = 1.0
         for bar in steps:
             assert bar.start == pytest.approx(standing)
             standing = bar.stop
@@ -185,12 +192,12 @@ def test_a_rung_out_of_memory_has_a_reason_and_no_bar_and_the_next_goes_on_from_
 
 
 @pytest.mark.parametrize("mode", ["leave-one-out", "factorial", "shapley"])
-def test_without_a_ladder_bars_stand_on_zero_and_say_the_change(mode):
+def test_without_a_ladder_bars_stand_on_1_and_say_the_ratio(mode):
     found = waterfall(run_of(mode=mode, memory=False).session.studies[0])
-    assert {bar.start for bar in found.bars} == {0}
+    assert {bar.start for bar in found.bars} == {1.0}
     assert {bar.quantity for bar in found.bars} == {"time"}
     compile_ = found.bars[found.names.index("compile=default")]
-    assert compile_.stop == pytest.approx(-34, abs=3)
+    assert compile_.stop == pytest.approx(0.66, abs=0.03)
     assert compile_.low < compile_.stop < compile_.high
     assert ("compile × precision" in found.names) == (mode == "factorial")
 

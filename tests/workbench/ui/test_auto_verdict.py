@@ -92,10 +92,10 @@ def test_the_prediction_stands_beside_the_offer_and_the_residual_beside_the_verd
     state.set_toggle("triton", "on")
     running(qtbot, state, 2)
     qtbot.waitUntil(lambda: "predicted by the roofline" in texts(bar).lower())
-    assert "0.90 of the step time" in texts(bar)
+    assert "0.90 x step time" in texts(bar)
     press(qtbot, bar, "Verdict")
     qtbot.waitUntil(lambda: "roofline estimate explains" in texts(bar))
-    assert "Predicted 0.90, measured 0.80: 0.10 better" in texts(bar)
+    assert "Predicted 0.90, measured 0.80 x step time: 0.10 better" in texts(bar)
     running(qtbot, state)
 
 
@@ -196,7 +196,7 @@ def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, state, bar):
     shown = texts(bar)
     assert "B computed wrong numbers; by time: B is FASTER than A" in shown
     assert bar.property("tone") == "bad"
-    assert "95 % interval" in shown
+    assert "x faster (95 % CI " in shown
     assert "B: wrong numbers: relative error 0.022, at most 0.0021 expected" in shown
     assert "B: torch.compile: reduce-overhead, no effect: no graph was captured" in shown
     tones = {label.text(): label.property("tone") for label in bar.findChildren(QLabel)}

@@ -47,3 +47,14 @@ def test_only_what_refused_a_toggle_takes_it_back(qtbot, ready, kind, kept):
     state.set_toggle("triton", "on")
     state._take(protocol.Failure(kind=kind, sentence="It went wrong."))
     assert (state.configuration.toggles["triton"] == "on") is kept
+
+
+def test_one_click_clears_tritons_cache(qtbot, ready, monkeypatch):
+    sent = []
+    monkeypatch.setattr(ready.state, "send", sent.append)
+    ready.state.fail(
+        protocol.Failure(kind="compile", sentence="It cannot be used.", fix="So.", clears="triton")
+    )
+    qtbot.mouseClick(button(ready, "Clear Triton's cache"), Qt.MouseButton.LeftButton)
+    assert sent == [protocol.ClearTritonCache()]
+    assert ready.failures.banners == []

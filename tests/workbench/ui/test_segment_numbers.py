@@ -43,7 +43,7 @@ def test_a_faster_segment_with_wrong_numbers_is_red_and_an_unknown_one_amber(
     headings = [
         model.headerData(at, Qt.Orientation.Horizontal) for at in range(model.columnCount())
     ]
-    ratio, numbers = headings.index("Ratio"), headings.index("Numbers")
+    ratio, numbers = headings.index("x step time"), headings.index("Numbers")
     words = [model.index(row, numbers).data() for row in range(6)]
     assert words[1:4] == ["right", "WRONG", "unknown"]
     assert words[0] == words[4] == words[5] != ""
@@ -52,10 +52,11 @@ def test_a_faster_segment_with_wrong_numbers_is_red_and_an_unknown_one_amber(
         found = model.index(row, column).data(FOREGROUND)
         return None if found is None else found.name()
 
+    muted = theme.muted.lower()
     assert float(model.index(2, ratio).data()) < 1, "it is faster, and yet"
     assert color(2, ratio) == color(2, numbers) == theme.bad.lower()
-    assert color(3, numbers) == theme.warning.lower() and color(3, ratio) is None
-    assert color(1, numbers) == theme.good.lower() and color(1, ratio) is None
+    assert color(3, numbers) == theme.warning.lower() and color(3, ratio) == muted
+    assert color(1, numbers) == theme.good.lower() and color(1, ratio) == muted
     assert color(0, ratio) is color(0, numbers) is None
     assert model.index(2, numbers).data(TIP) == "against float64: far off"
     assert model.index(3, numbers).data(TIP) == "not checked: no memory"
@@ -63,41 +64,37 @@ def test_a_faster_segment_with_wrong_numbers_is_red_and_an_unknown_one_amber(
     assert [icon is not None for icon in icons] == [False, True, True, True, False, False]
 
 
-def test_why_there_is_no_interval_is_short_in_the_table_and_whole_in_its_tip():
+def test_an_unpaired_ratio_has_the_word_and_no_interval_and_a_missing_one_its_reason():
     made = session()
-    segment = made.segments[1]
-    segment.steps = {name: column[:40] for name, column in dict(segment.steps).items()}
     shown = condensed(segments_table(made), 0, Titles())
     column = shown.headings.index("95 % interval")
-    assert shown.cells[1][column] == "too few steps"
-    assert "independent blocks" in shown.notes[1] and "steady steps" in shown.notes[1]
-    assert shown.notes[1].partition("; run at least ")[2], "what to do about it"
-    assert shown.notes[2] == "" and " to " in shown.cells[2][column]
-    segment.steps = {name: column[:0] for name, column in segment.steps.items()}
+    assert [row[column] for row in shown.cells] == ["–", *["unpaired"] * 5]
+    assert {shown.tone(row, at) for row in range(1, 6) for at in (column - 1, column)} == {"muted"}
+    segment = made.segments[1]
+    segment.steps = {name: column[:0] for name, column in dict(segment.steps).items()}
     shown = condensed(segments_table(made), 0, Titles())
     assert shown.cells[1][column] == "no steady steps"
     assert shown.notes[1] == "the other has no steady steps"
 
 
-def test_a_ratio_of_other_work_says_so_first_whether_it_has_an_interval_or_not():
+def test_a_ratio_of_other_work_says_so_and_has_no_colour():
     made = session()
-    few, enough = made.segments[1:3]
-    few.steps = {name: column[:40] for name, column in dict(few.steps).items()}
-    for segment in (few, enough):
-        segment.configuration = segment.configuration.replaced("settings.sequence", 32)
+    segment = made.segments[1]
+    segment.configuration = segment.configuration.replaced("settings.sequence", 32)
     shown = condensed(segments_table(made), 0, Titles())
     column = shown.headings.index("95 % interval")
-    assert shown.cells[1][column] == "other work; too few steps"
-    assert shown.cells[2][column].startswith("other work; 0.")
+    assert shown.cells[1][column] == "other work" and shown.tone(1, column) == ""
+    assert not shown.is_offer(1, column) and shown.is_offer(2, column)
 
 
-def test_beside_other_sessions_wrong_numbers_come_before_faster(measured):
-    arms = compare_segments([measured.segments[0], measured.segments[2]], ["one", "other"], 0)
+def test_beside_other_sessions_wrong_numbers_come_before_the_ratio(measured):
+    runs = [(measured, measured.segments[place]) for place in (0, 2)]
+    arms, _ = compare_segments(runs, ["one", "other"], 0)
     assert compare_tables.tone(arms[1]) == "bad"
     said = compare_tables.verdict(arms[1])
-    assert said.startswith("WRONG numbers; by time 0.") and said.endswith(", faster")
+    assert said.startswith("WRONG numbers; by time 0.") and said.endswith("x step time, unpaired")
     del measured.segments[2].ledger[checked.RIGHT], measured.segments[2].ledger[checked.TEXT]
-    assert compare_tables.tone(arms[1]) == "good"
+    assert compare_tables.tone(arms[1]) == "muted"
 
 
 def test_numbers_that_arrive_renew_the_table_and_other_facts_do_not():

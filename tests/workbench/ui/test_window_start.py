@@ -69,8 +69,10 @@ def test_the_window_opens_without_torch(starts):
 
 
 def test_the_window_shows_within_a_second(starts, capsys):
-    """The best of several starts; a machine that is busy or slow gets as much more time as it
-    takes to import Qt and numpy alone."""
+    """The best of several starts counts.
+
+    A busy or slow machine gets as much more time as it takes to import Qt and numpy alone.
+    """
     times = [tuple(map(float, seen["shown"].split())) for seen in starts]
     wall_s, processor_s, libraries_s = (min(values) for values in zip(*times, strict=True))
     limit_s = max(1.0, libraries_s / LIBRARIES_S)

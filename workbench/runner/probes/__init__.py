@@ -1,1 +1,1 @@
-"""What looks into an arm, in steps that nobody times: one collector per file."""
+"""Collectors that inspect an arm during steps that are not timed: one collector per file."""

@@ -1,4 +1,4 @@
-"""The line of a person's code that something happened in, told from a Python stack."""
+"""Source lines of the user's code, read from a Python stack."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 
 _RUNNER = Path(__file__).parents[1]
-# Frames of these say how it came to be called, and nothing of who asked for it.
-_OTHERS = (str(Path(torch.__file__).parent), str(_RUNNER / "probes"), sys.base_prefix, "<")
+# Frames of these files belong to libraries; the line that is sought is in the code that called
+# them.
+_LIBRARIES = (str(Path(torch.__file__).parent), str(_RUNNER / "probes"), sys.base_prefix, "<")
 _ROOT = Path(__file__).parents[3]
 
 
 class Line(NamedTuple):
-    """A line of source; ``file`` is relative to the project where it lies in it."""
+    """A line of source; ``file`` is relative to the project if it lies inside it."""
 
     file: str
     number: int
@@ -31,10 +32,10 @@ class Line(NamedTuple):
 
 
 def here() -> Line | None:
-    """The line that is being executed, of the innermost function that is no library's."""
+    """Return the line that is being executed, in the innermost function outside of any library."""
     frame = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_OTHERS):
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
             name = frame.f_code.co_filename
             return line(name, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back  # type: ignore[assignment]
@@ -42,13 +43,13 @@ def here() -> Line | None:
 
 
 def innermost(stack: Iterable[traceback.FrameSummary]) -> Line | None:
-    """The same of a stack that was taken earlier, outermost frame first."""
-    own = [frame for frame in stack if not frame.filename.startswith(_OTHERS)]
+    """Return the innermost line outside of any library in ``stack`` (outermost frame first)."""
+    own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)]
     return line(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
 
 
 def line(file: str, number: int, function: str) -> Line:
-    """A line with its text."""
+    """Return a line together with its text."""
     code = linecache.getline(file, number).strip()
     shown = Path(file)
     if shown.is_relative_to(_ROOT):

@@ -1,8 +1,8 @@
-"""What steps allocate: whether anything is left behind, and how high the memory rises.
+"""Memory that steps allocate: the bytes that remain afterwards, and the peak.
 
-On a GPU the caching allocator counts. On the CPU nothing does, so there the profiler records each
-allocation and release of a tensor: exact to the byte, and at a cost per operation, so that nothing
-may be timed meanwhile.
+On a GPU the caching allocator counts. The CPU's allocator does not count, so the profiler records
+each allocation and release of a tensor there. That is exact to the byte, but it slows down every
+operation: nothing can be timed at the same time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch._C._profiler import _EventType
 
 @dataclass(frozen=True)
 class Allocations:
-    """Bytes of tensors: left behind by the steps, and the highest above those before them."""
+    """Bytes of tensors that remain after the steps, and their peak; both relative to the start."""
 
     left: int
     highest: int
 
 
 def of(steps: Callable[[], None], device: torch.device) -> Allocations:
-    """Run ``steps``, which must leave nothing running, and tell what they allocated."""
+    """Run ``steps``, which must leave no work pending, and return their allocations."""
     return _on_gpu(steps, device) if device.type == "cuda" else _on_cpu(steps)
 
 
@@ -41,35 +41,35 @@ def _on_gpu(steps: Callable[[], None], device: torch.device) -> Allocations:
 
 
 def _on_cpu(steps: Callable[[], None]) -> Allocations:
-    from torch.autograd import profiler  # slow to import, and asked for once
+    from torch.autograd import profiler  # slow to import, and needed once
 
     with profiler.profile(use_cpu=True, profile_memory=True) as profile:
         steps()
     roots = profile.kineto_results.experimental_event_tree()
     level = highest = 0
-    sent: set[int] = set()  # where what collectives allocate for themselves lies
-    for one, in_collective in sorted(_changes(roots), key=lambda each: each[0].start_time_ns):
-        address, count = one.extra_fields.ptr, one.extra_fields.alloc_size
+    of_collectives: set[int] = set()  # addresses that a collective allocated for itself
+    for event, in_collective in sorted(_changes(roots), key=lambda pair: pair[0].start_time_ns):
+        address, count = event.extra_fields.ptr, event.extra_fields.alloc_size
         if in_collective and count > 0:
-            sent.add(address)
-        elif address in sent and count < 0:
-            sent.discard(address)
+            of_collectives.add(address)
+        elif address in of_collectives and count < 0:
+            of_collectives.discard(address)
         else:
-            sent.discard(address)  # another thread has freed it
+            of_collectives.discard(address)  # another thread has freed it
             level += count
             highest = max(highest, level)
     return Allocations(level, highest)
 
 
 def _changes(events: Sequence[Any], in_collective: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Allocations and releases on the CPU among these events, and which of them collectives made.
+    """Yield the allocations and releases on the CPU, each with whether a collective made it.
 
-    Those of a collective its own thread frees, or this one, whichever is the last to let go of it:
-    of other threads the profiler is told nothing.
+    A collective's memory is freed by its own thread or by this one, whichever releases it last. The
+    profiler records nothing of other threads.
     """
-    for one in events:
-        if one.tag == _EventType.Allocation:
-            if one.extra_fields.device.type == "cpu":
-                yield one, in_collective
+    for event in events:
+        if event.tag == _EventType.Allocation:
+            if event.extra_fields.device.type == "cpu":
+                yield event, in_collective
         else:
-            yield from _changes(one.children, in_collective or one.name.startswith("c10d::"))
+            yield from _changes(event.children, in_collective or event.name.startswith("c10d::"))

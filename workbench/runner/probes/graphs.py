@@ -1,7 +1,7 @@
-"""Where torch.compile breaks a model into several graphs, and why, with the lines.
+"""Graph breaks: the lines at which torch.compile splits a model into several graphs, and why.
 
-Dynamo keeps the stack of each break, so that looking costs a running arm nothing. What is not
-compiled can be traced by itself, without generating any code.
+Dynamo stores the stack of each break, so that reading them costs a running arm nothing. Code that
+is not compiled can be traced separately, without generating any code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.runner.probes._lines import Line
 
 
 class Break(NamedTuple):
-    """A graph break; ``line`` is None where it is not known."""
+    """A graph break; ``line`` is None if it is not known."""
 
     reason: str
     line: Line | None
@@ -28,31 +28,34 @@ class Break(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """What tracing alone showed."""
+    """The result of tracing without code generation."""
 
     graphs: int
     breaks: list[Break]
 
 
 def mark() -> int:
-    """Graph breaks so far. Does not load Dynamo, which takes seconds."""
+    """Return the number of graph breaks so far, without loading Dynamo, which takes seconds."""
     if "torch._dynamo" not in sys.modules:
         return 0
     return len(torch._dynamo.utils.graph_break_reasons)
 
 
 def breaks_since(start: int) -> list[Break]:
-    """The graph breaks since then, each place once."""
+    """Return the graph breaks after the mark ``start``, one per source line."""
     if "torch._dynamo" not in sys.modules:
         return []
     reasons = torch._dynamo.utils.graph_break_reasons
     new = reasons[start:] if len(reasons) >= start else reasons
-    return by_place(Break(_tidy(each.reason), _lines.innermost(each.user_stack)) for each in new)
+    return by_place(Break(_tidy(entry.reason), _lines.innermost(entry.user_stack)) for entry in new)
 
 
 def trace(compute: Callable[..., Any], inputs: Iterable[Any]) -> Traced:
-    """Run ``compute`` once under Dynamo with a compiler that only counts; raises what it raises."""
-    from torch import _dynamo  # seconds: only where one asks
+    """Trace ``compute`` once under Dynamo with a compiler that only counts graphs.
+
+    Any exception of the traced code is raised.
+    """
+    from torch import _dynamo  # takes seconds, so only on demand
 
     graphs = 0
 
@@ -67,11 +70,11 @@ def trace(compute: Callable[..., Any], inputs: Iterable[Any]) -> Traced:
     return Traced(graphs, breaks_since(start))
 
 
-def by_place(found: Iterable[Break]) -> list[Break]:
-    """The first of each line, or of each reason where the line is not known."""
-    return list({each.line or each.reason: each for each in reversed(list(found))}.values())[::-1]
+def by_place(breaks: Iterable[Break]) -> list[Break]:
+    """Return the first break of each line, or of each reason if the line is not known."""
+    return list({item.line or item.reason: item for item in reversed(list(breaks))}.values())[::-1]
 
 
 def _tidy(reason: str) -> str:
-    """Dynamo's reason in one line."""
+    """Return Dynamo's reason as a single line."""
     return reason.strip().split("\n")[0].removesuffix(".")

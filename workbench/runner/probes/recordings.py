@@ -1,8 +1,8 @@
-"""CUDA graphs that Inductor records by itself: how many, whether they are replayed, and why not.
+"""CUDA graphs that Inductor records itself: their number, their replay, and why some are skipped.
 
-It warms a function up in one step, records it in the next and replays it from then on. Reasons for
-leaving one out go to its log alone; the graphs stand in a tree for each device, and the tree knows
-what it did last. One tree serves all that a process compiles.
+Inductor warms a function up in one step, records it in the next and replays it from then on. The
+reasons for skipping a graph appear only in its log. The graphs of a device form a tree, which knows
+what it did last. All functions that a process compiles share that tree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in (\w+)')
 
 
 def manager(index: int | None = None) -> Any:
-    """The tree of a device, the current one by default; None where nothing was recorded."""
+    """Return the tree of a device, by default the current one; None if nothing was recorded."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None or (index is None and not torch.cuda.is_initialized()):
         return None
@@ -33,28 +33,30 @@ def manager(index: int | None = None) -> Any:
 
 
 def recorded() -> frozenset[Hashable]:
-    """The numbers of the graphs that the current device's tree holds."""
+    """Return the numbers of the graphs in the current device's tree."""
     tree = manager()
-    roots = {} if tree is None else tree.roots or {}  # None once it was shut down
+    roots = {} if tree is None else tree.roots or {}  # None after its shutdown
     return frozenset(node.id for node in _nodes(roots))
 
 
 def replays() -> bool:
-    """Whether what ran last was the replay of a graph, neither a warm-up nor a recording."""
+    """Return whether the last run was the replay of a graph, not a warm-up or a recording."""
     tree = manager()
     return tree is not None and tree.path_state.name == "EXECUTION"
 
 
 def can_launch(index: int | None) -> bool:
-    """Whether ``launched`` can be entered: something was recorded, in a tree that is known."""
+    """Return whether ``launched`` is possible: something was recorded, in a known kind of tree."""
     tree = manager(index)
     return callable(getattr(type(tree), "_run", None)) and bool(getattr(tree, "ids_to_funcs", None))
 
 
 @contextlib.contextmanager
 def launched(index: int | None) -> Iterator[None]:
-    """What was recorded runs inside as it was compiled: launched kernel by kernel, its memory taken
-    from the allocator and given back. So Inductor itself runs a function that it cannot record.
+    """Run recorded functions inside the context without their graphs.
+
+    Each kernel is launched individually, and its memory comes from the allocator and returns to it.
+    Inductor itself runs functions that it cannot record in this way.
     """
     tree = manager(index)
     functions = tree.ids_to_funcs
@@ -67,7 +69,7 @@ def launched(index: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def skips(reasons: Counter[str]) -> Iterator[None]:
-    """Count in ``reasons`` why graphs are left out meanwhile."""
+    """Count in ``reasons`` why graphs are skipped inside the context."""
     log, handler = logging.getLogger(_LOG), _Reasons(reasons)
     log.addHandler(handler)
     try:
@@ -82,12 +84,12 @@ class _Reasons(logging.Handler):
         self._reasons = reasons
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take the reason in one line, with the line of the model that it names."""
-        said, told, stack = record.getMessage().partition("Found from")
-        if not _SKIPS.match(said.strip()):
+        """Count the reason as a single line, with the line of the model that it names."""
+        message, separator, stack = record.getMessage().partition("Found from")
+        if not _SKIPS.match(message.strip()):
             return
-        reason = _SKIPS.sub("", said.strip(), count=1).split("\n")[0].rstrip(". ")
-        if frames := _FRAME.findall(stack if told else ""):
+        reason = _SKIPS.sub("", message.strip(), count=1).split("\n")[0].rstrip(". ")
+        if frames := _FRAME.findall(stack if separator else ""):
             file, line, function = frames[-1]
             reason += f" ({Path(file).name}:{line} in {function})"
         self._reasons[reason or "no reason given"] += 1

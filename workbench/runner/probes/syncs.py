@@ -1,12 +1,12 @@
-"""Where a step makes the host wait for the device, with the lines that do it.
+"""Synchronisations: the lines at which a step makes the host wait for the device.
 
-Three detectors, because each is blind to something. PyTorch dispatches every operation past a mode,
-which sees those that need a value on the host (``.item()``, ``nonzero``, a mask as an index) and
-copies between devices: also on the CPU, where nothing waits, and on a device that does not exist,
-whose tensors have no values. It does not see into compiled code, nor calls that are free on the CPU
-(``.tolist()``, ``.cpu()``): those pass a mode of functions. On a GPU
-``torch.cuda.set_sync_debug_mode`` reports what really waits, compiled or not, but misses copies
-from pageable memory, sparse and distributed operations.
+Three detectors are combined, because none of them detects everything. PyTorch dispatches every
+operation through a mode, which detects operations that need a value on the host (``.item()``,
+``nonzero``, a mask as an index) and copies between devices. It also does so on the CPU, where
+nothing waits, and on the meta device, whose tensors have no values. It detects nothing inside
+compiled code, and no calls that are free on the CPU (``.tolist()``, ``.cpu()``): a mode of
+functions detects those. On a GPU ``torch.cuda.set_sync_debug_mode`` reports the real waits,
+compiled or not, but misses copies from pageable memory, sparse and distributed operations.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 _WARNING = "called a synchronizing CUDA operation"
 BY_CUDA = "CUDA reports that it waits"
 
-Seen = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class Sync(NamedTuple):
-    """What makes the host wait, and where; ``line`` is None where no line of Python is known."""
+    """A cause that makes the host wait; ``line`` is None if no line of Python is known."""
 
     what: str
     line: Line | None
@@ -44,26 +44,26 @@ class Sync(NamedTuple):
 
 
 class SyncMode(TorchDispatchMode):
-    """Calls ``seen`` with the reason for each operation for which the host waits for ``device``.
+    """Dispatch mode that calls ``report`` with a reason whenever the host waits for ``device``.
 
-    ``on_host`` are addresses of tensors that lie on the host whatever the model's device, so that
-    reading them makes nobody wait.
+    ``on_host`` holds addresses of tensors that lie on the host on every device: reading them causes
+    no wait.
     """
 
-    def __init__(self, seen: Seen, device: torch.device, on_host: Collection[int] = ()) -> None:
+    def __init__(self, report: Report, device: torch.device, on_host: Collection[int] = ()) -> None:
         super().__init__()
-        self._seen, self._device, self._on_host = seen, device, on_host
+        self._report, self._device, self._on_host = report, device, on_host
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if reason := self._needs_values(func, args, kwargs):
-            self._seen(reason)
+            self._report(reason)
         result = func(*args, **kwargs)
         if func in (aten._to_copy.default, aten.copy_.default):
             source = args[1] if func is aten.copy_.default else args[0]
             waits = not (kwargs.get("non_blocking") or args[2:] == (True,))
             if waits and source.device.type != result.device.type:
-                self._seen(f"a copy from {source.device.type} to {result.device.type}")
+                self._report(f"a copy from {source.device.type} to {result.device.type}")
         return result
 
     def _needs_values(self, func: Any, args: Any, kwargs: Any) -> str:
@@ -72,7 +72,7 @@ class SyncMode(TorchDispatchMode):
             return f"{func} with a mask of shape {tuple(masks[0].shape)}" if masks else ""
         if not _NEEDS_VALUES.intersection(func.tags) or kwargs.get("output_size") is not None:
             return ""
-        tensor = next(each for each in args if isinstance(each, torch.Tensor))
+        tensor = next(value for value in args if isinstance(value, torch.Tensor))
         if tensor.device.type != self._device.type:
             return ""
         if self._on_host and tensor.data_ptr() in self._on_host:
@@ -92,28 +92,29 @@ _COPYING: dict[Callable[..., Any], str] = {
 
 
 class _FreeOnTheCpu(TorchFunctionMode):
-    """Sees what would wait on a GPU and does nothing worth dispatching on the CPU."""
+    """Function mode for calls that wait on a GPU but dispatch nothing on the CPU."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, report: Report) -> None:
         super().__init__()
-        self._seen = seen
+        self._report = report
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if what := self._copies(func, args, kwargs):
-            self._seen(f"{what}, which copies between host and device on a GPU")
+            self._report(f"{what}, which copies between host and device on a GPU")
         return func(*args, **kwargs)
 
     def _copies(self, func: Any, args: Any, kwargs: Any) -> str:
-        # A device that is named by text is the host on purpose; else it is some tensor's own.
+        # A device given as text means the host on purpose; a device object is usually some tensor's
+        # own.
         device = kwargs.get("device")
         if func in (torch.tensor, torch.as_tensor) and isinstance(device, torch.device):
-            there = args and isinstance(args[0], torch.Tensor)
-            return "" if there else _NUMBERS
+            is_tensor = args and isinstance(args[0], torch.Tensor)
+            return "" if is_tensor else _NUMBERS
         if func is torch.Tensor.to:
-            named = [each for each in (device, *args[1:2]) if isinstance(each, str)]
-            return "to('cpu')" if "cpu" in named else ""
-        if func is torch.Tensor.__format__ and args[0].dim():  # else it is dispatched as an item
+            names = [name for name in (device, *args[1:2]) if isinstance(name, str)]
+            return "to('cpu')" if "cpu" in names else ""
+        if func is torch.Tensor.__format__ and args[0].dim():  # a scalar is dispatched as ``item``
             return _COPYING[torch.Tensor.__repr__]
         return _COPYING.get(func, "")
 
@@ -122,35 +123,36 @@ class _FreeOnTheCpu(TorchFunctionMode):
 def watching(
     device: torch.device, on_host: Collection[int] = (), *, compiled: bool = False
 ) -> Iterator[Counter[Sync]]:
-    """Count what makes the host wait inside, by what it is and where.
+    """Count the causes that make the host wait inside the context.
 
-    With ``compiled`` code, functions are not looked at: Dynamo would compile it anew for that.
+    With ``compiled`` code, functions are not intercepted, because Dynamo would compile the code
+    again for that.
     """
-    found: Counter[Sync] = Counter()
+    counts: Counter[Sync] = Counter()
 
-    def seen(what: str) -> None:
-        found[Sync(what, _lines.here())] += 1
+    def report(what: str) -> None:
+        counts[Sync(what, _lines.here())] += 1
 
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
-            stack.enter_context(_cuda_reports(seen))
+            stack.enter_context(_cuda_reports(report))
         elif not compiled:
-            stack.enter_context(_FreeOnTheCpu(seen))
-        stack.enter_context(SyncMode(seen, device, on_host))
-        yield found
-    told = {each.line for each in found if each.what != BY_CUDA}
-    for each in [one for one in found if one.what == BY_CUDA and one.line in told]:
-        del found[each]
+            stack.enter_context(_FreeOnTheCpu(report))
+        stack.enter_context(SyncMode(report, device, on_host))
+        yield counts
+    explained = {sync.line for sync in counts if sync.what != BY_CUDA}
+    for sync in [sync for sync in counts if sync.what == BY_CUDA and sync.line in explained]:
+        del counts[sync]
 
 
 @contextlib.contextmanager
-def _cuda_reports(seen: Seen) -> Iterator[None]:
+def _cuda_reports(report: Report) -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         show = warnings.showwarning
 
-        def told(
+        def show_or_report(
             message: Warning | str,
             category: type[Warning],
             filename: str,
@@ -159,11 +161,11 @@ def _cuda_reports(seen: Seen) -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if _WARNING in str(message):
-                seen(BY_CUDA)
+                report(BY_CUDA)
             else:
                 show(message, category, filename, lineno, file, line)
 
-        warnings.showwarning = told
+        warnings.showwarning = show_or_report
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield

@@ -1,1 +1,1 @@
-"""What marked steps of a profiler tell: spans and kernels by module, memory by role."""
+"""Evaluation of profiled steps: spans and kernels by module, memory by role."""

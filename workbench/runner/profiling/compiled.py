@@ -1,9 +1,10 @@
-"""Gives what Inductor generated to modules: the calls within a compiled graph, one after another.
+"""Attribution of code that Inductor generated to modules, call by call.
 
-The range of a compiled graph in a trace names it, and what lies directly in it are its calls in
-their order. Of those of one name the first is the first that Inductor generated, and so on, as
-long as there are as many as it generated; where there are not, nobody can tell which is which.
-A call that computes for several modules belongs to the innermost that holds them all.
+The range of a compiled graph in a trace names the graph, and the ranges directly inside it are its
+calls in order. The first call of a name is the first that Inductor generated with that name, and so
+on, as long as the trace has as many calls as Inductor generated. If the numbers differ, the calls
+cannot be matched. A call that computes for several modules belongs to the innermost module that
+contains them all.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _NUMBER = re.compile(r"^graph_\d+_(?=cpp_)")
 _UNKNOWN = "a graph came from Inductor's cache, without what its kernels compute"
 _MISCOUNTED = "what ran is not what Inductor said that it generated"
 _APART = "a kernel computes for the model and its loss, or for a module that Dynamo does not name"
-# What Dynamo calls the model in a step, and a block in its own method. Where a graph broke, what
-# goes on in the middle of a module calls that module "self" as well: whose it is, nobody can tell.
-_WHOLE, _BLOCK = frozenset({"model", "compute"}), frozenset({"self"})
+# Dynamo's names of the model in a step, and of a block in its own method. After a graph break in
+# the middle of a module, Dynamo calls that module "self" as well, so it cannot be identified.
+_MODEL, _BLOCK = frozenset({"model", "compute"}), frozenset({"self"})
 _OVERLOADED = re.compile(r"^torch\.ops\.(\w+)\.(\w+)(\.\w+)?$")
-# Operators that the calls run whose name is another one.
+# Operators that run under another name than the call has.
 _RUNS = {
     "extern_kernels.bias_addmm": ("aten::addmm",),
     "extern_kernels.mm_dtype": ("aten::mm",),
@@ -41,12 +42,13 @@ def name_compiled(
     *,
     has_loss: bool,
 ) -> None:
-    """Give the calls of compiled graphs their modules, and with them the work that they launched.
+    """Attribute the calls of compiled graphs, and the work that they launched, to modules.
 
-    ``graphs``: calls by the graph's key. ``modules``: the class of each module by its path, the
-    model's own being empty. ``has_loss``: whether what lies in no module is the loss. What cannot
-    be told stays as it was, with the compiled code or the block that was compiled by itself, and
-    ``trace.untold`` says why. Of a graph that is replayed as CUDA graphs, few calls are made.
+    ``graphs``: calls by the graph's key. ``modules``: the class of each module by its path; the
+    model's own path is empty. ``has_loss``: whether calls outside of any module belong to the loss.
+    Calls that cannot be attributed remain with the compiled code, or with the block that was
+    compiled separately, and ``trace.untold`` gives the reason. A graph that is replayed as CUDA
+    graphs makes few calls.
     """
     untold: dict[str, None] = {}
     within: dict[int, list[int]] = defaultdict(list)
@@ -67,7 +69,7 @@ def name_compiled(
 
 
 def _around(trace: Trace, index: int) -> Iterator[int]:
-    """The ranges around one."""
+    """Yield the ranges around a range, the innermost first."""
     while (index := trace.spans[index].parent) >= 0:
         yield index
 
@@ -79,32 +81,32 @@ def _name_launched(
     calls: Sequence[Call],
     around: _Around,
 ) -> Iterator[str]:
-    """Name the calls that the host made one by one; yields why some are not named."""
+    """Name the calls that the host made individually; yield the reasons why some are not named."""
     ran: dict[str, list[int]] = defaultdict(list)
     for child in within[graph]:
         ran[_NUMBER.sub("", trace.spans[child].name)].append(child)
-    for name, places in _generated(calls).items():
-        if len(places) != len(ran[name]):
+    for name, modules in _generated(calls).items():
+        if len(modules) != len(ran[name]):
             yield _MISCOUNTED
             continue
-        for child, place in zip(ran[name], places, strict=True):
-            if found := around.module(place):
-                _give(trace, child, found, within)
+        for child, modules_of_call in zip(ran[name], modules, strict=True):
+            if owner := around.module(modules_of_call):
+                _give(trace, child, owner, within)
             else:
                 yield _APART
 
 
 def _generated(calls: Iterable[Call]) -> dict[str, list[tuple[tuple[str, str], ...]]]:
-    """The places of each operator's or kernel's calls, in their order."""
-    found: dict[str, list[tuple[tuple[str, str], ...]]] = defaultdict(list)
-    for name, places in calls:
-        for one in _RUNS.get(name) or (_as_traced(name),):
-            found[one].append(places)
-    return found
+    """Return the modules of each operator's or kernel's calls, in order."""
+    generated: dict[str, list[tuple[tuple[str, str], ...]]] = defaultdict(list)
+    for name, modules in calls:
+        for traced in _RUNS.get(name) or (_as_traced(name),):
+            generated[traced].append(modules)
+    return generated
 
 
 def _as_traced(name: str) -> str:
-    """A call's name in a trace."""
+    """Return a call's name in a trace."""
     if overloaded := _OVERLOADED.match(name):
         return f"{overloaded[1]}::{overloaded[2]}"
     library, _, rest = name.partition(".")
@@ -112,28 +114,28 @@ def _as_traced(name: str) -> str:
 
 
 class _Around:
-    """What a compiled graph computes in: the whole model, or a block that was compiled alone."""
+    """The scope of a compiled graph: the model, or a block that was compiled separately."""
 
     def __init__(self, module: str, modules: Mapping[str, str], outside: str) -> None:
         self._modules = modules
-        whole = module == COMPILED
-        self._base = "" if whole else f"{module}."
-        self._roots = _WHOLE if whole else _BLOCK
-        self._nowhere = (outside,) if whole else tuple(module.split("."))
+        is_model = module == COMPILED
+        self._base = "" if is_model else f"{module}."
+        self._roots = _MODEL if is_model else _BLOCK
+        self._nowhere = (outside,) if is_model else tuple(module.split("."))
 
     def module(self, places: Iterable[tuple[str, str]]) -> str:
-        """The innermost that holds all places; empty where there is none, or one is unknown."""
-        found = {self._nowhere if one == NOWHERE else self._path(*one) for one in places}
-        if not found or None in found:
+        """Return the innermost module that contains all ``places``; empty if it is unknown."""
+        candidates = {self._nowhere if place == NOWHERE else self._path(*place) for place in places}
+        if not candidates or None in candidates:
             return ""
-        paths = [path for path in found if path is not None]
+        paths = [path for path in candidates if path is not None]
         if len(paths) > 1 and any(path[:1] and path[0].startswith("(") for path in paths):
             return ""  # the model and its loss have no module in common
         shared = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
         return ".".join(names[0] for names in shared) or ROOT
 
     def _path(self, path: str, kind: str) -> tuple[str, ...] | None:
-        """The names that lead from the model to what Dynamo calls, say, L['model'].a[0]."""
+        """Return the names from the model to what Dynamo calls, for example, L['model'].a[0]."""
         _, root, *names = re.sub(r"\[['\"]?([^'\"\]]*)['\"]?\]", r".\1", path).split(".")
         for start in range(len(names) + 1) if root in self._roots else ():
             name = (self._base + ".".join(names[start:])).rstrip(".")
@@ -145,6 +147,6 @@ class _Around:
 def _give(trace: Trace, index: int, module: str, within: Mapping[int, list[int]]) -> None:
     waiting = [index]
     while waiting:
-        one = waiting.pop()
-        trace.spans[one].module = module
-        waiting += within.get(one, ())
+        span = waiting.pop()
+        trace.spans[span].module = module
+        waiting += within.get(span, ())

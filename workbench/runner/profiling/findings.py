@@ -1,4 +1,4 @@
-"""What a profile says beside its rows: notes, memory at the peak with its estimate, the trace."""
+"""Results of a profile beside its rows: notes, memory at the peak with its estimate, the trace."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ from workbench.runner.resolve import footprint
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import WITH_GRAPHS
 
-BACK_TO_NORMAL = 0.03  # by which steps after the profiler may differ from those before
+BACK_TO_NORMAL = 0.03  # tolerated relative difference between steps before and after the profiler
 
 
 def is_compiled(arm: Arm) -> bool:
-    """Whether the arm's modules run as compiled code, and not only an operator that some call."""
+    """Return whether the arm's modules are compiled, not only operators that they call."""
     return arm.situation.option("compile") != "off" and arm.compiles.graphs > 0
 
 
 def has_inductors_graphs(arm: Arm) -> bool:
-    """Whether Inductor replays CUDA graphs that it recorded for the arm."""
+    """Return whether Inductor replays CUDA graphs that it recorded for the arm."""
     return arm.situation.option("compile") in WITH_GRAPHS and arm.compiles.recordings > 0
 
 
 def read(path: Path, arm: Arm) -> Trace:
-    """The trace of an arm's marked steps, what Inductor generated given to the modules too."""
+    """Read the trace of an arm's marked steps, with Inductor's kernels attributed to modules."""
     situation = arm.situation
-    found = trace.read(path, situation.device.type)
+    result = trace.read(path, situation.device.type)
     if is_compiled(arm):
         modules = {name: type(module).__name__ for name, module in arm.model.named_modules()}
-        name_compiled(found, provenance.known(), modules, has_loss=situation.workload.trains)
-    return found
+        name_compiled(result, provenance.known(), modules, has_loss=situation.workload.trains)
+    return result
 
 
-def notes(arm: Arm, before: TimedBlock, found: Trace) -> list[Scalar]:
-    """What a reader of the tables must know; ``before`` ran without the profiler."""
-    told: list[Scalar] = []
+def notes(arm: Arm, before: TimedBlock, result: Trace) -> list[Scalar]:
+    """Return what a reader of the tables must know; ``before`` ran without the profiler."""
+    lines: list[Scalar] = []
     if is_compiled(arm):
-        told.append(
-            "torch.compile fuses operators of several modules into one kernel: its time is told "
-            "for the innermost module that holds them all."
+        lines.append(
+            "torch.compile fuses operators of several modules into one kernel. Its time counts "
+            "for the innermost module that contains them all."
         )
-        if found.untold:
-            told.append(f"(compiled code) is what no module could be told for: {found.untold}.")
+        if result.untold:
+            lines.append(f"(compiled code) could not be attributed to a module: {result.untold}.")
     inductors = has_inductors_graphs(arm)
     if inductors and not recordings.can_launch(arm.situation.device.index):
-        told.append(
-            "Inductor replays CUDA graphs of its own, and this version of torch does not show how "
-            "to run them otherwise: their kernels are not told by module, nor their pools by role."
+        lines.append(
+            "This version of torch offers no way to run Inductor's own CUDA graphs kernel by "
+            "kernel: their kernels are not listed by module, nor their memory by role."
         )
     elif inductors or getattr(arm.step, "uncaptured", None):
-        told.append(
-            "A CUDA graph is replayed as a whole: its kernels are told by module where they are "
-            "those of the same step run once without the graph. So is its memory by role; what the "
-            "graph's pool has beyond that is told as private pools."
+        lines.append(
+            "A CUDA graph is replayed as a single launch. Its kernels are listed by module, and "
+            "its memory by role, by comparison with the same step without the graph. Memory that "
+            "the graph's pool has beyond that step is listed as private pools."
         )
     if before.void:
-        told.append(f"The steps that were timed without the profiler do not count: {before.void}.")
-    return told
+        lines.append(f"The steps that were timed without the profiler do not count: {before.void}.")
+    return lines
 
 
 def disturbed(before: TimedBlock, after: TimedBlock) -> str:
-    """Whether steps after the profiler are as fast as they were before it; empty where they are."""
+    """Return a warning if steps after the profiler differ in speed from those before, else ""."""
     ratio = after.median_ms / before.median_ms
     if abs(ratio - 1) <= BACK_TO_NORMAL:
         return ""
     return (
-        f"Steps after the profiler take {ratio:.2f} of what they took before it: start a new "
+        f"Steps after the profiler take {ratio:.2f} times as long as before it: start a new "
         "runner before you time anything."
     )
 
@@ -83,36 +83,36 @@ def disturbed(before: TimedBlock, after: TimedBlock) -> str:
 def peak_by_role(
     course: dict[str, list[float]], situation: Situation
 ) -> dict[str, list[float | str | None]]:
-    """The table ``peak`` of a profile, from the course of memory over the step."""
-    totals = [sum(held) for held in zip(*(course[role] for role in breakdown.ROLES), strict=True)]
-    # A graph's pool is held all the time: its peak is where the step needs most of it.
-    place = max(range(len(totals)), key=lambda n: (totals[n], -course["private_pools"][n]))
+    """Return the table ``peak`` of a profile from the memory during the step."""
+    totals = [sum(sizes) for sizes in zip(*(course[role] for role in breakdown.ROLES), strict=True)]
+    # A graph's pool exists all the time: its peak is where the step uses most of it.
+    peak = max(range(len(totals)), key=lambda n: (totals[n], -course["private_pools"][n]))
     estimated = _estimate(situation)
     return {
         "role": list(breakdown.ROLES),
-        "bytes": [course[role][place] for role in breakdown.ROLES],
+        "bytes": [course[role][peak] for role in breakdown.ROLES],
         "estimate": [estimated.get(role) for role in breakdown.ROLES],
     }
 
 
 def _estimate(situation: Situation) -> dict[str, float]:
-    """The estimate in the roles that are measured, where there is one."""
-    found = footprint(situation)
-    if found is None:
+    """Return the estimate by measured role; empty if there is none."""
+    estimate = footprint(situation)
+    if estimate is None:
         return {}
-    # Without a backward pass nothing is kept for one: what is estimated are temporaries.
+    # Without a backward pass no activations are saved for it: the estimate is of temporaries.
     working = "activations" if situation.workload.trains else "workspace"
     return {
-        "parameters": found.weights + found.tables,
-        "gradients": found.gradients,
-        "optimizer": found.optimizer,
-        working: found.activations,
-        "other": found.cache + found.workspaces,
+        "parameters": estimate.weights + estimate.tables,
+        "gradients": estimate.gradients,
+        "optimizer": estimate.optimizer,
+        working: estimate.activations,
+        "other": estimate.cache + estimate.workspaces,
     }
 
 
 def keep(path: Path, file: Path) -> None:
-    """Put the trace where it was asked for, whole or not at all; raises ``OSError``."""
+    """Copy the trace to ``file`` completely or not at all; raise ``OSError`` on failure."""
     partial = file.with_name(f".{file.name}.partial")
     try:
         with path.open("rb") as source, _opened(partial, file.suffix == ".gz") as target:

@@ -1,4 +1,4 @@
-"""Operator classes: what sort of work a kernel, or an operator on the CPU, does, by its name."""
+"""Operator classes: the kind of work of a kernel or CPU operator, derived from its name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OPTIMIZER = "optimizer"
 HOST = "host"
 OTHER = "other"
 
-# In order: the first that matches wins, so that what is special stands before what is general.
+# The first match wins, so special patterns precede general ones.
 _PATTERNS = (
     ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast_kernel"),
     ("attention", r"flash|fmha|attention|attn|scaled_dot_product|flex"),
@@ -42,13 +42,13 @@ _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern i
 
 
 def kind_of(name: str, callers: Sequence[str] = ()) -> str:
-    """The class of a kernel or operator; where its name says nothing, its callers' names do.
+    """Return the class of a kernel or operator, from its own name or else from its callers' names.
 
     ``callers``: the operators that it ran within, the innermost first.
     """
-    for one in (name, *callers):
-        if found := _kind(one):
-            return found
+    for candidate in (name, *callers):
+        if kind := _kind(candidate):
+            return kind
     return OTHER
 
 

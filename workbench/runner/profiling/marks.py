@@ -1,4 +1,4 @@
-"""Marks around steps, modules and the loss, by which a trace tells whose time is whose."""
+"""Profiler ranges around steps, modules and the loss, by which a trace attributes time."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ import torch
 from torch import nn
 from torch.autograd.profiler import record_function
 
-from kernels import Operator
-from kernels._dispatch import watched
+from kernels import Operator, watched
 from models import Model
 from sessions.breakdown import LOSS
 from workbench.runner.profiling.trace import MODULE, OPERATOR, ROOT
 
 
 class _Ranges:
-    """Opens a range before a module's forward pass and closes it after, also when it raises."""
+    """A module's range, opened before its forward pass and closed after it, even if it raises."""
 
     def __init__(self, name: str) -> None:
         self._name = f"{MODULE}{name}"
-        self._open: list[record_function] = []  # a module may be called within itself
+        self._open: list[record_function] = []  # a stack, because a module may call itself
 
     def before(self, *_: Any) -> None:
-        """A forward pre-hook."""
+        """Open the range (a forward pre-hook)."""
         opened = record_function(self._name)
         opened.__enter__()
         self._open.append(opened)
 
     def after(self, *_: Any) -> None:
-        """A forward hook, always called."""
+        """Close the range (a forward hook that is always called)."""
         self._open.pop().__exit__(None, None, None)
 
 
@@ -39,8 +38,8 @@ class _Ranges:
 def modules_marked(model: Model) -> Iterator[None]:
     """Mark every call of a module, of the kernel library and of the loss.
 
-    Not for a model that was compiled, whose code has the hooks of its compilation: it would not
-    call these, or be compiled again.
+    A compiled model needs another function: its code contains the hooks of its compilation, so it
+    would ignore these hooks or be compiled again.
     """
     with watched(_marked_operator):
         yield from _modules_marked(model)
@@ -48,9 +47,9 @@ def modules_marked(model: Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocks_marked(model: Model, blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Mark calls of modules and of the loss, where ``blocks`` were compiled each by itself.
+    """Mark calls of modules and of the loss when each of ``blocks`` was compiled separately.
 
-    A block is marked around its compiled methods, and nothing that lies in it.
+    A block is marked around its compiled methods; nothing inside it is marked.
     """
     methods = [(block, name, block.__dict__[name]) for block in blocks
                for name in ("forward", "branch") if name in block.__dict__]  # fmt: skip
@@ -58,7 +57,9 @@ def blocks_marked(model: Model, blocks: Sequence[nn.Module]) -> Iterator[None]:
     for block, method, compiled in methods:
         block.__dict__[method] = _within(f"{MODULE}{names[id(block)]}", compiled)
     try:
-        yield from _modules_marked(model, {id(one) for block in blocks for one in block.modules()})
+        yield from _modules_marked(
+            model, {id(part) for block in blocks for part in block.modules()}
+        )
     finally:
         for block, method, compiled in methods:
             block.__dict__[method] = compiled
@@ -77,10 +78,10 @@ def _marked_operator(op: Operator, impl: str, args: tuple[Any, ...]) -> Any:
         return op.implementations[impl].call(*args)
 
 
-def _modules_marked(model: Model, passed_over: Collection[int] = ()) -> Iterator[None]:
+def _modules_marked(model: Model, skipped: Collection[int] = ()) -> Iterator[None]:
     hooks = []
     for name, module in model.named_modules():
-        if id(module) in passed_over:
+        if id(module) in skipped:
             continue
         ranges = _Ranges(name or ROOT)
         hooks.append(module.register_forward_pre_hook(ranges.before))
@@ -96,7 +97,7 @@ def _modules_marked(model: Model, passed_over: Collection[int] = ()) -> Iterator
 
 @contextlib.contextmanager
 def before_updates(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> Iterator[None]:
-    """Call ``look`` whenever the optimizer begins to step."""
+    """Call ``look`` whenever a step of the optimizer begins."""
     hook = optimizer.register_step_pre_hook(lambda *_: look())
     try:
         yield

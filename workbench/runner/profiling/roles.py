@@ -1,16 +1,15 @@
-"""Memory by role over a marked step: whose is each byte that the allocator holds?
+"""Memory by role over a marked step: the purpose of each byte that the allocator holds.
 
-Every block is told by its address: parameters, buffers and the optimizer's state are known before
-the step; a gradient is what lies at a parameter's ``.grad`` when the optimizer begins. Of what a
-step allocates, a block that is there when the backward pass begins and was made before is an
-activation that it needs; the rest is workspace: temporaries of operators, scratch space of
-libraries. This needs neither hooks inside the model nor operators to be seen, and so holds for
-compiled code too. What a CUDA graph uses at replay is no allocation but lies in its private pool:
-whose it is, the same step tells when it runs once without the graph.
+A block's role follows from its address. Parameters, buffers and the optimizer's state are known
+before the step, and a gradient is a block at a parameter's ``.grad`` when the optimizer begins.
+Among a step's own allocations, a block from before the backward pass that still exists when the
+pass begins is an activation that it needs. The rest is workspace: temporaries of operators and
+scratch space of libraries. This needs no hooks inside the model and no visible operators, so it
+also holds for compiled code. Memory that a CUDA graph uses at replay is not allocated but lies in
+the graph's private pool; its roles are those of the same step run once without the graph.
 
-On a GPU the allocator tells how much is held altogether, and what nobody here knows of is "other".
-On the CPU nothing does: what was made before the trace and is none of the known (a decode cache)
-is not counted.
+On a GPU the allocator reports its total, and the unexplained part of it is "other". The CPU has no
+such total: blocks from before the trace with an unknown role (a decode cache) are not counted.
 """
 
 from __future__ import annotations
@@ -23,19 +22,20 @@ from sessions.breakdown import ROLES
 from workbench.runner.arm import Arm
 from workbench.runner.graph_pools import resident_bytes
 from workbench.runner.profiling.trace import Trace
+from workbench.runner.structures import tensors
 
-ROWS = 400  # of the course over a step, at most
-_ROUNDING = 512  # bytes that the CUDA allocator rounds a block up to
+ROWS = 400  # rows of the course over a step, at most
+_ROUNDING = 512  # the CUDA allocator rounds a block up to a multiple of this many bytes
 _UPDATE = "Optimizer.step#"
 
 
 @dataclass
 class Known:
-    """What is known beside the trace: storages by address, and what else is held.
+    """The state of an arm before a trace: storages by address, and further memory.
 
     ``blocks``: address to role and bytes before the steps. ``gradients``: for each marked step the
     addresses of the gradients when the optimizer began. ``pools``: bytes of CUDA graphs' private
-    pools that no tensor holds now.
+    pools that no tensor occupies.
     """
 
     blocks: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class _Block:
 
 
 def known(arm: Arm, device: torch.device) -> Known:
-    """What the arm holds between two steps."""
-    found = Known()
+    """Return the memory of an arm between two steps."""
+    memory = Known()
     on_gpu = device.type == "cuda"
 
     def take(role: str, tensor: object) -> None:
@@ -64,7 +64,7 @@ def known(arm: Arm, device: torch.device) -> Known:
             if on_gpu:
                 size = -(-size // _ROUNDING) * _ROUNDING
             if size:
-                found.blocks.setdefault(storage.data_ptr(), (role, size))
+                memory.blocks.setdefault(storage.data_ptr(), (role, size))
 
     for parameter in arm.model.parameters():
         take("parameters", parameter)
@@ -88,74 +88,75 @@ def known(arm: Arm, device: torch.device) -> Known:
             for flat in arm.trainer.buckets.tensors():
                 take("gradients", flat)
     if on_gpu:
-        held = sum(size for _, size in found.blocks.values())
-        found.other = max(0, torch.cuda.memory_allocated(device) - held)
-        found.reserved = torch.cuda.memory_reserved(device)
-        found.pools = resident_bytes(arm)
+        explained = sum(size for _, size in memory.blocks.values())
+        memory.other = max(0, torch.cuda.memory_allocated(device) - explained)
+        memory.reserved = torch.cuda.memory_reserved(device)
+        memory.pools = resident_bytes(arm)
     else:
-        for tensor in (*arm.batches.inputs, *arm.batches.targets):
+        for tensor in tensors((arm.batches.inputs, arm.batches.targets)):
             take("other", tensor)
-    return found
+    return memory
 
 
 def gradient_addresses(arm: Arm) -> set[int]:
-    """Where the gradients lie now."""
+    """Return the present addresses of the gradients."""
     gradients = (parameter.grad for parameter in arm.model.parameters())
-    return {storage.data_ptr() for one in gradients for storage in _storages(one)}
+    return {storage.data_ptr() for gradient in gradients for storage in _storages(gradient)}
 
 
 def course(trace: Trace, before: Known) -> dict[str, list[float]]:
-    """Bytes by role over the last marked step: columns ``t_ms``, ``reserved`` and each role.
+    """Return bytes by role over the last marked step: columns ``t_ms``, ``reserved``, each role.
 
-    ``reserved`` is what the caching allocator holds altogether, 0 where there is none.
+    ``reserved`` is the total of the caching allocator, 0 without such an allocator.
     """
     blocks = _blocks(trace, before)
     span = trace.spans[trace.steps[-1]]
-    index = {role: place for place, role in enumerate(ROLES)}
-    held = [0.0] * len(ROLES)
-    held[index["private_pools"]] = before.pools
-    held[index["other"]] = before.other
+    index = {role: column for column, role in enumerate(ROLES)}
+    sizes = [0.0] * len(ROLES)
+    sizes[index["private_pools"]] = before.pools
+    sizes[index["other"]] = before.other
     changes: list[tuple[float, int, float]] = []
     for block in blocks:
-        place = index[block.role]
+        column = index[block.role]
         if block.start < span.start < block.stop:
-            held[place] += block.bytes
+            sizes[column] += block.bytes
         elif span.start <= block.start <= span.stop:
-            changes.append((block.start, place, block.bytes))
+            changes.append((block.start, column, block.bytes))
         if span.start <= block.stop <= span.stop:
-            changes.append((block.stop, place, -block.bytes))
+            changes.append((block.stop, column, -block.bytes))
     reserved = float(before.reserved)
-    told = [(one.at, one.reserved) for one in trace.allocations]
-    reserved = next((size for at, size in reversed(told) if at < span.start), reserved)
-    rows = [(span.start, tuple(held), reserved)]
-    sizes = dict(told)
-    for at, place, change in sorted(changes):
-        held[place] += change
-        reserved = sizes.get(at, reserved)
-        rows.append((at, tuple(held), reserved))
-    rows.append((span.stop, tuple(held), reserved))
+    reservations = [(allocation.at, allocation.reserved) for allocation in trace.allocations]
+    reserved = next((size for at, size in reversed(reservations) if at < span.start), reserved)
+    rows = [(span.start, tuple(sizes), reserved)]
+    reserved_at = dict(reservations)
+    for at, column, change in sorted(changes):
+        sizes[column] += change
+        reserved = reserved_at.get(at, reserved)
+        rows.append((at, tuple(sizes), reserved))
+    rows.append((span.stop, tuple(sizes), reserved))
     return _thinned(rows, span.start)
 
 
-def replayed(uncaptured: dict[str, list[float]], held: Known) -> dict[str, list[float]]:
-    """The course of a replayed step, told by that of the same step without its graph.
+def replayed(uncaptured: dict[str, list[float]], state: Known) -> dict[str, list[float]]:
+    """Return the course of a replayed step, derived from the same step without its graph.
 
-    What the uncaptured step takes beyond what it began with, the graph has in its pool; the rest of
-    the pool stays "private pools", so that together they are what is allocated and the pool, at any
-    time. A step that takes more than the pool has shows that more. Times are the uncaptured step's.
+    The uncaptured step's growth since its start lies in the graph's pool at replay. The rest of the
+    pool remains "private pools", so that the roles always add up to the allocated memory and the
+    pool. A step that grows beyond its pool shows the larger sum. Times are those of the uncaptured
+    step.
     """
     rows = list(zip(*(uncaptured[role] for role in ROLES), strict=True))
     own = ROLES.index("private_pools")
     taken = [sum(row) - row[own] - (sum(rows[0]) - rows[0][own]) for row in rows]
     return {
         **uncaptured,
-        "private_pools": [max(0.0, held.pools - max(0.0, more)) for more in taken],
-        "reserved": [float(held.reserved)] * len(rows),
+        "private_pools": [max(0.0, state.pools - max(0.0, more)) for more in taken],
+        "reserved": [float(state.reserved)] * len(rows),
     }
 
 
 def _storages(tensor: object) -> list[torch.UntypedStorage]:
-    """Where a tensor's numbers lie; one that wraps others (8-bit states, say) has several."""
+    """Return a tensor's storages: several for a wrapper of tensors, such as 8-bit states."""
     if not isinstance(tensor, torch.Tensor):
         return []
     if hasattr(tensor, "__tensor_flatten__"):
@@ -165,25 +166,25 @@ def _storages(tensor: object) -> list[torch.UntypedStorage]:
 
 
 def _blocks(trace: Trace, before: Known) -> list[_Block]:
-    """Every block that was held at some time of the trace, with its role."""
+    """Return every block that existed at some time of the trace, with its role."""
     live = {
         address: _Block(size, float("-inf"), role=role)
         for address, (role, size) in before.blocks.items()
     }
     done: list[tuple[int, _Block]] = []
     unseen = 0
-    for one in trace.allocations:
-        if one.bytes > 0:
-            if (replaced := live.pop(one.address, None)) is not None:
-                replaced.stop = one.at  # its end was not told
-                done.append((one.address, replaced))
-            live[one.address] = _Block(one.bytes, one.at)
-        elif (block := live.pop(one.address, None)) is not None:
-            block.stop = one.at
-            done.append((one.address, block))
+    for event in trace.allocations:
+        if event.bytes > 0:
+            if (replaced := live.pop(event.address, None)) is not None:
+                replaced.stop = event.at  # its release is missing from the trace
+                done.append((event.address, replaced))
+            live[event.address] = _Block(event.bytes, event.at)
+        elif (block := live.pop(event.address, None)) is not None:
+            block.stop = event.at
+            done.append((event.address, block))
         else:
-            unseen += -one.bytes  # held before the trace, and by nobody known
-            done.append((one.address, _Block(-one.bytes, float("-inf"), one.at)))
+            unseen += -event.bytes  # from before the trace, and of unknown role
+            done.append((event.address, _Block(-event.bytes, float("-inf"), event.at)))
     before.other = max(0, before.other - unseen)
     done += live.items()
     for number, step in enumerate(trace.steps):
@@ -193,11 +194,11 @@ def _blocks(trace: Trace, before: Known) -> list[_Block]:
 
 
 def _name(trace: Trace, step: int, blocks: list[tuple[int, _Block]], gradients: set[int]) -> None:
-    """Give the blocks that one step allocated their roles."""
+    """Set the roles of the blocks that a step allocated."""
     span = trace.spans[step]
-    inside = [one for one in trace.spans if span.start <= one.start <= span.stop]
-    backward = min((one.start for one in inside if one.is_node), default=float("inf"))
-    update = min((one.start for one in inside if one.name.startswith(_UPDATE)), default=-1.0)
+    inside = [inner for inner in trace.spans if span.start <= inner.start <= span.stop]
+    backward = min((inner.start for inner in inside if inner.is_node), default=float("inf"))
+    update = min((inner.start for inner in inside if inner.name.startswith(_UPDATE)), default=-1.0)
     for address, block in blocks:
         if not span.start <= block.start <= span.stop:
             continue
@@ -212,15 +213,17 @@ def _name(trace: Trace, step: int, blocks: list[tuple[int, _Block]], gradients: 
 def _thinned(
     rows: list[tuple[float, tuple[float, ...], float]], start: float
 ) -> dict[str, list[float]]:
-    """As columns: of each stretch the row that holds most, and those where a role holds most."""
+    """Return the rows as columns: the largest row of each stretch, and each role's largest row."""
     stride = -(-len(rows) // (ROWS - len(ROLES)))
-    kept = {
-        max(range(place, min(place + stride, len(rows))), key=lambda n: sum(rows[n][1]))
-        for place in range(0, len(rows), stride)
+    selected = {
+        max(range(first, min(first + stride, len(rows))), key=lambda n: sum(rows[n][1]))
+        for first in range(0, len(rows), stride)
     }
-    kept |= {max(range(len(rows)), key=lambda n: rows[n][1][role]) for role in range(len(ROLES))}
-    chosen = [rows[n] for n in sorted(kept)]
-    columns = {role: [held[place] for _, held, _ in chosen] for place, role in enumerate(ROLES)}
+    selected |= {
+        max(range(len(rows)), key=lambda n: rows[n][1][role]) for role in range(len(ROLES))
+    }
+    chosen = [rows[n] for n in sorted(selected)]
+    columns = {role: [sizes[n] for _, sizes, _ in chosen] for n, role in enumerate(ROLES)}
     return {
         "t_ms": [(at - start) / 1e3 for at, _, _ in chosen],
         **columns,

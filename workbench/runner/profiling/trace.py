@@ -1,12 +1,12 @@
-"""A trace of marked steps, read: which time belongs to which module, kernel by kernel.
+"""Reader of a trace of marked steps, which attributes time to modules, kernel by kernel.
 
-What is read is the Chrome trace that torch.profiler writes, so that the table and the file that a
-person opens in Perfetto cannot tell different things. Times are microseconds.
+The source is the Chrome trace that torch.profiler writes, so that the table always agrees with the
+file that a person opens in Perfetto. Times are microseconds.
 
-The module of an operator is that of the innermost module range around it. Backward operators run
-outside of all of them: autograd gives an operator and the node that it makes one sequence number,
-so a node's time belongs to the module of the last forward operator with the node's number. A
-kernel belongs to the host's call that launched it, which CUPTI tells by correlation.
+An operator belongs to the innermost module range around it. Backward operators run outside of all
+module ranges, but autograd gives an operator and the node that it creates the same sequence number:
+a node belongs to the module of the last forward operator with the node's number. A kernel belongs
+to the host's call that launched it, which CUPTI identifies by correlation.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import msgspec
 from sessions.breakdown import COMPILED, GRADIENTS, LOSS, OPTIMIZER, OUTSIDE, REPLAYED, UNKNOWN
 
 STEP = "workbench step"  # the range around each marked step
-OPERATOR = "operator "  # what the range of a call of the kernel library begins with
-ROOT = "(model)"  # the model's own name, which has none among its modules
-MODULE = "module "  # what the range of a module begins with; the rest is its name
+OPERATOR = "operator "  # prefix of the range around a call of the kernel library
+ROOT = "(model)"  # the model itself, whose name among the modules is empty
+MODULE = "module "  # prefix of a module's range; the rest is the module's name
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = f"{_NODE}torch::autograd::AccumulateGrad"
 _UPDATES = ("Optimizer.step#", "Optimizer.zero_grad#")
@@ -59,7 +59,7 @@ class _Trace(msgspec.Struct):
 
 @dataclass(slots=True)
 class Span:
-    """A call on the host; ``parent`` is the index of the one around it, -1 where there is none."""
+    """A call on the host; ``parent`` is the index of the call around it, -1 if there is none."""
 
     name: str
     category: str
@@ -70,33 +70,33 @@ class Span:
     correlation: int | None
     external: int | None
     parent: int = -1
-    own: float = 0.0  # its duration without what it called
+    own: float = 0.0  # its duration without the calls inside it
     module: str = OUTSIDE
     phase: str = "forward"
-    operator: str = ""  # of the kernel library, that it is a part of
+    operator: str = ""  # the kernel library's operator around it
 
     @property
     def is_node(self) -> bool:
-        """Whether it is a node of autograd's backward pass."""
+        """Return whether the span is a node of autograd's backward pass."""
         return self.name.startswith(_NODE)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One kernel, copy or fill on the device; ``launch`` is the index of its launch, or -1."""
+    """A kernel, copy or fill on the device; ``launch`` is the index of its launch, or -1."""
 
     name: str
     start: float
     stop: float
     launch: int
-    module: str = ""  # of a replayed kernel, where an uncaptured step showed it
+    module: str = ""  # set for a replayed kernel that a step without the graph identified
     phase: str = ""
     operator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory taken (``bytes`` > 0) or given back, and what the allocator has reserved then."""
+    """Memory taken (``bytes`` > 0) or released, and the memory that the allocator then reserves."""
 
     at: float
     address: int
@@ -109,31 +109,31 @@ class Trace:
     """The spans of a trace by start and nesting, the device's work, the allocator's events."""
 
     spans: list[Span] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)  # spans that are marked steps
+    steps: list[int] = field(default_factory=list)  # indices of the spans that are marked steps
     work: list[Work] = field(default_factory=list)  # of the marked steps, by start
     allocations: list[Allocation] = field(default_factory=list)  # on the device, by time
-    untold: str = ""  # why compiled code is given to no module, in clauses
+    untold: str = ""  # reasons why compiled code has no module, as clauses
 
     def callers(self, index: int) -> list[str]:
-        """Names of the operators around a span and its own, the innermost first."""
-        found = []
+        """Return the names of the operators around a span and its own, the innermost first."""
+        names = []
         while index >= 0:
             span = self.spans[index]
             if span.category == "cpu_op":
-                found.append(span.name)
+                names.append(span.name)
             index = span.parent
-        return found
+        return names
 
     def within(self, index: int) -> bool:
-        """Whether a span lies in a marked step, on whatever thread."""
+        """Return whether a span lies in a marked step, on any thread."""
         at = self.spans[index].start
         return any(self.spans[step].start <= at <= self.spans[step].stop for step in self.steps)
 
 
 def read(path: Path, device: str) -> Trace:
-    """The trace in a file of torch.profiler; ``device`` ("cpu", "cuda") is whose memory counts.
+    """Read a file of torch.profiler; ``device`` ("cpu" or "cuda") selects whose memory is read.
 
-    Raises ``ValueError`` for a file without a marked step.
+    Raise ``ValueError`` for a file without a marked step.
     """
     events = msgspec.json.decode(path.read_bytes(), type=_Trace).events
     trace = Trace()
@@ -158,14 +158,14 @@ def read(path: Path, device: str) -> Trace:
     trace.steps = [i for i, span in enumerate(trace.spans) if span.name == STEP]
     if not trace.steps:
         raise ValueError(f"{path}: the trace has no marked step")
-    trace.allocations.sort(key=lambda one: one.at)
+    trace.allocations.sort(key=lambda allocation: allocation.at)
     _resolve(trace)
     trace.work = _device_work(trace, events)
     return trace
 
 
 def place(trace: Trace, work: Work) -> tuple[str, str]:
-    """Module and phase of the device's work."""
+    """Return module and phase of the device's work."""
     if work.module:
         return work.module, work.phase
     if work.launch < 0:
@@ -177,31 +177,31 @@ def place(trace: Trace, work: Work) -> tuple[str, str]:
 
 
 def operator_of(trace: Trace, work: Work) -> str:
-    """The library's operator that launched the device's work; empty where none did."""
+    """Return the library's operator that launched the device's work; empty if there is none."""
     if work.operator or work.launch < 0:
         return work.operator
     return trace.spans[work.launch].operator
 
 
 def _nest(spans: list[Span], base: int) -> None:
-    """Give each span of one thread its parent and its own time; ``base`` is the first's index."""
+    """Set the parent and own time of each span of a thread; ``base`` is the first span's index."""
     spans.sort(key=lambda span: (span.start, -span.stop))
     around: list[int] = []
-    for place, span in enumerate(spans):
+    for index, span in enumerate(spans):
         while around and spans[around[-1]].stop <= span.start:
             around.pop()
         span.own += span.stop - span.start
         if around:
             parent = spans[around[-1]]
-            span.stop = min(span.stop, parent.stop)  # the clock's last digits may disagree
+            span.stop = min(span.stop, parent.stop)  # the clock's last digits may differ
             span.own = span.stop - span.start
             parent.own -= span.own
             span.parent = base + around[-1]
-        around.append(place)
+        around.append(index)
 
 
 def _adopt(trace: Trace) -> None:
-    """Give launches that lie in no operator's span the operator that CUPTI names for them."""
+    """Give launches outside of any operator's span the operator that CUPTI names for them."""
     operators: dict[int | None, int] = {
         span.external: index
         for index, span in enumerate(trace.spans)
@@ -213,11 +213,11 @@ def _adopt(trace: Trace) -> None:
 
 
 def _resolve(trace: Trace) -> None:
-    """Find the module and the phase of every span."""
+    """Determine the module and the phase of every span."""
     main = trace.spans[trace.steps[0]].thread
-    operators: dict[int, str] = {}  # as ``modules``
-    modules: dict[int, str] = {}  # of the last forward operator with each sequence number
-    # A node runs after the operator that made it, and on the main thread or on autograd's.
+    operators: dict[int, str] = {}  # like ``modules``
+    modules: dict[int, str] = {}  # of the last forward operator by sequence number
+    # A node runs after the operator that created it, on the main thread or on autograd's.
     order = sorted(range(len(trace.spans)), key=lambda i: trace.spans[i].thread != main)
     for index in order:
         span = trace.spans[index]
@@ -253,11 +253,11 @@ def _device_work(trace: Trace, events: list[_Event]) -> list[Work]:
         if span.category in _LAUNCHES and span.correlation is not None
     }
     first = min(trace.spans[step].start for step in trace.steps)
-    found = []
+    works = []
     for event in events:
         if event.ph != "X" or event.cat not in _DEVICE:
             continue
         launch = launches.get(event.args.correlation, -1) if event.args else -1
         if trace.within(launch) if launch >= 0 else event.ts >= first:
-            found.append(Work(event.name, event.ts, event.ts + event.dur, launch))
-    return sorted(found, key=lambda one: one.start)
+            works.append(Work(event.name, event.ts, event.ts + event.dur, launch))
+    return sorted(works, key=lambda work: work.start)

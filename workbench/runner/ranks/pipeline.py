@@ -1,7 +1,7 @@
 """Pipeline parallelism: an arm whose blocks are stages on several ranks, one after another.
 
-What a stage is stands in ``models._stages``, the order of its turns in ``schedule``, and how stages
-come from rank 0's weights and go back to them in ``stages``.
+``models.pipeline_stages`` defines a stage, ``schedule`` the order of its turns, and ``stages`` how
+stages come from rank 0's weights and go back to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 import kernels
 from models import LanguageModel
-from models._stages import StageOutput
+from models.pipeline_stages import StageOutput
 from workbench.runner.ranks.group import launching
 from workbench.runner.ranks.layers import LayersDivided
 from workbench.runner.ranks.measures import Measures

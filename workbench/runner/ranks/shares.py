@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from models import Model
-from models._division import WHOLE, Cut, divide
-from models._initialise import keep_marks
-from models._language_model import LanguageModel
+from models.initialisation import keep_marks
+from models.language_model import LanguageModel
+from models.tensor_parallel_plan import WHOLE, Cut, divide
 from workbench.runner.ranks.layers import Held
 from workbench.runner.ranks.region import AcrossRanks, AlongSequence
 from workbench.runner.toggles import Situation

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from models import Model
-from models._stages import chain, stages
+from models.pipeline_stages import chain, stages
 from workbench.runner.ranks.divided import digest
 from workbench.runner.ranks.group import rank
 from workbench.runner.ranks.layers import Held

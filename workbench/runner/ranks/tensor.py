@@ -1,7 +1,7 @@
 """Tensor parallelism: an arm whose layers are divided among ranks that all see the whole batch.
 
-What the layers cut is told in ``models._division``, where ranks meet in ``region``, and how shares
-come from rank 0's weights and go back to them in ``shares``.
+``models.tensor_parallel_plan`` defines which parameters are sharded, ``region`` where ranks
+communicate, and ``shares`` how shards come from rank 0's weights and go back to them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models._division import divisible
+from models.tensor_parallel_plan import divisible
 from workbench.runner.ranks.divided import digest
 from workbench.runner.ranks.layers import LayersDivided
 from workbench.runner.ranks.region import send_all, sum_over_ranks
@@ -31,8 +31,8 @@ class TensorDivided(LayersDivided):
         # Compilers choose kernels in each process, and the backward passes of layers that stay
         # whole may add in any order: what all ranks compute alike would part by roundings.
         situation = build.situation
-        whole_layers = divisible(situation.family, situation.config).whole
-        self._may_part = situation.option("compile") != "off" or bool(whole_layers)
+        replicated = divisible(situation.family, situation.config).replicated
+        self._may_part = situation.option("compile") != "off" or bool(replicated)
 
     def _compare(self, arm: Arm) -> None:
         """Count what differs between the ranks of the parameters that each has."""

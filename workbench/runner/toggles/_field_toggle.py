@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import models
 from models import ConfigurationError, Model
-from models._attention import RotaryCache
-from models._quantized import QuantizedLinear
+from models.attention import RotaryCache
+from models.quantized_linear import QuantizedLinear
 from sessions.model import Scalar
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (

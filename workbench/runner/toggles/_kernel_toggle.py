@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from kernels import REQUESTED, STANDARD, Operator
-from kernels._dispatch import meaning, watched
+from kernels import REQUESTED, STANDARD, Operator, resolve_choice, watched
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
@@ -154,7 +153,7 @@ def _stands_for_the_same(choice: str, operator: str, arm: Arm) -> bool:
 
     def watch(op: Operator, name: str, args: tuple[Any, ...]) -> Any:
         if op.name == operator:
-            same.append(meaning(op, choice, args) == name)
+            same.append(resolve_choice(op, choice, args) == name)
         return op.implementations[name].call(*args)
 
     with watched(watch):

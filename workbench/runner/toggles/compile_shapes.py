@@ -51,7 +51,7 @@ def _shown(option: str, arm: Arm, found: Compiles) -> Finding:
     lost = [f"{told}: {why}" for told, why in tried if why]
     if held:
         return effective("; ".join([f"without a recompile it also takes {', '.join(held)}", *lost]))
-    return no_effect("; ".join(lost))
+    return no_effect("; ".join(lost) or "batches that differ in shape have no size to change")
 
 
 def _other_sizes(arm: Arm) -> Iterator[tuple[str, Tensors]]:
@@ -59,6 +59,8 @@ def _other_sizes(arm: Arm) -> Iterator[tuple[str, Tensors]]:
     batch = arm.batches.inputs
     if arm.situation.workload.trains:
         batch += arm.batches.targets
+    if arm.batches.loose or not all(isinstance(x, torch.Tensor) and x.ndim for x in batch):
+        return
     size = batch[0].shape[0]
     if arm.situation.workload.name != "prefill":  # its cache is made for one batch
         other = size - 1 if size > 2 else 2 * size

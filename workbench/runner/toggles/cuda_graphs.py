@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models._cuda_graph import capturing, on_capture_stream
+from models.cuda_graph import capturing, on_capture_stream
 from sessions.model import Phase
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from models._adaptive import PATIENCE
+from models.adaattn import PATIENCE
 from workbench.protocol import Blocked
 from workbench.runner.toggles._adapting import calls, head_dim, ranks, ranks_text
 from workbench.runner.toggles._field_toggle import field_toggle

@@ -24,8 +24,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from models import Footprint
-from models._stage_footprint import largest_stage
-from models._stages import chain
+from models.pipeline_footprint import largest_stage
+from models.pipeline_stages import chain
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted

@@ -28,7 +28,7 @@ from torch import nn
 
 import kernels
 from kernels.quantized_matmul import SCHEMES
-from models._quantized import QuantizedLinear
+from models.quantized_linear import QuantizedLinear
 from workbench.protocol import Blocked
 from workbench.runner.toggles._imagined import COMPUTES, Imagined, computing
 from workbench.runner.toggles._toggle import (

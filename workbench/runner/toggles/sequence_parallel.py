@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models._division import divisible
+from models.tensor_parallel_plan import divisible
 from workbench.protocol import Blocked
 from workbench.runner.ranks.region import GATHER, SCATTERED
 from workbench.runner.ranks.tensor import TensorDivided

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import kernels
 from kernels.ssd_scan import CHUNK
 from models import Model
-from models._ssm import SSM
+from models.ssm import SSM
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._imagined import Imagined, computing

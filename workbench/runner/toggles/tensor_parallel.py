@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from models import Footprint
-from models._division import divisible
-from models._share_footprint import largest_share
+from models.tensor_parallel_footprint import largest_share
+from models.tensor_parallel_plan import divisible
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
@@ -66,7 +66,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return few
     if not found.layers:
         return Blocked(
-            f"no layer can be divided: {'; '.join(found.whole)}", "Choose another model."
+            f"no layer can be divided: {'; '.join(found.replicated)}", "Choose another model."
         )
     if why := found.uneven(ranks):
         return Blocked(why, "Choose fewer ranks, or another model.")
@@ -142,8 +142,8 @@ def _evidence(option: str, arm: Arm) -> Finding:
         f"{traffic_text(traffic)}"
     )
     text += peaks_text(divided, on_gpu=arm.situation.on_gpu)
-    if found.whole:
-        text += f"; whole on each: {'; '.join(found.whole)}"
+    if found.replicated:
+        text += f"; whole on each: {'; '.join(found.replicated)}"
     if shares.own.bytes >= shares.whole.bytes or not traffic.bytes:
         return no_effect(text)
     if divided.differing is None:

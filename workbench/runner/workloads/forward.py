@@ -17,11 +17,11 @@ def _compute(bench: Bench) -> Compute:
 
 
 def _step(bench: Bench, compute: Compute) -> Step:
-    inputs = bench.batches.inputs
+    batches = bench.batches
 
     def step() -> torch.Tensor:
         with torch.no_grad():
-            return compute(*inputs)
+            return compute(*batches.inputs)
 
     return step
 

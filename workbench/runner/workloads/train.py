@@ -21,10 +21,10 @@ def _compute(bench: Bench) -> Compute:
 def _step(bench: Bench, compute: Compute) -> Step:
     trainer = bench.trainer
     assert trainer is not None
-    batch = bench.batches.inputs + bench.batches.targets
+    batches = bench.batches
 
     def step() -> torch.Tensor:
-        loss = compute(*batch)
+        loss = compute(*batches.inputs, *batches.targets)
         trainer.update(loss)
         return loss.detach()
 

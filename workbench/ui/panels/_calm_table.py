@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.numbers import MISSING, Cell
+from sessions.plain_text import wrapped
 from sessions.tables import Table, text
 from workbench.ui import export, fonts
 from workbench.ui.panels.segments import ROW_HEIGHT
@@ -27,6 +28,7 @@ _LINES_PX = 6  # above and below a cell of several lines
 _MOST_PLACES = 4  # after the point; where there are more, room is worth more than order
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+_LONGEST_CELL = 500  # characters
 
 
 class CalmTable(QTableWidget):
@@ -94,9 +96,9 @@ class CalmTable(QTableWidget):
 
     def put(self, row: int, column: int, text: str, *, number: bool = False) -> QTableWidgetItem:
         """Set the text of one cell."""
-        item = QTableWidgetItem(text)
+        item = QTableWidgetItem(text[:_LONGEST_CELL])
         item.setFont(fonts.numbers())
-        item.setToolTip(text)
+        item.setToolTip(wrapped(text))
         item.setTextAlignment(RIGHT if number else LEFT)
         self.setItem(row, column, item)
         return item
@@ -118,7 +120,7 @@ class CalmTable(QTableWidget):
                 self.put(row, column, columns[column][row], number=not isinstance(cell, str))
                 item = self.item(row, column)
                 assert item is not None
-                item.setToolTip(shown[row][column])
+                item.setToolTip(wrapped(shown[row][column]))
 
     def copy(self, suffix: str) -> None:
         """Put the table on the clipboard as ``.csv`` or ``.md``."""

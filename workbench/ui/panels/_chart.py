@@ -1,5 +1,4 @@
-"""Hosts one plot: canvas, crosshair, the menu of what can be done with it, and what it says when
-there is nothing to draw."""
+"""Host of one plot: canvas, crosshair, menu of actions, and the text when there is no plot."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from html import escape
 from typing import TypeVar
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, Signal
@@ -20,7 +20,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui import dialogs, export, files
+from workbench import crash_log
+from workbench.ui import dialogs, export, files, uncaught
 from workbench.ui.panels import _plot_keys
 from workbench.ui.plots import Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
@@ -70,6 +71,7 @@ class Chart(QWidget):
         self.zero = True
         self._theme = theme
         self._reason: str | None = None
+        self._broken = False  # it could not be drawn
         self._looked_at = 0.0
         self._view = canvas_view()
         self._view.setRenderHint(QPainter.RenderHint.TextAntialiasing)
@@ -79,6 +81,8 @@ class Chart(QWidget):
         self._view.scene().sigMouseClicked.connect(self._on_click)
         self._view.installEventFilter(self)
         self._empty = QLabel()
+        self._empty.setProperty("markup", True)
+        self._empty.setTextFormat(Qt.TextFormat.RichText)  # where there is no style sheet
         self._empty.setWordWrap(True)
         self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._empty.setMargin(16)
@@ -120,6 +124,13 @@ class Chart(QWidget):
     def show_runs(self, runs: Sequence[Run]) -> None:
         """Draw these runs instead; the range of x stays unless the canvas follows the data."""
         self.runs = list(runs)
+        self._broken = False
+        try:
+            self._draw_runs()
+        except Exception as error:  # noqa: BLE001 - the plots beside it go on
+            self._break(error)
+
+    def _draw_runs(self) -> None:
         offered = self.plot.choices(self.runs)
         self.options = {n: c for n, c in self.options.items() if c in offered.get(n, ())}
         self._key = self.plot.key(self.runs)
@@ -129,11 +140,7 @@ class Chart(QWidget):
             action.setEnabled(self._reason is None)
         self._looked_at = time.monotonic()
         if self._reason is not None:
-            apart = "&nbsp;&nbsp; " if self.brief else "<br><br>"
-            self._empty.setText(f"<b>{self.plot.title}</b>{apart}{self._reason}")
-            self._empty.setMargin(4 if self.brief else 16)
-            self._stack.setCurrentWidget(self._empty)
-            self.more.hide()
+            self._show_reason(self._reason)
             return
         self.plot.paint(self.canvas, self.runs, self.canvas.chart_style, **self.options)
         self.canvas.zero = self.canvas.zero and self.zero
@@ -143,6 +150,24 @@ class Chart(QWidget):
         self.more.raise_()
         self.canvas.refresh()
 
+    def _show_reason(self, reason: str) -> None:
+        apart = "&nbsp;&nbsp; " if self.brief else "<br><br>"
+        self._empty.setText(f"<b>{escape(self.plot.title)}</b>{apart}{escape(reason)}")
+        self._empty.setMargin(4 if self.brief else 16)
+        self._stack.setCurrentWidget(self._empty)
+        self.more.hide()
+
+    def _break(self, error: Exception) -> None:
+        """Say in the plot's own area that it cannot be drawn; it waits until it is drawn anew."""
+        self._broken = True
+        self._reason = f"This plot could not be drawn: {crash_log.describe(error)}."
+        self._show_reason(self._reason)
+        uncaught.report(error)
+
+    def _take_error(self) -> None:
+        if self.canvas.error is not None and not self._broken:
+            self._break(self.canvas.error)
+
     def renew(self) -> None:
         """Draw anew if more has changed than that numbers were appended."""
         if self._reason is None and self.plot.key(self.runs) != self._key:
@@ -150,8 +175,13 @@ class Chart(QWidget):
 
     def refresh(self) -> bool:
         """Take in what the runs have gained; False if an empty plot is to be asked again later."""
+        if self._broken:
+            return True
         if self._reason is None:
-            self.canvas.refresh()
+            try:
+                self.canvas.refresh()
+            except Exception as error:  # noqa: BLE001 - the plots beside it go on
+                self._break(error)
         elif time.monotonic() - self._looked_at > EMPTY_CHECK_S:
             self.show_runs(self.runs)
         else:
@@ -326,6 +356,8 @@ class Chart(QWidget):
         canvas.header.spare_px = _MENU_PX
         self._view.setCentralItem(canvas)
         canvas.vb.sigRangeChangedManually.connect(self._on_picked)
+        # Later: nothing may be hidden while it is being painted.
+        canvas.broken.connect(self._take_error, Qt.ConnectionType.QueuedConnection)
         return canvas
 
     def _dress(self) -> None:

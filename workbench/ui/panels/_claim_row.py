@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy
 
 from sessions import claims
 from sessions.claims import Row
+from sessions.plain_text import one_line
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
@@ -59,7 +60,7 @@ class ClaimRow:
         if shown == self._shown:
             return
         self._shown = shown
-        word, name, role = MARKS[row.result]
+        word, name, role = MARKS.get(row.result, (one_line(row.result, 40), "unknown", "muted"))
         self.word.setText(word)
         tone = role if role in ("good", "bad", "warning", "accent") else ""
         _parts.set_tone(self.word, tone)

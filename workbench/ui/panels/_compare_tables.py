@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import (
@@ -16,16 +14,19 @@ from PySide6.QtWidgets import (
 
 from sessions import checked
 from sessions.comparison import Arm, Comparison
+from sessions.model import Configuration
+from sessions.ratios import UNPAIRED
 from sessions.sizes import size_text
-from sessions.statistics import Ratio
 from sessions.tables import PEAK, RESIDENT, differences_table, memory_heading, number
+from sessions.verdict_words import claim_words
+from workbench.protocol import Failure
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.option_picker import CalmComboBox
 from workbench.ui.panels import _parts
 from workbench.ui.panels._calm_table import RIGHT, CalmTable, headed
-from workbench.ui.panels._segment_model import swatch
-from workbench.ui.panels.segments import ROW_HEIGHT
+from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
+from workbench.ui.panels.segments import JUDGE, ROW_HEIGHT
 from workbench.ui.plots import Run
 from workbench.ui.state import AppState
 
@@ -40,7 +41,7 @@ _COLUMNS = (
     "",
 )
 _MEMORY_TITLES = {PEAK: "Peak memory", RESIDENT: "Resident set"}
-MARGIN = 0.01  # of the step time; less is not called a difference
+TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted"}  # of a ratio's verdict
 _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
 _SEGMENT, _VERDICT, _MEMORY, _REMOVE = 1, 2, 6, 7  # columns
@@ -60,6 +61,7 @@ class SessionsTable(CalmTable):
         super().__init__(parent)
         self._state = state
         self._runs: list[Run] = []
+        self._comparison: Comparison | None = None
         self._offered: list[object] = []  # what the boxes of each row are made from
         self.setColumnCount(len(_COLUMNS))
         self.setHorizontalHeaderLabels(list(_COLUMNS))
@@ -79,6 +81,11 @@ class SessionsTable(CalmTable):
             self.setHorizontalHeaderItem(column, heading)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._show_menu)
+        self.cellClicked.connect(
+            lambda row, column: (
+                self._judge(row) if column == _VERDICT and self._is_offer(row) else None
+            )
+        )
         self.cellDoubleClicked.connect(
             lambda row, _: self.baselineChosen.emit(self._runs[row].session)
         )
@@ -102,7 +109,7 @@ class SessionsTable(CalmTable):
 
     def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
         """Fill the rows."""
-        self._runs = runs
+        self._runs, self._comparison = runs, comparison
         self.setRowCount(len(runs))
         memory = self.horizontalHeaderItem(_MEMORY)
         assert memory is not None
@@ -123,9 +130,11 @@ class SessionsTable(CalmTable):
             self.put(row, 4, number(summary.p95, summary.error), number=True)
             cell = self.put(row, _VERDICT, verdict(arm))
             cell.setForeground(QColor(getattr(self._state.theme, tone(arm))))
+            font = fonts.numbers()
+            font.setUnderline(self._is_offer(row))
+            cell.setFont(font)
             if arm.ratio is not None:
-                how = arm.ratio.reason or f"95 % interval by {arm.ratio.method}"
-                cell.setToolTip(how)
+                cell.setToolTip(UNPAIRED_TIP if self._is_offer(row) else arm.ratio.note)
             self.put(row, _MEMORY, size_text(arm.peak_bytes), number=True)
         del self._offered[len(runs) :]
         self._share()
@@ -168,6 +177,36 @@ class SessionsTable(CalmTable):
         button.clicked.connect(lambda: self.removed.emit(run.session))
         return button
 
+    def _pair(self, row: int) -> tuple[Configuration, Configuration] | None:
+        """The configurations of the baseline and of a row."""
+        if self._comparison is None:
+            return None
+        arms = self._comparison.arms
+        return (
+            arms[self._comparison.baseline].segment.configuration,
+            arms[row].segment.configuration,
+        )
+
+    def _is_offer(self, row: int) -> bool:
+        """Return True if a click on the row's ratio asks for a verdict."""
+        pair = self._pair(row)
+        if pair is None or self._comparison is None or pair[0] == pair[1]:
+            return False
+        ratio = self._comparison.arms[row].ratio
+        return ratio is not None and ratio.verdict == UNPAIRED
+
+    def _why_not_judge(self, row: int) -> str:
+        pair = self._pair(row)
+        return "" if pair is None else self._state.verdicts.why_not_pair(*pair)
+
+    def _judge(self, row: int) -> None:
+        """Measure a verdict of a row against the baseline, or say why that cannot be."""
+        pair = self._pair(row)
+        if why_not := self._why_not_judge(row):
+            self._state.fail(Failure(kind="mistake", sentence=why_not))
+        elif pair is not None:
+            self._state.verdicts.judge_pair(*pair)
+
     def _show_menu(self, place: QPoint) -> None:
         row = self.rowAt(place.y())
         if not 0 <= row < len(self._runs):
@@ -176,6 +215,11 @@ class SessionsTable(CalmTable):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction("Set as baseline", lambda: self.baselineChosen.emit(session))
+        judge = menu.addAction(JUDGE, lambda: self._judge(row))
+        why_not = self._why_not_judge(row)
+        judge.setEnabled(not why_not)
+        judge.setToolTip(why_not)
+        menu.setToolTipsVisible(True)
         remove = menu.addAction("Take out", lambda: self.removed.emit(session))
         remove.setEnabled(any(other.id == session.id for other in self._state.compared.sessions))
         menu.popup(self.viewport().mapToGlobal(place))
@@ -193,42 +237,17 @@ class DifferencesTable(CalmTable):
 
 
 def verdict(arm: Arm) -> str:
-    """The ratio with its interval, and in words what it says; no more than the interval allows."""
-    numbers = ""
-    if checked.are_wrong(arm.segment.ledger):
-        numbers = "; WRONG numbers" if arm.ratio is None else "WRONG numbers; by time "
-    return f"baseline{numbers}" if arm.ratio is None else f"{numbers}{_by_time(arm, arm.ratio)}"
-
-
-def _by_time(arm: Arm, found: Ratio) -> str:
-    if math.isnan(found.ratio):
-        return "no ratio"  # the tool tip has the reason, and a warning above says it
-    if found.low is None or found.high is None:
-        why = f", no interval: {found.reason.partition(':')[0]}"
-        return f"{number(found.ratio)} ×{' for other work' if arm.other_work else why}"
-    error = (found.high - found.low) / 2
-    span = f"{number(found.low, error)} to {number(found.high, error)}"
-    said = "for other work" if arm.other_work else reading(found)
-    return f"{number(found.ratio, error)} × ({span}), {said}"
-
-
-def reading(found: Ratio) -> str:
-    """What an interval says in words; a difference of under one per cent is none."""
-    if found.low is None or found.high is None:
-        return "undecided"
-    if found.high < 1 - MARGIN:
-        return "faster"
-    if found.low > 1 + MARGIN:
-        return "slower"
-    if found.low > 1 - MARGIN and found.high < 1 + MARGIN:
-        return f"the same within {100 * MARGIN:.0f} %"
-    return "undecided"
+    """Say the ratio to the baseline, and no more than what it rests on allows."""
+    wrong = checked.are_wrong(arm.segment.ledger)
+    if arm.ratio is None:
+        return "baseline; WRONG numbers" if wrong else "baseline"
+    found = arm.ratio
+    said = claim_words(found.verdict, found.ratio, *found.ends, found.region)
+    return f"WRONG numbers; by time {said}" if wrong else said
 
 
 def tone(arm: Arm) -> str:
-    """``good``, ``bad`` or ``text``: a colour of the theme; wrong numbers are bad, however fast."""
+    """``good``, ``bad``, ``muted`` or ``text``: a colour of the theme; wrong numbers are bad."""
     if checked.are_wrong(arm.segment.ledger):
         return "bad"
-    if arm.ratio is None or arm.other_work:
-        return "text"
-    return {"faster": "good", "slower": "bad"}.get(reading(arm.ratio), "text")
+    return "text" if arm.ratio is None else TONES.get(arm.ratio.verdict, "text")

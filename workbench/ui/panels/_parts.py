@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from functools import partial
 from typing import Protocol, TypeVar
@@ -24,6 +23,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.plain_text import clip, wrapped
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels._editors import CalmDoubleSpinBox
@@ -59,7 +59,7 @@ class OneLine(QLabel):
 
     def say(self, text: str) -> None:
         """Show this text."""
-        self._whole = text
+        self._whole = clip(text)
         self.updateGeometry()
         self._fit()
 
@@ -81,8 +81,7 @@ class OneLine(QLabel):
         middle = Qt.TextElideMode.ElideMiddle
         shown = self.fontMetrics().elidedText(self._whole, middle, self.width())
         self.setText(shown)
-        whole = f"<qt>{html.escape(self._whole)}</qt>"  # rich text is wrapped
-        self.setToolTip("" if shown == self._whole else whole)
+        self.setToolTip("" if shown == self._whole else wrapped(self._whole))
 
 
 def heading(text: str) -> QLabel:
@@ -128,7 +127,7 @@ def brief_note(text: str, tone: str = "") -> QLabel:
         ends = ([found.start() for found in kind.finditer(text, 0, BRIEF)] for kind in _ENDS)
         end = next((max(found) for found in ends if found and max(found) > BRIEF / 3), BRIEF)
         label.setText(f"{text[:end]} …")
-        label.setToolTip(f"<qt>{html.escape(text)}</qt>")  # rich text is wrapped
+        label.setToolTip(wrapped(text))
     return label
 
 

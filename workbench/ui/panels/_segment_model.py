@@ -12,9 +12,11 @@ from PySide6.QtWidgets import QWidget
 
 from sessions import checked
 from sessions.ceilings import ceiling_words
-from sessions.comparison import OTHER_WORK
-from sessions.statistics import RUN_ON, TOO_FEW
+from sessions.numbers import STEP_TIME
+from sessions.plain_text import wrapped
+from sessions.ratios import UNPAIRED
 from sessions.tables import MISSING, OWN, PEAKS, Table, text
+from sessions.work import DIFFERENT_MODELS, OTHER_WORK
 from workbench.titles import Titles
 from workbench.ui import fonts
 from workbench.ui.icons import icon
@@ -24,15 +26,31 @@ from workbench.ui.theme import Theme
 Index = QModelIndex | QPersistentModelIndex
 SWATCH = 10
 DIFFERS = "Differs from the baseline"
-SHOWN = {"steady steps": "Steps", "median": "Median", "p95": "p95", "ratio": "Ratio"}
+RATIO = STEP_TIME
+SHOWN = {"steady steps": "Steps", "median": "Median", "p95": "p95", "ratio": RATIO}
 _PEAK_TITLES = dict(zip(PEAKS, ("Peak", "Resident"), strict=True))
 SHARE = "MFU"
 NUMBERS = "Numbers"
-MEASURED = (*SHOWN, "ratio from", "ratio to", *PEAKS, OWN, SHARE, NUMBERS.lower(), "note")
+MEASURED = (
+    *SHOWN,
+    "ratio from",
+    "ratio to",
+    "verdict",
+    *PEAKS,
+    OWN,
+    SHARE,
+    NUMBERS.lower(),
+    "note",
+)
 AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # of these, what the table has
 INTERVAL = "95 % interval"
 _INTERVAL_WIDEST = "0.9876 to 0.9999"  # a reason that is longer is elided: DIFFERS needs the room
-RED = ("Ratio", INTERVAL)  # where the numbers are wrong, however fast
+OF_RATIO = (RATIO, INTERVAL)  # red where the numbers are wrong, however fast
+_TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted"}
+UNPAIRED_TIP = (
+    "Unpaired: the two ran one after the other, so the difference may be the machine's. Click to "
+    "measure a verdict: both run in alternating blocks."
+)
 _MARKS = {"right": ("effective", "good"), checked.WRONG: ("error", "bad")}  # icon, colour
 _UNKNOWN = ("unknown", "warning")
 AS_BASELINE = "as the baseline"
@@ -47,7 +65,8 @@ class Shown:
     numeric: Sequence[bool] = ()
     cells: Sequence[Sequence[str]] = ()
     asked: Sequence[str] = ()  # what differs, by the names of the command line
-    notes: Sequence[str] = ()  # why there is no interval, and what to do
+    notes: Sequence[str] = ()  # what the interval rests on, or why there is none
+    verdicts: Sequence[str] = ()  # of each row's ratio, as ``SegmentRatio`` has it
 
     def mark(self, row: int) -> tuple[str, str]:
         """Icon and colour of what is known of a segment's numbers; empty where nothing is."""
@@ -57,7 +76,14 @@ class Shown:
     def tone(self, row: int, column: int) -> str:
         """The colour of a cell, where it has one of its own."""
         heading, (_, role) = self.headings[column], self.mark(row)
-        return role if heading == NUMBERS or (role == "bad" and heading in RED) else ""
+        if heading == NUMBERS or (role == "bad" and heading in OF_RATIO):
+            return role
+        return _TONES.get(self.verdicts[row], "") if heading in OF_RATIO else ""
+
+    def is_offer(self, row: int, column: int) -> bool:
+        """Return True if the cell offers a verdict in place of an unpaired ratio."""
+        is_other = self.cells[row][self.headings.index(DIFFERS)] != AS_BASELINE
+        return is_other and self.headings[column] == INTERVAL and self.verdicts[row] == UNPAIRED
 
 
 class SegmentModel(QAbstractTableModel):
@@ -113,6 +139,10 @@ class SegmentModel(QAbstractTableModel):
                 return _alignment(self._shown.numeric[section])
         return None
 
+    def is_offer(self, index: Index) -> bool:
+        """Return True if a click on this cell asks for a verdict."""
+        return self._shown.is_offer(index.row(), index.column())
+
     def _ceiling(self) -> str:
         """What the model FLOPs utilization refers to."""
         segments = self._state.session.segments
@@ -124,13 +154,18 @@ class SegmentModel(QAbstractTableModel):
         row, column = index.row(), index.column()
         match role:
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == NUMBERS:
-                return checked.text(self._state.session.segments[row].ledger)
+                return wrapped(checked.text(self._state.session.segments[row].ledger))
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == DIFFERS:
                 found, asked = self._shown.cells[row][column], self._shown.asked[row]
-                return found if found == asked else f"{found}\n{asked}"
-            case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == INTERVAL:
-                return self._shown.notes[row] or self._shown.cells[row][column]
-            case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.ToolTipRole:
+                return wrapped(found if found == asked else f"{found}\n{asked}")
+            case Qt.ItemDataRole.ToolTipRole if self.is_offer(index):
+                return UNPAIRED_TIP
+            case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] in OF_RATIO:
+                said = (self._shown.verdicts[row], self._shown.notes[row])
+                return "; ".join(filter(None, said)) or self._shown.cells[row][column]
+            case Qt.ItemDataRole.ToolTipRole:
+                return wrapped(self._shown.cells[row][column])
+            case Qt.ItemDataRole.DisplayRole:
                 return self._shown.cells[row][column]
             case Qt.ItemDataRole.ForegroundRole if tone := self._shown.tone(row, column):
                 return QColor(getattr(self._state.theme, tone))
@@ -141,6 +176,7 @@ class SegmentModel(QAbstractTableModel):
             case Qt.ItemDataRole.FontRole:
                 font = fonts.numbers()
                 font.setBold(row == self._state.baseline)
+                font.setUnderline(self.is_offer(index))
                 return font
             case Qt.ItemDataRole.DecorationRole if column == 0:
                 return swatch(row, self._state.theme)
@@ -170,17 +206,16 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     def interval(number: int, row: Sequence[Any]) -> str:
         if number == baseline:
             return MISSING
-        low, high = (text(row[place[end]]) for end in ("ratio from", "ratio to"))
-        known = [] if MISSING in (low, high) else [f"{low} to {high}"]
-        notes = str(row[place["note"]] or "").split("; ") if "note" in place else []
+        low, high, verdict = (
+            text(row[place[end]]) for end in ("ratio from", "ratio to", "verdict")
+        )
         # Short, for DIFFERS needs the room; and first what an elided cell must still say.
-        short = [
-            note.partition(":")[0].replace(TOO_FEW, "too few steps").removeprefix("the other has ")
-            for note in notes
-            if note and note != OTHER_WORK and not note.startswith(RUN_ON)
-        ]
-        other = [OTHER_WORK] if OTHER_WORK in notes else []
-        return "; ".join([*other, *known, *short]) or MISSING
+        if verdict in (UNPAIRED, DIFFERENT_MODELS, OTHER_WORK):
+            return verdict
+        if MISSING not in (low, high):
+            return f"{low} to {high}"
+        note = str(row[place["note"]] or "") if "note" in place else ""
+        return note.partition(":")[0].removeprefix("the other has ") or MISSING
 
     cells = [
         [
@@ -193,7 +228,7 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
         for number, row in enumerate(table.rows)
     ]
     (peak,) = (name for name in PEAKS if name in place)
-    units = [table.columns[place[name]].unit for name in (*SHOWN, peak)]
+    units = [table.columns[place[name]].unit.replace(STEP_TIME, "") for name in (*SHOWN, peak)]
     numbers = [
         f"{title} {unit}".strip()
         for title, unit in zip((*SHOWN.values(), _PEAK_TITLES[peak]), units, strict=True)
@@ -205,7 +240,8 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     numeric = [at > 1 and heading != NUMBERS for at, heading in enumerate(headings)]
     notes = [str(row[place["note"]] or "") if "note" in place else "" for row in table.rows]
     tips = [differs(number, row, _as_asked) for number, row in enumerate(table.rows)]
-    return Shown(headings, numeric, cells, tips, notes)
+    verdicts = [str(row[place["verdict"]] or "") for row in table.rows]
+    return Shown(headings, numeric, cells, tips, notes, verdicts)
 
 
 def _at_most(text: str, widest: str) -> QSize | None:

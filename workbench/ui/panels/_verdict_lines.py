@@ -9,7 +9,8 @@ from PySide6.QtWidgets import QTableWidgetItem
 
 from sessions.model import PairedComparison, Segment
 from sessions.verdict import are_right, unchecked_arms, wrong_arms
-from sessions.verdict_words import memory_words, numerics_lines
+from sessions.verdict_words import memory_words, numerics_lines, verdict_word
+from sessions.work import DIFFERENT_MODELS, OTHER_WORK
 from workbench.titles import Titles
 from workbench.ui.icons import icon
 from workbench.ui.panels._evidence import mark_of
@@ -19,6 +20,7 @@ Line = tuple[str, str, str]  # text, icon, role of the colour
 
 TONES = {"FASTER": "good", "SLOWER": "bad", "SAME": "accent"}
 ICONS = {"FASTER": "effective", "SLOWER": "warning", "SAME": "info"}
+ICONS |= dict.fromkeys((DIFFERENT_MODELS, OTHER_WORK), "info")
 
 
 def tone(comparison: PairedComparison, verdict: str = "") -> str:
@@ -28,13 +30,13 @@ def tone(comparison: PairedComparison, verdict: str = "") -> str:
     """
     if wrong_arms(comparison):
         return "bad"
-    found = TONES.get(verdict or comparison.verdict, "")
+    found = TONES.get(verdict or verdict_word(comparison), "")
     return "warning" if found == "good" and unchecked_arms(comparison) else found
 
 
 def icon_of(comparison: PairedComparison, verdict: str = "") -> str:
     """The icon of its verdict, or of another."""
-    verdict = verdict or comparison.verdict
+    verdict = verdict or verdict_word(comparison)
     return "error" if wrong_arms(comparison) else ICONS.get(verdict, "unknown")
 
 

@@ -9,7 +9,7 @@ from PySide6.QtGui import QIcon, QPixmap
 from PySide6.QtWidgets import QSizePolicy, QTableWidgetItem, QWidget
 
 from sessions.model import PairedComparison
-from sessions.side_by_side import verdicts_table
+from sessions.verdict_tables import verdicts_table
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
 
 from sessions import checklist
 from sessions.checklist import Row
+from sessions.plain_text import one_line
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
@@ -128,7 +129,9 @@ class ChecklistPanel(QWidget):
         self._rows.addStretch(1)
 
     def _make_row(self, row: Row, now: bool) -> QWidget:
-        word, name, role = ("Checking", "live", "accent") if now else _MARKS[row.status]
+        unknown = (one_line(row.status, 40), "unknown", "muted")  # of another version
+        mark_of = ("Checking", "live", "accent") if now else _MARKS.get(row.status, unknown)
+        word, name, role = mark_of
         made = QWidget()
         made.setObjectName(f"check-{row.name}")
         outer = _parts.tight(QHBoxLayout(made), 8)

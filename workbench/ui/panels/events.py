@@ -23,6 +23,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Event
+from sessions.plain_text import one_line, wrapped
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.option_picker import OptionPicker
@@ -46,6 +47,7 @@ FILTERS = [
 ]
 ROW_HEIGHT = 24
 FILTER_WIDTH = 168
+_LONGEST_LINE = 1000  # characters
 
 
 class EventsPanel(QWidget):
@@ -172,10 +174,10 @@ class EventModel(QAbstractTableModel):
         event: Event = self._session.events[index.row()]
         match role, index.column():
             case Qt.ItemDataRole.DisplayRole, column:
-                text = self._state.titled(event.text)
+                text = self._state.titled(one_line(event.text, _LONGEST_LINE))
                 return (clock(event.t_s), event.kind, text)[column]
             case Qt.ItemDataRole.ToolTipRole, 2:
-                return event.text
+                return wrapped(event.text)
             case Qt.ItemDataRole.DecorationRole, 1:
                 name, colour = KIND_ICON.get(event.kind, KIND_ICON["info"])
                 return icon(name, self._state.theme, colour)
@@ -218,7 +220,9 @@ class EventFilter(QSortFilterProxyModel):
         self.invalidate()
 
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
-        """Whether a row is of the kind and has the text."""
+        """Return True if a row is of the kind and has the text."""
+        if self._kind == "all" and not self.filterRegularExpression().pattern():
+            return True
         kind = self.sourceModel().index(row, 1, parent).data()
         kinds = ("warning", "error") if self._kind == "problem" else (self._kind,)
         return (self._kind == "all" or kind in kinds) and super().filterAcceptsRow(row, parent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QFrame,
@@ -17,6 +17,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.plain_text import clip
+from workbench import protocol
+from workbench.flood import Throttle
 from workbench.protocol import Failure
 from workbench.ui import draft, fonts
 from workbench.ui.icons import icon
@@ -25,6 +28,8 @@ from workbench.ui.state import AppState
 
 SHOWN = 3  # older banners make room
 DETAIL_LINES = 8
+LONGEST_DETAIL = 20_000  # characters
+PERIOD_MS = 1000  # between two reports of failures that come too fast
 
 
 class Banner(QFrame):
@@ -47,7 +52,8 @@ class Banner(QFrame):
         self.setProperty("banner", True)
         self.setProperty("tone", tone)
         self._mark = QLabel()
-        self.sentence = QLabel(sentence)
+        self.sentence = QLabel(clip(sentence))
+        self.sentence.setTextFormat(Qt.TextFormat.PlainText)
         self.sentence.setWordWrap(True)
         self.sentence.setObjectName("sentence")
         self._buttons = _parts.tight(QHBoxLayout())
@@ -60,7 +66,7 @@ class Banner(QFrame):
         text = _parts.tight(QVBoxLayout(), 2)
         text.addWidget(self.sentence)
         if fix:
-            text.addWidget(_parts.note(fix))
+            text.addWidget(_parts.note(clip(fix)))
         head.addLayout(text, 1)
         head.addLayout(self._buttons)
         head.addWidget(self._close)
@@ -82,7 +88,7 @@ class Banner(QFrame):
         return button
 
     def _make_details(self, detail: str) -> QWidget:
-        box = QPlainTextEdit(detail)
+        box = QPlainTextEdit(clip(detail, LONGEST_DETAIL))
         box.setReadOnly(True)
         box.setFont(fonts.small(fonts.fixed()))
         lines = min(DETAIL_LINES, detail.count("\n") + 1)
@@ -110,6 +116,10 @@ class FailurePanel(QWidget):
         self._state = state
         self._banners: list[Banner] = []
         self._without_runner: list[Banner] = []  # whose cure is a new runner
+        self._throttle = Throttle()
+        self._waiting: Failure | None = None  # the newest that is not shown yet
+        self._timer = QTimer(self, singleShot=True, interval=PERIOD_MS)
+        self._timer.timeout.connect(self._show_waiting)
         self._column = _parts.tight(QVBoxLayout(self), 4)
         state.failed.connect(self.show_failure)
         state.stateChanged.connect(self._take_state)
@@ -120,18 +130,45 @@ class FailurePanel(QWidget):
         return list(self._banners)
 
     def show_failure(self, failure: Failure) -> None:
-        """Show one failure; a newer one with the same sentence takes its place."""
+        """Show one failure; a newer one with the same sentence takes its place.
+
+        Of those that come faster than one reads, the newest is shown, and how many there were.
+        """
+        if not self._throttle.passes():
+            self._waiting = failure
+            if not self._timer.isActive():
+                self._timer.start()
+            return
+        self._show_now(failure)
+
+    def _show_waiting(self) -> None:
+        count, failure = self._throttle.due(at_end=True), self._waiting
+        if failure is not None and count:
+            self._waiting = None
+            self._show_now(failure)
+            if count > 1:
+                text = f"{count - 1:,} more failures came within a second."
+                self.show_banner("warning", text, "The panel Events lists those of the session.")
+
+    def _show_now(self, failure: Failure) -> None:
         for banner in self.banners:
-            if banner.sentence.text() == failure.sentence:
+            if banner.sentence.text() == clip(failure.sentence):
                 self._forget(banner)
         banner = self.show_banner("bad", failure.sentence, failure.fix, failure.detail)
         if failure.set and self._state.catalogue is not None:
             self._offer(banner, failure.set)
+        if failure.clears:
+            banner.add("Clear Triton's cache", self._clear_triton_cache).setToolTip(
+                "Deletes the kernels that Triton keeps compiled on disk; a run in progress ends"
+            )
         if failure.fatal or failure.kind in ("hang", "died", "wire", "cuda"):
             banner.add("Start a new runner", self._state.start_runner)
             self._without_runner.append(banner)
         text = "\n".join(filter(None, (failure.sentence, failure.fix, failure.detail)))
         banner.add("Copy details", lambda: _copy(text), closes=False)
+
+    def _clear_triton_cache(self) -> None:
+        self._state.send(protocol.ClearTritonCache())
 
     def _offer(self, banner: Banner, choices: dict[str, str]) -> None:
         """A button that makes the choices, as one step of undo."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from PySide6.QtCore import (
+    QModelIndex,
     QPoint,
     QSize,
     Qt,
@@ -23,8 +25,8 @@ from PySide6.QtWidgets import (
 
 from sessions import reproduce
 from sessions.errors import SessionError
-from sessions.model import Segment, Session
-from sessions.tables import Table, segments_table
+from sessions.model import Configuration, Segment, Session
+from sessions.tables import UNPAIRED_NOTE, Table, segments_table
 from workbench.protocol import Failure
 from workbench.ui import draft, files
 from workbench.ui.panels import _parts
@@ -35,8 +37,10 @@ from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
 
 ROW_HEIGHT = 26
+JUDGE = "Measure a verdict against the baseline"
 PERIOD_MS = 1000  # between two computations while steps arrive
 IDLE_SHARE = 4  # times as long as the computation took, so that long sessions cost no more
+MOST_SEGMENTS = 1000  # rows of the table; each takes milliseconds to compare
 
 
 class SegmentsPanel(QWidget):
@@ -61,14 +65,22 @@ class SegmentsPanel(QWidget):
         self._pages = QStackedWidget()
         self._pages.addWidget(empty)
         self._pages.addWidget(self.table)
+        self.note = _parts.note(tone="warning")
+        self.note.setContentsMargins(8, 2, 8, 2)
+        self.note.hide()
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
+        self._left_out = _parts.note()
+        self._left_out.hide()
+        layout.addWidget(self._left_out)
+        layout.addWidget(self.note)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._compute)
         state.segmentsChanged.connect(lambda: self._compute_in(0))
         state.sessionChanged.connect(self._show_session)
         state.dataArrived.connect(self._follow)
+        state.comparisonsChanged.connect(lambda: self._compute_in(self._period_ms))
         state.selectionChanged.connect(self._show_selection)
         state.catalogueChanged.connect(lambda: self._compute_in(0))
         state.themeChanged.connect(self.model.redraw)
@@ -86,7 +98,8 @@ class SegmentsPanel(QWidget):
         table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         table.customContextMenuRequested.connect(self._show_menu)
-        table.doubleClicked.connect(lambda index: self._state.set_baseline(index.row()))
+        table.doubleClicked.connect(self._double_click)
+        table.clicked.connect(self._click)
         table.selectionModel().currentRowChanged.connect(
             lambda index, _: self._state.select(index.row() if index.isValid() else None)
         )
@@ -129,6 +142,7 @@ class SegmentsPanel(QWidget):
 
     def _show_session(self) -> None:
         self.model.show_table(None)
+        self.note.hide()
         self._pages.setCurrentIndex(1 if self._state.session.segments else 0)
         self._compute_in(0)
 
@@ -152,7 +166,14 @@ class SegmentsPanel(QWidget):
             self._stale = True
             return
         self._busy, self._stale = True, False
-        frozen, baseline = files.snapshot(session), self._state.baseline
+        shown = dataclasses.replace(session, segments=session.segments[:MOST_SEGMENTS])
+        frozen, baseline = files.snapshot(shown), min(self._state.baseline, MOST_SEGMENTS - 1)
+        count = len(session.segments)
+        self._left_out.setVisible(count > MOST_SEGMENTS)
+        self._left_out.setText(
+            f"The first {MOST_SEGMENTS} of {count:,} segments. All of them: workbench export FILE "
+            "--table segments."
+        )
         self._state.tasks.start(
             lambda: _tabulate(frozen, baseline),
             lambda found: self._take(session, *found),
@@ -164,6 +185,7 @@ class SegmentsPanel(QWidget):
         self._period_ms = max(PERIOD_MS, round(1000 * IDLE_SHARE * took_s))
         if session is self._state.session:
             self.model.show_table(table)
+            self._show_notes(table)
             self._pages.setCurrentIndex(1)
             if self.model.columnCount() > 1:
                 self._names.take([1])
@@ -186,12 +208,44 @@ class SegmentsPanel(QWidget):
         else:
             self.table.clearSelection()
 
+    def _show_notes(self, table: Table) -> None:
+        """Show what the reader of the ratios must know: that the machine drifted."""
+        said = [note for note in table.notes if note != UNPAIRED_NOTE]
+        self.note.setText(" ".join(said))
+        self.note.setVisible(bool(said))
+
+    def _pair(self, row: int) -> tuple[Configuration, Configuration]:
+        """The configurations of the baseline and of a row."""
+        segments = self._state.session.segments
+        return segments[self._state.baseline].configuration, segments[row].configuration
+
+    def _click(self, index: QModelIndex) -> None:
+        if self.model.is_offer(index):
+            self._judge(index.row())
+
+    def _double_click(self, index: QModelIndex) -> None:
+        if not self.model.is_offer(index):
+            self._state.set_baseline(index.row())
+
+    def _judge(self, row: int) -> None:
+        """Measure a verdict of a row against the baseline, or say why that cannot be."""
+        pair, verdicts = self._pair(row), self._state.verdicts
+        if why_not := verdicts.why_not_pair(*pair):
+            self._state.fail(Failure(kind="mistake", sentence=why_not))
+        else:
+            verdicts.judge_pair(*pair)
+
     def _show_menu(self, place: QPoint) -> None:
         index = self.table.indexAt(place)
         menu = QMenu(self)
         if index.isValid():
             segment = self._state.session.segments[index.row()]
             menu.addAction("Set as baseline", lambda: self._state.set_baseline(index.row()))
+            judge = menu.addAction(JUDGE, lambda: self._judge(index.row()))
+            if why_not := self._state.verdicts.why_not_pair(*self._pair(index.row())):
+                judge.setEnabled(False)
+                judge.setToolTip(why_not)
+            menu.setToolTipsVisible(True)
             menu.addAction("Show in the plots", lambda: self._state.focus(segment.start_s))
             use = menu.addAction("Use its configuration", lambda: self._use(segment))
             family = segment.configuration.family

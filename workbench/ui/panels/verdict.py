@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions import prediction
+from sessions.background import newest_requested
 from sessions.model import PairedComparison
 from sessions.verdict_words import headline, ratio_line, remarks, standing
 from workbench.ui.panels import _parts
@@ -35,7 +36,7 @@ class VerdictPanel(QWidget):
     def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._state = state
-        self._chosen = -1  # of the session's comparisons
+        self._chosen: int | None = None  # of the session's comparisons; None: the newest
         self._told: object = None  # the lines that are shown
         self._known: tuple[str, int] = ("", 0)  # session, and how many it had when one was chosen
         self.chart = Chart(PLOTS["verdict"], state.theme, state.tasks)
@@ -128,12 +129,14 @@ class VerdictPanel(QWidget):
         session, comparisons = self._state.session, self._state.verdicts.all
         known, self._known = self._known, (session.id, len(comparisons))
         if known != self._known:
-            self._chosen = -1
+            self._chosen = None
         self._pages.setCurrentIndex(1 if comparisons else 0)
         if not comparisons:
             return
-        comparison = comparisons[self._chosen]
-        newest = comparison is comparisons[-1]
+        newest_place = newest_requested(comparisons)
+        place = newest_place if self._chosen is None else self._chosen
+        place = len(comparisons) - 1 if place is None else place  # all ran in the background
+        comparison, newest = comparisons[place], place == newest_place
         measuring = self._state.verdicts.measuring
         text = headline(comparison)
         if measuring and newest:
@@ -142,9 +145,9 @@ class VerdictPanel(QWidget):
         _parts.set_tone(self.headline, verdict_lines.tone(comparison))
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
         self.ratio.setToolTip(_basis(comparison))
-        self.table.show_comparisons(session.comparisons, self._chosen)
+        self.table.show_comparisons(session.comparisons, place)
         self._show_actions(measuring, newest)
-        self.chart.show_runs([Run(session, comparison=self._chosen)])
+        self.chart.show_runs([Run(session, comparison=place)])
         self._show_details(comparison)
 
     def _show_actions(self, measuring: bool, newest: bool) -> None:

@@ -8,6 +8,7 @@ from PySide6.QtGui import QColor, QFontMetricsF, QPainter
 from PySide6.QtWidgets import QStyleOptionGraphicsItem, QWidget
 
 from workbench.ui.icons import mixed
+from workbench.ui.plots._guard import guarded
 from workbench.ui.plots._units import STEPS, Unit
 from workbench.ui.style import Style, shade
 
@@ -114,6 +115,7 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
             self._ticks_found = [place / self.factor for place in places], texts, symbol
         return self._ticks_found
 
+    @guarded
     def paint(
         self,
         painter: QPainter,

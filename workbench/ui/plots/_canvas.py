@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import pyqtgraph as pg
-from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtCore import QPointF, QRectF, Qt, Signal
 from PySide6.QtGui import QFontMetricsF, QPainter, QPen
 from PySide6.QtWidgets import QGraphicsScene
 
@@ -30,7 +30,12 @@ _BINS_PER_OCTAVE = 4  # bin widths are rounded to these, so that a growing view 
 
 
 class Canvas(pg.PlotItem):  # type: ignore[misc]
-    """A plot item with layers instead of pyqtgraph's curves; draws nothing by itself."""
+    """A plot item with layers instead of pyqtgraph's curves; draws nothing by itself.
+
+    ``broken`` announces the first error of an item that could not be painted; ``error`` keeps it.
+    """
+
+    broken = Signal()
 
     def __init__(self, style: Style) -> None:
         super().__init__(
@@ -39,6 +44,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
             enableMenu=False,
         )
         self.chart_style = style
+        self.error: Exception | None = None
         self.layers: list[Layer] = []
         self.zero = True  # the y axis begins at zero
         self.captions = True  # phases and markers are named here, not only drawn
@@ -75,6 +81,12 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         for overlay in (self._cursor, self._off_scale):
             overlay.setParentItem(self.vb)
 
+    def report_error(self, error: Exception) -> None:
+        """Take the error of an item that could not be painted."""
+        if self.error is None:
+            self.error = error
+            self.broken.emit()
+
     def axis(self, name: str) -> Axis:
         """The ``left``, ``bottom`` or ``right`` axis."""
         axis: Axis = self.axes[name]["item"]
@@ -104,6 +116,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
             if layer.scene() is not None:
                 layer.scene().removeItem(layer)
         self.layers = []
+        self.error = None
         self.fixed_y = self.least_x = None
         self.zero = True
         self.header.title = self.header.subtitle = ""

@@ -10,6 +10,7 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFontMetricsF, QPainter, QPen
 from PySide6.QtWidgets import QGraphicsWidget, QSizePolicy, QStyleOptionGraphicsItem, QWidget
 
+from workbench.ui.plots._guard import guarded
 from workbench.ui.plots._layers import Entry, dot
 from workbench.ui.style import Style, shade
 
@@ -138,6 +139,7 @@ class Header(QGraphicsWidget):
             x += need + _GAP_PX
         return row + 1
 
+    @guarded
     def paint(
         self,
         painter: QPainter,

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from workbench.ui.plots import _strokes
 from workbench.ui.plots._arrays import Array
+from workbench.ui.plots._guard import guarded
 from workbench.ui.plots._sources import Source
 from workbench.ui.plots._tracks import View
 from workbench.ui.plots._units import Unit
@@ -116,6 +117,7 @@ class Layer(QGraphicsItem):
             return QRectF()
         return QRectF(0, 0, self.frame.width, self.frame.height)
 
+    @guarded
     def paint(
         self,
         painter: QPainter,
@@ -125,9 +127,7 @@ class Layer(QGraphicsItem):
         if self.frame is not None:
             exposed = option.exposedRect
             self.exposed = (exposed.left(), exposed.right())
-            painter.save()
             self.draw(painter, self.frame)
-            painter.restore()
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
         """Paint in the pixels of ``frame``."""

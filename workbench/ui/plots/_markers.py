@@ -18,14 +18,17 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Segment, Session
+from sessions.plain_text import LONGEST_SHOWN, one_line, wrapped
+from workbench.ui.plots._guard import guarded
 from workbench.ui.plots._layers import Frame, Layer
-from workbench.ui.plots._plot import Run
+from workbench.ui.plots._plot import MOST_SEGMENTS, Run
 from workbench.ui.style import Style, shade
 
 MARKED = ("toggle", "note", "warning", "error")
 _LOW_PX = 100.0  # a plot this low under one row of labels has no second
 _LABEL_PX = 200.0  # a longer label is elided; hovering shows it whole
 _LEAST_PX = 96.0  # a label makes room for those after it, but becomes no shorter
+MOST_MARKS = 256  # the newest; lines of more would cover the plot
 _SAME_S = 0.5  # a segment that begins this close to a toggle's mark is told by that mark
 
 
@@ -43,15 +46,15 @@ def marks(session: Session, titled: Callable[[str], str] = str) -> list[Mark]:
 
     ``titled`` gives each text as people are to read it.
     """
+    events = [event for event in session.events if event.kind in MARKED]
     found = [
-        Mark(event.t_s, event.kind, titled(" ".join(event.text.split())))
-        for event in session.events
-        if event.kind in MARKED
+        Mark(event.t_s, event.kind, titled(one_line(event.text, LONGEST_SHOWN)))
+        for event in events[-MOST_MARKS:]
     ]
     told = [mark.t_s for mark in found if mark.kind == "toggle"]
     found += [
         Mark(segment.start_s, "toggle", titled(_begun(segment, before)))
-        for before, segment in itertools.pairwise(session.segments)
+        for before, segment in itertools.pairwise(session.segments[-MOST_SEGMENTS:])
         if not any(abs(segment.start_s - t_s) <= _SAME_S for t_s in told)
     ]
     return sorted(found, key=lambda mark: mark.t_s)
@@ -142,6 +145,7 @@ class Lane(QGraphicsWidget):
         self.setPreferredHeight(height)
         return True
 
+    @guarded
     def paint(
         self,
         painter: QPainter,
@@ -173,7 +177,7 @@ class Lane(QGraphicsWidget):
             if label[1] <= event.pos().x() <= label[1] + _LABEL_PX and label[3]
         ]
         found = near or inside[-1:]
-        self.setToolTip("\n".join(label[4].text for label in found))
+        self.setToolTip(wrapped("\n".join(label[4].text for label in found)))
 
     def _row_px(self) -> float:
         return QFontMetricsF(self._style.font(small=True)).height()

@@ -29,18 +29,18 @@ class Same(Layer):
         self._style = style
 
     def entries(self) -> list[Entry]:
-        name = f"the same: ±{self._region:.2g} %"
+        name = f"the same: ±{100 * self._region:.2g} %"
         return [Entry(name, "patch", QPen(Qt.PenStyle.NoPen), QBrush(self._color()))]
 
     def y_span(self) -> tuple[float, float]:
-        return -1.3 * self._region, 1.3 * self._region
+        return 1 - 1.3 * self._region, 1 + 1.3 * self._region
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        top, bottom = frame.py(self._region), frame.py(-self._region)
+        top, bottom = frame.py(1 + self._region), frame.py(1 / (1 + self._region))
         top, bottom = max(0.0, top), min(frame.height, bottom)
         if bottom > top:
             painter.fillRect(QRectF(0, top, frame.width, bottom - top), self._color())
-        middle = frame.py(0.0)
+        middle = frame.py(1.0)
         if 0 <= middle <= frame.height:
             painter.setPen(QPen(shade(self._style.theme.muted), 1))
             painter.drawLine(QPointF(0, middle), QPointF(frame.width, middle))
@@ -97,9 +97,9 @@ class PairDots(Layer):
 
     z = 30.0
 
-    def __init__(self, x: Array, percent: Array, style: Style) -> None:
+    def __init__(self, x: Array, ratios: Array, style: Style) -> None:
         super().__init__()
-        self._x, self._percent = x, percent
+        self._x, self._ratios = x, ratios
         self._style = style
 
     def entries(self) -> list[Entry]:
@@ -114,14 +114,14 @@ class PairDots(Layer):
     def y_span(self) -> tuple[float, float] | None:
         if not len(self._x):
             return None
-        low, high = np.percentile(self._percent, [_SHOWN_SHARE, 100 - _SHOWN_SHARE])
+        low, high = np.percentile(self._ratios, [_SHOWN_SHARE, 100 - _SHOWN_SHARE])
         return float(low), float(high)
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         color = self._style.color(1)
         radius = _DOT_PX * self._style.line_px / 1.5
-        for x, y in zip(frame.px(self._x), frame.py(self._percent), strict=True):
+        for x, y in zip(frame.px(self._x), frame.py(self._ratios), strict=True):
             if not 0 <= x <= frame.width:
                 continue
             # A pair beyond the axis lies on its edge, as an arrow head would point.

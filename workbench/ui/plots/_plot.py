@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from workbench.ui.plots._canvas import Canvas
     from workbench.ui.style import Style
 
+MOST_SEGMENTS = 128  # each takes a millisecond to prepare, and a screen has few pixels for each
 Kept = TypeVar("Kept")
 
 
@@ -31,7 +32,7 @@ class Run:
     color: int = 0
     segments: tuple[int, ...] | None = None
     selected: int | None = None
-    comparison: int = -1  # which of the session's paired comparisons; the last by default
+    comparison: int = -1  # which of the session's paired comparisons; -1: the last requested
     titled: Callable[[str], str] = field(default=str, repr=False, compare=False)  # names in texts
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -46,10 +47,10 @@ class Run:
         return replace(self, session=session, _kept={})
 
     def chosen(self) -> list[Segment]:
-        """The segments to show, in order."""
+        """Return the segments to show, in order: the newest ``MOST_SEGMENTS`` if none was named."""
         segments = self.session.segments
         if self.segments is None:
-            return list(segments)
+            return segments[-MOST_SEGMENTS:]
         return [segments[number] for number in self.segments if 0 <= number < len(segments)]
 
     def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:
@@ -57,6 +58,12 @@ class Run:
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]  # type: ignore[no-any-return]
+
+
+def note_beside_title(plot_item: Canvas, text: str) -> None:
+    """Write beside the plot's title what is left out of it."""
+    header = plot_item.header
+    header.subtitle = f"{header.subtitle}, {text}" if header.subtitle else text
 
 
 Draw = Callable[..., None]  # (plot_item: Canvas, runs: Sequence[Run], style: Style, **options)
@@ -93,3 +100,6 @@ class Plot:
         """Draw on an empty canvas, titled."""
         plot_item.header.title = self.title
         self.draw(plot_item, runs, style, **options)
+        most = max((len(run.session.segments) for run in runs if run.segments is None), default=0)
+        if most > MOST_SEGMENTS:
+            note_beside_title(plot_item, f"newest {MOST_SEGMENTS} of {most:,} segments")

@@ -7,6 +7,7 @@ import math
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QPainter
 
+from sessions.background import baselines
 from sessions.model import Segment
 from workbench.ui.plots._layers import Frame, Layer
 from workbench.ui.plots._plot import Run
@@ -16,15 +17,24 @@ _STRIP_PX = 3.0
 
 
 def alternating(run: Run) -> set[int]:
-    """The indices of the chosen segments that ran by turns, as the arms of a comparison do."""
+    """Return the indices of the chosen segments that ran by turns, as a comparison's arms do.
+
+    Blocks that ran in the background of a run are no turn: their segment had ended before.
+    """
     found: set[int] = set()
     longest, until = -1, -math.inf
+    segments, over = run.session.segments, baselines(run.session)
     for segment in run.chosen():
         t_s = segment.steps["t_s"]
-        if len(t_s) and t_s[0] < until:
+        if not len(t_s):
+            continue
+        last = float(t_s[-1])
+        if segment.index in over and segment.index + 1 < len(segments):
+            last = min(last, segments[segment.index + 1].start_s)
+        if t_s[0] < until:
             found |= {longest, segment.index}
-        if len(t_s) and t_s[-1] > until:
-            longest, until = segment.index, float(t_s[-1])
+        if last > until:
+            longest, until = segment.index, last
     return found
 
 

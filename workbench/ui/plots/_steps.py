@@ -11,6 +11,7 @@ from sessions.model import Phase, Segment
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._markers import Markers
+from workbench.ui.plots._pairing import Pairing
 from workbench.ui.plots._phases import Phases
 from workbench.ui.plots._plot import Run
 from workbench.ui.plots._segments import Segments, alternating
@@ -96,9 +97,10 @@ def no_steps(runs: Sequence[Run]) -> str | None:
 
 
 def add_timeline(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Shade the phases, mark segments and events, where one session is shown."""
+    """Shade phases and pairs of blocks, mark segments and events, where one session is shown."""
     if len(runs) == 1:
         plot_item.add(Phases(runs[0], style))
+        plot_item.add(Pairing(runs[0], style))
         plot_item.add(Segments(runs[0], style))
         plot_item.add(Markers(runs[0], style))
 

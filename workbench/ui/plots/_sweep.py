@@ -42,8 +42,6 @@ class Column:
     title: str
     unit: Unit
     logarithmic: bool = False
-    low: str = ""  # columns of its interval
-    high: str = ""
 
 
 def curves_plot(name: str, title: str, text: str, column: Column, *, fits: bool = False) -> Plot:
@@ -181,7 +179,7 @@ def _fit_name(name: str, fitted: Scaling) -> str:
 
 
 class Points(Layer):
-    """The measured points of one curve, with their intervals, ``joined`` by lines or not.
+    """The measured points of one curve, ``joined`` by lines or not.
 
     ``named``: in the legend; a line that is fitted to them names the curve otherwise.
     """
@@ -207,12 +205,9 @@ class Points(Layer):
         self._x = self._all[taken]
         numbers = curve.numbers or [None] * len(taken)
         self._wrong = [of is not None and of.right is False for of in compress(numbers, taken)]
-        values = [curve.columns[name][taken] for name in (column.name, column.low, column.high)
-                  if name]  # fmt: skip
+        values = curve.columns[column.name][taken]
         with np.errstate(all="ignore"):
-            values = [np.log10(each) if column.logarithmic else each for each in values]
-        self._y = values[0]
-        self._ends = values[1:]
+            self._y = np.log10(values) if column.logarithmic else values
 
     def entries(self) -> list[Entry]:
         if not self._named:
@@ -226,8 +221,7 @@ class Points(Layer):
         return (float(self._all.min()), float(self._all.max())) if len(self._all) else None
 
     def y_span(self) -> tuple[float, float] | None:
-        every = np.concatenate([self._y, *self._ends]) if len(self._y) else self._y
-        every = every[np.isfinite(every)]
+        every = self._y[np.isfinite(self._y)]
         return (float(every.min()), float(every.max())) if len(every) else None
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
@@ -241,10 +235,6 @@ class Points(Layer):
             _strokes.polyline(painter, pen, x, y, math.inf, frame, joined=True)
         color = style.color(self._color)
         painter.setPen(QPen(color, style.line_px))
-        if self._ends:
-            for place, low, high in zip(x, *map(frame.py, self._ends), strict=True):
-                if math.isfinite(low) and math.isfinite(high):
-                    painter.drawLine(QLineF(place, low, place, high))
         for place, height, wrong in zip(x.tolist(), y.tolist(), self._wrong, strict=True):
             if -_DOT_PX <= place <= frame.width + _DOT_PX:
                 dot(painter, QPointF(place, height), _DOT_PX * style.line_px / 1.5, color)

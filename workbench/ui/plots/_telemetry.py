@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sessions.schema import TELEMETRY
 from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._plot import Run
+from workbench.ui.plots._plot import Run, note_beside_title
 from workbench.ui.plots._tracks import Grid, Track
+
+if TYPE_CHECKING:
+    from workbench.ui.plots._canvas import Canvas
 
 _WORDS = {"%": "percent", "degrees Celsius": "celsius"}
 
 
+MOST_DRAWN = 16  # devices of a session; nobody could tell the lines of more apart
+
+
 def devices(run: Run) -> list[str]:
-    """Names of the devices that were sampled, GPUs before the CPU: gpu0, gpu1 ... cpu, cpu1."""
-    return sorted(run.session.telemetry, key=lambda name: (is_cpu(name), len(name), name))
+    """Return the devices to draw, GPUs before the CPU: gpu0, gpu1 ... cpu, cpu1."""
+    return heapq.nsmallest(MOST_DRAWN, run.session.telemetry, _order)
+
+
+def _order(device: str) -> tuple[bool, int, str]:
+    return is_cpu(device), len(device), device
+
+
+def tell_undrawn(plot_item: Canvas, runs: Sequence[Run]) -> None:
+    """Write beside the plot's title how many devices are drawn, where that is not all."""
+    most = max((len(run.session.telemetry) for run in runs), default=0)
+    if most > MOST_DRAWN:
+        note_beside_title(plot_item, f"{MOST_DRAWN} of {most:,} devices")
 
 
 def is_cpu(device: str) -> bool:
@@ -26,7 +45,7 @@ def is_cpu(device: str) -> bool:
 
 def key(runs: Sequence[Run]) -> object:
     """Changes with the devices: those of other ranks join while a session runs."""
-    return [devices(run) for run in runs]
+    return [len(run.session.telemetry) for run in runs]
 
 
 def sampled(run: Run, device: str, column: str) -> Callable[[], list[Track]]:
@@ -65,7 +84,7 @@ def telemetry_table(runs: Sequence[Run], columns: Sequence[str]) -> dict[str, Ar
         name: [np.empty(0)] for name in ("session", "device", *headings.values())
     }
     for run in runs:
-        for device in devices(run):
+        for device in sorted(run.session.telemetry, key=_order):
             samples = run.session.telemetry[device]
             rows = len(samples["t_s"])
             parts["session"].append(np.full(rows, run.title, dtype=object))
@@ -85,5 +104,5 @@ def _with_unit(column: str) -> str:
 def prefix(runs: Sequence[Run], run: Run, device: str) -> str:
     """What a legend puts before a quantity, where there are several sessions or devices."""
     session = f"{run.title} " if len(runs) > 1 else ""
-    several = len(devices(run)) > 1
+    several = len(run.session.telemetry) > 1
     return session + (f"{device.upper()} " if several else "")

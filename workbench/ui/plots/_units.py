@@ -112,7 +112,17 @@ class Logarithmic(Unit):
         return super().text(10.0**value if math.isfinite(value) else value, digits)
 
 
+@dataclass(frozen=True)
+class Ratio(Unit):
+    """A ratio about 1, of which parts of a percent matter: a reading has one more digit."""
+
+    def text(self, value: float, digits: int = 3) -> str:
+        """A reading such as ``0.812 x``."""
+        return super().text(value, digits + 1)
+
+
 MILLISECONDS = Unit("s", 1e-3)
+RATIO = Ratio("x", kind="plain")
 SECONDS = Unit("s", kind="clock")
 BYTES = Unit("B", kind="binary")
 PERCENT = Unit("%", kind="plain")

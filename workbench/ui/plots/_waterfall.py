@@ -13,7 +13,7 @@ from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
 from sessions.attribution_words import rows
 from sessions.model import Study
 from workbench.ui.plots._layers import Entry, Frame, Layer
-from workbench.ui.plots._units import PERCENT
+from workbench.ui.plots._units import RATIO
 from workbench.ui.style import Style, shade
 
 QUANTITIES = ("time", "memory")
@@ -25,10 +25,10 @@ _LEAST_SHARE = 0.7  # of a line of text that a bar must be high, for two labels 
 
 @dataclass(frozen=True)
 class Bar:
-    """One effect of one quantity, in per cent; ``low`` and ``high`` are NaN where it is exact.
+    """One effect of one quantity, as ratios; ``low`` and ``high`` are NaN where it is exact.
 
-    ``whole`` bars stand on zero: the base, and all toggles together. ``change`` is what the toggle
-    did to what was there before it.
+    In a ladder all are ratios to the base, and ``whole`` bars (the base, and all toggles together)
+    stand on 0; elsewhere bars stand on 1. ``ratio`` is to what was there before the toggle.
     """
 
     row: int
@@ -38,7 +38,7 @@ class Bar:
     low: float
     high: float
     whole: bool
-    change: float
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Waterfall:
     names: list[str]
     reasons: dict[int, str]
     bars: list[Bar]
-    cumulative: bool  # bars are shares of the base; else changes
+    cumulative: bool  # bars are ratios to the base, each from the one before it; else from 1
 
 
 def waterfall(study: Study) -> Waterfall:
-    """A ladder as steps from the base down (or up) to the total; else each effect from zero."""
+    """A ladder as steps from the base down (or up) to the total; else each effect from 1."""
     effects = [row for row in rows(study, "effects") if row["kind"] != "total"]
     totals = [row for row in rows(study, "effects") if row["kind"] == "total"]
     steps = [row for row in effects if row["quantity"] == "time"]
@@ -69,9 +69,9 @@ def waterfall(study: Study) -> Waterfall:
         known = [row for row in [*own, *totals] if math.isfinite(row["ratio"])]
         if not any(row["quantity"] == quantity for row in known):
             continue
-        standing = 100.0
+        standing = 1.0
         if cumulative:
-            bars.append(Bar(0, quantity, 0, 100, math.nan, math.nan, True, 0))
+            bars.append(Bar(0, quantity, 0, 1, math.nan, math.nan, True, 1))
         for place, row in enumerate(own):
             bar = _bar(place + first, row, standing, cumulative)
             if math.isfinite(bar.stop):
@@ -97,24 +97,19 @@ def _name(effect: Mapping[str, Any]) -> str:
 
 def _bar(row: int, effect: Mapping[str, Any], standing: float, cumulative: bool) -> Bar:
     ratio, low, high = (float(effect[name]) for name in ("ratio", "low", "high"))
-    change = 100 * (ratio - 1)
     quantity = str(effect["quantity"])
-    if not cumulative:
-        return Bar(row, quantity, 0, change, 100 * (low - 1), 100 * (high - 1), False, change)
-    return Bar(
-        row, quantity, standing, standing * ratio, standing * low, standing * high, False, change
-    )
+    from_ = standing if cumulative else 1.0
+    return Bar(row, quantity, from_, from_ * ratio, from_ * low, from_ * high, False, ratio)
 
 
 def _total(row: int, effect: Mapping[str, Any], cumulative: bool) -> Bar:
-    ratio, low, high = (100 * float(effect[name]) for name in ("ratio", "low", "high"))
-    off = 0 if cumulative else 100
-    quantity = str(effect["quantity"])
-    return Bar(row, quantity, 0, ratio - off, low - off, high - off, True, ratio - 100)
+    ratio, low, high = (float(effect[name]) for name in ("ratio", "low", "high"))
+    start = 0.0 if cumulative else 1.0
+    return Bar(row, str(effect["quantity"]), start, ratio, low, high, True, ratio)
 
 
 class Bars(Layer):
-    """The bars of one quantity, each with its interval and its change in per cent."""
+    """The bars of one quantity, each with its interval and its ratio."""
 
     z = 30.0
 
@@ -135,7 +130,7 @@ class Bars(Layer):
             return None
         ends = [end for bar in self._bars for end in (bar.start, bar.stop)]
         low, high = min(ends), max(ends)
-        reach = _REACH * max(high - low, 1.0)
+        reach = _REACH * max(high - low, 0.01)
         for bar in self._bars:
             if math.isfinite(bar.low):
                 low, high = min(low, bar.low), max(high, bar.high)
@@ -187,15 +182,13 @@ class Bars(Layer):
     def _label(
         self, painter: QPainter, bar: Bar, end: float, y: float, half: float, frame: Frame
     ) -> None:
-        if bar.whole and bar.change == 0 and bar.row == 0:
+        if bar.whole and bar.ratio == 1 and bar.row == 0:
             return
         font = self._style.font(small=True)
         metrics = QFontMetricsF(font)
         if self._lane > 0 and _LEAST_SHARE * metrics.height() > 2 * half:
             return  # it would lie on that of the time, which is drawn; the table has both
-        change = bar.change if abs(bar.change) >= 0.05 else 0.0
-        text = PERCENT.text(change, 2)
-        text = f"+{text}" if change > 0 else text
+        text = RATIO.text(bar.ratio)
         width = metrics.horizontalAdvance(text)
         left = end + _GAP_PX
         if left + width > frame.width:
@@ -234,20 +227,20 @@ class Reasons(Layer):
             painter.drawText(QPointF(8, y + (metrics.ascent() - metrics.descent()) / 2), text)
 
 
-class Zero(Layer):
-    """The line that changes are counted from."""
+class Origin(Layer):
+    """The line that bars stand on: 0, or 1 where each is a ratio by itself."""
 
     z = 20.0
 
-    def __init__(self, style: Style) -> None:
+    def __init__(self, place: float, style: Style) -> None:
         super().__init__()
-        self._style = style
+        self._place, self._style = place, style
 
     def x_span(self) -> tuple[float, float]:
-        return 0.0, 0.0
+        return self._place, self._place
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        x = float(frame.px(0.0))
+        x = float(frame.px(self._place))
         if 0 <= x <= frame.width:
             painter.setPen(QPen(shade(self._style.theme.muted), 1))
             painter.drawLine(QPointF(x, 0), QPointF(x, frame.height))

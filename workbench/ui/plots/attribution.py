@@ -1,9 +1,9 @@
 """Which optimization gave what: bars of step time and of peak memory, by toggle.
 
-A ladder begins with the base, 100 %, and each toggle takes its share off, or adds to it, down to
-all together. Otherwise a bar is the change that a toggle makes, from zero: beside all others
+A ladder begins with the base, 1, and each toggle takes its part off, or adds to it, down to all
+together. Otherwise a bar is the ratio of a toggle to without it, from 1: beside all others
 (leave-one-out), on average over all orders (shares), or what two do together beyond each. The thin
-line over a bar is the 95 % interval of the change; memory is counted and has none. A toggle that
+line over a bar is the 95 % interval of the ratio; memory is counted and has none. A toggle that
 could not be measured says why.
 """
 
@@ -18,8 +18,8 @@ from sessions.model import Study
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import PERCENT, STEPS
-from workbench.ui.plots._waterfall import QUANTITIES, Bars, Reasons, Zero, waterfall
+from workbench.ui.plots._units import RATIO, STEPS
+from workbench.ui.plots._waterfall import QUANTITIES, Bars, Origin, Reasons, waterfall
 from workbench.ui.style import Style
 
 
@@ -50,11 +50,11 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     plot_item.axis("left").categories = [
         (-float(row), titled(name)) for row, name in enumerate(found.names)
     ]
-    title = "Of the base" if found.cumulative else "Change"
-    plot_item.describe((PERCENT, title), (STEPS, ""))
+    title = "Ratio to the base" if found.cumulative else "Ratio to without"
+    plot_item.describe((RATIO, title), (STEPS, ""))
     plot_item.fixed_y = (-len(found.names) + 0.4, 0.6)
     plot_item.pad_x = 0.12
-    plot_item.add(Zero(style))
+    plot_item.add(Origin(0.0 if found.cumulative else 1.0, style))
     there = [one for one in QUANTITIES if any(bar.quantity == one for bar in found.bars)]
     for lane, quantity in enumerate(there):
         plot_item.add(Bars(quantity, found.bars, lane if len(there) > 1 else -1, style))
@@ -62,7 +62,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every bar, in per cent: where it begins and ends, and its interval."""
+    """Every bar, as ratios: where it begins and ends, and its interval."""
     study = shown(runs)
     found = None if study is None else waterfall(study)
     bars = [] if found is None else found.bars
@@ -70,10 +70,10 @@ def table(runs: Sequence[Run]) -> dict[str, Array]:
     return {
         "toggle": np.array([names[bar.row] for bar in bars], dtype=object),
         "quantity": np.array([bar.quantity for bar in bars], dtype=object),
-        "start_percent": np.array([bar.start for bar in bars], np.float64),
-        "stop_percent": np.array([bar.stop for bar in bars], np.float64),
-        "low_percent": np.array([bar.low for bar in bars], np.float64),
-        "high_percent": np.array([bar.high for bar in bars], np.float64),
+        "start_ratio": np.array([bar.start for bar in bars], np.float64),
+        "stop_ratio": np.array([bar.stop for bar in bars], np.float64),
+        "low_ratio": np.array([bar.low for bar in bars], np.float64),
+        "high_ratio": np.array([bar.high for bar in bars], np.float64),
     }
 
 

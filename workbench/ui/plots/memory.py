@@ -16,7 +16,7 @@ from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._layers import Line, Look
 from workbench.ui.plots._plot import Plot, Run
 from workbench.ui.plots._steps import add_timeline, columns_of, step_table
-from workbench.ui.plots._telemetry import devices, is_cpu, key, prefix, sampled
+from workbench.ui.plots._telemetry import devices, is_cpu, key, prefix, sampled, tell_undrawn
 from workbench.ui.plots._units import BYTES, SECONDS
 from workbench.ui.style import Style
 
@@ -39,11 +39,12 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
             look = Look(name, style, BYTES, color, dash=kind)
             plot_item.add(Line(look, columns_of(run, column)))
         _add_devices(plot_item, runs, run, style)
+    tell_undrawn(plot_item, runs)
 
 
 def _add_devices(plot_item: Canvas, runs: Sequence[Run], run: Run, style: Style) -> None:
     """What is in use on each device, where there are several."""
-    if len(devices(run)) == 1:
+    if len(run.session.telemetry) == 1:
         return
     for number, device in enumerate(devices(run)):
         words = "resident set" if is_cpu(device) else "in use"

@@ -22,6 +22,7 @@ from workbench.ui.plots._telemetry import (
     prefix,
     sampled,
     telemetry_table,
+    tell_undrawn,
 )
 from workbench.ui.plots._units import CELSIUS, MEGAHERTZ, SECONDS, WATTS, nice_step
 from workbench.ui.style import Style
@@ -53,6 +54,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "
                 color += 1
     if other:
         plot_item.show_right(unit, name[0].upper() + name[1:], 1.0 / watts_per_unit)
+    tell_undrawn(plot_item, runs)
 
 
 def table(runs: Sequence[Run], *, right: str = "sm_clock") -> dict[str, Array]:

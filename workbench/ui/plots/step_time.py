@@ -3,7 +3,7 @@
 Median and band run over the last 41 steady steps of a segment; the band begins with the twentieth,
 since 5 % of fewer are less than one. The axis follows the band; how far single samples reach above
 it is said in the corner. Segments that ran by turns, as those of a comparison, have each its own
-colour.
+colour. Where a run returned to its baseline for a moment, both blocks are shaded ("pairing").
 """
 
 from __future__ import annotations

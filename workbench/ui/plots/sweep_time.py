@@ -1,7 +1,8 @@
 """Step time of a sweep over the first field, both axes logarithmic, a curve for each arm.
 
-A dot is a point with its 95 % interval. The line is the power law fitted to the dots; its exponent,
-with a 95 % interval, stands in the legend. Along the top: sizes that have no time, and why.
+A dot is a point. The points were measured one after the other, in random order, so that only their
+scatter about the line tells how sure they are. The line is the power law fitted to the dots; its
+exponent, with a 95 % interval, stands in the legend. Along the top: sizes without a time, and why.
 """
 
 from __future__ import annotations
@@ -9,6 +10,6 @@ from __future__ import annotations
 from workbench.ui.plots._sweep import Column, curves_plot
 from workbench.ui.plots._units import Logarithmic
 
-_COLUMN = Column("median_ms", "Step time", Logarithmic("s", 1e-3), True, "low_ms", "high_ms")
+_COLUMN = Column("median_ms", "Step time", Logarithmic("s", 1e-3), True)
 
 PLOT = curves_plot("sweep_time", "Step time over size", __doc__ or "", _COLUMN, fits=True)

@@ -30,6 +30,7 @@ from workbench.ui.plots._telemetry import (
     prefix,
     sampled,
     telemetry_table,
+    tell_undrawn,
 )
 from workbench.ui.plots._tracks import Track
 from workbench.ui.plots._units import PERCENT, SECONDS
@@ -88,6 +89,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
                 plot_item.add(_Sampled(look, sampled(run, device, column), run, column))
                 color += measured(run, device, column)
         plot_item.add(_Absent(run, style))
+    tell_undrawn(plot_item, runs)
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:

@@ -1,9 +1,9 @@
 """A paired comparison as it narrows: the ratio of each pair, and the interval after each.
 
-A dot is one pair of blocks: how much longer (above 0) or shorter the second arm's steps took. The
-band is the 95 % interval from all pairs so far, the line the ratio itself. The grey strip is what
-counts as the same. A verdict is reached when the band lies inside of the strip, or outside of it.
-Hatched are pairs with a block that does not count, and that was repeated.
+A dot is one pair of blocks: the step time of the second arm over the first's, below 1 where it is
+faster. The band is the 95 % interval from all pairs so far, the line the ratio itself. The grey
+strip is what counts as the same. A verdict is reached when the band lies inside of the strip, or
+outside of it. Hatched are pairs with a block that does not count, and that was repeated.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from sessions import verdict
+from sessions.background import newest_requested
 from sessions.model import PairedComparison
 from workbench.ui.plots import _arms
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._narrowing import Narrowing, PairDots, Same, Voids
 from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import PERCENT, STEPS
+from workbench.ui.plots._units import RATIO, STEPS
 from workbench.ui.style import Style
 
 
@@ -27,6 +28,8 @@ def shown(runs: Sequence[Run]) -> PairedComparison | None:
     """The comparison of the first run that is to be shown."""
     for run in runs:
         comparisons = run.session.comparisons
+        if run.comparison == -1 and (newest := newest_requested(comparisons)) is not None:
+            return comparisons[newest]
         if comparisons and -len(comparisons) <= run.comparison < len(comparisons):
             return comparisons[run.comparison]
     return None
@@ -44,7 +47,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     comparison = shown(runs)
     if comparison is None:
         return
-    plot_item.describe((STEPS, "Pair of blocks"), (PERCENT, "B against A"))
+    plot_item.describe((STEPS, "Pair of blocks"), (RATIO, "Step time, B over A"))
     if style.paper:  # in the window the panel says so beside it
         a, b = _arms.apart(*map(runs[0].titled, comparison.arms))
         notes = [plot_item.header.subtitle, f"A: {a}, B: {b}"]
@@ -53,14 +56,13 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     plot_item.pad_x = 0.0
     found = verdict.pairs(comparison)
     facts = comparison.facts
-    region = 100 * max(facts.get("region", verdict.REGION), facts.get("floor", 0.0))
-    plot_item.add(Same(region, style))
+    plot_item.add(Same(verdict.region_of(comparison), style))
     history = np.array(facts.get("history", []), np.float64).reshape(-1, 4)
     history = history[history[:, 0] <= len(found.numbers)]
     places = found.numbers[history[:, 0].astype(int) - 1] + 1
-    ratio, low, high = (100 * (history[:, column] - 1) for column in (1, 2, 3))
+    ratio, low, high = (history[:, column] for column in (1, 2, 3))
     plot_item.add(Narrowing(places, ratio, low, high, style))
-    plot_item.add(PairDots(found.numbers + 1, _percent(found.logs), style))
+    plot_item.add(PairDots(found.numbers + 1, np.exp(found.logs), style))
     plot_item.add(Voids(_void_pairs(comparison), style))
 
 
@@ -77,12 +79,9 @@ def table(runs: Sequence[Run]) -> dict[str, Array]:
     }
 
 
-def _percent(logs: Array) -> Array:
-    return 100 * np.expm1(logs)
-
-
 def _void_pairs(comparison: PairedComparison) -> Array:
-    voids = {pair for pair, void in zip(comparison.pairs, comparison.voids, strict=True) if void}
+    # Files of other programs may lack the pairs.
+    voids = {pair for pair, void in zip(comparison.pairs, comparison.voids, strict=False) if void}
     return np.array(sorted(voids), np.int64) + 1
 
 

@@ -1,0 +1,114 @@
+"""CUDA graphs: a capture that may fail, and inference by replaying one for inputs of one shape."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from models.errors import ConfigurationError
+
+WARM_UP = 3  # calls before the capture, in which libraries tune, allocate and compile
+
+
+class CaptureError(RuntimeError):
+    """A capture failed; the sentence is the first error in it."""
+
+
+@functools.cache
+def _stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def on_capture_stream() -> Iterator[None]:
+    """Run the block on the one stream of the current GPU that captures.
+
+    A step warms up on it before it is captured. Libraries keep a workspace for every stream (cuBLAS
+    64 MiB on Hopper), which is then allocated once, outside of the graphs' pools.
+    """
+    stream = _stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture what runs inside into ``graph``; raises ``CaptureError``.
+
+    Other threads may allocate meanwhile. After a failure the process can continue: torch leaves its
+    random generator in capture mode, in which every later random number is an error, and this
+    resets it.
+    """
+    try:
+        stream = _stream(torch.cuda.current_device())
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            yield
+    except RuntimeError as error:
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+        first: BaseException = error
+        while first.__context__ is not None:  # ending the capture fails once more
+            first = first.__context__
+        raise CaptureError(str(first).strip()) from error
+
+
+class CUDAGraphInference:
+    """Inference of ``model`` without gradients by replaying a graph of it.
+
+    ``example_inputs`` are tensors on a GPU; every call's inputs must have their shapes, dtypes and
+    device. Puts the model into evaluation mode. The result is a copy and stays. Raises
+    ``ConfigurationError`` where there is no GPU, and with the reason where the model cannot be
+    captured.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: Sequence[Tensor]) -> None:
+        devices = sorted({str(x.device) for x in example_inputs})
+        if not example_inputs or any(not x.is_cuda for x in example_inputs):
+            raise ConfigurationError(
+                "CUDAGraphInference: needs inputs on a CUDA GPU, but they are on "
+                f"{', '.join(devices) or 'no device: there are none'}"
+            )
+        self.model = model.eval()
+        self._inputs = [x.detach().clone() for x in example_inputs]
+        device = self._inputs[0].device
+        with torch.cuda.device(device), torch.no_grad():
+            with on_capture_stream():
+                for _ in range(WARM_UP):
+                    model(*self._inputs)
+            torch.cuda.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            try:
+                with capturing(self._graph):
+                    self._outputs = model(*self._inputs)
+            except CaptureError as error:
+                reason = str(error).split("\n")[0]
+                raise ConfigurationError(
+                    f"CUDAGraphInference: {type(model).__name__} cannot be captured: {reason}"
+                ) from error
+
+    @torch.no_grad()  # its own buffers would join the graph of every call's inputs
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Return ``model(*inputs)``; raises ``ConfigurationError`` for another shape."""
+        given = [_described(x) for x in inputs]
+        expected = [_described(x) for x in self._inputs]
+        if given != expected:
+            raise ConfigurationError(
+                f"CUDAGraphInference: captured for {', '.join(expected)}, but called with "
+                f"{', '.join(given) or 'nothing'}; make another one for that"
+            )
+        for static, x in zip(self._inputs, inputs, strict=True):
+            static.copy_(x)
+        self._graph.replay()
+        return pytree.tree_map_only(Tensor, torch.clone, self._outputs)
+
+
+def _described(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"

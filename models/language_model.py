@@ -1,0 +1,411 @@
+"""Base of every causal language model here: embedding, blocks, norm, head, loss, decode state.
+
+A family supplies the blocks; everything the runner calls is defined once, in ``LanguageModel``.
+
+Shapes: B batch, S sequence, N = B S tokens, E model width, V vocabulary (rows of the embedding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import kernels
+from models import _cache_file
+from models._cache_file import SavedState
+from models._layers import Embedding, Linear, RMSNorm, computed_dtype
+from models.errors import ConfigurationError
+from models.model import Model
+from models.pipeline_stages import Stage, StageOutput
+from models.tensor_parallel_plan import WHOLE, Region
+
+
+class State(Protocol):
+    """Decode state of one block between calls."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, for counting bytes and resetting."""
+        ...
+
+    def carried(self) -> list[Tensor]:
+        """Return those that cannot go back to a position: they summarise all tokens so far."""
+        ...
+
+
+@dataclass
+class Cache:
+    """Decode state of a model, for up to ``length`` positions.
+
+    One state per block, and optionally one of the model itself.
+    """
+
+    batch: int
+    length: int
+    layers: list[State]
+    common: State | None = None
+
+    def states(self) -> list[State]:
+        """Return the states of the blocks, and of the model."""
+        return [*self.layers, self.common] if self.common is not None else self.layers
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors; their addresses never change, which CUDA graphs need."""
+        return [tensor for state in self.states() for tensor in state.tensors()]
+
+    def bytes(self) -> int:
+        """Return the bytes on the device."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def mark_static(self) -> None:
+        """Tell torch.compile that the tensors' addresses never change.
+
+        Only then does it capture a step that writes to them into a CUDA graph.
+        """
+        for tensor in self.tensors():
+            torch._dynamo.mark_static_address(tensor)
+
+    def reset(self) -> None:
+        """Clear the state in place."""
+        for tensor in self.tensors():
+            tensor.zero_()
+
+    def mark(self) -> list[Tensor]:
+        """Return what ``go_back`` needs to return to the current position: copies.
+
+        They are in the host's memory: on the device they would count as the decoding step's.
+        """
+        carried = [tensor for state in self.states() for tensor in state.carried()]
+        marked = [torch.empty_like(x, device="cpu", pin_memory=x.is_cuda) for x in carried]
+        for copy, tensor in zip(marked, carried, strict=True):
+            copy.copy_(tensor)
+        return marked
+
+    def go_back(self, mark: Sequence[Tensor]) -> None:
+        """Drop, in place, the tokens since ``mark``; the next are at the marked position."""
+        carried = [tensor for state in self.states() for tensor in state.carried()]
+        for tensor, before in zip(carried, mark, strict=True):
+            tensor.copy_(before, non_blocking=True)
+
+    def save(
+        self, path: str | Path, position: int, beside: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the state to a file atomically; ``position`` tokens were processed.
+
+        ``beside`` is stored with it: tensors, numbers and text. Waits for the device.
+        """
+        _cache_file.write(path, self.batch, self.length, position, self.tensors(), beside)
+
+    def load(self, saved: str | Path | SavedState) -> int:
+        """Restore the state from a file, or one already read, in place; returns its position.
+
+        The file holds no weights: it is for the model that made it, or one of equal weights. Raises
+        ``ConfigurationError`` for a file that is not such a state or does not fit this cache, which
+        is then unchanged.
+        """
+        if not isinstance(saved, SavedState):
+            saved = _cache_file.read(saved)
+        saved.fill(self.batch, self.length, self.tensors())
+        return saved.position
+
+
+class BlockOutput(NamedTuple):
+    """Output of a block that returns more than the residual stream.
+
+    ``loss`` ([], FP32, or None) is added to the training loss; ``measured`` are rows of metrics.
+    They are returned, not written by the block, so that a block stays a pure function: only then
+    may it be compiled inside a checkpoint.
+    """
+
+    x: Tensor  # (B, S, E)
+    loss: Tensor | None
+    measured: dict[str, Tensor]
+
+
+def loss_operators(workload: str) -> frozenset[str]:
+    """Return the operators that a step calls besides those of its blocks."""
+    return frozenset({"linear_cross_entropy"} if workload == "train" else ())
+
+
+class LanguageModel(Model):
+    """Causal language model over the blocks that a family supplies.
+
+    A block is a module with ``forward(x_BSE, state, position) -> x_BSE | BlockOutput`` and
+    ``new_state(batch, length, device, dtype) -> State``. One that measures has ``measures``, the
+    number of columns by metric; each such block is one row of the metric. One that needs random
+    numbers has ``draw(x_BSE)``, which makes the tensors that ``forward`` takes after ``position``.
+    It runs outside of the checkpoint, so that a recomputation uses the same numbers. One that is
+    ``by_token`` computes each token by itself outside of layers that ranks may shard.
+
+    A block that is no more than ``x + branch(norm(x))`` may also have these two, an ``RMSNorm`` and
+    ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all have, one kernel can add and
+    normalise between two blocks: see ``set_fused_add_norm``.
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: int,
+        dim: int,
+        blocks: Sequence[nn.Module],
+        max_sequence: int,
+        norm_eps: float,
+        tie_embeddings: bool,
+    ) -> None:
+        super().__init__()
+        self.dim, self.max_sequence = dim, max_sequence
+        self.stage = Stage(range(len(blocks)))
+        self.applied_blocks = 0  # in the last call
+        self.fused_add_norm = False
+        self.fused_additions = 0
+        self.fused_loss = False
+        self.stream: Region = WHOLE  # between the sharded layers of its blocks
+        self.embedding = Embedding(rows, dim)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = RMSNorm(dim, norm_eps)
+        self.head = None if tie_embeddings else Linear(dim, rows)
+        columns: dict[str, int] = {}
+        self._rows: list[dict[str, int]] = []  # for each block: its row in each metric
+        counts: dict[str, int] = {}
+        for block in blocks:
+            measures: dict[str, int] = getattr(block, "measures", {})
+            columns |= measures
+            self._rows.append({name: counts.get(name, 0) for name in measures})
+            counts |= {name: row + 1 for name, row in self._rows[-1].items()}
+        self.declare_metrics({name: (counts[name], columns[name]) for name in columns})
+
+    def forward(
+        self,
+        tokens_BS: Tensor,
+        cache: Cache | None = None,
+        position: Tensor | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Return logits of the next token after each one: (B, S) int64 -> (B, S, V).
+
+        With ``cache``, the tokens are also stored. ``position`` (int64, [], on the device) is that
+        of the first token, and the tokens see what the cache holds before it. None means that the
+        cache is empty (a prefill from the start, which needs no masking). A position beyond the end
+        of the cache is the caller's error and cannot be detected here without a host
+        synchronization. ``last_only`` returns (B, 1, V): only what a prefill needs.
+        """
+        x_BSE, _ = self._run_blocks(self._stream_in(tokens_BS, cache, position), cache, position)
+        if last_only:
+            x_BSE = x_BSE[:, -1:]
+        return self._logits(x_BSE) if self.stage.last else x_BSE
+
+    def loss(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        """Return the mean cross-entropy of ``targets_BS`` in nats, [], in FP32 (FP64 for FP64).
+
+        The blocks' own losses are added.
+        """
+        x_BSE, auxiliary = self._run_blocks(self._stream_in(tokens_BS, None, None), None, None)
+        return self._loss(x_BSE, auxiliary, targets_BS)
+
+    def stage_loss(self, x: Tensor, targets_BS: Tensor) -> StageOutput:
+        """Run a stage on tokens (B, S), or on the stream (B, S, E) from the previous stage."""
+        x_BSE, auxiliary = self._run_blocks(self._stream_in(x, None, None), None, None)
+        if self.stage.last:
+            return StageOutput(None, self._loss(x_BSE, auxiliary, targets_BS))
+        return StageOutput(x_BSE, auxiliary)
+
+    def narrow(self, stage: Stage) -> None:
+        """Reduce the model to one stage of a pipeline, to be called by ``stage_loss``.
+
+        Its blocks are renumbered; its metrics keep a row for every block of the full model. A stage
+        that is not the first, called with tokens, uses ones as the stream. That shows how it
+        computes, not what.
+        """
+        self.blocks = nn.ModuleList(self.blocks[index] for index in stage.blocks)
+        self._rows = [self._rows[index] for index in stage.blocks]
+        self.stage = stage
+        if not (stage.first or (stage.last and self.head is None)):
+            del self.embedding
+        if not stage.last:
+            del self.norm
+            self.head = None
+
+    def measured_rows(self) -> dict[str, list[int]]:
+        """Return, for each metric, the rows that blocks of this stage measure."""
+        return {
+            name: [rows[name] for rows in self._rows if name in rows] for name in self.metrics()
+        }
+
+    def new_cache(self, batch: int, length: int, dtype: torch.dtype | None = None) -> Cache:
+        """Return an empty decode state on the model's device for ``length`` positions.
+
+        ``dtype`` None is the dtype that the layers compute: autocast's if it is on, otherwise the
+        weights'. Raises ``ConfigurationError`` for no batch, or a length above ``max_sequence``.
+        """
+        if batch < 1:
+            raise ConfigurationError(f"new_cache: batch {batch} must be at least 1")
+        if not 1 <= length <= self.max_sequence:
+            raise ConfigurationError(
+                f"new_cache: length {length} is not within 1 to max_sequence = {self.max_sequence}"
+            )
+        weight = self.embedding.weight
+        if dtype is None:
+            dtype = computed_dtype(weight)
+        states: list[Any] = [
+            block.new_state(batch, length, weight.device, dtype) for block in self.blocks
+        ]
+        return Cache(batch, length, states, self.common_state())
+
+    def common_state(self) -> State | None:
+        """Return the model's own decode state besides those of its blocks; None if it has none."""
+        return None
+
+    def set_fused_add_norm(self, fused: bool) -> None:
+        """Choose whether a block's addition and the next block's norm are one kernel.
+
+        The results differ only by rounding: under autocast the norm then gives the branch's dtype
+        and not the stream's. ``fused_additions`` counts how many the last call fused; the last
+        addition, and those before or after a checkpointed block, stay separate. Raises
+        ``ConfigurationError`` if the blocks are more than one branch.
+        """
+        if fused and not all(hasattr(block, "branch") for block in self.blocks):
+            kinds = sorted({type(block).__name__ for block in self.blocks})
+            raise ConfigurationError(
+                "set_fused_add_norm: needs blocks that are one branch behind one norm, but "
+                f"{', '.join(kinds)} is not"
+            )
+        self.fused_add_norm = fused
+
+    def set_fused_loss(self, fused: bool) -> None:
+        """Choose whether ``loss`` goes from the stream to the loss without holding all logits.
+
+        The results differ only by rounding. It is one call of ``kernels.linear_cross_entropy``,
+        whose choice of implementation decides what is fused.
+        """
+        self.fused_loss = fused
+
+    def given(
+        self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
+    ) -> Sequence[tuple[Any, ...]]:
+        """Return each block's additional arguments, after input, state and position: none here.
+
+        A family whose blocks depend on something that changes from call to call overrides it. The
+        returned values must not change in place before the backward pass, which may run blocks
+        again.
+        """
+        return [()] * len(self.blocks)
+
+    def observe(self, measured: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Record what blocks have measured in this call, by the block's index."""
+        for index, values in measured.items():
+            for name, row in self._rows[index].items():
+                self.record(name, row, values[name])
+
+    def _stream_in(self, x: Tensor, cache: Cache | None, position: Tensor | None) -> Tensor:
+        """Return the blocks' input: embedded tokens, or the unchanged stream in a later stage."""
+        if x.is_floating_point() and not self.stage.first:
+            return x
+        self._check_length(x, cache, position)
+        if self.stage.first:
+            return self.embedding(x)  # type: ignore[no-any-return]
+        weight = next(self.blocks.parameters())
+        return torch.ones(*x.shape, self.dim, dtype=weight.dtype, device=weight.device)
+
+    def _loss(self, x_BSE: Tensor, auxiliary: Tensor | None, targets_BS: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the stream after all blocks, plus the blocks' losses."""
+        if targets_BS.shape != x_BSE.shape[:2]:
+            raise ConfigurationError(
+                f"targets must be {tuple(x_BSE.shape[:2])}, one for each token, but are "
+                f"{tuple(targets_BS.shape)}"
+            )
+        if self.fused_loss:
+            loss = kernels.linear_cross_entropy(self.norm(x_BSE), self._table(), targets_BS)
+        else:
+            logits_NV = self._logits(x_BSE).flatten(0, 1)
+            wide = torch.promote_types(logits_NV.dtype, torch.float32)
+            loss = functional.cross_entropy(logits_NV.to(wide), targets_BS.flatten())
+        return loss if auxiliary is None else loss + auxiliary
+
+    def _logits(self, x_BSE: Tensor) -> Tensor:
+        return functional.linear(self.norm(x_BSE), self._table())
+
+    def _table(self) -> Tensor:
+        """Return the head's weights (V, E)."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def _run_blocks(
+        self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the stream after all blocks, and the sum of their own losses, if any has one."""
+        n_blocks = len(self.blocks)
+        again = self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
+        # Blocks that normalise and add for themselves.
+        apart = [not self.fused_add_norm or checkpointed for checkpointed in again]
+        self.fused_additions = self.applied_blocks = 0
+        total: Tensor | None = None
+        normed_BSE: Tensor | None = None  # the next block's norm, if the addition computed it
+        measured: dict[int, Mapping[str, Tensor]] = {}
+        x_BSE = self.stream.split(x_BSE)
+        given = self.given(x_BSE, cache, position)
+        for index, block in enumerate(self.blocks):
+            state = None if cache is None else cache.layers[index]
+            drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()
+            more = (*given[index], *drawn)
+            if again[index]:
+                output = self.recomputed(block, x_BSE, None, None, *more)
+            elif apart[index]:
+                output = block(x_BSE, state, position, *more)
+            else:
+                u_BSE = block.norm(x_BSE) if normed_BSE is None else normed_BSE
+                output = block.branch(u_BSE, state, position, *more)
+            if not isinstance(output, BlockOutput):
+                output = BlockOutput(output, None, {})
+            normed_BSE = None
+            self.applied_blocks += 1
+            if apart[index]:
+                x_BSE = output.x
+            elif index + 1 < n_blocks and not apart[index + 1]:
+                norm = self.blocks[index + 1].norm
+                normed_BSE, x_BSE = kernels.add_rms_norm(output.x, x_BSE, norm.weight, norm.eps)
+                self.fused_additions += 1
+            else:
+                x_BSE = x_BSE + output.x
+            if output.loss is not None:
+                total = output.loss if total is None else total + output.loss
+            if output.measured:
+                measured[index] = output.measured
+        self.observe(measured)
+        return self.stream.join(x_BSE), total
+
+    def _check_length(
+        self, tokens_BS: Tensor, cache: Cache | None, position: Tensor | None
+    ) -> None:
+        if tokens_BS.dim() != 2 or 0 in tokens_BS.shape:
+            raise ConfigurationError(
+                f"tokens must be [batch, sequence] with at least one of each, but are "
+                f"{tuple(tokens_BS.shape)}"
+            )
+        batch, length = tokens_BS.shape
+        if length > self.max_sequence:
+            raise ConfigurationError(
+                f"a sequence of {length} tokens is longer than max_sequence = {self.max_sequence}"
+            )
+        if cache is None:
+            if position is not None:
+                raise ValueError("position says where tokens go in a cache; pass the cache too")
+            return
+        if position is not None and not isinstance(position, Tensor):
+            raise ValueError(
+                f"position must be one int64 on the device, as torch.tensor({position}) is on the "
+                f"CPU, but is {type(position).__name__}"
+            )
+        if position is not None and (position.shape != () or position.dtype != torch.int64):
+            raise ValueError(
+                f"position must be one int64 on the device, but is {position.dtype} "
+                f"{tuple(position.shape)}"
+            )
+        if batch != cache.batch or length > cache.length:
+            raise ConfigurationError(
+                f"tokens of shape ({batch}, {length}) do not fit a cache made for batch "
+                f"{cache.batch} and {cache.length} positions"
+            )

@@ -1,0 +1,97 @@
+"""What makes the steps of two configurations different work: another model, or another workload.
+
+A ratio of step times is a speed-up only between two ways to compute the same mathematics. Precision
+and quantization are such ways, within a tolerance that the numerical check states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from sessions.model import Configuration, PairedComparison, Session
+
+INVALID = "invalid"  # the fact of a segment whose steps cannot take as little as was measured
+DIFFERENT_MODELS, OTHER_WORK = "different models", "other work"
+# Facts of a paired comparison whose ratio is no speed-up: which of the two, and by which fields.
+DIFFERENCE, DIFFERING = "difference", "differing"
+
+# Toggles that set a field of the model's configuration and with it the mathematics. The other
+# toggles of such fields (adaptive_precision, in_place, reuse_buffers) compute the same.
+MODEL_TOGGLES = frozenset(
+    {
+        "adaptive_rank",
+        "attention_every",
+        "ccgqa",
+        "diffusion_steps",
+        "dynamic_depth",
+        "low_rank",
+        "mixture_of_depths",
+        "mixture_of_recursions",
+        "use_fourier",
+        "window",
+    }
+)
+_MODEL = ("family", "preset", "model")
+_WORKLOAD = ("workload", "settings")
+_LACKING = "follow"  # option of a toggle that a session from before it does not name
+# A model of one's own is the same one where only its file is another.
+_FILE = ("model.source", "model.sha256")
+
+
+def is_of_model(name: str) -> bool:
+    """Return True if a field of this flat name changes the mathematics of the model."""
+    group, _, field = name.partition(".")
+    if group == "toggles":
+        return field in MODEL_TOGGLES
+    return group in _MODEL and name not in _FILE
+
+
+def is_of_workload(name: str) -> bool:
+    """Return True if a field of this flat name changes what a step does with the model."""
+    return name.partition(".")[0] in _WORKLOAD
+
+
+def difference(first: Configuration, second: Configuration) -> tuple[str, list[str]]:
+    """Return ``DIFFERENT_MODELS`` or ``OTHER_WORK`` and by which fields; "" for a fair comparison.
+
+    Fields have flat names, as in ``Configuration.flat``.
+    """
+    if names := _differing(first, second, is_of_model):
+        return DIFFERENT_MODELS, names
+    if names := _differing(first, second, is_of_workload):
+        return OTHER_WORK, names
+    return "", []
+
+
+def facts_of(arms: Sequence[Configuration]) -> dict[str, Any]:
+    """Return the facts by which a comparison of these arms tells that its ratio is no speed-up."""
+    kind, names = difference(arms[0], arms[-1]) if arms else ("", [])
+    return {DIFFERENCE: kind, DIFFERING: names} if kind else {}
+
+
+def arms_of(session: Session, comparison: PairedComparison) -> list[Configuration]:
+    """Return the configurations of a comparison's arms; empty if the session lacks a segment."""
+    places, known = comparison.facts.get("segments", []), range(len(session.segments))
+    if not isinstance(places, list) or any(place not in known for place in places):
+        return []
+    return [session.segments[place].configuration for place in places]
+
+
+def explained(session: Session, comparison: PairedComparison) -> PairedComparison:
+    """Return the comparison with ``facts_of`` its arms, which files of before lack."""
+    more = facts_of(arms_of(session, comparison))
+    if not more or DIFFERENCE in comparison.facts:
+        return comparison
+    return msgspec.structs.replace(comparison, facts={**comparison.facts, **more})
+
+
+def _differing(
+    first: Configuration, second: Configuration, matters: Callable[[str], bool]
+) -> list[str]:
+    flat = first.flat(), second.flat()
+    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if matters(name)]
+    # repr, because 1, 1.0 and True are equal, and NaN is not equal to itself
+    return [name for name in names if len({repr(one.get(name, _LACKING)) for one in flat}) > 1]

@@ -1,0 +1,188 @@
+"""How claims read profiles, facts of segments, and compile times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sessions import breakdown, checked, statistics
+from sessions.model import Segment, Study
+from sessions.sizes import sized
+from workbench.claims._claim import Found, Reading, Unmeasured
+
+Read = Callable[[Found], Reading]
+
+
+def activation_share() -> Read:
+    """Return activations kept for the backward pass, of the second profile over the first."""
+
+    def read(found: Found) -> Reading:
+        before, after = (breakdown.highest(one).get("activations", 0) for one in _profiles(found))
+        if not before:
+            raise Unmeasured("the profile shows no activations that are kept for the backward pass")
+        return Reading(after / before, note=_sizes(before, after))
+
+    return read
+
+
+def peak_share() -> Read:
+    """Return the peak memory of a whole step, of the second profile over the first."""
+
+    def read(found: Found) -> Reading:
+        before, after = (float(one.facts.get("peak_bytes", 0)) for one in _profiles(found))
+        if not before or not math.isfinite(before):
+            raise Unmeasured("the peak memory of a step is not known")
+        return Reading(after / before, note=_sizes(before, after))
+
+    return read
+
+
+def fewer_launches() -> Read:
+    """Return how many times fewer kernels the second profile's step launches than the first's."""
+
+    def read(found: Found) -> Reading:
+        before, after = (float(np.sum(one.tables["kernels"]["calls"])) for one in _profiles(found))
+        return Reading(before / after, note=f"{before:.0f} kernels a step become {after:.0f}")
+
+    return read
+
+
+def compile_seconds() -> Read:
+    """Return the seconds of the command's first compilation, tuning included."""
+
+    def read(found: Found) -> Reading:
+        seconds = found.compile_s[0] if found.compile_s else 0.0
+        if not seconds:
+            raise Unmeasured("; ".join(["nothing was compiled", *found.reasons]))
+        return Reading(seconds)
+
+    return read
+
+
+def ledger_value(name: str, preset: str = "", scale: float = 1.0) -> Read:
+    """Return a fact of the last segment that has it, divided by ``scale``."""
+
+    def read(found: Found) -> Reading:
+        return Reading(_fact(found.segments, name, preset) / scale)
+
+    return read
+
+
+def ledger_difference(larger: str, smaller: str, scale: float = 1.0) -> Read:
+    """Return by how much one fact of the last segment exceeds another, divided by ``scale``."""
+
+    def read(found: Found) -> Reading:
+        values = [_fact(found.segments, name) for name in (larger, smaller)]
+        return Reading((values[0] - values[1]) / scale)
+
+    return read
+
+
+def growth(name: str, setting: str) -> Read:
+    """Return a fact at the largest value of a setting over that at the smallest."""
+
+    def read(found: Found) -> Reading:
+        sizes = {
+            _setting(one, setting): float(one.ledger[name])
+            for one in found.segments
+            if name in one.ledger
+        }
+        if len(sizes) < 2:
+            raise Unmeasured(f"{name} is known at {len(sizes)} of {len(found.segments)} sizes")
+        least, most = min(sizes), max(sizes)
+        note = f"{setting} {least:g}: {sizes[least]:,.0f}, {most:g}: {sizes[most]:,.0f}"
+        return Reading(sizes[most] / sizes[least], note=note)
+
+    return read
+
+
+def longest_right(setting: str) -> Read:
+    """Return the largest value of a setting that ran with right numbers."""
+
+    def read(found: Found) -> Reading:
+        if not found.segments:
+            raise Unmeasured("no size was measured")
+        right = [one for one in found.segments if _is_right(one)]
+        others = [one for one in found.segments if not _is_right(one)]
+        note = "; ".join(
+            f"{one.configuration.settings[setting]}: {_why_not(one)}" for one in others
+        )
+        if not right:
+            raise Unmeasured(note)
+        return Reading(max(float(one.configuration.settings[setting]) for one in right), note=note)
+
+    return read
+
+
+def passed_share(ladder: Read, alone: int) -> Read:
+    """Return the share of tests that pass: ``alone`` segments by themselves, and a ladder.
+
+    The segments are the first ones, each checked against a reference after its last step; the
+    ladder, which is the last command, passes if all of its configurations ran with right numbers.
+    """
+
+    def read(found: Found) -> Reading:
+        segments = found.segments[:alone]
+        if len(segments) < alone:
+            raise Unmeasured(f"{len(segments)} of {alone} components were run")
+        compiled = ladder(found.of([len(found.studies) - 1]))
+        bad = [f"{_title(one)}: {_why_not(one)}" for one in segments if not _is_right(one)]
+        bad += [compiled.note] if compiled.value < 1 else []
+        return Reading(1 - len(bad) / (alone + 1), note="; ".join(bad))
+
+    return read
+
+
+def growth_of(exponent: Read, setting: str) -> Read:
+    """Return by what factor the time per unit of a setting grows from its least to its largest.
+
+    It follows from the fitted exponent, with its interval.
+    """
+
+    def read(found: Found) -> Reading:
+        fitted = exponent(found)
+        sizes = [_setting(one, setting) for one in found.segments if len(statistics.steady_ms(one))]
+        times = max(sizes) / min(sizes)
+        value, low, high = (times ** (end - 1) for end in (fitted.value, *fitted.ends))
+        return Reading(value, low, high, note=f"{min(sizes):g} to {max(sizes):g}: {fitted.note}")
+
+    return read
+
+
+def _profiles(found: Found) -> tuple[Study, Study]:
+    """Return the first and the last command's profile."""
+    made = [one for one in found.studies if one is not None and "kernels" in one.tables]
+    if len(made) < 2 or len(made) < len(found.studies):
+        raise Unmeasured("the profiles were not finished")
+    return made[0], made[-1]
+
+
+def _fact(segments: Sequence[Segment], name: str, preset: str = "") -> float:
+    for segment in reversed(segments):
+        if name in segment.ledger and preset in ("", segment.configuration.preset):
+            return float(segment.ledger[name])
+    raise Unmeasured(f"no segment says its {name}")
+
+
+def _setting(segment: Segment, name: str) -> float:
+    return float(segment.configuration.settings[name])
+
+
+def _is_right(segment: Segment) -> bool:
+    """Return True if the segment ran to its end and its numbers are known to be right."""
+    return segment.ledger.get(checked.RIGHT) is True
+
+
+def _why_not(segment: Segment) -> str:
+    return checked.text(segment.ledger) or "it did not run to its end"
+
+
+def _title(segment: Segment) -> str:
+    return str(segment.configuration.model.get("source", segment.configuration.family))
+
+
+def _sizes(before: float, after: float) -> str:
+    unit, (first, second) = sized([before, after])
+    return f"{first:.3g} {unit} become {second:.3g} {unit} here"

@@ -1,0 +1,50 @@
+"""How far outputs are from the reference's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+_PIECE = 1 << 24  # outputs that are compared at a time
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far outputs are from the reference's."""
+
+    max_error: float
+    relative_error: float
+    mse: float
+    cosine: float
+
+
+def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
+    """Return the errors of ``values`` against ``reference``; not finite where a value is not.
+
+    Infinities (a mask's) and NaN that both have in one place are right, and count for nothing else.
+    """
+    if values.shape != reference.shape:
+        raise ValueError(f"outputs of shape {tuple(values.shape)} against {tuple(reference.shape)}")
+    largest, masked = 0.0, 0
+    sums = torch.zeros(4, dtype=torch.float64, device=reference.device)
+    pieces = (x.detach().flatten().split(_PIECE) for x in (values, reference))
+    for y, r in zip(*pieces, strict=True):
+        y, r = y.double(), r.double()
+        d = y - r
+        if not torch.isfinite(d).all():
+            alike = (torch.isinf(r) & (y == r)) | (torch.isnan(r) & torch.isnan(y))
+            masked += int(alike.sum())
+            y, r, d = (each.masked_fill(alike, 0.0) for each in (y, r, d))
+        largest = max(largest, float(d.abs().max())) if torch.isfinite(d).all() else math.nan
+        sums += torch.stack([d @ d, r @ r, y @ y, y @ r])
+        if math.isnan(largest) or masked == values.numel() > 0:
+            return Distance(math.nan, math.nan, math.nan, math.nan)
+    squared, norm, own, product = sums.tolist()
+    return Distance(
+        max_error=largest,
+        relative_error=math.sqrt(squared / norm) if norm else math.inf if squared else 0.0,
+        mse=squared / (values.numel() - masked),
+        cosine=product / math.sqrt(own * norm) if own * norm else float(own == norm),
+    )

@@ -1,0 +1,79 @@
+"""Structures that hold tensors: what a batch may be, and what a model may return.
+
+Supported: tensors of any layout, tuples, lists, mappings, named tuples, dataclasses, and objects
+whose attributes hold these. Everything else (None, numbers, text) is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SUPPORTED = (
+    "a tensor (dense or sparse, of any shape), or a tuple, list, dict, named tuple, dataclass or "
+    "other object that holds tensors"
+)
+_OPAQUE = (nn.Module, type, FunctionType, MethodType, ModuleType)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Return all tensors in ``value``, in its order, however deep they lie."""
+    return _tensors(value, set())
+
+
+def _tensors(value: Any, seen: set[int]) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    inner = _children(value)
+    if not inner or id(value) in seen:
+        return []
+    seen.add(id(value))
+    return [tensor for child in inner.values() for tensor in _tensors(child, seen)]
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Return ``value`` with ``function`` of each tensor in its place; ``value`` stays as it is."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if not tensors(value):
+        return value
+    mapped = {key: map_tensors(child, function) for key, child in _children(value).items()}
+    if isinstance(value, tuple):
+        parts = mapped.values()
+        return type(value)(*parts) if is_named_tuple(value) else type(value)(parts)
+    made = copy.copy(value)
+    if isinstance(value, Mapping | list):
+        for key, child in mapped.items():
+            made[key] = child
+    else:
+        for key, child in mapped.items():
+            object.__setattr__(made, key, child)  # also of a frozen dataclass
+    return made
+
+
+def cast_floats(value: Any, dtype: torch.dtype) -> Any:
+    """Return ``value`` with every floating-point tensor in ``dtype``."""
+    return map_tensors(value, lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+
+def is_named_tuple(value: Any) -> bool:
+    """Return True for a tuple whose parts have names."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _children(value: Any) -> dict[Any, Any]:
+    """Return the parts of a container by key, index or attribute; none of anything else."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, _OPAQUE):
+        return {}
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**named, **getattr(value, "__dict__", {})}

@@ -1,0 +1,166 @@
+"""TorchScript: the model's operators recorded once as a graph, whose fuser joins pointwise ones.
+
+The older of torch's compilers, which the MAHIA-X document names beside Inductor. The graph is run
+by an interpreter without Python; on a GPU its fuser (NNC) generates a kernel for each group of
+pointwise operators. What a call decided in Python (shapes, branches) is recorded as it was, so that
+a model is refused that decides by values, or computes outside of torch's operators. The first calls
+are slow. Matrix products, attention and norms are never joined: counted for HYDRA base, a forward
+pass records 615 operators, of which 192 are pointwise and 86 are those three; the rest move or
+reshape tensors. *torch.compile* joins more of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench.protocol import Blocked
+from workbench.runner import marked
+from workbench.runner.failures import Cancelled, Mistake, is_fatal, lacks_memory
+from workbench.runner.toggles._toggle import (
+    NEEDS_GPU,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
+    from workbench.runner.workloads import Compute
+
+_GROUP = "prim::TensorExprGroup"
+# Toggles that act where a recorded graph has nothing of them left, or record by themselves.
+_NOT_WITH = (
+    ("compile", "off", "torch.compile records the model itself"),
+    ("cuda_graphs", "off", "the graph settles over several calls, and a capture holds one"),
+    ("checkpointing", "none", "a recorded graph keeps what its backward pass needs"),
+    ("activation_offload", "off", "a recorded graph keeps what its backward pass needs"),
+    ("triton", "off", "it records torch's operators, and no Triton kernels"),
+    ("data_parallel", "off", "it records what one GPU computes alone"),
+    ("tensor_parallel", "off", "it records what one GPU computes alone"),
+    ("pipeline_parallel", "off", "it records what one GPU computes alone"),
+)
+
+
+class Scripted:
+    """A computation that is recorded at its first call, and run by TorchScript from then on."""
+
+    def __init__(self, compute: Compute, build: Build) -> None:
+        self._compute = compute
+        self._build = build
+        self._graph: Any = None
+
+    def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
+        """Compute; the first call records."""
+        if self._graph is None:
+            self._graph = self._recorded(batch)
+        found: torch.Tensor = self._graph(*batch)
+        return found
+
+    def _recorded(self, batch: tuple[torch.Tensor, ...]) -> Any:
+        """Return the computation as a graph of TorchScript; raises ``Mistake``."""
+        from torch.fx.experimental.proxy_tensor import make_fx  # slow to load
+
+        try:
+            # First as torch's operators alone: TorchScript's own tracer would make tensors of every
+            # size that Python code decides by.
+            graph = make_fx(self._compute, pre_dispatch=True)(*batch)
+            self._check_constants(graph)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it is deprecated, at every call
+                return torch.jit.trace(graph, batch, check_trace=False)
+        except (Cancelled, Mistake):
+            raise
+        except Exception as error:  # a model may do anything that cannot be recorded
+            if is_fatal(error) or lacks_memory(error):
+                raise
+            first = (str(error).strip().split("\n") or [""])[0]
+            raise Mistake(
+                f"torchscript: this model cannot be recorded: {type(error).__name__}: {first}; "
+                "switch TorchScript off, or use torch.compile"
+            ) from error
+
+    def _check_constants(self, graph: torch.fx.GraphModule) -> None:
+        """Raise ``Mistake`` if the graph holds a tensor that is none of the model's.
+
+        Something computed it outside of torch's operators, so that it would be the same in every
+        call.
+        """
+        model = self._build.model
+        assert model is not None
+        known = {id(one) for one in (*model.parameters(), *model.buffers())}
+        for node in graph.graph.nodes:
+            held = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
+            if isinstance(held, torch.Tensor) and held.dim() and id(held) not in known:
+                raise Mistake(
+                    f"torchscript: a tensor of shape {tuple(held.shape)} comes from outside of "
+                    "torch's operators (a Triton kernel, NumPy, or one made before), and would be "
+                    "the same in every call; switch TorchScript off"
+                )
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option == "off":
+        return None
+    if not can_fuse(situation.device):
+        return Blocked(f"its fuser {NEEDS_GPU.reason}", NEEDS_GPU.fix)
+    if situation.workload.name not in ("forward", "train"):
+        return Blocked(
+            "it records one call, and decoding is many calls that write into a cache",
+            "Choose the forward pass or the training step.",
+            {"workload": "forward"},
+        )
+    if hasattr(situation.config, "adaptive_rank"):
+        return Blocked(
+            "the heads of this family choose rank and precision in Python as they run",
+            "Choose another family, or torch.compile.",
+        )
+    if situation.workload.trains and situation.option("precision").startswith("amp"):
+        return Blocked(
+            "TorchScript's own derivative of a linear layer mixes up the dtypes of autocast",
+            "Compute in BF16 or FP32 throughout.",
+            {"precision": "bf16"},
+        )
+    for name, off, why in _NOT_WITH:
+        if situation.option(name) != off:
+            return Blocked(why, "Switch the other one off.", {name: off})
+    return None
+
+
+def can_fuse(device: torch.device) -> bool:
+    """Return True if TorchScript can generate kernels for the device."""
+    llvm = getattr(torch._C, "_llvm_enabled", lambda: False)
+    return device.type == "cuda" or bool(llvm())
+
+
+def _apply(option: str, build: Build) -> None:
+    build.compute_wrappers.append(lambda compute: Scripted(compute, build))
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    if not isinstance(arm.compute, Scripted):
+        return no_effect("TorchScript does not run the step")
+    marked.call(arm)
+    groups = str(torch.jit.last_executed_optimized_graph()).count(f"= {_GROUP}")
+    if not groups:
+        return no_effect("TorchScript ran the same operators one by one: its fuser joined none")
+    return effective(f"TorchScript ran {groups} groups of operators as one kernel each")
+
+
+TOGGLE = Toggle(
+    name="torchscript",
+    title="TorchScript",
+    help=__doc__,
+    group="Compilation",
+    stage=Stage.COMPILE,
+    options={"off": "Off", "trace": "Recorded, with its fuser"},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+)

@@ -1,0 +1,150 @@
+"""Whether training moved an arm's weights as far as it should.
+
+A loss that hardly moves in a few steps hides an update that is wrong or missing. So the steps of
+the weights are compared with a standard's, group by group of the optimizer: their projection on its
+steps is 1 where all is right, 0 without an update, 0.5 if half of the weights stand still, -1 with
+the sign turned, 10 at ten times the rate. And no tensor may move far less than it should.
+
+The standard is the reference, unless the plain model in the arm's precision does not follow that:
+in 16 bits most of an update is less than half of a weight's last digit and is rounded away. Then it
+is the plain model, and how far chance moves that is measured with the rows in another order. Where
+what is left is too little to show a missing half, nothing is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+Steps = Mapping[int, Tensor]  # by the address of the arm's parameter: where training moved it
+Groups = Sequence[Sequence[int]]  # the optimizer's, of such addresses
+
+FOLLOWS = 0.1  # so far from 1 is a plain model's projection that follows the reference
+SHORT = 0.1  # of the reference's steps
+COARSE = 0.25  # of the plain model's in 16 bits, which chance moves; and of moments in 8 bits
+LARGEST = 0.4  # a bound beyond it would let half of an update pass
+_LEAST_MOVED = 64  # elements of which half show a missing half
+_LEAST_OF_TENSOR = 16  # elements that cannot stand still by chance
+_LEAST_SEEN = 100  # elements that moved of one tensor, to judge by how far
+_FAR = 0.6  # of the plain model's distance
+
+
+@dataclass(frozen=True)
+class Way:
+    """How far weights went on the standard's way; ``allowed`` is from 1."""
+
+    what: str
+    share: float
+    allowed: float
+    standard: str = "reference"
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is as far as expected; not where it is not finite."""
+        return abs(self.share - 1) <= self.allowed
+
+    @property
+    def text(self) -> str:
+        """The way in words."""
+        return (
+            f"update of {self.what}: {self.share:.2f} x the {self.standard}'s, "
+            f"{max(0.0, 1 - self.allowed):.2f} to {1 + self.allowed:.2f} expected"
+        )
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The ways of groups and tensors, and why they do not suffice, if so."""
+
+    ways: Sequence[Way]
+    unclear: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every way is as far as expected."""
+        return all(way.ok for way in self.ways)
+
+    @property
+    def text(self) -> str:
+        """The worst way in words."""
+        return max(self.ways, key=lambda way: _badness(way)).text
+
+
+def follows(plain: Steps, reference: Steps, groups: Groups) -> bool:
+    """Return True if the plain model's weights go the reference's way."""
+    return all(abs(project(plain, reference, group) - 1) <= FOLLOWS for group in groups)
+
+
+def against_reference(
+    own: Steps, plain: Steps, reference: Steps, groups: Groups, short: float
+) -> Updates:
+    """Compare the steps with the reference's, whose way the plain model follows.
+
+    ``short`` is what the arm's optimizer may be off by itself.
+    """
+    ways = []
+    for number, group in enumerate(groups, 1):
+        expected = abs(project(plain, reference, group) - 1)
+        allowed = min(short + 2 * expected, LARGEST)
+        ways.append(Way(_name(number, groups), project(own, reference, group), allowed))
+    return Updates(ways)
+
+
+def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups) -> Updates:
+    """Compare with the plain model's steps; ``turned`` are its own, rows in another order."""
+    ways, unclear = [], ""
+    for number, group in enumerate(groups, 1):
+        noise = 0.0 if turned is None else abs(project(turned, plain, group) - 1)
+        allowed, name = COARSE + 2 * noise, _name(number, groups)
+        moved = sum(int((plain[each] != 0).sum()) for each in group)
+        if moved < _LEAST_MOVED:
+            unclear = f"the arm's precision rounds the update of {name} away: {moved} numbers moved"
+        elif not allowed <= LARGEST:
+            unclear = f"what rounding leaves of the update of {name} differs by chance"
+        ways.append(Way(name, project(own, plain, group), min(allowed, LARGEST), "plain model"))
+    return Updates(ways, unclear)
+
+
+def of_tensors(
+    named: Iterable[tuple[str, nn.Parameter]], own: Steps, plain: Steps, reference: Steps
+) -> list[Way]:
+    """Return every tensor that stands still, or goes far less than it should, as a way."""
+    found = []
+    for name, parameter in named:
+        each = id(parameter)
+        if each not in plain or parameter.numel() < _LEAST_OF_TENSOR:
+            continue
+        moved = int((plain[each] != 0).sum())
+        if 2 * moved > parameter.numel() and not bool(own[each].any()):
+            found.append(Way(name, 0.0, COARSE, "plain model"))
+            continue
+        lengths = [float(steps[each].abs().sum()) for steps in (own, plain, reference)]
+        # Where the reference hardly moves, the gradient is rounding and nothing else.
+        if moved >= _LEAST_SEEN and lengths[2] > lengths[1] / 2:
+            ratio = lengths[0] / lengths[1]
+            if ratio < _FAR:
+                found.append(Way(name, ratio, 1 - _FAR, "plain model"))
+    return found
+
+
+def project(steps: Steps, standard: Steps, group: Sequence[int]) -> float:
+    """Return the projection of steps on a standard's, in the latter's length."""
+    along, length = (
+        sum(float((one[each].double() * standard[each].double()).sum()) for each in group)
+        for one in (steps, standard)
+    )
+    if length:
+        return along / length
+    return math.nan if any(bool(steps[each].any()) for each in group) else 1.0
+
+
+def _name(number: int, groups: Groups) -> str:
+    return "the weights" if len(groups) == 1 else f"the weights of group {number}"
+
+
+def _badness(way: Way) -> float:
+    off = abs(way.share - 1) - way.allowed
+    return off if math.isfinite(off) else math.inf
