@@ -40,7 +40,7 @@ class ProjectedHeads(Linear):
         self.n_heads, self.dimensions = n_heads, dimensions
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """The starting value of parameter ``name``, in FP32 on the CPU."""
+        """Return the starting value of parameter ``name``, in FP32 on the CPU."""
         weight = super().initial(name, shape, generator)
         if self.dimensions:
             narrow = [h for h in range(self.n_heads) if h % 4 != 3]
