@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.linalg import vector_norm
 from torch.nn import functional
 
@@ -25,6 +25,29 @@ from kernels.adaptive_attention import cut_and_rounded, prepared
 from models._adaptive import Choice, Rules, Sight, longest, look, sampled
 from models._layers import INIT_STD, Linear, RMSNorm
 from models.attention import KVState, RotaryCache
+
+
+class ProjectedHeads(Linear):
+    """The projection to queries, keys and values of heads, of which most may start narrow.
+
+    With ``dimensions``, the queries and keys of three heads of four start in so many dimensions:
+    the rows of all others are zero. Dimensions come in the pairs that rotary positions turn, so
+    that turned queries and keys stay in them. Training may widen them.
+    """
+
+    def __init__(self, dim: int, n_heads: int, dimensions: int) -> None:
+        super().__init__(dim, 3 * dim)
+        self.n_heads, self.dimensions = n_heads, dimensions
+
+    def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
+        """Return the starting value of parameter ``name``, in FP32 on the CPU."""
+        weight = super().initial(name, shape, generator)
+        if self.dimensions:
+            narrow = [h for h in range(self.n_heads) if h % 4 != 3]
+            # Query or key or value, head, half of a pair, pair.
+            by_pairs = weight.view(3, self.n_heads, 2, -1, shape[-1])
+            by_pairs[:2, narrow, :, self.dimensions // 2 :] = 0
+        return weight
 
 
 class AdaptiveHeads(nn.Module):
@@ -45,6 +68,7 @@ class AdaptiveHeads(nn.Module):
         norm_eps: float | None = None,
         std_out: float = INIT_STD,
         measures_values: bool = False,
+        qk_dimensions: int = 0,
     ) -> None:
         super().__init__()
         self.n_heads, self.head_dim, self.rules, self.causal = (
@@ -55,7 +79,7 @@ class AdaptiveHeads(nn.Module):
         )
         self.measures_values = measures_values
         self.scale = self.head_dim**-0.5
-        self.qkv = Linear(dim, 3 * dim)
+        self.qkv = ProjectedHeads(dim, n_heads, qk_dimensions)
         self.out = Linear(dim, dim, std_out)
         self.rotary = rotary
         self.q_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)

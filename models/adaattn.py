@@ -241,6 +241,14 @@ class AdaAttnConfig(config_fields.RoundedVocabulary):
         minimum=1,
         maximum=1_000_000,
     )
+    qk_dimensions: int = setting(
+        0,
+        "Query/key dimensions",
+        "Dimensions that queries and keys of three heads of four start in; 0 is all of a head's. "
+        "Narrow heads are what adaptive rank computes with fewer columns.",
+        minimum=0,
+        maximum=65536,
+    )
     mlp_ratio: float = config_fields.mlp_ratio()
     max_sequence: int = config_fields.max_sequence(8192)
     rope_theta: float = config_fields.rope_theta()
@@ -280,6 +288,7 @@ class Block(nn.Module):
             rotary=rotary,
             norm_eps=config.norm_eps,
             std_out=std_out,
+            qk_dimensions=config.qk_dimensions,
         )
         self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = SwiGLUMLP(config.dim, mlp_width(config.dim, config.mlp_ratio), std_out)
@@ -407,6 +416,11 @@ def check(config: AdaAttnConfig) -> None:
         raise ConfigurationError(
             f"adaattn: dim / n_heads = {head_dim} is odd, but rotary positions turn pairs; "
             "choose an even head width"
+        )
+    if config.qk_dimensions % 2 or config.qk_dimensions > head_dim:
+        raise ConfigurationError(
+            f"adaattn: qk_dimensions = {config.qk_dimensions} is not an even number up to the head "
+            f"width {head_dim}"
         )
     check_rules("adaattn", config.rules)
 

@@ -1,9 +1,10 @@
 """Compare what an arm computes with what it would compute with one option off.
 
-Both sides are built around the arm's weights, neither compiled nor captured, and called on the
-arm's batch. Their outputs are compared bit by bit, and so are the operators that ran, by shapes and
-dtypes. Where an option changes which weights there are, the operators of both steps are counted on
-tensors without storage instead. The arm stays as it is: no weight, buffer or random state changes.
+The arm's model, and one of the same weights without the option, are called on the arm's batch,
+neither compiled nor captured. Their outputs are compared bit by bit, and so are the operators that
+ran, by shapes and dtypes. Where an option changes which weights there are, the operators of both
+steps are counted on tensors without storage instead. The arm stays as it is: no weight, buffer or
+random state changes.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def compare(arm: Arm, off: Situation) -> Comparison:
 
         own_tally, off_tally = count(arm.situation), count(off)
         return Comparison(None, 0.0, _counted(own_tally.calls), _counted(off_tally.calls))
-    own, again = (_outputs(arm, arm.situation) for _ in range(2))
+    model = arm.model if arm.divided is None else None
+    own, again = (_outputs(arm, arm.situation, model) for _ in range(2))
     other = _outputs(arm, off)
     return Comparison(_distance(own[0], other[0]), _distance(own[0], again[0]), own[1], other[1])
 
@@ -136,6 +138,8 @@ def settled(arm: Arm, situation: Situation, calls: int) -> Model:
 
 def kept_bytes(arm: Arm, situation: Situation) -> int:
     """Return the bytes that autograd keeps of one call on few inputs, weights left out."""
+    if not any(x.requires_grad for x in arm.model.parameters()):
+        return 0
     build = _build(situation)
     model = _model(arm, build)
     own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
@@ -192,17 +196,32 @@ def _in_force(arm: Arm, build: Build) -> Iterator[None]:
             stack.enter_context(flag())
         stack.enter_context(kernels.using(all="auto", **build.kernel_choices))
         stack.enter_context(draws.put_back(arm.model, build.situation.device))
-        if isinstance(arm.model, OwnModel):  # it may compile itself; the import takes seconds
+        # Where nothing can be compiled, the import would take seconds for nothing.
+        if isinstance(arm.model, OwnModel) or build.situation.option("compile") != "off":
             stack.enter_context(eager())
         yield
 
 
-def _outputs(arm: Arm, situation: Situation) -> tuple[Tensor, Work]:
+@contextlib.contextmanager
+def _unchanged(model: Model) -> Iterator[None]:
+    """Put back what calls write to buffers."""
+    kept = {name: x.clone() for name, x in model.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, x in model.named_buffers():
+            x.copy_(kept[name])
+
+
+def _outputs(arm: Arm, situation: Situation, model: Model | None = None) -> tuple[Tensor, Work]:
+    """Return all outputs of one call in a row, and what ran; of another model if none is given."""
     build, work = _build(situation), Work()
     workload = situation.workload
     with _in_force(arm, build), torch.no_grad():
-        compute = make_compute(build, make_bench(build, _model(arm, build), arm.whole))
-        with watched(_watch(work)), _Record(work):
+        called = _model(arm, build) if model is None else model
+        with _unchanged(called):
+            compute = make_compute(build, make_bench(build, called, arm.whole))
+        with _unchanged(called), watched(_watch(work)), _Record(work):
             out = marked.computed(compute, workload, arm.whole)
     values = [x.detach().reshape(-1) for x in tree_leaves(out) if isinstance(x, Tensor)]
     return torch.cat([x.clone() for x in values]), work

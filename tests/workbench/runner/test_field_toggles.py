@@ -95,12 +95,12 @@ def test_the_real_runner_builds_the_other_model_and_goes_back_without_a_build(
     assert counts == [PARAMETERS, PARAMETERS + 64, PARAMETERS + 128, PARAMETERS + 64]
     (found,) = fourier.evidence
     assert (found.toggle, found.status) == ("use_fourier", "effective")
-    assert found.text == (
+    assert found.text.startswith(
         "against use_fourier = False: 4 Linear and not 3; 216 parameters and not 152"
     )
     texts = {found.toggle: (found.status, found.text) for found in attention.evidence}
-    assert texts["use_fourier"][0] == texts["attention_every"][0] == "effective"
-    assert texts["use_fourier"][1].endswith("(as the model's fields say already)")
+    assert texts["use_fourier"][0] == "as default" and texts["attention_every"][0] == "effective"
+    assert texts["use_fourier"][1].startswith("the model's fields say so already; against ")
     assert back.reused
     trained, fresh = plain.ledger["loss"], fourier.ledger["loss"]
     assert again.ledger["loss"] < (trained + fresh) / 2, "the weights began anew"
@@ -135,7 +135,7 @@ def test_a_field_that_changes_nothing_in_the_model_is_told(family, monkeypatch):
     )
     (found,) = built.find_evidence()
     assert found.status == "no effect"
-    assert found.text == "the model is built as with use_fourier = False"
+    assert found.text == "output and work are bit-identical to use_fourier = False"
 
 
 def test_weights_of_other_structures_make_room_when_memory_is_short(family, monkeypatch):

@@ -63,26 +63,32 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
 
 
 @pytest.mark.parametrize(
-    ("family", "workload", "toggle", "option", "operator"),
+    ("family", "workload", "toggle", "option", "operator", "status"),
     [
-        ("mahia", "forward", "kernel_fourier_mix", "torch", "fourier_mix"),
-        ("mahia", "forward", "kernel_fourier_mix", "matmul", "fourier_mix"),
-        ("adaattn", "forward", "kernel_low_rank", "torch", "low_rank"),
-        ("adaattn", "forward", "triton_adaptive_attention", "manual", "adaptive_attention"),
-        ("mamba2", "decode", "triton_ssd_step", "torch", "ssd_step"),
-        ("moe", "train", "triton_moe_gating", "torch", "moe_gating"),
-        ("moe", "train", "fused_loss", "chunked", "linear_cross_entropy"),
-        ("mamba2", "prefill", "fused_add_norm", "torch", "add_rms_norm"),
+        ("mahia", "forward", "kernel_fourier_mix", "torch", "fourier_mix", "no effect"),
+        ("mahia", "forward", "kernel_fourier_mix", "matmul", "fourier_mix", "effective"),
+        ("adaattn", "forward", "kernel_low_rank", "torch", "low_rank", "effective"),
+        ("adaattn", "forward", "triton_adaptive_attention", "manual", "adaptive_attention",
+         "effective"),
+        ("mamba2", "decode", "triton_ssd_step", "torch", "ssd_step", "as default"),
+        ("moe", "train", "triton_moe_gating", "torch", "moe_gating", "as default"),
+        ("moe", "train", "triton_moe_experts", "grouped", "moe_experts", "no effect"),
+        ("moe", "train", "triton_moe_experts", "dense", "moe_experts", "effective"),
+        ("moe", "train", "fused_loss", "chunked", "linear_cross_entropy", "effective"),
+        ("mamba2", "prefill", "fused_add_norm", "torch", "add_rms_norm", "effective"),
     ],
-)
+)  # fmt: skip
 def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
-    family, workload, toggle, option, operator
+    family, workload, toggle, option, operator, status
 ):
     arm = stepped(configuration(family, workload, toggles={toggle: option}))
     evidence = found(arm, toggle)
-    assert evidence.status == "effective"
     calls = arm.usage[operator][option]
-    assert evidence.text == f"{operator}: all {calls} recorded calls ran {option}"
+    ran = f"{operator}: all {calls} recorded calls ran {option}"
+    if status == "effective":
+        assert (evidence.status, evidence.text) == (status, ran)
+    else:
+        assert evidence.status == status and evidence.text.startswith(f"{ran}, as ")
     arm.usage[operator]["another"] = 1
     assert found(arm, toggle).status == "no effect"
     assert "another 1" in found(arm, toggle).text
@@ -124,7 +130,7 @@ def test_what_another_choice_would_call_is_blocked_with_that_choice(
     workload = fix.get("workload", "forward")
     fixed = configuration(family, workload, model=fields, toggles={toggle: option, **toggles})
     assert availability(fixed, CPU).problems == []
-    assert found(stepped(fixed), toggle).status == "effective"
+    assert found(stepped(fixed), toggle).status == "as default"
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,12 @@ def _judged(
         if said == wanted:
             return as_default(f"the model has {field} = {said}, which its other fields need")
         return unknown(f"there is no model of {field} = {other} to compare with: {error}")
+    measured = facts(wanted, arm)  # of the steps, before the comparison calls the model
     found = effects.compare(arm, off)
     if found.identical:
         return no_effect(f"{note}output and work are bit-identical to {field} = {other}")
     differences = [] if found.error is not None else _differences(_built(arm), without)
-    parts = [part for part in (*differences, found.text(), facts(wanted, arm)) if part]
+    parts = [part for part in (*differences, found.text(), measured) if part]
     text = f"{note}against {field} = {other}: {'; '.join(parts)}"
     return as_default(text) if note else effective(text)
 

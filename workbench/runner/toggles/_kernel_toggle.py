@@ -114,14 +114,15 @@ def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:
     wanted = calls.get(implementation, 0)
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     _, reason = arm.reasons.get(operator, ("", REQUESTED))
-    if implementation == "torch" and reason.startswith(STANDARD):  # it stands for one of several
+    standard = implementation == "torch" and reason.startswith(STANDARD)
+    if standard:  # which stands for one of several
         wanted = total - calls.get("triton", 0)
         text = f"{operator}: all {total} recorded calls ran in PyTorch ({shown}; {reason})"
     else:
         text = f"{operator}: all {total} recorded calls ran {implementation}"
     if wanted != total:
         return no_effect(f"{operator}: calls went to {shown}")
-    if reason != REQUESTED and not reason.startswith(STANDARD):
+    if reason != REQUESTED and not standard:
         return no_effect(f"{text}, by automatic choice")
     return effective(text)
 

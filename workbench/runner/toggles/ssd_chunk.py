@@ -71,6 +71,8 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
+    if blocked := _blocked(option, arm.situation):
+        return no_effect(blocked.reason)
     calls = arm.usage.get("ssd_scan", {})
     held = [mixer.chunk for mixer in _mixers(arm.model)]
     if not calls or set(held) != {int(option)}:

@@ -1,0 +1,92 @@
+"""Arms of which one toggle was asked for and not applied, and what its evidence says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from sessions.model import Configuration
+from workbench.runner import resolve
+from workbench.runner.arm import Arms
+from workbench.runner.phases import PhaseTracker
+from workbench.runner.toggles import all_toggles
+
+IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
+# Families and workloads that call what a toggle acts on, where that is not HYDRA's training.
+WHERE = {
+    "adaptive_precision": ("adaattn", "forward"),
+    "adaptive_rank": ("adaattn", "forward"),
+    "attention_every": ("mamba2", "forward"),
+    "cudnn_benchmark": ("own", "train"),
+    "diffusion_steps": ("mahia", "forward"),
+    "dynamic_depth": ("mahia", "forward"),
+    "in_place": ("moe", "forward"),
+    "kernel_fourier_mix": ("mahia", "train"),
+    "kernel_low_rank": ("adaattn", "train"),
+    "low_rank": ("adaattn", "forward"),
+    "moe_buffers": ("moe", "forward"),
+    "reuse_buffers": ("moe", "forward"),
+    "ssd_chunk": ("mamba2", "train"),
+    "triton_adaptive_attention": ("adaattn", "train"),
+    "triton_causal_conv1d": ("mamba2", "train"),
+    "triton_gated_rms_norm": ("mamba2", "train"),
+    "triton_graph_diffusion": ("mahia", "train"),
+    "triton_moe_experts": ("moe", "train"),
+    "triton_moe_gating": ("moe", "train"),
+    "triton_qk_norm_rope": ("adaattn", "train"),
+    "triton_ssd_scan": ("mamba2", "train"),
+    "triton_ssd_step": ("mamba2", "decode"),
+    "triton_token_router": ("mahia", "train"),
+    "triton_token_scatter": ("mahia", "train"),
+    "use_fourier": ("mahia", "forward"),
+}
+CHOICES = [
+    (name, option) for name, toggle in all_toggles().items() for option in list(toggle.options)[1:]
+]
+
+
+def configuration(name: str, option: str) -> Configuration:
+    """A tiny model that calls what the toggle acts on."""
+    family, workload = WHERE.get(name, ("hydra", "train"))
+    settings = {"batch": 2} if family == "own" else {"batch": 1, "sequence": 16}
+    settings |= {"new_tokens": 4} if workload == "decode" else {}
+    return Configuration(
+        family=family,
+        preset="file" if family == "own" else "tiny",
+        model={"source": str(IMAGES)} if family == "own" else {},
+        workload=workload,
+        settings=settings,
+        toggles={"triton": "off", name: option},
+    )
+
+
+@contextmanager
+def without_apply(name: str) -> Iterator[None]:
+    """Let a toggle change neither the build nor the model's fields."""
+    toggles = all_toggles()
+    toggle = toggles[name]
+    configure = None if toggle.configure is None else lambda option, config: {}
+    toggles[name] = dataclasses.replace(
+        toggle, apply=lambda option, build: None, configure=configure
+    )
+    try:
+        yield
+    finally:
+        toggles[name] = toggle
+
+
+def disarmed(name: str, option: str, device: str) -> tuple[str, str]:
+    """What the toggle says of an arm that it did not change: status and text."""
+    with without_apply(name):
+        situation = resolve.resolve(configuration(name, option), torch.device(device))
+        arm = Arms().get(situation, PhaseTracker(lambda phase: None))
+        with arm.entered():
+            with arm.watched():
+                arm.step()
+            arm.step()
+        (evidence,) = [one for one in arm.find_evidence() if one.toggle == name]
+    return evidence.status, evidence.text

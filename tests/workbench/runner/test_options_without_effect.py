@@ -1,0 +1,110 @@
+"""Options that are applied and cannot matter turn amber, and say why."""
+
+from __future__ import annotations
+
+import pytest
+from built_arms import configuration, found, stepped
+
+CASES = {
+    "16-bit inputs stay as they are": (
+        ("adaattn", {"adaptive_precision": False}),
+        {"precision": "bf16", "adaptive_precision": "on"},
+        "no head's number format changed: inputs of bfloat16 stay as they are",
+    ),
+    "before any analysis no head is rounded": (
+        ("adaattn", {"adaptive_precision": False}),
+        {"adaptive_precision": "on"},
+        "every head keeps the 32 bits of its inputs after 2 calls: none was rounded",
+    ),
+    "full rank": (
+        ("adaattn", {"adaptive_rank": False}),
+        {"adaptive_rank": "on"},
+        "every head keeps full rank 32 of 32 after 2 calls: no rank was reduced",
+    ),
+    "full rank, of a model that adapts anyway": (
+        ("adaattn", {}),
+        {"adaptive_rank": "on"},
+        "every head keeps full rank 32 of 32",
+    ),
+    "a least rank that no head reaches": (
+        ("adaattn", {}),
+        {"low_rank": "quarter"},
+        "no head has a rank below 16 of 32",
+    ),
+    "a least rank that no head needs": (
+        ("adaattn", {}),
+        {"low_rank": "all"},
+        "no head would compute with fewer than 32 columns without it",
+    ),
+    "a window longer than the sequence": (
+        ("hydra", {}),
+        {"window": "128"},
+        "a window of 128 keys leaves out none of 32 tokens",
+    ),
+    "a share of one sample": (
+        ("mahia", {}),
+        {"dynamic_depth": "quarter"},
+        "of a batch of 1 a layer takes 1",
+    ),
+    "one expert": (
+        ("moe", {"num_experts": 1, "top_k": 1}),
+        {"triton_moe_experts": "grouped"},
+        "as PyTorch does here: output and work are bit-identical to the option off",
+    ),
+    "all experts": (
+        ("moe", {"top_k": 8}),
+        {"triton_moe_experts": "grouped"},
+        "as PyTorch does here: output and work are bit-identical to the option off",
+    ),
+    "what automatic choice takes": (
+        ("mahia", {}),
+        {"kernel_fourier_mix": "torch"},
+        "bit-identical to the option off",
+    ),
+    "one table of one layer": (("hydra", {"n_layers": 1}), {"rope_cache": "shared"}, "KiB"),
+    "a chunk longer than the sequence": (
+        ("mamba2", {}),
+        {"ssd_chunk": "64"},
+        "32 tokens are one chunk of 64",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_option_that_cannot_matter_is_no_effect(case):
+    (family, fields), toggles, text = CASES[case]
+    arm = stepped(configuration(family, sequence=32, model=fields, toggles=toggles))
+    evidence = found(arm, list(toggles)[-1])
+    assert evidence.status == "no effect", evidence.text
+    assert text in evidence.text
+
+
+def test_checkpointing_without_gradients_is_no_effect():
+    arm = stepped(configuration("hydra", "train", toggles={"checkpointing": "full"}))
+    assert "of a short call autograd keeps" in found(arm, "checkpointing").text
+    for parameter in arm.model.parameters():
+        parameter.requires_grad_(False)
+    evidence = found(arm, "checkpointing")
+    assert evidence.status == "no effect"
+    assert "autograd keeps nothing: no parameter learns" in evidence.text
+
+
+def test_a_comparison_leaves_the_arm_as_it_was():
+    arm = stepped(configuration("adaattn", sequence=32, toggles={"adaptive_rank": "off"}))
+    before = {name: x.clone() for name, x in arm.model.named_buffers()}
+    assert found(arm, "adaptive_rank").status == "effective"
+    for name, x in arm.model.named_buffers():
+        assert x.equal(before[name]), name
+
+
+def test_heads_that_are_narrow_show_the_ranks_in_use():
+    fields = {"adaptive_rank": False, "qk_dimensions": 8, "refresh_every": 1}
+    arm = stepped(configuration("adaattn", sequence=32, model=fields,
+                                toggles={"adaptive_rank": "on"}))  # fmt: skip
+    for _ in range(4):
+        with arm.entered():
+            arm.step()
+    evidence = found(arm, "adaptive_rank")
+    assert evidence.status == "effective"
+    assert "of 16 heads compute with fewer than 32 columns: " in evidence.text
+    assert "heads of rank 16" in evidence.text
