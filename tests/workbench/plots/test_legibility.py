@@ -85,7 +85,7 @@ def test_long_names_leave_a_narrow_chart_most_of_its_room(name):
 
 @pytest.mark.parametrize("high", [150.0, 320.0])
 def test_the_label_of_an_effect_is_never_on_its_interval(high):
-    bar = Bar(1, "time", 110.0, 100.0, low=60.0, high=high, whole=False, change=-9.0)
+    bar = Bar(1, "time", 110.0, 100.0, low=60.0, high=high, whole=False, ratio=0.91)
     layer = Bars("time", [bar], -1, STYLES["dark"])
     pixmap = QPixmap(400, 100)
     painter = Noting(pixmap)
@@ -97,7 +97,7 @@ def test_the_label_of_an_effect_is_never_on_its_interval(high):
 
 
 def test_the_label_of_all_together_lies_on_no_axis_where_there_is_room_on_its_bar():
-    bar = Bar(1, "time", 0.0, 170.0, low=105.0, high=280.0, whole=True, change=70.0)
+    bar = Bar(1, "time", 0.0, 170.0, low=105.0, high=280.0, whole=True, ratio=1.7)
     layer = Bars("time", [bar], -1, STYLES["dark"])
     frame = Frame((-30.0, 290.0), (-2.0, 0.0), 200.0, 100.0)
     pixmap = QPixmap(200, 100)
