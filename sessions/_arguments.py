@@ -110,7 +110,7 @@ def of_claims(asked: Mapping[str, Any], output: str) -> list[str]:
         documents, experiments = asked["documents"], asked["experiments"]
         found = ["reproduce", *(name(document, "document") for document in documents)]
         for experiment in dict.fromkeys(experiments):
-            found += option("--only", name(experiment, "experiment"))
+            found += option("--only", text(experiment, "experiment"))
         found += ["--budget", exactly(asked["budget_s"])]
         if limit_s := asked.get("limit_s"):
             found += ["--limit", exactly(limit_s)]
