@@ -251,7 +251,7 @@ def judge_pairs(
     """As ``judge``, of pairs already made; ``voids`` says of each block why it does not count."""
     every = np.ones(len(found.logs), bool)
     time = interval(found.logs, alpha, found.builds_of(every), least_builds)
-    builds = len(set(found.builds.tolist())) if time.builds is None else time.builds.n
+    builds = max(1, len(set(found.builds.tolist()))) if time.builds is None else time.builds.n
     margin = math.log1p(max(region, floor))
     verdict, reasons = decide(time, margin)
     more_s = None

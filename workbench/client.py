@@ -17,6 +17,7 @@ from workbench.journal import Journal
 
 GRACE_S = 3.0  # from cancel to terminate, and from terminate to kill
 LOG_LINES = 200
+FAILURES_PER_PERIOD = 50  # an answer to a command is a failure too, and must not be left out
 LONGEST_LOG_LINE = 1 << 16  # bytes
 BABBLE_LINES = 200  # of a login's words before the first message
 
@@ -93,7 +94,7 @@ class Runner:
         assert self.process.stdout is not None
         babble: list[str] = []  # before the first message
         spoken = False
-        throttle = Throttle()
+        throttle = Throttle(FAILURES_PER_PERIOD)
         for line in bounded_lines(self.process.stdout):
             if count := throttle.due():
                 yield _left_out(count)

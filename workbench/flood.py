@@ -26,7 +26,8 @@ def bounded_lines(stream: IO[bytes], most: int = LONGEST_LINE) -> Iterator[bytes
 class Throttle:
     """Lets a few events of each period pass and counts the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_period: int = PER_PERIOD) -> None:
+        self._per_period = per_period
         self._began_s = -PERIOD_S
         self._passed = 0
         self._left_out = 0
@@ -37,7 +38,7 @@ class Throttle:
         if now - self._began_s >= PERIOD_S:
             self._began_s, self._passed = now, 0
         self._passed += 1
-        if self._passed <= PER_PERIOD:
+        if self._passed <= self._per_period:
             return True
         self._left_out += 1
         return False
