@@ -94,9 +94,9 @@ class Runner:
         assert self.process.stdout is not None
         babble: list[str] = []  # before the first message
         spoken = False
-        throttle = Throttle(FAILURES_PER_PERIOD)
+        unreadable, failures = Throttle(), Throttle(FAILURES_PER_PERIOD)
         for line in bounded_lines(self.process.stdout):
-            if count := throttle.due():
+            if count := unreadable.due() + failures.due():
                 yield _left_out(count)
             try:
                 message = protocol.decode_message(line)
@@ -109,7 +109,7 @@ class Runner:
                 if not line.endswith(b"\n"):
                     self._keep(line)
                     break  # cut short by the runner's end, of which the obituary tells
-                if throttle.passes():
+                if unreadable.passes():
                     yield protocol.Failure(
                         kind="wire",
                         sentence="The runner sent a line that is not a message; it was left out.",
@@ -125,7 +125,7 @@ class Runner:
                 self._disarm()
             if isinstance(message, protocol.Failure) and message.fatal:
                 self._closing = True  # it has said itself why it ends
-            elif isinstance(message, protocol.Failure) and not throttle.passes():
+            elif isinstance(message, protocol.Failure) and not failures.passes():
                 continue
             yield message
             if self.journal is not None and (complaint := self.journal.complaint()):
@@ -133,7 +133,7 @@ class Runner:
             if babble and not spoken:
                 yield obituaries.banner(self.command, babble)
             spoken = True
-        if count := throttle.due(at_end=True):
+        if count := unreadable.due(at_end=True) + failures.due(at_end=True):
             yield _left_out(count)
         code = self.process.wait()
         self._disarm()

@@ -252,7 +252,7 @@ def test_slower_when_compiled_is_recognised_from_a_verdict(small, verdict, befor
     found = cures.slower_when_compiled(one, other, judgement)
     assert (found is not None) is told
     if found is not None:
-        assert found.set == {"compile": "off"} and "1.13 times the step time" in found.sentence
+        assert found.set == {"compile": "off"} and "1.13x slower (95 % CI" in found.sentence
 
 
 # Looking at outputs
