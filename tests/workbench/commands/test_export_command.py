@@ -132,7 +132,7 @@ def test_tables_of_several_files_set_them_side_by_side(pair, tmp_path, capsys):
     words = ["export", *map(str, pair), "--table", "comparison", "-o", str(output)]
     printed(words, capsys)
     rows = list(csv.DictReader(output.open(newline="")))
-    assert float(rows[1]["ratio"]) == pytest.approx(0.7, rel=0.02)
+    assert float(rows[1]["ratio (x step time)"]) == pytest.approx(0.7, rel=0.02)
     assert "| setting | base | fast |" in printed(
         ["export", *map(str, pair), "--table", "differences"], capsys
     )
