@@ -84,7 +84,9 @@ def interval_cells(value: float, low: float, high: float, region: float) -> list
 
 
 def interval_text(ratio: float, low: float, high: float, region: float, unit: str = "") -> str:
-    """Return "0.81 (95 % CI 0.78 to 0.83)", with a unit behind the ratio."""
+    """Return "0.81 (95 % CI 0.78 to 0.83)", with a unit behind the ratio, or "no ratio yet"."""
+    if math.isnan(ratio):
+        return "no ratio yet"
     value, *ends = map(text, interval_cells(ratio, low, high, region))
     interval = "no interval yet" if MISSING in ends else f"95 % CI {ends[0]} to {ends[1]}"
     return f"{value}{unit} ({interval})"

@@ -184,7 +184,8 @@ def _can_be_stacked(batches: Sequence[Tensors]) -> bool:
     """Return True if all hold dense tensors of the same shapes, and are alike in all else."""
 
     def kind(x: Tensor) -> tuple[Any, ...]:
-        return type(x), x.layout, x.dtype, tuple(x.shape)
+        is_fake = hasattr(x, "fake_mode")  # of a step that is followed without numbers
+        return Tensor if is_fake else type(x), x.layout, x.dtype, tuple(x.shape)
 
     first, kinds = map_tensors(batches[0], lambda _: None), list(map(kind, tensors(batches[0])))
     if any(what is not Tensor or layout != torch.strided for what, layout, *_ in kinds):

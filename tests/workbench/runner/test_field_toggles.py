@@ -94,7 +94,7 @@ def test_the_real_runner_builds_the_other_model_and_goes_back_without_a_build(
     counts = [s.ledger["parameters"] for s in (plain, fourier, both, attention)]
     assert counts == [PARAMETERS, PARAMETERS + 64, PARAMETERS + 128, PARAMETERS + 64]
     (found,) = fourier.evidence
-    assert (found.toggle, found.status) == ("use_fourier", "effective")
+    assert (found.toggle, found.status) == ("use_fourier", "effective"), found.text
     assert found.text.startswith(
         "against use_fourier = False: 4 Linear and not 3; 216 parameters and not 152"
     )
