@@ -99,9 +99,9 @@ def test_a_scheme_that_ruins_the_model_is_red_though_it_is_carried_out_rightly(b
         if isinstance(layer, QuantizedLinear):
             layer.codes_NK, layer.scale = coarse(plain[f"{name}.weight"].detach(), layer.scheme)
     judged = numerics.check(arm, situation)
-    assert not judged.ok and judged.tolerance == bound
+    assert judged.ok is False and judged.tolerance == bound
     monkeypatch.setattr(numerics, "_most", lambda arm, rounding: torch.inf)
-    assert numerics.check(arm, situation).ok, "it follows its own definition"
+    assert numerics.check(arm, situation).ok is not False, "it follows its own definition"
 
 
 def test_layers_that_multiply_by_no_codes_are_told(build):

@@ -97,7 +97,13 @@ def test_speed_is_compared_with_the_same_model_and_everything_off(rig, one):
         (0.45, 0.55, 2.0, "undecided", "the interval reaches over that; measuring about "),
         (0.97, 1.005, None, "pass", "expected not slower"),
         (1.05, 1.10, None, "fail", "1.08x slower (95 % CI 1.05 to 1.10) against everything off"),
-        (None, None, None, "undecided", "no ratio yet against everything off, 1 pair; expected not slower"),
+        (
+            None,
+            None,
+            None,
+            "undecided",
+            "no ratio yet against everything off, 1 pair; expected not slower",
+        ),
         (
             None,
             None,

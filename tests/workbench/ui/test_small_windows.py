@@ -161,10 +161,10 @@ def test_a_verdict_asks_for_no_more_room_than_a_small_window_has(qtbot, state, j
 def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, state):
     why = "no interval because the segment has no steady steps at all and nobody knows any"
     columns = ["segment", "settings.sequence", "steady steps", "median", "p95", "ratio",
-               "ratio from", "ratio to", "peak memory", "note"]  # fmt: skip
+               "ratio from", "ratio to", "verdict", "peak memory", "note"]  # fmt: skip
     rows = [
-        ["a", 1, 9, 1.0, 2.0, 1.0, "–", "–", 3, "baseline"],
-        ["b", 2, 9, 1.0, 2.0, 1.0, "–", "–", 3, why],
+        ["a", 1, 9, 1.0, 2.0, 1.0, "–", "–", "", 3, "baseline"],
+        ["b", 2, 9, 1.0, 2.0, 1.0, "–", "–", "unpaired", 3, why],
     ]
     table = Table("t", [Column(name) for name in columns], rows)
     panel = SegmentsPanel(state)
