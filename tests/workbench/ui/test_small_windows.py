@@ -164,7 +164,7 @@ def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, st
                "ratio from", "ratio to", "verdict", "peak memory", "note"]  # fmt: skip
     rows = [
         ["a", 1, 9, 1.0, 2.0, 1.0, "–", "–", "", 3, "baseline"],
-        ["b", 2, 9, 1.0, 2.0, 1.0, "–", "–", "unpaired", 3, why],
+        ["b", 2, 9, 1.0, 2.0, 1.0, "–", "–", "", 3, why],
     ]
     table = Table("t", [Column(name) for name in columns], rows)
     panel = SegmentsPanel(state)
