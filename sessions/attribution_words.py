@@ -194,7 +194,9 @@ def _said(study: Study, row: Mapping[str, Any]) -> str:
         return "not measured"
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
     said = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
-    return said.replace(STEP_TIME, _unit(study))
+    said = said.replace(STEP_TIME, _unit(study))
+    timed = str(study.asked.get("timed", WHOLE_STEP))
+    return said if timed == WHOLE_STEP or timed in said else f"{said} in the {timed} pass"
 
 
 def _unit(study: Study) -> str:
