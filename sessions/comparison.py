@@ -164,14 +164,14 @@ def _described(session: Session, segment: Segment) -> dict[str, Scalar]:
 
 
 def _differences(described: Sequence[Mapping[str, Scalar]]) -> list[Difference]:
-    names = dict.fromkeys(name for one in described for name in one)
-    found = []
+    names = dict.fromkeys(name for description in described for name in description)
+    differences = []
     for name in names:
-        values = [one.get(name) for one in described]
+        values = [description.get(name) for description in described]
         # repr, because 1, 1.0 and True are equal, and NaN is not equal to itself
         if len({repr(value) for value in values}) > 1:
-            found.append(Difference(name, values))
-    return found
+            differences.append(Difference(name, values))
+    return differences
 
 
 def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:

@@ -52,16 +52,16 @@ def assert_effective(runner, evidence: protocol.EvidenceFound) -> None:
         for name, option in segment.configuration.toggles.items()
         if option != off(runner)[name]
     }
-    asked = {found.toggle: found.requested for found in evidence.evidence}
-    asked = {toggle: option for toggle, option in asked.items() if option != "auto"}
-    assert asked == switched  # beside the choice that was left to "auto"
-    for found in evidence.evidence:
-        same_as_off = found.status in ("no effect", "as default") and any(
-            reason in found.text for reason in SAME_AS_OFF
+    requested = {finding.toggle: finding.requested for finding in evidence.evidence}
+    requested = {toggle: option for toggle, option in requested.items() if option != "auto"}
+    assert requested == switched  # beside the choice that was left to "auto"
+    for finding in evidence.evidence:
+        same_as_off = finding.status in ("no effect", "as default") and any(
+            reason in finding.text for reason in SAME_AS_OFF
         )
-        effective = found.status == "effective" or same_as_off
-        assert effective, f"{found} in {segment.configuration.toggles}"
-        assert found.text
+        effective = finding.status == "effective" or same_as_off
+        assert effective, f"{finding} in {segment.configuration.toggles}"
+        assert finding.text
 
 
 def apply(runner, toggles: dict[str, str]) -> None:
@@ -71,10 +71,10 @@ def apply(runner, toggles: dict[str, str]) -> None:
     )
     assert isinstance(started, protocol.SegmentStarted), started
     assert toggles.items() <= started.configuration.toggles.items()
-    found = runner.until(lambda m: isinstance(m, (protocol.EvidenceFound, protocol.Failure)))
-    assert isinstance(found, protocol.EvidenceFound), found
-    assert found.segment == started.index
-    assert_effective(runner, found)
+    finding = runner.until(lambda m: isinstance(m, (protocol.EvidenceFound, protocol.Failure)))
+    assert isinstance(finding, protocol.EvidenceFound), finding
+    assert finding.segment == started.index
+    assert_effective(runner, finding)
 
 
 def walk(runner, configuration, moves: int, compiles: bool) -> None:
