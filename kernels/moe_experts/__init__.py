@@ -46,6 +46,7 @@ from kernels._operator import (
 )
 from kernels._triton import missing, no_fp64
 from kernels._workspace import Workspace
+from kernels.moe_experts import _flops as _flops  # registers the formula
 from kernels.moe_experts._autograd import Experts
 from kernels.moe_experts._plain import (
     ONE_KERNEL,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -112,12 +112,21 @@ def kernel_choices(situation: Situation) -> dict[str, str]:
     return build.kernel_choices
 
 
-def compare(arm: Arm, off: Situation) -> Comparison:
-    """Compare the arm with a situation that differs in one option."""
+def compare(arm: Arm, off: Situation) -> Comparison | None:
+    """Compare the arm with a situation that differs in one option.
+
+    None if the sides have other weights, and a step depends on numbers that are not there to
+    count it.
+    """
     if not _same_weights(arm.situation, off):
+        from torch._subclasses.fake_tensor import DataDependentOutputException
+
         from workbench.runner.imagined import count
 
-        own_tally, off_tally = count(arm.situation), count(off)
+        try:
+            own_tally, off_tally = count(arm.situation), count(off)
+        except DataDependentOutputException:
+            return None
         return Comparison(None, 0.0, _counted(own_tally.calls), _counted(off_tally.calls))
     model = arm.model if arm.divided is None else None
     own, again = (_outputs(arm, arm.situation, model) for _ in range(2))
@@ -234,9 +243,11 @@ def _watch(work: Work) -> Any:
         label = f"{op.name} by {name}"
         work.library[label] += 1
         work.calls[label, _signature(args)] += 1
-        if name not in PLAIN:
-            work.flops += op.cost(*args).forward.flops
-        return op.implementations[name].call(*args)
+        if name in PLAIN:
+            return op.implementations[name].call(*args)
+        work.flops += op.cost(*args).forward.flops
+        with _disable_current_modes():  # a kernel is one call, and flex attention is compiled
+            return op.implementations[name].call(*args)
 
     return watch
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.flop_counter import flop_registry, register_flop_formula
+from torch.utils.flop_counter import flop_registry
 
 from kernels import Cost, Operator, Work, hardware, watched
 from kernels.measure.eight_bit import UNITS
@@ -40,17 +39,6 @@ _SCATTERS = frozenset({
 _FREE = frozenset({"_unsafe_view", "_reshape_alias", "empty", "empty_like", "new_empty", "detach"})
 # Operators whose reference asks the device for numbers: what they return looks like this.
 _OUTPUTS: dict[str, Callable[..., Any]] = {"moe_experts": lambda x, *_: torch.empty_like(x)}
-
-
-def _grouped_flops(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
-    """FLOPs of torch's grouped product, whose groups share the rows or the columns of 2D sides."""
-    (*left, m, k), (*right, _k, n) = a_shape, b_shape
-    groups = math.prod(left) if left and right else 1
-    return int(2 * groups * m * n * k)
-
-
-if torch.ops.aten._grouped_mm not in flop_registry:  # torch has no formula for it
-    register_flop_formula(torch.ops.aten._grouped_mm)(_grouped_flops)
 
 
 class NotCounted(Exception):  # noqa: N818 - a finding, and no error

@@ -34,6 +34,7 @@ def allowed(runner, configuration) -> dict[str, list[str]]:
 
 SAME_AS_OFF = (
     "the model's fields say so already",
+    "which its other fields need",
     "as they do without this option",
     "output and work are bit-identical to the option off",
     "no rank was reduced",

@@ -133,10 +133,12 @@ def _judged(
         return unknown(f"there is no model of {field} = {other} to compare with: {error}")
     measured = facts(wanted, arm)  # of the steps, before the comparison calls the model
     found = effects.compare(arm, off)
-    if found.identical:
+    if found is not None and found.identical:
         return no_effect(f"{note}output and work are bit-identical to {field} = {other}")
-    differences = [] if found.error is not None else _differences(_built(arm), without)
-    parts = [part for part in (*differences, found.text(), measured) if part]
+    has_outputs = found is not None and found.error is not None
+    differences = [] if has_outputs else _differences(_built(arm), without)
+    work = "" if found is None else found.text()
+    parts = [part for part in (*differences, work, measured) if part]
     text = f"{note}against {field} = {other}: {'; '.join(parts)}"
     return as_default(text) if note else effective(text)
 
