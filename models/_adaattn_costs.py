@@ -1,4 +1,4 @@
-"""What the sizes of an AdaAttn model cost.
+"""Costs of the sizes of an AdaAttn model.
 
 With all columns: fewer save at most half of what scores cost. Of the analysis no FLOPs are counted,
 ``models._adaptive.SAMPLES`` queries a sequence and layer against all keys.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def costs(config: AdaAttnConfig) -> Costs:
-    """What the sizes cost."""
+    """Return the costs of the sizes."""
     dim, layers, rows, heads = config.dim, config.n_layers, config.rows, config.n_heads
     head_dim, hidden = dim // heads, mlp_width(dim, config.mlp_ratio)
     linears = 4 * dim * dim + 3 * dim * hidden
@@ -35,10 +35,10 @@ def costs(config: AdaAttnConfig) -> Costs:
         if how.fused:  # one kernel, whatever backend is asked for
             return ""
         if how.device_type == "cpu":
-            whole = prefers_full_matrix(
+            is_manual = prefers_full_matrix(
                 how.batch, heads, how.sequence, how.sequence, how.device_type
             )
-            return "manual" if whole else "chunked"
+            return "manual" if is_manual else "chunked"
         return how.attention
 
     def inference_per_token(how: How) -> int:

@@ -116,7 +116,7 @@ class MoEConfig(config_fields.RoundedVocabulary):
 
     @property
     def switches(self) -> dict[str, Any]:
-        """What ``FullyOptimizedMoESystem`` does by default, by name; ``replace`` forgets it."""
+        """Defaults of ``FullyOptimizedMoESystem`` by name; ``replace`` forgets them."""
         return {name: getattr(self, name) for name in SWITCHES}
 
     @property

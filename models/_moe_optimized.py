@@ -23,15 +23,14 @@ AMP_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class FullyOptimizedMoESystem(nn.Module):
-    """A ``MixtureOfExpertsSystem`` with compilation, AMP, checkpointing and CUDA graphs, (B, T, I)
-    -> (B, T, O).
+    """A ``MixtureOfExpertsSystem`` with compilation, AMP, checkpointing and CUDA graphs.
 
-    In training mode ``forward`` keeps gradients and uses AMP, compilation and checkpointing; in
-    evaluation mode it keeps none and uses AMP, compilation and CUDA graphs. A switch that is None
-    is as the configuration says. ``amp_dtype`` FP16
-    brings a gradient scaler, which ``training_step`` uses. ``compile_backend`` other than Inductor
-    takes no mode. Raises ``ConfigurationError`` for switches that are not allowed; a compilation or
-    a capture that fails is an error of the call that needed it.
+    Inputs (B, T, I) become outputs (B, T, O). In training mode ``forward`` keeps gradients and uses
+    AMP, compilation and checkpointing. In evaluation mode it keeps none and uses AMP, compilation
+    and CUDA graphs. A switch that is None follows the configuration. ``amp_dtype`` FP16 adds a
+    gradient scaler, which ``training_step`` uses. ``compile_backend`` other than Inductor takes no
+    mode. Raises ``ConfigurationError`` for switches that are not allowed. A compilation or capture
+    that fails raises in the call that needed it.
     """
 
     def __init__(
@@ -47,8 +46,8 @@ class FullyOptimizedMoESystem(nn.Module):
         use_cuda_graph: bool | None = None,
     ) -> None:
         values = (use_compile, compile_mode, use_amp, use_gradient_checkpointing, use_cuda_graph)
-        asked = dict(zip(SWITCHES, values, strict=True))
-        chosen = config.switches | {name: v for name, v in asked.items() if v is not None}
+        requested = dict(zip(SWITCHES, values, strict=True))
+        chosen = config.switches | {name: v for name, v in requested.items() if v is not None}
         use_compile, compile_mode, use_amp = (chosen[name] for name in SWITCHES[:3])
         use_gradient_checkpointing, use_cuda_graph = (chosen[name] for name in SWITCHES[3:])
         if compile_mode not in MODES:
@@ -87,7 +86,7 @@ class FullyOptimizedMoESystem(nn.Module):
     def _apply(
         self, fn: Callable[[Tensor], Tensor], recurse: bool = True
     ) -> FullyOptimizedMoESystem:
-        """A cast or a move leaves captured graphs with weights that are no longer the system's."""
+        """Forget captured graphs, whose weights a cast or a move has replaced."""
         self._graphs.clear()
         super()._apply(fn, recurse)
         return self
@@ -123,14 +122,14 @@ class FullyOptimizedMoESystem(nn.Module):
         return loss.detach()
 
     def effects(self) -> dict[str, str]:
-        """Of each switch, ``off``, ``effective: why`` or ``no effect: why``, by the last call."""
+        """Return ``off``, ``effective: why`` or ``no effect: why`` of each switch."""
         if not self._seen:
             raise ConfigurationError("FullyOptimizedMoESystem: effects are known after a call")
         seen, blocks = self._seen, self._seen["checkpointed"]
         device = seen["nothing"].device.type
         with torch.no_grad(), torch.autocast(device, self.amp_dtype, enabled=self.use_amp):
             computed = self.moe.blocks[0].attention.qkv(seen["nothing"]).dtype
-        found = {
+        effects = {
             "compile": _effect(
                 self.use_compile,
                 seen["graphs"] > 0,
@@ -158,7 +157,7 @@ class FullyOptimizedMoESystem(nn.Module):
                 else f"needs a CUDA GPU, and the input is on {device}",
             ),
         }
-        return found
+        return effects
 
     def _computed(self, x_BTI: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(x_BTI.device.type, self.amp_dtype, enabled=self.use_amp):
@@ -191,12 +190,12 @@ class _Bare(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """The result."""
+        """Return the result."""
         return self.function(x)[0]
 
 
-def _effect(asked: bool, happened: bool, evidence: str, otherwise: str) -> str:
-    if not asked:
+def _effect(requested: bool, happened: bool, evidence: str, otherwise: str) -> str:
+    if not requested:
         return "off"
     return f"effective: {evidence}" if happened else f"no effect: {otherwise}"
 

@@ -59,7 +59,7 @@ class MixtureOfExpertsSystem(Model):
         return self.forward_with_loss(x_BTI)[0]
 
     def forward_with_loss(self, x_BTI: Tensor) -> tuple[Tensor, Tensor]:
-        """The result (B, T, O), and the sum of the blocks' balancing losses, [] in FP32.
+        """Return the result (B, T, O), and the sum of the blocks' balancing losses, [] in FP32.
 
         Raises ``ConfigurationError`` for another shape, or nothing to compute.
         """

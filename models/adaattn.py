@@ -89,7 +89,7 @@ class AdaAttention(nn.Module):
     def forward(
         self, q_BSE: Tensor, k_BTE: Tensor, v_BTE: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output (B, S, E), and per head [H] what it was computed with and how far it is off.
+        """Return the output (B, S, E), and per head [H] its rank, precision and error.
 
         ``mask``, Boolean, broadcasts to [B, H, S, T]: True where a key may be seen; beside it the
         scores are computed by torch's own attention. Statistics, FP32 on the device: ``rank`` in
@@ -106,12 +106,12 @@ class AdaAttention(nn.Module):
         rules, dtype, adapts = adaptation.rules, computed_dtype(q_BSE), sight is not None
         (choice,) = adaptation.chosen().layers(rules, dtype, adapts=adapts)
         before = None if torch.compiler.is_compiling() else kernels.usage()
-        out_BSE, found = self.heads(q_BSE, k_BTE, v_BTE, choice, mask=mask, sight=sight)
+        out_BSE, sampled = self.heads(q_BSE, k_BTE, v_BTE, choice, mask=mask, sight=sight)
         if before is not None:
             self._count(before, masked=mask is not None)
         statistics = {"rank": choice.rank.float(), "precision": choice.bits.float()}
         if sight is not None:
-            measured = adaptation.measures([found], sight)
+            measured = adaptation.measures([sampled], sight)
             adaptation.update(measured)
             (entropy_H,), (largest_H,) = measured["entropy"], measured["largest"]
             (error_H,) = measured["score_error"]
@@ -119,12 +119,12 @@ class AdaAttention(nn.Module):
                 "entropy": entropy_H,
                 "largest": largest_H,
                 "score_error": error_H,
-                "output_error": torch.expm1(2 * error_H) * found["values"].float(),
+                "output_error": torch.expm1(2 * error_H) * sampled["values"].float(),
             }
         return out_BSE, statistics
 
     def get_statistics(self) -> dict[str, Any]:
-        """What this module's attention has run as; see ``kernels.attention_usage``.
+        """Return which implementations ran this module's attention, as ``kernels.attention_usage``.
 
         A call with a mask is one of "sdpa_masked": torch does not tell which of its kernels ran, so
         that it is no part of ``flash_ratio``. Compiled calls are not counted.
@@ -257,7 +257,7 @@ class AdaAttnConfig(config_fields.RoundedVocabulary):
 
     @property
     def rules(self) -> Rules:
-        """What decides ranks and precisions."""
+        """Rules that decide ranks and precisions."""
         return Rules(
             rank_ratio=self.rank_ratio,
             rank_estimation=self.rank_estimation,
@@ -296,7 +296,7 @@ class Block(nn.Module):
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> KVState:
-        """The attention's keys and values."""
+        """Return the attention's keys and values."""
         return self.attention.new_state(batch, length, device, dtype)
 
     def forward(
@@ -347,11 +347,11 @@ class AdaAttnModel(LanguageModel):
         self.adapting = not frozen
 
     def common_state(self) -> Chosen:
-        """What the cached keys were made with."""
+        """Return the choice that the cached keys were made with."""
         return self.adaptation.chosen()
 
     def adapted(self) -> dict[str, Tensor]:
-        """The state of the adaptation."""
+        """Return the state of the adaptation."""
         return dict(self.adaptation.named_buffers())
 
     def calls_to_settle(self) -> int:
@@ -363,7 +363,7 @@ class AdaAttnModel(LanguageModel):
         return max(0, analyses * rules.refresh_every - int(self.adaptation.step))
 
     def promise(self) -> Promise | None:
-        """By ``score_error``: each layer's outputs, added up as if layers erred independently."""
+        """Return the error that ``score_error`` allows, as if layers erred independently."""
         worst_L = self.metrics()["score_error"].amax(1).double()
         return Promise(
             float(torch.expm1(2 * worst_L).square().sum().sqrt()),
@@ -398,11 +398,11 @@ class AdaAttnModel(LanguageModel):
         if sight is None:
             return
         adaptation = self.adaptation
-        found = adaptation.measures(list(measured.values()), sight)
-        values = found | {"rank": adaptation.rank_LH, "precision": adaptation.bits_LH}
+        metrics = adaptation.measures(list(measured.values()), sight)
+        values = metrics | {"rank": adaptation.rank_LH, "precision": adaptation.bits_LH}
         for name, metric in self.metrics().items():
             metric.copy_(values[name])
-        adaptation.update(found)
+        adaptation.update(metrics)
 
 
 def check(config: AdaAttnConfig) -> None:
@@ -426,16 +426,16 @@ def check(config: AdaAttnConfig) -> None:
 
 
 def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
-    """The operators that a step of the workload calls.
+    """Return the operators that a step of the workload calls.
 
     ``attention`` is also what the PyTorch form of ``adaptive_attention`` calls.
     """
-    found = {"rms_norm", "swiglu", "qk_norm_rope", "attention", *loss_operators(workload)}
+    operators = {"rms_norm", "swiglu", "qk_norm_rope", "attention", *loss_operators(workload)}
     if workload not in ("decode", "generate"):
-        found.add("adaptive_attention")
+        operators.add("adaptive_attention")
     if workload in ("forward", "train") and config.adaptive_rank:
-        found.add("low_rank")
-    return frozenset(found)
+        operators.add("low_rank")
+    return frozenset(operators)
 
 
 PRESETS = {

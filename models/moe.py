@@ -35,7 +35,7 @@ __all__ = [
 
 
 def construct(config: MoEConfig) -> LanguageModel:
-    """The model's structure, on the current default device."""
+    """Return the model's structure, on the current default device."""
     return LanguageModel(
         rows=config.rows,
         dim=config.input_dim,
@@ -47,7 +47,7 @@ def construct(config: MoEConfig) -> LanguageModel:
 
 
 def costs(config: MoEConfig) -> Costs:
-    """What the sizes cost: memory by all experts, work by those a token is sent to.
+    """Return the costs of the sizes: memory of all experts, work of those a token is sent to.
 
     The projection of the noise, which only training has, is left out of the work.
     """
@@ -68,18 +68,20 @@ def costs(config: MoEConfig) -> Costs:
     sizes = {"dim": dim, "width": width, "n": n_experts, "k": k}
 
     def by_torch(how: How) -> BlockMemory:
-        held, element = experts_by_torch(how, **sizes), how.element
+        memory, element = experts_by_torch(how, **sizes), how.element
         if how.compiled:
             fp32 = config.n_heads + 2 + n_experts + (2 * n_experts if noisy else 0)  # the noise
             more = around * element + 4 * fp32 + 3 * shared * width * element
             if element < 4 and not shared:  # gathered rows and the router's copy stand for it
                 more -= dim * element
-            return replace(held, kept_per_token=held.kept_per_token + more)
-        backward = held.backward_per_token
+            return replace(memory, kept_per_token=memory.kept_per_token + more)
+        backward = memory.backward_per_token
         if how.device_type != "cpu":
             backward += 2 * shared * width * element
         more = around * element + 4 * around_fp32 + 4 * shared * width * element
-        return replace(held, kept_per_token=held.kept_per_token + more, backward_per_token=backward)
+        return replace(
+            memory, kept_per_token=memory.kept_per_token + more, backward_per_token=backward
+        )
 
     def inference_per_token(how: How) -> int:
         # The block's input, with attention, and its norm; then the routed or the shared experts.
@@ -118,11 +120,11 @@ def costs(config: MoEConfig) -> Costs:
 
 
 def operators(config: MoEConfig, workload: str) -> frozenset[str]:
-    """The operators that a step of the workload calls."""
-    found = {"rms_norm", "rope", "attention", "moe_gating", "moe_experts"}
+    """Return the operators that a step of the workload calls."""
+    operators = {"rms_norm", "rope", "attention", "moe_gating", "moe_experts"}
     if config.num_shared_experts:
-        found.add("swiglu")
-    return frozenset(found | loss_operators(workload))
+        operators.add("swiglu")
+    return frozenset(operators | loss_operators(workload))
 
 
 def active_parameters(config: MoEConfig) -> int:

@@ -21,11 +21,11 @@ VAGUE_OPENERS = frozenset("What Whether How Why Of As That Those By Where".split
 # Uses of such identifiers, and docstrings that begin with such a word. A file counts for the
 # longest path below that contains it.
 BUDGETS = {
-    "kernels": (7, 12),
-    "models": (27, 9),
+    "kernels": (0, 0),
+    "models": (0, 0),
     "sessions": (923, 100),
     "workbench": (769, 99),
-    "workbench/runner": (1501, 267),
+    "workbench/runner": (1497, 267),
     "workbench/ui": (945, 176),
     "tests": (4923, 142),
     "tests/kernels": (0, 0),

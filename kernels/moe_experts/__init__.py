@@ -80,7 +80,7 @@ def moe_experts(
     impl: str | None = None,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    """Returns [..., D] in x's dtype.
+    """Return [..., D] in x's dtype.
 
     ``x`` [..., D]; ``index`` [..., K] int64, the experts chosen, of which one outside [0, E) drops
     that choice; ``weight`` [..., K], the routing weights, of any floating dtype. ``gate_EFD``,
@@ -169,7 +169,7 @@ def reference(
     down_EDF: Tensor,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    """The definition: every token through every expert, times the weight, which is mostly zero."""
+    """Compute the definition: every token through every expert, times its weight, mostly zero."""
     wide = accumulator(x.dtype)
     gate_EFD, up_EFD = halves(gate_EFD, up_EFD)
     experts = torch.arange(down_EDF.shape[0], device=x.device)

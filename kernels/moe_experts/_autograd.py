@@ -85,8 +85,10 @@ _WEIGHT = Tunable("moe_experts.weight", (moe_experts_weight_kernel,), _weight_ti
 
 
 class _Sizes(NamedTuple):
-    """The sizes of one call: tokens, their width D, choices K of each, experts E, their width F,
-    rows of a block, and how products of FP32 are made.
+    """The sizes of one call.
+
+    Tokens, their width D, choices K of each token, experts E, their width F, rows of a block, and
+    the precision of FP32 products.
     """
 
     tokens: int
@@ -150,7 +152,7 @@ def _product(
     tokens: bool = False,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    """The rows ``a``, or ``tokens``, times their experts' ``b`` [E, R, columns].
+    """Return the rows ``a``, or ``tokens``, times their experts' ``b`` [E, R, columns].
 
     ``transposed``: b is [E, columns, R]. ``second``: plus the next R columns of a times that.
     """
@@ -179,7 +181,7 @@ def _product(
 def _slope(
     dhidden: Tensor, order: Order, weight: Tensor, both: Tensor, experts: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of both halves before the activation and of the routing weights."""
+    """Return the gradients of both halves before the activation and of the routing weights."""
     n_rows, width = dhidden.shape
     dboth = blank(both)
     dweight = torch.zeros_like(weight)  # of a dropped choice it stays zero
@@ -201,9 +203,9 @@ def _weight_gradient(
     tokens_first: bool,
     rows_at: int = 0,
 ) -> Tensor:
-    """Of the weights [E, P, Q]: tokens^T rows of each expert, or rows^T tokens.
+    """Compute the weights' gradient [E, P, Q]: tokens^T rows of each expert, or rows^T tokens.
 
-    Of the rows only the columns from ``rows_at`` on.
+    Only the rows' columns from ``rows_at`` on are read.
     """
     out = blank(like)
     experts, p, q = like.shape
@@ -231,7 +233,7 @@ def _combine(
     sizes: _Sizes,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    """The sum of each token's rows, of the shape of ``like``."""
+    """Return the sum of each token's rows, of the shape of ``like``."""
     dim, n_tokens = sizes.dim, sizes.tokens
     out = room(workspace, "out", like.shape, rows.dtype, rows.device)
     block = min(1024, power_of_two(dim))
@@ -254,7 +256,7 @@ def _forward(
     keep: bool,
     workspace: Workspace | None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The mixture; with ``keep`` the rows before the activation; the table of the order."""
+    """Return the mixture; with ``keep`` the rows before the activation; the table of the order."""
     x_ND = as_rows(x)
     sizes = _sizes(x, index, down)
     with on_device(x):
@@ -282,7 +284,7 @@ def _backward(
     need_up: bool,
     need_down: bool,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of x, weight, gate, up and down."""
+    """Return the gradients of x, weight, gate, up and down."""
     x_ND, dy_ND = as_rows(x), as_rows(dy)
     sizes = _sizes(x, weight, down)
     order = Order.of(table, weight.numel(), sizes.experts, sizes.m)
@@ -305,8 +307,10 @@ def _backward(
 
 
 class Experts(torch.autograd.Function):
-    """Of x, index, weight, gate, up, down as in ``moe_experts``, whether gradients follow, and a
-    workspace where they do not.
+    """Autograd function of the experts.
+
+    Arguments: x, index, weight, gate, up, down as in ``moe_experts``, whether gradients follow,
+    and a workspace if they do not.
     """
 
     @staticmethod
@@ -321,7 +325,7 @@ class Experts(torch.autograd.Function):
         keep: bool,
         workspace: Workspace | None,
     ) -> Tensor:
-        """The mixture."""
+        """Return the mixture."""
         weight = weight.contiguous()
         y, both, table = _forward(x, index, weight, gate, up, down, keep, workspace)
         ctx.save_for_backward(x, weight, gate, up, down, both, table)
@@ -330,10 +334,10 @@ class Experts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients."""
+        """Compute the gradients of the inputs that need one."""
         need_x, _, _, need_gate, need_up, need_down, *_ = ctx.needs_input_grad
         x, weight, gate, up, down, both, table = ctx.saved_tensors
-        dx, *others = _backward(
+        dx, *rest = _backward(
             dy, x, weight, gate, up, down, both, table, need_x, need_gate, need_up, need_down
         )
-        return dx, None, *others, None, None
+        return dx, None, *rest, None, None

@@ -20,7 +20,7 @@ from kernels._workspace import Workspace, room
 
 
 class Order(NamedTuple):
-    """Where the choices stand: one int32 ``table``, as an allocation costs more than its memory.
+    """Order of the choices: one int32 ``table``, as an allocation costs more than its memory.
 
     Rows of what the experts compute are in this order. From 0 on ``choice`` [rows]: which choice a
     row is. From ``row_at`` on [choices]: which row a choice is, -1 if it is dropped. ``first_at``,
@@ -37,7 +37,7 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, table: Tensor, n_choices: int, n_experts: int, m: int) -> Order:
-        """As ``table`` holds it, for so many choices in blocks of ``m`` rows."""
+        """Read the order from ``table``, for so many choices in blocks of ``m`` rows."""
         plan = _plan(n_choices, n_experts, m)
         return cls(table, n_choices, plan.n_blocks, plan.row_at, plan.first_at, plan.block_at)
 
@@ -83,7 +83,7 @@ def _count(
     index_ptr, count_ptr, i_p, n_choices, chunk,
     E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """How many of one chunk of choices each expert has."""
+    """Count the choices of each expert in one chunk."""
     o_e = tl.arange(0, BLOCK_E)
     b_count = tl.zeros([BLOCK_E], dtype=tl.int32)
     for start in range(0, chunk, SUB):
@@ -97,7 +97,7 @@ def _table(
     first_ptr, block_ptr, count_ptr, n_chunks, n_blocks,
     E: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Counts of the chunks become first rows of the chunks; then the blocks."""
+    """Turn counts of the chunks into first rows of the chunks; then the blocks."""
     o_e = tl.arange(0, BLOCK_E)
     m_e = o_e < E
     b_count = tl.zeros([BLOCK_E], dtype=tl.int32)
@@ -138,7 +138,7 @@ def _place(
     index_ptr, order_ptr, row_ptr, next_ptr, i_p, n_choices, chunk,
     E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """The row of each choice of one chunk: its expert's next, counted on within the chunk."""
+    """Return the row of each choice of a chunk: its expert's next, counted within the chunk."""
     o_e = tl.arange(0, BLOCK_E)
     b_next = tl.load(next_ptr + i_p * E + o_e, mask=o_e < E, other=0)
     for start in range(0, chunk, SUB):
@@ -208,7 +208,7 @@ _launch_order = launcher(_moe_experts_order_kernel)
 
 
 def by_expert(index: Tensor, n_experts: int, m: int, workspace: Workspace | None = None) -> Order:
-    """The order of the choices ``index``, of any shape, in blocks of ``m`` rows.
+    """Return the order of the choices ``index``, of any shape, in blocks of ``m`` rows.
 
     On the current GPU, which must be that of ``index``.
     """

@@ -41,10 +41,10 @@ _GROUPED = getattr(torch, "_grouped_mm", None)
 
 
 class _Layout(NamedTuple):
-    """Where the rows of the sorted choices lie."""
+    """Layout of the rows of the sorted choices."""
 
     source: Tensor  # [P], the token of each row
-    place: Tensor  # [N, K], the row of each choice
+    row: Tensor  # [N, K], the row of each choice
     valid: Tensor  # [N, K], False for a choice of no expert
     filled: Tensor | None  # [P, 1], False for rows that only pad; None where there are none
 
@@ -153,7 +153,7 @@ def _in_workspace(
     down: Tensor,
     workspace: Workspace,
 ) -> Tensor:
-    """By expert, too, with the choices (rows R) sorted; the host has to know where experts end."""
+    """Multiply by expert, the choices (rows R) sorted; the host has to know where experts end."""
     wide, (n_experts, dim, width) = accumulator(x.dtype), down.shape
     gate_EFD, up_EFD = halves(gate, up)
     x_ND, choices = x.reshape(-1, dim), index.reshape(-1)
@@ -229,7 +229,7 @@ def _is_eager_on_host(x: Tensor) -> bool:
 
 
 def missing_grouped(device_type: str) -> str | None:
-    """Why torch has no grouped matrix product for this type of device."""
+    """Return why torch has no grouped matrix product for this type of device."""
     return (
         "this torch has no grouped matrix product (2.9 and later have)"
         if _GROUPED is None
@@ -246,7 +246,7 @@ def refuses_grouped(
     down: Tensor,
     workspace: Workspace | None = None,
 ) -> str | None:
-    """Why torch's grouped product does not take these inputs, or not as one kernel."""
+    """Return why torch's grouped product does not take these inputs as one kernel."""
     if workspace is not None:
         return "computes in memory of its own, not in a workspace"
     if not index.numel() or not down.numel():
@@ -269,20 +269,20 @@ def refuses_grouped(
 
 
 def refuses_padded(x: Tensor, index: Tensor, *rest: Any) -> str | None:
-    """Why padded blocks do not take these inputs."""
+    """Return why padded blocks do not take these inputs."""
     return refuses_workspace(x, index, *rest) or (
         None if index.numel() and rest[3].numel() else "takes no empty tensors"
     )
 
 
 def refuses_workspace(*inputs: Any) -> str | None:
-    """Why a way that allocates does not take a workspace."""
-    held = len(inputs) > 6 and inputs[6] is not None
-    return "computes in memory of its own, not in a workspace" if held else None
+    """Return why a path that allocates does not take a workspace."""
+    has_workspace = len(inputs) > 6 and inputs[6] is not None
+    return "computes in memory of its own, not in a workspace" if has_workspace else None
 
 
 def refuses_loop(x: Tensor, *inputs: Any) -> str | None:
-    """Why a loop that waits for the host cannot run here."""
+    """Return why a loop that waits for the host cannot run here."""
     if torch.compiler.is_compiling():
         return "waits for the host, which no compiler takes"
     return None
@@ -341,8 +341,8 @@ def _hidden(
 
 def _combine(out_PD: Tensor, layout: _Layout, weight: Tensor) -> Tensor:
     """Return the weighted sum [N, D] of each token's rows."""
-    valid_NK1, shape = layout.valid[..., None], layout.place.shape
-    rows_NKD = out_PD.index_select(0, layout.place.reshape(-1)).view(*shape, out_PD.shape[-1])
+    valid_NK1, shape = layout.valid[..., None], layout.row.shape
+    rows_NKD = out_PD.index_select(0, layout.row.reshape(-1)).view(*shape, out_PD.shape[-1])
     wide = accumulator(out_PD.dtype)
     # Rows of no expert hold what memory held.
     rows_NKD = torch.where(valid_NK1, rows_NKD.to(wide), 0)

@@ -12,7 +12,7 @@ from kernels._triton import tl, triton
 
 @triton.jit
 def _block(order_ptr, block_at, n_blocks, i_b, M: tl.constexpr):
-    """A block's expert (-1: none), its rows, and which of them it really has."""
+    """Load a block's expert (-1: none), its rows, and which of them it really has."""
     block_ptr = order_ptr + block_at
     expert = tl.load(block_ptr + i_b).to(tl.int64)
     first = tl.load(block_ptr + n_blocks + i_b)

@@ -113,31 +113,31 @@ def _judged(
 
     needs, idle, facts = by
     situation = arm.situation
-    built, said = getattr(situation.config, field), getattr(situation.base, field)
+    built, declared = getattr(situation.config, field), getattr(situation.base, field)
     if blocked := needs(wanted, situation):
         return no_effect(blocked.reason)
     if built != wanted:
         return no_effect(f"the model is built with {field} = {built}")
     if why := idle(wanted, arm):
         return no_effect(why)
-    other = said if said != wanted else next(v for _, v in values.values() if v != wanted)
-    note = "" if said != wanted else "the model's fields say so already; "
+    other = declared if declared != wanted else next(v for _, v in values.values() if v != wanted)
+    note = "" if declared != wanted else "the model's fields say so already; "
     off = dataclasses.replace(
         situation, config=dataclasses.replace(situation.config, **{field: other})
     )
     try:
         without = situation.family.build(off.config)
     except ConfigurationError as error:
-        if said == wanted:
-            return as_default(f"the model has {field} = {said}, which its other fields need")
+        if declared == wanted:
+            return as_default(f"the model has {field} = {declared}, which its other fields need")
         return unknown(f"there is no model of {field} = {other} to compare with: {error}")
     measured = facts(wanted, arm)  # of the steps, before the comparison calls the model
-    found = effects.compare(arm, off)
-    if found is not None and found.identical:
+    comparison = effects.compare(arm, off)
+    if comparison is not None and comparison.identical:
         return no_effect(f"{note}output and work are bit-identical to {field} = {other}")
-    has_outputs = found is not None and found.error is not None
+    has_outputs = comparison is not None and comparison.error is not None
     differences = [] if has_outputs else _differences(_built(arm), without)
-    work = "" if found is None else found.text()
+    work = "" if comparison is None else comparison.text()
     parts = [part for part in (*differences, work, measured) if part]
     text = f"{note}against {field} = {other}: {'; '.join(parts)}"
     return as_default(text) if note else effective(text)
