@@ -10,8 +10,14 @@ import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from kernels import hardware
-from kernels._autograd import as_operators
-from kernels._dispatch import (
+from kernels._hydra_names import (
+    flexible_attention,
+    get_kernel_status,
+    set_attention_backend,
+    set_use_triton_kernels,
+)
+from kernels.core.autograd import as_operators
+from kernels.core.dispatch import (
     OPS,
     PREFERRED,
     REQUESTED,
@@ -27,14 +33,8 @@ from kernels._dispatch import (
     using,
     watched,
 )
-from kernels._generations import GENERATIONS, generation
-from kernels._hydra_names import (
-    flexible_attention,
-    get_kernel_status,
-    set_attention_backend,
-    set_use_triton_kernels,
-)
-from kernels._operator import (
+from kernels.core.generations import GENERATIONS, generation
+from kernels.core.operator import (
     Case,
     Cost,
     Implementation,
@@ -46,11 +46,11 @@ from kernels._operator import (
     own_code,
     without_autocast,
 )
-from kernels._policy import Policy, attention_usage, policies, policy
-from kernels._tuning import Choice, reset_tiles, tiles, tuning
-from kernels._workspace import Workspace
+from kernels.core.policy import Policy, attention_usage, policies, policy
+from kernels.core.tuning import Choice, reset_tiles, tiles, tuning
+from kernels.core.workspace import Workspace
 
-_SUPPORT = ("hardware", "measure")  # modules for other packages that are not operators
+_SUPPORT = ("core", "hardware", "measure")  # modules for other packages that are not operators
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_") and _module.name not in _SUPPORT:
         _op = importlib.import_module(f"{__name__}.{_module.name}").OP

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
-from kernels._launch import launcher
-from kernels._operator import (
+from kernels.core.autograd import applied, once_differentiable
+from kernels.core.launch import launcher
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -26,9 +26,9 @@ from kernels._operator import (
     random_tensor,
     tensor_bytes,
 )
-from kernels._replay import replayed
-from kernels._triton import on_device, rows_of, tl, triton
-from kernels._tuning import Key, Tile, Tunable, size_class
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import on_device, rows_of, tl, triton
+from kernels.core.tuning import Key, Tile, Tunable, size_class
 
 # Block and warps.
 TILES: list[Tile] = [(1024, 4), (2048, 8), (2048, 4), (4096, 8), (4096, 16), (1024, 8)]

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels import _triton
-from kernels._dispatch import OPS, choose, chosen, status
-from kernels._operator import Mistake, Unavailable
+from kernels.core import triton_helpers
+from kernels.core.dispatch import OPS, choose, chosen, status
+from kernels.core.operator import Mistake, Unavailable
 
 # The guide's backends, and the implementations of ``attention`` that each stands for.
 BACKENDS = {
@@ -27,7 +27,7 @@ def get_kernel_status() -> dict[str, Any]:
     choices = chosen()
     return {
         "triton_available": available,
-        "triton_version": _triton.triton.__version__ if _triton.INSTALLED else None,
+        "triton_version": triton_helpers.triton.__version__ if triton_helpers.INSTALLED else None,
         "use_triton_kernels": available and any(choices[name] != "torch" for name in with_triton),
         "kernels": {name: report.active for name, report in reports.items()},
     }

@@ -11,9 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
-from kernels._column_sum import column_sums
-from kernels._operator import (
+from kernels._qk_kernels import (
+    launch_backward,
+    launch_forward,
+    qk_backward_kernel,
+    qk_forward_kernel,
+)
+from kernels.core.autograd import applied, once_differentiable
+from kernels.core.column_sum import column_sums
+from kernels.core.operator import (
     Case,
     Huge,
     Mistake,
@@ -24,15 +30,15 @@ from kernels._operator import (
     same_device,
     unit_stride,
 )
-from kernels._qk_kernels import (
-    launch_backward,
-    launch_forward,
-    qk_backward_kernel,
-    qk_forward_kernel,
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
+    head_strides,
+    on_device,
+    power_of_two,
+    shared_bytes,
+    sm_count,
 )
-from kernels._replay import replayed
-from kernels._triton import head_strides, on_device, power_of_two, shared_bytes, sm_count
-from kernels._tuning import Key, Tile, Tunable, size_class
+from kernels.core.tuning import Key, Tile, Tunable, size_class
 
 
 def _table_arguments(

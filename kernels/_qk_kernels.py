@@ -5,8 +5,8 @@ A head's elements are handled as pairs (a, b): (i, i + D/2), or (2i, 2i + 1) if 
 launches are in ``_qk``.
 """
 
-from kernels._launch import launcher
-from kernels._triton import tl, triton
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit

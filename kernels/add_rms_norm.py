@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, needs_gradient, once_differentiable
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.autograd import applied, needs_gradient, once_differentiable
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Implementation,
@@ -30,7 +30,7 @@ from kernels._operator import (
     random_tensor,
     tensor_bytes,
 )
-from kernels._triton import missing
+from kernels.core.triton_helpers import missing
 from kernels.rms_norm import OP as RMS_NORM
 from kernels.rms_norm import backward, forward, refuses
 from kernels.rms_norm import reference as normalised

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Implementation,

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from kernels import _gated
-from kernels._dispatch import run
-from kernels._operator import Case, Implementation, Inputs, Mistake, Operator, accumulator
-from kernels._triton import missing, no_fp64
+from kernels.core.dispatch import run
+from kernels.core.operator import Case, Implementation, Inputs, Mistake, Operator, accumulator
+from kernels.core.triton_helpers import missing, no_fp64
 
 APPROXIMATIONS = ("none", "tanh")
 

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, needs_gradient, once_differentiable
-from kernels._dispatch import run
-from kernels._launch import launcher
-from kernels._operator import (
+from kernels.core.autograd import applied, needs_gradient, once_differentiable
+from kernels.core.dispatch import run
+from kernels.core.launch import launcher
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -40,8 +40,8 @@ from kernels._operator import (
     tensor_bytes,
     without_autocast,
 )
-from kernels._replay import replayed
-from kernels._triton import (
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
     missing,
     no_fp64,
     on_device,
@@ -51,7 +51,7 @@ from kernels._triton import (
     tl,
     triton,
 )
-from kernels._tuning import Tile, Tunable, size_class
+from kernels.core.tuning import Tile, Tunable, size_class
 
 MAX_SLOTS = 128  # the complete graph is held on the chip
 MOST_ROWS = 1 << 30  # of one product: cuBLAS accumulates no more than 2^31

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from kernels._generations import generation
+from kernels.core.generations import generation
 
 
 @dataclass(frozen=True)

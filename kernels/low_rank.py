@@ -24,8 +24,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Implementation,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels import _qk
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Implementation,
@@ -24,7 +24,7 @@ from kernels._operator import (
     accumulator,
     tensor_bytes,
 )
-from kernels._triton import missing, no_fp64
+from kernels.core.triton_helpers import missing, no_fp64
 from kernels.qk_norm import head_inputs
 from kernels.rms_norm import reference as normalised
 from kernels.rope import reference as rotated

@@ -32,9 +32,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels import hardware
-from kernels._autograd import applied
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.autograd import applied
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Implementation,

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from kernels import _gated
-from kernels._dispatch import run
-from kernels._operator import Implementation, Operator, accumulator
-from kernels._triton import missing, no_fp64
+from kernels.core.dispatch import run
+from kernels.core.operator import Implementation, Operator, accumulator
+from kernels.core.triton_helpers import missing, no_fp64
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None, *, impl: str | None = None) -> Tensor:

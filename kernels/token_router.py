@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import absent_as_none, applied, needs_gradient, once_differentiable
-from kernels._dispatch import run
-from kernels._launch import launcher
-from kernels._operator import (
+from kernels.core.autograd import absent_as_none, applied, needs_gradient, once_differentiable
+from kernels.core.dispatch import run
+from kernels.core.launch import launcher
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -37,9 +37,9 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels._replay import replayed
-from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
-from kernels._tuning import Tile, Tunable, size_class
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import missing, no_fp64, on_device, power_of_two, tl, triton
+from kernels.core.tuning import Tile, Tunable, size_class
 
 MAX_LENGTH = 65536  # the scores of one sequence are held in the registers of one program
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
-from kernels._dispatch import run
-from kernels._launch import launcher
-from kernels._operator import (
+from kernels.core.autograd import applied, once_differentiable
+from kernels.core.dispatch import run
+from kernels.core.launch import launcher
+from kernels.core.operator import (
     Case,
     Cost,
     Implementation,
@@ -39,9 +39,9 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels._replay import replayed
-from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
-from kernels._tuning import Tile, Tunable, size_class
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import missing, no_fp64, on_device, power_of_two, tl, triton
+from kernels.core.tuning import Tile, Tunable, size_class
 from kernels.token_router import OP as TOKEN_ROUTER
 from kernels.token_router import pull, row_tiles, shuffled_scores
 

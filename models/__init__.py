@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from models._cache_file import SavedState
-from models._cache_file import read as read_state
-from models._costs import Costs
-from models._footprint import Footprint, Sharding
-from models._generate import generate, pieces, prefill_in_chunks, sample
+from models.cache_file import SavedState
+from models.cache_file import read as read_state
+from models.costs.footprint import Footprint, Sharding
+from models.costs.model_costs import Costs
 from models.errors import ConfigurationError
 from models.family import ConfigField, Family
+from models.generation import generate, pieces, prefill_in_chunks, sample
 from models.language_model import BlockOutput, Cache, LanguageModel
 from models.model import CHECKPOINTING, Metric, Model
 
@@ -48,4 +48,4 @@ def _discover() -> dict[str, Family]:
 
 FAMILIES: dict[str, Family] = _discover()
 
-from models._adaptive_flash import AdaptiveFlashAttention  # noqa: E402 - it is made of a family's
+from models.layers.adaptive_flash import AdaptiveFlashAttention  # noqa: E402 - it is made of a family's

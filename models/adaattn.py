@@ -2,9 +2,9 @@
 
 Every head is analysed on the device now and then. Heads whose queries and keys lie in few
 directions compute their scores with fewer columns, heads with small scores with fewer bits; one
-flash-style kernel does both. The rules stand in ``models._adaptive``. What a token gives never
-depends on later ones, and a model that decodes computes with what its last call without a cache
-has chosen (all columns before the first).
+flash-style kernel does both. The rules stand in ``models.layers.adaptive``. What a token gives
+never depends on later ones, and a model that decodes computes with what its last call without a
+cache has chosen (all columns before the first).
 """
 
 # Shapes: B batch, S queries, T keys, E model width, H heads.
@@ -20,8 +20,12 @@ from torch import Tensor, nn
 
 import kernels
 from models import config_fields
-from models._adaattn_costs import costs
-from models._adaptive import (
+from models.costs.adaattn import costs
+from models.errors import ConfigurationError
+from models.family import Family, setting
+from models.initialisation import started
+from models.language_model import BlockOutput, Cache, LanguageModel, loss_operators
+from models.layers.adaptive import (
     ESTIMATIONS,
     PATIENCE,
     PRECISIONS,
@@ -31,13 +35,9 @@ from models._adaptive import (
     Rules,
     Sight,
 )
-from models._adaptive_attention import AdaptiveHeads
-from models._layers import RMSNorm, SwiGLUMLP, computed_dtype, mlp_width, residual_std
-from models.attention import KVState, RotaryCache
-from models.errors import ConfigurationError
-from models.family import Family, setting
-from models.initialisation import started
-from models.language_model import BlockOutput, Cache, LanguageModel, loss_operators
+from models.layers.adaptive_attention import AdaptiveHeads
+from models.layers.attention import KVState, RotaryCache
+from models.layers.basic import RMSNorm, SwiGLUMLP, computed_dtype, mlp_width, residual_std
 from models.model import Metric, Promise, transformed
 
 

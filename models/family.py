@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from models._costs import Costs, flops
-from models._footprint import Footprint, footprint
+from models.costs.footprint import Footprint, footprint
+from models.costs.model_costs import Costs, flops
 from models.errors import ConfigurationError
 from models.initialisation import Take, initialise, keep_marks
+from models.layers.quantized_linear import saving
 from models.model import Metric, Model
-from models.pipeline_stages import Stage
-from models.quantized_linear import saving
-from models.tensor_parallel_plan import Region, divide
+from models.parallel.pipeline_stages import Stage
+from models.parallel.tensor_parallel_plan import Region, divide
 
 Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
 WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
@@ -233,12 +233,12 @@ class Family:
     def flops(
         self, config: Any, batch: int, sequence: int, training: bool = False, **more: Any
     ) -> int:
-        """Count FLOPs of one step; ``more`` as of ``models._costs.flops``."""
+        """Count FLOPs of one step; ``more`` as of ``models.costs.model_costs.flops``."""
         costs = self.costs(config)
         return flops(costs, batch=batch, sequence=sequence, training=training, **more)
 
     def footprint(self, config: Any, *, quantization: str = "", **step: Any) -> Footprint:
-        """Estimate bytes by role; ``models._footprint.footprint`` documents the step's arguments.
+        """Estimate bytes by role; ``costs.footprint`` documents the step's arguments.
 
         ``quantization`` is the scheme of the linear layers' codes, if any.
         """
@@ -317,7 +317,7 @@ class Family:
     def share_divided(
         self, config: Any, weights: Mapping[str, nn.Parameter], ranks: int, region: Region
     ) -> Model:
-        """Build one rank's shard by ``models.tensor_parallel_plan``, around these ``weights``.
+        """Build one rank's shard by ``parallel.tensor_parallel_plan``, around these ``weights``.
 
         Its sharded layers communicate with the other ranks' in ``region``.
         """

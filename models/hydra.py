@@ -22,17 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from models import config_fields
-from models._ccgqa import CCGQA
-from models._depth import MixtureOfDepths
-from models._hydra_costs import costs
-from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
-from models._recursion import KEYS_AND_VALUES, ROUTINGS, MixtureOfRecursions
-from models._routing import Rows
-from models._token_fraction import ALL_TOKENS, TokenFraction
-from models.attention import Attention, RotaryCache, SharedKV
+from models.costs.hydra import costs
 from models.errors import ConfigurationError
 from models.family import Family, setting
 from models.language_model import LanguageModel, State, loss_operators
+from models.layers.attention import Attention, RotaryCache, SharedKV
+from models.layers.basic import RMSNorm, SwiGLUMLP, mlp_width, residual_std
+from models.layers.ccgqa import CCGQA
+from models.layers.depth import MixtureOfDepths
+from models.layers.recursion import KEYS_AND_VALUES, ROUTINGS, MixtureOfRecursions
+from models.layers.routing import Rows
+from models.layers.token_fraction import ALL_TOKENS, TokenFraction
 from models.model import Metric
 
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models import _cache_file
-from models._cache_file import SavedState
-from models._layers import Embedding, Linear, RMSNorm, computed_dtype
+from models import cache_file
+from models.cache_file import SavedState
 from models.errors import ConfigurationError
+from models.layers.basic import Embedding, Linear, RMSNorm, computed_dtype
 from models.model import Model
-from models.pipeline_stages import Stage, StageOutput
-from models.tensor_parallel_plan import WHOLE, Region
+from models.parallel.pipeline_stages import Stage, StageOutput
+from models.parallel.tensor_parallel_plan import WHOLE, Region
 
 
 class State(Protocol):
@@ -99,7 +99,7 @@ class Cache:
 
         ``beside`` is stored with it: tensors, numbers and text. Waits for the device.
         """
-        _cache_file.write(path, self.batch, self.length, position, self.tensors(), beside)
+        cache_file.write(path, self.batch, self.length, position, self.tensors(), beside)
 
     def load(self, saved: str | Path | SavedState) -> int:
         """Restore the state from a file, or one already read, in place; returns its position.
@@ -109,7 +109,7 @@ class Cache:
         is then unchanged.
         """
         if not isinstance(saved, SavedState):
-            saved = _cache_file.read(saved)
+            saved = cache_file.read(saved)
         saved.fill(self.batch, self.length, self.tensors())
         return saved.position
 

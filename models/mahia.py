@@ -21,20 +21,20 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._compiled import CompilationFailed, compiled
-from models._expert_mlp import ExpertMLP
-from models._graph_memory import GraphDiffusionMemory, normalised_entropy
-from models._hybrid_task import draw_hybrid
-from models._layers import Embedding, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
-from models._mahia_config import MahiaConfig, check, costs
-from models._meta_attention import MetaAttentionKernel
-from models.attention import RotaryCache
 from models.errors import ConfigurationError
+from models.execution.compiled import CompilationFailed, compiled
 from models.family import Batch, Family
+from models.hybrid_task import draw_hybrid
 from models.initialisation import started
 from models.language_model import BlockOutput
+from models.layers.attention import RotaryCache
+from models.layers.basic import Embedding, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
+from models.layers.expert_mlp import ExpertMLP
+from models.layers.graph_memory import GraphDiffusionMemory, normalised_entropy
+from models.layers.meta_attention import MetaAttentionKernel
+from models.layers.neuro_fabric import DynamicNeuroFabric, depth_shares
+from models.mahia_config import MahiaConfig, check, costs
 from models.model import Metric, Model
-from models.neuro_fabric import DynamicNeuroFabric, depth_shares
 
 __all__ = [
     "FAMILY",
@@ -269,7 +269,7 @@ def operators(config: MahiaConfig, workload: str) -> frozenset[str]:
 
 
 def draw(config: MahiaConfig, batch: int, sequence: int, generator: Generator) -> Batch:
-    """Draw a batch of the synthetic task of ``models._hybrid_task``, on the CPU."""
+    """Draw a batch of the synthetic task of ``models.hybrid_task``, on the CPU."""
     classify = config.task == "classification"
     sizes = config.vocab_size, config.tab_dim, config.output_dim
     return draw_hybrid(*sizes, batch, sequence, classify, generator)

@@ -29,14 +29,14 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from models import config_fields
-from models._layers import INIT_STD, RMSNorm
-from models._mamba2_costs import costs
-from models.attention import Attention, KVState, RotaryCache
+from models.costs.mamba2 import costs
 from models.errors import ConfigurationError
 from models.family import Family, setting
 from models.language_model import BlockOutput, LanguageModel, loss_operators
+from models.layers.attention import Attention, KVState, RotaryCache
+from models.layers.basic import INIT_STD, RMSNorm
+from models.layers.ssm import SSM, SSMSizes, SSMState
 from models.model import Metric
-from models.ssm import SSM, SSMSizes, SSMState
 
 
 @dataclass(frozen=True, kw_only=True)

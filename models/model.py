@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.attention import RotaryCache
-from models.checkpointing import CHECKPOINTING, recomputed
+from models.execution.checkpointing import CHECKPOINTING, recomputed
 from models.initialisation import keep_dtypes
+from models.layers.attention import RotaryCache
 
 
 def transformed() -> bool:

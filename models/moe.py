@@ -3,8 +3,8 @@
 Every block has shared attention and a layer of SwiGLU experts, of which a router picks ``top_k``
 per token: parameters grow with the experts, the work of a token only with those it chooses. No
 token is dropped unless a capacity asks for it, and nothing waits for the host, so that any step can
-be captured in a CUDA graph. ``models._mixture`` has the mathematics. Here, too, are the forms for
-vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem`` and
+be captured in a CUDA graph. ``models.layers.mixture`` has the mathematics. Here, too, are the forms
+for vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem`` and
 ``CUDAGraphInference``.
 """
 
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models._costs import Attends, BlockMemory, Costs, How
-from models._expert_costs import experts_at_work, experts_by_torch
-from models._mixture import MixtureOfExperts, make_blocks
-from models._moe_config import MoEConfig, check
-from models._moe_optimized import FullyOptimizedMoESystem
-from models._moe_system import MixtureOfExpertsSystem
-from models.cuda_graph import CUDAGraphInference
+from models.costs.experts import experts_at_work, experts_by_torch
+from models.costs.model_costs import Attends, BlockMemory, Costs, How
+from models.execution.cuda_graph import CUDAGraphInference
 from models.family import Family
 from models.language_model import LanguageModel, loss_operators
+from models.layers.mixture import MixtureOfExperts, make_blocks
 from models.model import Metric
+from models.moe_config import MoEConfig, check
+from models.moe_optimized import FullyOptimizedMoESystem
+from models.moe_system import MixtureOfExpertsSystem
 
 __all__ = [
     "FAMILY",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from sessions.errors import SessionError
-from sessions.hdf5 import accept
+from sessions.storage.hdf5 import accept
 
 
 def main(paths: list[str]) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 from sessions.model import Ceilings, Segment
 from sessions.numbers import number
-from sessions.verdict_words import duration
-from sessions.work import INVALID as INVALID
+from sessions.verdicts.verdict_words import duration
+from sessions.verdicts.work import INVALID as INVALID
 
 UTILIZATION = "MFU"  # of the *measured* matrix rate
 FASTEST = "fastest_flops_per_s"  # the fact of a segment: its devices' highest rate of any dtype

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sessions import attribution_words, breakdown, breakdown_tables, checklist, sweep
-from sessions.claims import claims_table, newest
-from sessions.kernels import kernels_table
 from sessions.model import KERNELS, Session, Study
+from sessions.studies import attribution_words, breakdown, breakdown_tables, checklist, sweep
+from sessions.studies.claims import claims_table, newest
+from sessions.studies.kernels import kernels_table
 from sessions.tables import (
     Table,
     environment_table,
@@ -24,7 +24,7 @@ from sessions.tables import (
     facts_table,
     segments_table,
 )
-from sessions.verdict_tables import blocks_table, verdicts_table
+from sessions.verdicts.verdict_tables import blocks_table, verdicts_table
 
 _ALL = sys.maxsize  # rows: a file has room for what a window has not
 

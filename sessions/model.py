@@ -128,7 +128,7 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a paired comparison shows so far; ``sessions.verdict`` says how it is reached."""
+    """What a paired comparison shows so far; see ``sessions.verdicts.verdict``."""
 
     verdict: str  # "FASTER", "SLOWER", "SAME" or "UNDECIDED"
     pairs: int

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from sessions import _arguments, claims
-from sessions._arguments import Untold
+from sessions import arguments as _arguments
+from sessions.arguments import Untold
 from sessions.columns import row_count
-from sessions.comparison import Arm, compare_segments
 from sessions.errors import Lacking
 from sessions.model import (
     KERNELS,
@@ -27,8 +26,10 @@ from sessions.model import (
     Study,
 )
 from sessions.plain_text import one_line
-from sessions.ratios import UNPAIRED
-from sessions.verdict import REGION
+from sessions.studies import claims
+from sessions.verdicts.comparison import Arm, compare_segments
+from sessions.verdicts.ratios import UNPAIRED
+from sessions.verdicts.verdict import REGION
 
 _LONGEST_COMMENT = 400  # characters
 _SHOWN = 100  # characters of a title

@@ -15,17 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessions import checked
+from sessions import numerics
 from sessions.ceilings import UTILIZATION, doubt, utilization
 from sessions.columns import row_count
-from sessions.comparison import (
-    OTHERS,
-    Arm,
-    Comparison,
-    Difference,
-    compare_segments,
-    configuration_differences,
-)
 from sessions.model import Session
 from sessions.numbers import DIGITS as DIGITS
 from sessions.numbers import MISSING as MISSING
@@ -33,8 +25,16 @@ from sessions.numbers import STEP_TIME, Cell, interval_cells, text
 from sessions.numbers import Measured as Measured
 from sessions.numbers import number as number
 from sessions.plain_text import for_spreadsheet, plain
-from sessions.ratios import UNPAIRED
 from sessions.sizes import sized
+from sessions.verdicts.comparison import (
+    OTHERS,
+    Arm,
+    Comparison,
+    Difference,
+    compare_segments,
+    configuration_differences,
+)
+from sessions.verdicts.ratios import UNPAIRED
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _arms_table(
     shares = [utilization(arm.segment, arm.summary.median) for arm in arms]
     if has_shares := any(map(math.isfinite, shares)):
         columns.append(Column(UTILIZATION, "%"))
-    numbers = [checked.mark(arm.segment.ledger) for arm in arms]
+    numbers = [numerics.mark(arm.segment.ledger) for arm in arms]
     if any(numbers):
         columns.append(Column(NUMBERS))
     notes = [_note(arm, arms) for arm in arms]

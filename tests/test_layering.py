@@ -29,43 +29,89 @@ kernels      kernels                                           | torch triton
 kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
-.offered     sessions                                          | msgspec
-.lines                                                         | msgspec
-.orders      sessions                                          | msgspec
-.protocol    sessions .preferences .offered .lines .orders     | msgspec
-.preferences                                                   | msgspec
-.titles      .protocol sessions                                |
-.recorder    sessions .protocol .titles                        | numpy msgspec
 .state_folder sessions                                         |
+.state_files sessions .state_folder                            | msgspec
 .crash_log   .state_folder                                     |
 .interrupts                                                    |
-.flood                                                         |
-.journal     sessions .protocol .recorder .state_folder        | msgspec
-.remote                                                        |
-.endings                                                       |
-.obituaries  .protocol .remote .endings                        |
 .descendants                                                   |
-.client      .protocol .journal .remote .obituaries .descendants .flood |
-.kept        sessions .state_folder                            | msgspec
-.floors      sessions .protocol .state_folder .kept            | msgspec
-.ceilings    sessions .state_folder .kept                      |
+.exit_reasons                                                  |
+.protocol    .protocol sessions                                | msgspec
+.titles      .protocol sessions                                |
+.client.runner_command                                         |
+.client.throttle                                               |
+.client      .client .protocol .titles .exit_reasons .descendants .interrupts .state_folder \
+sessions | numpy msgspec
+.calibration sessions .protocol .state_folder .state_files     | msgspec
+.ceilings    sessions .state_folder .state_files               |
 .claims      .claims sessions .protocol                        | numpy scipy msgspec
-.headless    sessions .protocol .recorder .journal .client .interrupts |
 .presets     sessions .protocol                                | msgspec
-.runner .runner kernels models sessions .protocol .offered .ceilings .endings \
-.BUNDLED .ROOT .descendants | torch msgspec psutil pynvml
-.runner.optimizers .runner | torch torchao bitsandbytes
-.runner._onnx_operators                                        | torch onnxscript
-.runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
-.ui .ui .claims sessions .protocol .recorder .journal .client .remote .floors .presets \
-.titles .report .interrupts .crash_log .flood | PySide6 pyqtgraph numpy msgspec
-.report      .report .ui sessions                                 | jinja2
-.ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
-.commands .commands .claims .ui sessions .protocol .journal .client .remote .headless .floors \
-.ceilings .presets .offered .report .titles .interrupts .state_folder | msgspec rich PySide6
-.cli         sessions .commands .ui.app .remote .interrupts .crash_log |
+.charts      .charts .ui.theming sessions                      | PySide6 pyqtgraph numpy
+.ui .ui .charts .claims sessions .protocol .client .calibration .presets .titles .report \
+.interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
+.ui.plots    .ui.plots .ui.theming .charts sessions            | PySide6 pyqtgraph numpy
+.ui.theming  .ui.theming                                       | PySide6 pyqtgraph
+.report      .report .ui .charts sessions                      | jinja2
+.commands .commands .claims .ui .charts sessions .protocol .client .calibration .ceilings \
+.presets .report .titles .interrupts .state_folder | msgspec rich PySide6
+.cli         sessions .commands .ui.app .client.runner_command .interrupts .crash_log |
 .__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
+.runner.__init__                                               |
+.runner.variants.optimizers .runner | torch torchao bitsandbytes
+.runner.export._onnx_operators                                 | torch onnxscript
+.runner.__main__ .runner.main |
+.runner._registry  |
+.runner.catalogue .protocol .runner.config .runner.environment .runner.toggles \
+.runner.workloads kernels models | torch
+.runner.components .runner.components kernels models | torch
+.runner.config .runner.config .BUNDLED .ROOT .protocol .runner.context .runner.environment \
+.runner.failures .runner.instruments .runner.structures .runner.toggles .runner.variants \
+.runner.wire .runner.workloads kernels models sessions | msgspec torch
+.runner.context .protocol .runner.experiments .runner.failures .runner.instruments \
+.runner.roofline .runner.variants .runner.wire sessions | torch
+.runner.decoding .runner.decoding .protocol .runner.config .runner.environment \
+.runner.failures .runner.instruments .runner.toggles .runner.variants .runner.wire models \
+sessions | msgspec torch
+.runner.engine .protocol .runner.catalogue .runner.config .runner.context .runner.experiments \
+.runner.failures .runner.roofline .runner.suggested_fixes .runner.triton_cache .runner.wire \
+sessions | torch
+.runner.environment .runner.instruments kernels sessions | psutil pynvml torch
+.runner.experiments .runner.experiments .protocol .runner.config .runner.context \
+.runner.decoding .runner.environment .runner.failed_options .runner.failures \
+.runner.instruments .runner.numerics .runner.profiling .runner.suggested_fixes \
+.runner.toggles .runner.variants .runner.workloads kernels models sessions | msgspec torch
+.runner.export .runner.export .runner.config .runner.failures kernels models sessions | \
+msgspec onnxruntime torch
+.runner.failed_options .runner.failures .runner.toggles models sessions |
+.runner.failures .protocol .runner.environment .runner.profiling .runner.ranks \
+.runner.triton_cache kernels models sessions | msgspec torch
+.runner.instruments .runner.instruments .protocol .runner.ranks .runner.variants .runner.wire \
+kernels models sessions | psutil pynvml torch
+.runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
+.runner.numerics .runner.numerics .protocol .runner.config .runner.context .runner.failures \
+.runner.instruments .runner.profiling .runner.roofline .runner.structures .runner.toggles \
+.runner.variants .runner.workloads kernels models sessions | msgspec torch
+.runner.profiling .runner.profiling .runner.config .runner.experiments .runner.structures \
+.runner.toggles .runner.variants .runner.workloads kernels models sessions | msgspec torch
+.runner.ranks .runner.ranks .exit_reasons .protocol .runner.config .runner.failures \
+.runner.instruments .runner.numerics .runner.toggles .runner.variants .runner.wire \
+.runner.workloads kernels models sessions | msgspec psutil torch
+.runner.roofline .runner.roofline .ceilings .protocol .runner.config .runner.context \
+.runner.environment .runner.instruments .runner.profiling .runner.toggles .runner.variants \
+.runner.wire kernels models sessions | msgspec torch
+.runner.structures  | torch
+.runner.suggested_fixes .protocol .runner.config .runner.failures .runner.toggles sessions | \
+msgspec torch
+.runner.toggles .runner.toggles .protocol .runner._registry .runner.config .runner.failures \
+.runner.numerics .runner.profiling .runner.ranks .runner.roofline .runner.variants \
+.runner.workloads kernels models sessions | torch
+.runner.triton_cache  |
+.runner.variants .runner.variants .runner.config .runner.decoding .runner.failures \
+.runner.instruments .runner.numerics .runner.profiling .runner.ranks .runner.roofline \
+.runner.toggles .runner.workloads kernels models sessions | msgspec torch
+.runner.wire .descendants .protocol |
+.runner.workloads .runner.workloads .protocol .runner._registry .runner.config \
+.runner.decoding .runner.variants models sessions | torch
 """
 
 # What a fresh process never holds, whatever is imported by whatever, after it has imported every
@@ -85,8 +131,6 @@ NEVER_LOADED = [
         ("sessions", f"{GPU} {QT} workbench"),
         ("workbench.protocol", f"{GPU} {QT}"),
         ("workbench.client", f"{GPU} {QT}"),
-        ("workbench.recorder", f"{GPU} {QT}"),
-        ("workbench.headless", f"{GPU} {QT}"),
         ("workbench.claims", f"{GPU} {QT}"),
         ("workbench.presets", f"{GPU} {QT}"),
         ("workbench.cli", f"{GPU} {QT}"),
@@ -207,18 +251,21 @@ def test_every_import_is_one_that_the_table_allows():
         ("models.hydra", "def late():\n    from workbench import protocol"),
         ("sessions.model", "import torch"),
         ("sessions.model", "import kernels"),
-        ("workbench.protocol", "import workbench.journal"),
-        ("workbench.recorder", "from torch import Tensor"),
+        ("workbench.protocol", "import workbench.client.journal"),
+        ("workbench.client.recorder", "from torch import Tensor"),
         ("workbench.runner.toggles.compile", "from PySide6.QtCore import QObject"),
-        ("workbench.runner.run", "if TYPE_CHECKING:\n    from workbench.ui import state"),
+        (
+            "workbench.runner.experiments.run",
+            "if TYPE_CHECKING:\n    from workbench.ui import state",
+        ),
         ("workbench.ui.panels.build", "from workbench.runner import run"),
         ("workbench.ui.panels.build", "from workbench import runner"),
         ("workbench.ui.plots.box", "from workbench.ui.state import AppState"),
         ("workbench.commands.run", "import torch"),
         ("workbench.newcomer", "import os"),
-        ("workbench.runner.run", "from kernels._dispatch import watched"),
-        ("workbench.runner.run", "from kernels import _launch"),
-        ("models.hydra", "import kernels._triton"),
+        ("workbench.runner.experiments.run", "from kernels._gated import gated"),
+        ("workbench.runner.experiments.run", "from kernels import _qk"),
+        ("models.hydra", "import kernels._qk_kernels"),
         ("sessions.model", "from . import columns"),
         ("sessions.model", "import sessions_of_another"),
     ],
@@ -238,8 +285,8 @@ def test_a_fresh_process_loads_nothing_that_a_package_must_do_without(row):
 
 
 def test_a_fresh_process_would_show_what_it_loads():
-    loaded = loaded_after_each(["workbench.protocol", "workbench.ui.style"])
-    assert any(begins_with(name, QT) for name in loaded["workbench.ui.style"])
+    loaded = loaded_after_each(["workbench.protocol", "workbench.charts.style"])
+    assert any(begins_with(name, QT) for name in loaded["workbench.charts.style"])
     assert not any(begins_with(name, QT) for name in loaded["workbench.protocol"])
 
 

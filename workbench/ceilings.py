@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 from sessions.model import Ceilings
-from workbench import kept, state_folder
+from workbench import state_files, state_folder
 
 
 def path() -> Path:
@@ -25,7 +25,7 @@ def key(device: str, driver: str, torch: str) -> str:
 
 def load(device: str, driver: str, torch: str) -> tuple[Ceilings | None, str]:
     """The kept ceilings, or None; and why what is kept is not used, empty where nothing is."""
-    rows, why = kept.read(path(), Ceilings)
+    rows, why = state_files.read(path(), Ceilings)
     found = rows.get(key(device, driver, torch))
     if found is None:
         return None, why
@@ -43,4 +43,4 @@ def unstored(error: OSError) -> str:
 def store(found: Ceilings) -> None:
     """Keep ceilings in place of earlier ones; raises ``OSError``."""
     name = key(found.device, found.driver, found.torch)
-    kept.write(path(), name, found, kept.read(path(), Ceilings)[0])
+    state_files.write(path(), name, found, state_files.read(path(), Ceilings)[0])

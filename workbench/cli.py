@@ -18,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sessions import whole
 from sessions.errors import Lacking, SessionError
-from workbench import commands, crash_log, interrupts, remote
+from sessions.storage import atomic_write
+from workbench import commands, crash_log, interrupts
+from workbench.client import runner_command
 from workbench.commands._command import (
     FAILED,
     INTERRUPTED,
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _print_what_can_be_printed()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    interrupts.at_exit(whole.discard_unfinished)
+    interrupts.at_exit(atomic_write.discard_unfinished)
     if "--json" in arguments:
         interrupts.set_last_words(failure_as_json("cancelled"))
     found = (module.name for module in pkgutil.iter_modules(commands.__path__))
@@ -112,7 +113,7 @@ def _runner(parsed: argparse.Namespace) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if parsed.command.drives:
             try:
-                stack.enter_context(remote.asked(parsed.runner))
+                stack.enter_context(runner_command.asked(parsed.runner))
             except ValueError as error:
                 raise Mistaken(str(error)) from None
         yield
@@ -166,6 +167,6 @@ def _parser(names: Sequence[str], line: Sequence[str] = ()) -> argparse.Argument
         sub.line = line
         command.arguments(sub)
         if command.drives:
-            sub.add_argument(remote.OPTION, metavar="COMMAND", help=remote.HELP)
+            sub.add_argument(runner_command.OPTION, metavar="COMMAND", help=runner_command.HELP)
         sub.set_defaults(command=command, parser=sub)
     return parser

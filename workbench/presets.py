@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sessions import whole
+from sessions.storage import atomic_write
 from workbench.protocol import OR, Catalogue
 
 MARK = "@"  # before a preset where toggles are named
@@ -46,9 +46,11 @@ def write(path: Path, presets: Mapping[str, Mapping[str, str]]) -> None:
     """Write presets to a file; raises ``ValueError`` with one sentence."""
     content = _File(VERSION, {name: dict(toggles) for name, toggles in presets.items()})
     try:
-        whole.write(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+        atomic_write.write(
+            path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+        )
     except (OSError, RuntimeError) as error:
-        sentence = f"{path} cannot be written: {whole.reason(error)}; choose another place"
+        sentence = f"{path} cannot be written: {atomic_write.reason(error)}; choose another place"
         raise ValueError(sentence) from None
 
 

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from sessions import account_key
+from sessions.storage import account_key
 
 ELSEWHERE = "make room there, or set XDG_STATE_HOME to a folder that can be written"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600

@@ -40,9 +40,14 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from kernels._autograd import needs_gradient
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.adaptive_attention._launch import TRITON
+from kernels.attention import attention
+from kernels.attention._masks import RECOMPUTED_ULPS
+from kernels.attention._masks import reference as plain_attention
+from kernels.attention.memory import why_chunks_do_not_pay
+from kernels.core.autograd import needs_gradient
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -59,11 +64,6 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels.adaptive_attention._launch import TRITON
-from kernels.attention import attention
-from kernels.attention._masks import RECOMPUTED_ULPS
-from kernels.attention._masks import reference as plain_attention
-from kernels.attention.memory import why_chunks_do_not_pay
 
 
 def adaptive_attention(

@@ -5,8 +5,6 @@ reads its head's rank and branches once to the loop whose tiles of queries and k
 the rank needs: the padded head dimension shifted right by 0 ... WIDTHS - 1. ``_launch`` launches.
 """
 
-from kernels._launch import launcher
-from kernels._triton import tl, triton
 from kernels.attention._flash_kernels import (
     add_to_dkdv,
     add_to_dq,
@@ -15,6 +13,8 @@ from kernels.attention._flash_kernels import (
     row_range,
 )
 from kernels.attention._order import tile_coordinates
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit

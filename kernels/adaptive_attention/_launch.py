@@ -8,24 +8,6 @@ import torch
 from torch import Tensor
 
 from kernels import hardware
-from kernels._autograd import applied, needs_gradient, once_differentiable
-from kernels._operator import (
-    Implementation,
-    by_tokens,
-    cdiv,
-    traced_as_constant,
-    unit_stride,
-)
-from kernels._replay import replayed
-from kernels._triton import (
-    LARGE_BYTES,
-    head_strides,
-    missing,
-    on_device,
-    power_of_two,
-    shared_bytes,
-)
-from kernels._tuning import Tile, Tunable
 from kernels.adaptive_attention._kernels import (
     adaptive_attention_dkdv_kernel,
     adaptive_attention_dq_kernel,
@@ -45,6 +27,18 @@ from kernels.attention._flash import (
     refuses,
 )
 from kernels.attention._order import heads_together
+from kernels.core.autograd import applied, needs_gradient, once_differentiable
+from kernels.core.operator import Implementation, by_tokens, cdiv, traced_as_constant, unit_stride
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
+    LARGE_BYTES,
+    head_strides,
+    missing,
+    on_device,
+    power_of_two,
+    shared_bytes,
+)
+from kernels.core.tuning import Tile, Tunable
 
 _FP8_UNITS = hardware.needs("FP8", (8, 9))
 

@@ -26,8 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.attention import _flash, _flex, _hopper, _libraries, _sdpa
+from kernels.attention._chunked import chunked
+from kernels.attention._masks import RECOMPUTED_ULPS, reference, visible
+from kernels.attention.memory import why_chunks_do_not_pay
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -43,10 +47,6 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels.attention import _flash, _flex, _hopper, _libraries, _sdpa
-from kernels.attention._chunked import chunked
-from kernels.attention._masks import RECOMPUTED_ULPS, reference, visible
-from kernels.attention.memory import why_chunks_do_not_pay
 
 
 def attention(

@@ -5,7 +5,7 @@ addresses of every element. On an H200 the saved registers let twice as many pro
 multiprocessor, so that one multiplies while another computes exponents.
 """
 
-from kernels._triton import tl, triton
+from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
-from kernels._operator import accumulator, without_autocast
 from kernels.attention._masks import bounds, reference, visible
 from kernels.attention.memory import chunk_of
+from kernels.core.autograd import applied, once_differentiable
+from kernels.core.operator import accumulator, without_autocast
 
 
 class _Chunked(torch.autograd.Function):

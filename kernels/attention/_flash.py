@@ -14,23 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, are_operators, needs_gradient, once_differentiable
-from kernels._operator import Implementation, by_tokens, cdiv, unit_stride
-from kernels._replay import replayed
-from kernels._triton import (
-    LARGE_BYTES,
-    describable,
-    dot_precision,
-    has_large_memory,
-    head_strides,
-    missing,
-    no_fp64,
-    on_device,
-    power_of_two,
-    shared_bytes,
-    sm_count,
-)
-from kernels._tuning import Key, Tile, Tunable
 from kernels.attention import _hopper
 from kernels.attention._flash_kernels import (
     FEWEST_ROWS,
@@ -45,6 +28,23 @@ from kernels.attention._flash_kernels import (
 )
 from kernels.attention._masks import RECOMPUTED_ULPS
 from kernels.attention._order import heads_together
+from kernels.core.autograd import applied, are_operators, needs_gradient, once_differentiable
+from kernels.core.operator import Implementation, by_tokens, cdiv, unit_stride
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
+    LARGE_BYTES,
+    describable,
+    dot_precision,
+    has_large_memory,
+    head_strides,
+    missing,
+    no_fp64,
+    on_device,
+    power_of_two,
+    shared_bytes,
+    sm_count,
+)
+from kernels.core.tuning import Key, Tile, Tunable
 
 MANY_ROWS = 128  # from here on, the forward kernel's tiles are not those of decoding
 MAX_DIM = 256

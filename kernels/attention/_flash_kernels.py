@@ -5,10 +5,10 @@ of its head m % R, so that keys and values are read once for all of them, also i
 at position ``shift + m // R``, shift = keys - S. Exponents are to base 2. ``_flash`` launches.
 """
 
-from kernels._launch import launcher
-from kernels._triton import tl, triton
 from kernels.attention._blocks import describe_rows, describe_tokens, row_block, token_block
 from kernels.attention._order import tile_coordinates
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import tl, triton
 
 FEWEST_ROWS = 32  # per block, for gradients of keys and values
 

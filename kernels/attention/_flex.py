@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernels import _triton
-from kernels._autograd import needs_gradient
-from kernels._operator import (
+from kernels.attention._masks import RECOMPUTED_ULPS
+from kernels.core import triton_helpers
+from kernels.core.autograd import needs_gradient
+from kernels.core.operator import (
     Implementation,
     own_code,
     tensors_kept,
     traced_as_constant,
     unit_stride,
 )
-from kernels.attention._masks import RECOMPUTED_ULPS
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -94,7 +94,7 @@ def _compiled(*_: Any) -> Callable[..., Tensor]:
 
 
 def _missing(device_type: str) -> str | None:
-    return None if device_type == "cpu" else _triton.missing(device_type)
+    return None if device_type == "cpu" else triton_helpers.missing(device_type)
 
 
 def _refuses(

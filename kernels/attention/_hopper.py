@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from kernels import hardware
-from kernels._autograd import needs_gradient
-from kernels._launch import launcher
-from kernels._operator import by_tokens, cdiv
-from kernels._triton import GLUON, describable, head_strides, on_device, sm_count
-from kernels._tuning import Key, Tile, Tunable
 from kernels.attention._flash_kernels import FEWEST_ROWS
 from kernels.attention._hopper_dkdv_kernels import attention_hopper_dkdv_kernel
 from kernels.attention._hopper_dq_kernels import attention_hopper_dq_kernel
 from kernels.attention._hopper_kernels import HALF, WARPS, attention_hopper_kernel
 from kernels.attention._hopper_rows_kernels import launch_add_parts, launch_pack_rows
 from kernels.attention._order import heads_together
+from kernels.core.autograd import needs_gradient
+from kernels.core.launch import launcher
+from kernels.core.operator import by_tokens, cdiv
+from kernels.core.triton_helpers import GLUON, describable, head_strides, on_device, sm_count
+from kernels.core.tuning import Key, Tile, Tunable
 
 DIMS = (64, 128)
 NARROW = 256  # windows up to here waste less in small blocks of keys

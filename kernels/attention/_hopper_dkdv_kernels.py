@@ -5,7 +5,6 @@ that in ``_hopper_dq_kernels`` over blocks of keys for 128 rows. Normalisers and
 dout`` are in the order of the packed rows of a group, so that they can be fetched like blocks.
 """
 
-from kernels._triton import gl, gluon
 from kernels.attention._hopper_kernels import (
     barriers,
     describe,
@@ -19,6 +18,7 @@ from kernels.attention._hopper_kernels import (
     turns,
 )
 from kernels.attention._order import hopper_tile_coordinates
+from kernels.core.triton_helpers import gl, gluon
 
 
 @gluon.jit

@@ -3,7 +3,6 @@
 Like ``_hopper_dkdv_kernels``, with queries and keys exchanged.
 """
 
-from kernels._triton import gl, gluon
 from kernels.attention._hopper_kernels import (
     barriers,
     describe,
@@ -20,6 +19,7 @@ from kernels.attention._hopper_kernels import (
     tma,
     turns,
 )
+from kernels.core.triton_helpers import gl, gluon
 
 
 @gluon.jit

@@ -12,8 +12,8 @@ number of blocks that a program has read: it decides which of the ``STAGES`` buf
 and the phase of that buffer's barriers.
 """
 
-from kernels._triton import gl, gluon, hopper
 from kernels.attention._order import hopper_tile_coordinates
+from kernels.core.triton_helpers import gl, gluon, hopper
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 fence, multiply, multiplied = (

@@ -4,8 +4,8 @@ Before: put normalisers and row sums in the order in which those read rows. Afte
 that several programs made, always in the same order.
 """
 
-from kernels._launch import launcher
-from kernels._triton import tl, triton
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit

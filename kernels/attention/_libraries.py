@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from kernels import hardware
-from kernels._autograd import needs_gradient
-from kernels._operator import Implementation, traced_as_constant, unit_stride
 from kernels.attention._masks import trivial
+from kernels.core.autograd import needs_gradient
+from kernels.core.operator import Implementation, traced_as_constant, unit_stride
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels._operator import accumulator
+from kernels.core.operator import accumulator
 
 # A backend that never holds the weights recomputes them as exp(score - l), where l is the logarithm
 # of a row's sum. Score, l and difference are each rounded, so a weight is off by about |l| units in

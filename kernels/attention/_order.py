@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels._triton import gluon, l2_bytes, sm_count, tl, triton
+from kernels.core.triton_helpers import gluon, l2_bytes, sm_count, tl, triton
 
 _LANGUAGE = tl  # Triton's interpreter accepts no function of a module without it
 

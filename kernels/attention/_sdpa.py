@@ -21,9 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import hardware
-from kernels._autograd import needs_gradient
-from kernels._operator import Implementation, traced_as_constant, unit_stride
 from kernels.attention._masks import RECOMPUTED_ULPS, square, trivial, visible
+from kernels.core.autograd import needs_gradient
+from kernels.core.operator import Implementation, traced_as_constant, unit_stride
 
 _HALF = (torch.float16, torch.bfloat16)
 _SWITCHES = {

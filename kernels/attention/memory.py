@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from kernels import hardware
-from kernels._operator import accumulator, traced_as_constant
+from kernels.core.operator import accumulator, traced_as_constant
 
 LONG = 2048 * 2048  # weights per head
 CHUNK = 1024  # queries and keys per chunk, at most

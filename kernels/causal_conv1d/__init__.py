@@ -26,10 +26,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import absent_as_none, applied, once_differentiable
-from kernels._column_sum import column_sums
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.causal_conv1d._kernels import (
+    causal_conv1d_backward_kernel,
+    causal_conv1d_forward_kernel,
+    launch_backward,
+    launch_forward,
+)
+from kernels.core.autograd import absent_as_none, applied, once_differentiable
+from kernels.core.column_sum import column_sums
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -46,8 +52,8 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels._replay import replayed
-from kernels._triton import (
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
     MAX_GRID,
     missing,
     no_fp64,
@@ -55,13 +61,7 @@ from kernels._triton import (
     power_of_two,
     sm_count,
 )
-from kernels._tuning import Key, Tile, Tunable
-from kernels.causal_conv1d._kernels import (
-    causal_conv1d_backward_kernel,
-    causal_conv1d_forward_kernel,
-    launch_backward,
-    launch_forward,
-)
+from kernels.core.tuning import Key, Tile, Tunable
 
 ACTIVATIONS = (None, "silu")
 WIDTHS = (2, 3, 4)

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, needs_gradient, once_differentiable
-from kernels._column_sum import column_sum
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.autograd import applied, needs_gradient, once_differentiable
+from kernels.core.column_sum import column_sum
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -41,8 +41,8 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels._replay import replayed
-from kernels._triton import (
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
     missing,
     no_fp64,
     on_device,
@@ -51,7 +51,7 @@ from kernels._triton import (
     shared_bytes,
     sm_count,
 )
-from kernels._tuning import Tile, Tunable, size_class
+from kernels.core.tuning import Tile, Tunable, size_class
 from kernels.gated_rms_norm._kernels import (
     gated_rms_norm_backward_kernel,
     gated_rms_norm_forward_kernel,

@@ -10,8 +10,8 @@ would have no channel. Tuples hold a block for each piece, all in registers.
 from __future__ import annotations
 
 from kernels._gated import activate
-from kernels._launch import launcher
-from kernels._triton import tl, triton
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit

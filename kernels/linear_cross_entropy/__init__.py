@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, needs_gradient, once_differentiable
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.autograd import applied, needs_gradient, once_differentiable
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -40,7 +40,7 @@ from kernels._operator import (
     tensor_bytes,
     without_autocast,
 )
-from kernels._triton import missing, no_fp64, on_device
+from kernels.core.triton_helpers import missing, no_fp64, on_device
 from kernels.linear_cross_entropy._kernels import rows_by_triton, total_by_triton
 
 CHUNK_BYTES = 512 << 20  # logits per chunk: few enough to save memory, enough for a fast product

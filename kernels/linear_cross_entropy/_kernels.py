@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._launch import launcher
-from kernels._triton import power_of_two, tl, triton
-from kernels._tuning import Tile, Tunable
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import power_of_two, tl, triton
+from kernels.core.tuning import Tile, Tunable
 
 
 @triton.jit

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._check import Comparison, Exact, as_tuple
-from kernels._operator import Case, Cost, Inputs, Operator, Work
-from kernels._tuning import Choice, reset_tiles, tiles, tuning
+from kernels.core.check import Comparison, Exact, as_tuple
+from kernels.core.operator import Case, Cost, Inputs, Operator, Work
+from kernels.core.tuning import Choice, reset_tiles, tiles, tuning
 from kernels.measure.eight_bit import ceilings_for
 from kernels.measure.peers import peers
 from kernels.measure.rounds import Enough, alternate

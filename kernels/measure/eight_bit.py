@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._operator import Work
+from kernels.core.operator import Work
 from kernels.measure.timing import Ceilings, ceilings, gpu_us
 from kernels.quantized_matmul import OP, quantize
 

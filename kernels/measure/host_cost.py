@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._check import as_tuple
-from kernels._dispatch import using
-from kernels._launch import launches_timed
-from kernels._operator import Inputs, Operator
+from kernels.core.check import as_tuple
+from kernels.core.dispatch import using
+from kernels.core.launch import launches_timed
+from kernels.core.operator import Inputs, Operator
 from kernels.measure.bench import BOTH, leaves_of
 
 RECORDED = "forward, recorded"  # with a backward pass to come; "forward" is with gradients off

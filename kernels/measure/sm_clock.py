@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels._triton import missing, sm_count, tl, triton
+from kernels.core.triton_helpers import missing, sm_count, tl, triton
 
 
 @triton.jit

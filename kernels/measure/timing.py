@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import hardware
-from kernels._operator import Work
+from kernels.core.operator import Work
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, needs_gradient
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.autograd import applied, needs_gradient
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -44,8 +44,8 @@ from kernels._operator import (
     tensor_bytes,
     without_autocast,
 )
-from kernels._triton import missing, no_fp64
-from kernels._workspace import Workspace
+from kernels.core.triton_helpers import missing, no_fp64
+from kernels.core.workspace import Workspace
 from kernels.moe_experts import _flops as _flops  # registers the formula
 from kernels.moe_experts._autograd import Experts
 from kernels.moe_experts._plain import (

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels._autograd import once_differentiable
-from kernels._operator import blank, cdiv, unit_stride
-from kernels._replay import replayed
-from kernels._triton import (
+from kernels.core.autograd import once_differentiable
+from kernels.core.operator import blank, cdiv, unit_stride
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
     as_rows,
     dot_precision,
     on_device,
     power_of_two,
     shared_bytes,
 )
-from kernels._tuning import Tile, Tunable
-from kernels._workspace import Workspace, room
+from kernels.core.tuning import Tile, Tunable
+from kernels.core.workspace import Workspace, room
 from kernels.moe_experts._order import Order, by_expert
 from kernels.moe_experts._products import (
     launch_combine,

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels._launch import launcher
-from kernels._operator import cdiv, remembered
-from kernels._triton import power_of_two, tl, triton
-from kernels._workspace import Workspace, room
+from kernels.core.launch import launcher
+from kernels.core.operator import cdiv, remembered
+from kernels.core.triton_helpers import power_of_two, tl, triton
+from kernels.core.workspace import Workspace, room
 
 
 class Order(NamedTuple):

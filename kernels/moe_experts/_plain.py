@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import hardware
-from kernels._operator import accumulator, cdiv, traced_as_constant
-from kernels._workspace import Workspace
+from kernels.core.operator import accumulator, cdiv, traced_as_constant
+from kernels.core.workspace import Workspace
 from kernels.swiglu import reference as swiglu
 
 _ALIGNMENT = 16  # bytes, of rows and of the first element

@@ -6,8 +6,8 @@ a block does not have is read as its first one, and what comes of it is not stor
 """
 
 from kernels._gated import sigmoid
-from kernels._launch import launcher
-from kernels._triton import tl, triton
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit

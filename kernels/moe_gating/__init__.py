@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import absent_as_none, applied, needs_gradient, once_differentiable
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.autograd import absent_as_none, applied, needs_gradient, once_differentiable
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -47,8 +47,8 @@ from kernels._operator import (
     unit_stride,
     without_autocast,
 )
-from kernels._replay import replayed
-from kernels._triton import (
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
     dot_precision,
     missing,
     no_fp64,
@@ -56,7 +56,7 @@ from kernels._triton import (
     power_of_two,
     rows_of,
 )
-from kernels._tuning import Tile, Tunable, size_class
+from kernels.core.tuning import Tile, Tunable, size_class
 from kernels.moe_gating._kernels import (
     launch_backward,
     launch_forward,

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.autograd import applied
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -42,7 +42,7 @@ from kernels._operator import (
     tensor_bytes,
     without_autocast,
 )
-from kernels._triton import MAX_GRID, has_large_memory, missing, no_fp64
+from kernels.core.triton_helpers import MAX_GRID, has_large_memory, missing, no_fp64
 from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
 from kernels.ssd_scan._launch import ScanMemory as ScanMemory
 from kernels.ssd_scan._launch import scan_memory as scan_memory

@@ -8,8 +8,8 @@ all would need more registers than there are.
 
 from __future__ import annotations
 
-from kernels._launch import launcher
-from kernels._triton import tl, triton
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import tl, triton
 from kernels.ssd_scan._kernels import add_dot, decays, dot
 
 

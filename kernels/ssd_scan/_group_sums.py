@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels._launch import launcher
-from kernels._operator import cdiv
-from kernels._triton import power_of_two, tl, triton
+from kernels.core.launch import launcher
+from kernels.core.operator import cdiv
+from kernels.core.triton_helpers import power_of_two, tl, triton
 
 
 @triton.jit

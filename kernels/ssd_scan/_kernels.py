@@ -15,8 +15,8 @@ are in FP64: these sums cancel.
 
 from __future__ import annotations
 
-from kernels._launch import launcher
-from kernels._triton import tl, triton
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit

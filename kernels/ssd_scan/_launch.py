@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels._autograd import absent_as_none, once_differentiable
-from kernels._column_sum import column_sums
-from kernels._operator import blank, cdiv, remembered, unit_stride
-from kernels._replay import replayed
-from kernels._triton import (
+from kernels.core.autograd import absent_as_none, once_differentiable
+from kernels.core.column_sum import column_sums
+from kernels.core.operator import blank, cdiv, remembered, unit_stride
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
     INTERPRETED,
     LARGE_BYTES,
     on_device,
@@ -20,7 +20,7 @@ from kernels._triton import (
     shared_bytes,
     sm_count,
 )
-from kernels._tuning import Key, Tile, Tunable
+from kernels.core.tuning import Key, Tile, Tunable
 from kernels.ssd_scan._gradient_kernels import (
     launch_head_gradients,
     launch_outputs_gradient,

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import absent_as_none, applied, once_differentiable
-from kernels._column_sum import column_sums
-from kernels._dispatch import run
-from kernels._operator import (
+from kernels.core.autograd import absent_as_none, applied, once_differentiable
+from kernels.core.column_sum import column_sums
+from kernels.core.dispatch import run
+from kernels.core.operator import (
     Case,
     Cost,
     Huge,
@@ -43,9 +43,9 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels._replay import replayed
-from kernels._triton import MAX_GRID, missing, no_fp64, on_device, power_of_two
-from kernels._tuning import Key, Tile, Tunable, size_class
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import MAX_GRID, missing, no_fp64, on_device, power_of_two
+from kernels.core.tuning import Key, Tile, Tunable, size_class
 from kernels.ssd_scan import random_inputs, step_sizes, validate
 from kernels.ssd_scan._group_sums import over_heads
 from kernels.ssd_step._kernels import (

@@ -7,8 +7,8 @@ those of ddt, dA and dD, are in FP64.
 
 from __future__ import annotations
 
-from kernels._launch import launcher
-from kernels._triton import tl, triton
+from kernels.core.launch import launcher
+from kernels.core.triton_helpers import tl, triton
 from kernels.ssd_scan._kernels import soft_step
 
 

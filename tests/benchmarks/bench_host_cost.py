@@ -27,7 +27,7 @@ from stubbed_triton import stubbed  # noqa: E402
 
 import kernels  # noqa: E402
 from kernels import OPS  # noqa: E402
-from kernels._operator import Inputs  # noqa: E402
+from kernels.core.operator import Inputs  # noqa: E402
 from kernels.measure.host_cost import calls_of, recording, small_inputs  # noqa: E402
 
 # Where torch multiplies, it does so here: in few numbers.

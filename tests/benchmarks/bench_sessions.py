@@ -17,11 +17,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from sessions import hdf5
-from sessions.comparison import compare
 from sessions.model import Configuration, Phase, Segment, Session
-from sessions.statistics import rolling, step_ms
+from sessions.storage import hdf5
 from sessions.tables import Column, Table, segments_table
+from sessions.verdicts.comparison import compare
+from sessions.verdicts.statistics import rolling, step_ms
 
 COMPARED = 10
 

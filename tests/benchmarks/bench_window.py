@@ -26,11 +26,11 @@ from PySide6.QtCore import QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication
 from synthetic import GIB, gpu_session
 
-from sessions import hdf5
 from sessions.model import Phase, PhaseSpan, Session
+from sessions.storage import hdf5
 from workbench.ui.panels.live import SHOWN, WINDOWS, LivePanel
 from workbench.ui.state import AppState
-from workbench.ui.theme import DARK, LIGHT, Theme
+from workbench.ui.theming.theme import DARK, LIGHT, Theme
 
 KEPT = 1_000_000
 RATE = 10_000

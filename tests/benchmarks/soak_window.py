@@ -24,8 +24,8 @@ from PySide6.QtCore import QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication
 
 from workbench import protocol
-from workbench.client import Runner
-from workbench.ui.appearance import Appearance
+from workbench.client.runner_process import Runner
+from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.settings import Settings
 from workbench.ui.state import AppState
 from workbench.ui.window import MainWindow

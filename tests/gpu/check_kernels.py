@@ -36,15 +36,10 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import kernels  # noqa: E402
-from kernels import (  # noqa: E402
-    OPS,
-    Case,
-    Operator,
-    _replay,
-    hardware,
-)
-from kernels._check import Exact, as_tuple, end_of_huge, poisoned, stretched  # noqa: E402
-from kernels._operator import Huge  # noqa: E402
+from kernels import OPS, Case, Operator, hardware  # noqa: E402
+from kernels.core import replay  # noqa: E402
+from kernels.core.check import Exact, as_tuple, end_of_huge, poisoned, stretched  # noqa: E402
+from kernels.core.operator import Huge  # noqa: E402
 from kernels.measure.bench import Row, bench  # noqa: E402
 from kernels.measure.host_cost import host_costs  # noqa: E402
 from kernels.measure.timing import ceilings  # noqa: E402
@@ -304,7 +299,7 @@ def _public(op: Operator, impl: str) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         with kernels.using(**{op.name: impl}):
-            return kernels._dispatch.run(op, None, *args)
+            return kernels.core.dispatch.run(op, None, *args)
 
     return call
 
@@ -330,7 +325,7 @@ def _replayed(op: Operator, case: Case) -> list[str]:
     exact, problems = Exact(op, inputs), []
     for impl in _triton_or_auto(op, inputs):
         call = _public(op, impl)
-        for _ in range(_replay.BEFORE + 2):
+        for _ in range(replay.BEFORE + 2):
             exact.results(call)
             with torch.no_grad():
                 call(*inputs.values())

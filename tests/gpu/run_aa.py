@@ -31,7 +31,7 @@ from identical_pairs import compare, summary
 from runner_driver import Driver
 
 from sessions.model import Configuration, PairedComparison
-from sessions.verdict_words import ratio_line
+from sessions.verdicts.verdict_words import ratio_line
 
 MISSED = 0.06  # of the intervals, at most, that may leave out a ratio of 1
 

@@ -38,9 +38,9 @@ from torch import Tensor
 
 import kernels
 from kernels import OPS
-from kernels._replay import forget
 from kernels.adaptive_attention import _launch
 from kernels.attention import _flash, _hopper, _order
+from kernels.core.replay import forget
 from kernels.measure.rounds import alternate
 
 OURS = "triton"

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from run_hydra import OFF, sweep
 
-from sessions import statistics
 from sessions.model import Configuration, Phase, Session
-from workbench.recorder import Recorder
+from sessions.verdicts import statistics
+from workbench.client.recorder import Recorder
 from workbench.runner.toggles import all_toggles
 
 TRAIN = {"precision": "amp_bf16", "adamw": "fused", "triton": "on"}

@@ -26,10 +26,11 @@ import torch
 from kernels.measure.timing import ceilings
 from models import FAMILIES
 from models.family import WORKLOADS
-from sessions import statistics
 from sessions.model import Configuration
-from workbench import headless, protocol
-from workbench.runner import resolve
+from sessions.verdicts import statistics
+from workbench import protocol
+from workbench.client import headless
+from workbench.runner.config import resolve
 
 ROWS = (
     ("hydra", "base"),

@@ -20,11 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from sessions import hdf5, statistics
 from sessions.model import Configuration, Session
+from sessions.storage import hdf5
+from sessions.verdicts import statistics
 from workbench import protocol
-from workbench.client import Runner
-from workbench.recorder import Recorder
+from workbench.client.recorder import Recorder
+from workbench.client.runner_process import Runner
 from workbench.runner.toggles import all_toggles
 
 OFF = {toggle.name: toggle.off for toggle in all_toggles().values()}
@@ -224,10 +225,10 @@ def disturbance() -> dict:
     """The runner's step against a bare loop of the same step, and its host cost per step."""
     import queue
 
-    from workbench.runner.arm import Arms
-    from workbench.runner.phases import PhaseTracker
-    from workbench.runner.resolve import resolve
-    from workbench.runner.rig import Rig
+    from workbench.runner.config.resolve import resolve
+    from workbench.runner.context import Rig
+    from workbench.runner.instruments.phases import PhaseTracker
+    from workbench.runner.variants.variant import Arms
 
     class Silent:
         def __init__(self) -> None:

@@ -28,7 +28,7 @@ import torch
 
 from kernels.measure.timing import ceilings
 from models import FAMILIES, LanguageModel, prefill_in_chunks
-from sessions import scaling
+from sessions.studies import scaling
 
 MAMBA2 = FAMILIES["mamba2"]
 CHUNK = 8192  # of a prefill

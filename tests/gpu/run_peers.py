@@ -39,10 +39,10 @@ from peer_cases import Case, Side, absent, cases
 from torch import Tensor
 
 import kernels
-from sessions import verdict
 from sessions.model import Judgement, PairedComparison
-from workbench.runner.blocks import SETTLING_STEPS, block_steps
-from workbench.runner.timing import make_clock
+from sessions.verdicts import verdict
+from workbench.runner.experiments.blocks import SETTLING_STEPS, block_steps
+from workbench.runner.instruments.timing import make_clock
 
 SLACK = 2.0  # how much farther from FP32 than the peer's BF16 ours may be, as everywhere here
 LONGEST = 10  # kernels of a profile

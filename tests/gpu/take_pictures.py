@@ -30,9 +30,10 @@ from PySide6.QtWidgets import QApplication
 from screenshots import wait
 
 from workbench import protocol
-from workbench.ui import draft, files
-from workbench.ui.appearance import Appearance
+from workbench.ui.controllers import config_edit
+from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.demo import well_measured
+from workbench.ui.dialogs import session_files
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
@@ -119,10 +120,10 @@ class Sitting:
         state.start_runner()
         self.until(lambda: state.runner_state == "idle" and state.catalogue, "the runner is there")
         assert state.catalogue is not None and state.configuration is not None
-        chosen = draft.with_family(state.catalogue, state.configuration, "hydra")
+        chosen = config_edit.with_family(state.catalogue, state.configuration, "hydra")
         preset = self.options.preset or ("small" if self.on_gpu else "tiny")
-        chosen = draft.with_preset(state.catalogue, chosen, preset)
-        chosen = draft.with_workload(state.catalogue, chosen, "train")
+        chosen = config_edit.with_preset(state.catalogue, chosen, preset)
+        chosen = config_edit.with_workload(state.catalogue, chosen, "train")
         chosen = msgspec.structs.replace(chosen, toggles=self._off())
         if not self.on_gpu:
             small = {"batch": 2, "sequence": 64}
@@ -157,7 +158,7 @@ class Sitting:
         state = self.state
         before = state.configuration
         assert before is not None and state.catalogue is not None
-        text = draft.with_workload(state.catalogue, before, "generate")
+        text = config_edit.with_workload(state.catalogue, before, "generate")
         precision = {"precision": before.toggles["precision"]}  # the rest is of the training step
         text = msgspec.structs.replace(text, toggles={**self._off(), **precision})
         if not self.on_gpu:
@@ -209,7 +210,7 @@ class Sitting:
             wait(lambda: True, SETTLE_S)
             self.save(self.window.grab(), "verdict")
             (last,) = self.toggles()[-1]
-            state.set_toggle(last, draft.toggle_of(state.catalogue, last).options[0].name)
+            state.set_toggle(last, config_edit.toggle_of(state.catalogue, last).options[0].name)
             off = state.configuration
             self.until(lambda off=off: state.running == off, "the toggle is off", 0.5)
         self.idle()
@@ -251,7 +252,7 @@ class Sitting:
 
     def compare(self) -> None:
         """What was measured so far beside what will be."""
-        before = dataclasses.replace(files.snapshot(self.state.session), id="earlier")
+        before = dataclasses.replace(session_files.snapshot(self.state.session), id="earlier")
         before.title = "Earlier sitting"
         state = self.state
         state.compared.add(before)

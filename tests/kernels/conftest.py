@@ -10,7 +10,7 @@ omits unless it debugs; here both are omitted. Results are not changed.
 
 import inspect
 
-from kernels._triton import INTERPRETED
+from kernels.core.triton_helpers import INTERPRETED
 
 
 def _replace_once_a_launch() -> None:

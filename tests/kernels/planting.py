@@ -7,8 +7,8 @@ import types
 from collections import defaultdict
 from typing import Any
 
-from kernels import _launch
-from kernels._triton import INSTALLED, INTERPRETED
+from kernels.core import launch
+from kernels.core.triton_helpers import INSTALLED, INTERPRETED
 
 if INSTALLED:
     from triton.runtime.jit import JITFunction
@@ -46,7 +46,7 @@ def plant(monkeypatch, module_name: str, old: str, new: str) -> None:
         monkeypatch.setattr(kernel, "hash", None)
         monkeypatch.setattr(kernel, "used_global_vals", {})
         monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
-    _launch.forget()
+    launch.forget()
 
 
 def jit_functions() -> list[Any]:

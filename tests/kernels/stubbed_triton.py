@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from kernels import _dispatch, _launch, _triton, _tuning
+from kernels.core import dispatch, triton_helpers, tuning
+from kernels.core import launch as _launch
 
 
 class Driver:
@@ -144,8 +145,10 @@ def stubbed() -> Iterator[Driver]:
     try:
         with (
             mock.patch.object(JITFunction, "_do_compile", compiled),
-            mock.patch.object(_triton, "INTERPRETED", True),  # so that Triton takes the CPU's
-            mock.patch.object(_tuning, "_gpu", lambda device: "a GPU that is none"),
+            mock.patch.object(
+                triton_helpers, "INTERPRETED", True
+            ),  # so that Triton takes the CPU's
+            mock.patch.object(tuning, "_gpu", lambda device: "a GPU that is none"),
             _fresh("_missing_once"),
             _fresh("_candidates_once"),
         ):
@@ -154,11 +157,11 @@ def stubbed() -> Iterator[Driver]:
         active.remove(stub)
         driver._active = before
         _launch.forget()
-        for tunable in _tuning.TUNABLES.values():
+        for tunable in tuning.TUNABLES.values():
             tunable.forget()
 
 
 def _fresh(name: str) -> Any:
     """Clear meanwhile what dispatch has cached about this machine."""
-    once = getattr(_dispatch, name).__wrapped__
-    return mock.patch.object(_dispatch, name, functools.cache(once))
+    once = getattr(dispatch, name).__wrapped__
+    return mock.patch.object(dispatch, name, functools.cache(once))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels import OPS, Operator
-from kernels._triton import INTERPRETED
+from kernels.core.triton_helpers import INTERPRETED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 HALVES = (torch.float16,) if INTERPRETED else (torch.float16, torch.bfloat16)  # see TRAPS: BF16

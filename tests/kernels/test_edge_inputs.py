@@ -7,10 +7,11 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import kernels
-from kernels import OPS, _tuning, hardware
-from kernels._triton import INTERPRETED
+from kernels import OPS, hardware
 from kernels.adaptive_attention import _launch as adaptive
 from kernels.attention import _flex, _sdpa
+from kernels.core import tuning
+from kernels.core.triton_helpers import INTERPRETED
 
 LOSS = OPS["linear_cross_entropy"]
 LOSSES = ["torch", "chunked", *(["triton"] if INTERPRETED else [])]
@@ -188,6 +189,6 @@ def test_the_default_device_is_none_of_a_filters_matrix(no_matrix):
 def test_timing_tiles_draws_nothing_of_what_models_draw():
     before = torch.get_rng_state()
     zeros = torch.zeros(4, 6).t()
-    drawn = _tuning._timeable(zeros)
+    drawn = tuning._timeable(zeros)
     assert drawn.stride() == zeros.stride() and drawn.any()
     assert torch.equal(torch.get_rng_state(), before)

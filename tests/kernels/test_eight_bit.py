@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import hardware
-from kernels._operator import Work
+from kernels.core.operator import Work
 from kernels.measure import eight_bit, timing
 from kernels.quantized_matmul import OP, SCHEMES
 

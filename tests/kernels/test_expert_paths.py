@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 from kernels import OPS, STANDARD, Case, Unavailable, Workspace
-from kernels._check import Exact
-from kernels._triton import INTERPRETED
+from kernels.core.check import Exact
+from kernels.core.triton_helpers import INTERPRETED
 from kernels.moe_experts._plain import block_rows
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="is about plain torch")

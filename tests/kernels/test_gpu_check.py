@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernels import OPS
-from kernels._triton import INSTALLED
+from kernels.core.triton_helpers import INSTALLED
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "check_kernels.py"
 

@@ -13,9 +13,9 @@ import torch
 from subjects import DEVICE, fitting, operators
 
 from kernels import Case, Operator
-from kernels._check import as_tuple, end_of_huge
-from kernels._operator import Huge
-from kernels._triton import INTERPRETED
+from kernels.core.check import as_tuple, end_of_huge
+from kernels.core.operator import Huge
+from kernels.core.triton_helpers import INTERPRETED
 
 FAR = 1 << 31
 # These use the same kernels as others here, or would take most of the time of all.

@@ -8,8 +8,8 @@ from subjects import DEVICE, implementations
 
 import kernels
 from kernels import OPS, linear_cross_entropy
-from kernels._check import Exact
-from kernels._triton import missing
+from kernels.core.check import Exact
+from kernels.core.triton_helpers import missing
 
 OP = OPS["linear_cross_entropy"]
 MODULE = sys.modules["kernels.linear_cross_entropy"]  # the package has the function of that name

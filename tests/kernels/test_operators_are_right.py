@@ -12,8 +12,8 @@ from subjects import DEVICE, DTYPES, cases, fitting, operators
 
 import kernels
 from kernels import Case, Operator
-from kernels._check import Exact, as_tuple, poisoned, stretched
-from kernels._triton import INTERPRETED
+from kernels.core.check import Exact, as_tuple, poisoned, stretched
+from kernels.core.triton_helpers import INTERPRETED
 
 LEAST_WORK = 500  # product of the sizes of a case that is not merely a scalar
 

@@ -8,9 +8,10 @@ from planting import plant
 from subjects import DEVICE, DTYPES
 
 import kernels
-from kernels import Case, _launch
-from kernels._check import Exact
-from kernels._triton import INSTALLED, INTERPRETED
+from kernels import Case
+from kernels.core import launch
+from kernels.core.check import Exact
+from kernels.core.triton_helpers import INSTALLED, INTERPRETED
 
 # Operator and bug: module, the original source, the planted source, and the sizes of the case that
 # shows it (None: the operator's first case), in FP16 with "half".
@@ -451,7 +452,7 @@ ACROSS_BLOCKS = {
 def nothing_planted_is_kept():
     """Clear caches after the planted bugs are gone."""
     yield
-    _launch.forget()
+    launch.forget()
 
 
 def check(operator: str, sizes) -> bool:

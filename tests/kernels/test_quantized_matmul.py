@@ -6,7 +6,7 @@ from subjects import DEVICE
 
 import kernels
 from kernels import Unavailable
-from kernels._triton import INTERPRETED
+from kernels.core.triton_helpers import INTERPRETED
 from kernels.quantized_matmul import SCHEMES, quantize
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="has no Triton kernel")

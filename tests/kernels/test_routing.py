@@ -5,7 +5,7 @@ import torch
 from subjects import DEVICE, implementations
 
 from kernels import OPS, Case
-from kernels._triton import missing
+from kernels.core.triton_helpers import missing
 from kernels.moe_experts._order import by_expert
 
 NAN, INF = float("nan"), float("inf")

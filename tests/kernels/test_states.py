@@ -6,7 +6,7 @@ from subjects import DEVICE, implementations
 
 import kernels
 from kernels import OPS, Case
-from kernels._check import as_tuple
+from kernels.core.check import as_tuple
 
 SIZES = {"batch": 2, "length": 150, "heads": 4, "dim": 5, "groups": 2, "states": 6}
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import kernels
 from models import FAMILIES
-from models._mixture import Router as ExpertRouter
-from models._routing import Router
+from models.layers.mixture import Router as ExpertRouter
+from models.layers.routing import Router
 
 LENGTH = 12
 PIECES = (5, 1, 1, 3, 2)

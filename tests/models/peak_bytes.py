@@ -27,9 +27,10 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.jit import JITFunction
 
 import kernels
-from kernels import _dispatch, _triton, hardware
+from kernels import hardware
+from kernels.core import dispatch, triton_helpers
 from models import Family
-from models.tensor_parallel_plan import divide
+from models.parallel.tensor_parallel_plan import divide
 from workbench.runner.ranks.region import AcrossRanks, AlongSequence
 
 SDPA = "scaled_dot_product_attention"
@@ -105,8 +106,8 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **more: A
 def as_on_an_h200() -> Iterator[None]:
     """Let operators choose, allocate and save as there; nothing is launched or computed."""
     cached = (
-        _dispatch._candidates_once,
-        _dispatch._missing_once,
+        dispatch._candidates_once,
+        dispatch._missing_once,
         sys.modules["kernels.fourier_mix"]._matrix_once,
     )
     known = dataclasses.replace(hardware.of("cpu"), sm_count=132, total_bytes=141 << 30)
@@ -121,7 +122,9 @@ def as_on_an_h200() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for kind in (JITFunction, Autotuner, Heuristics):
             patch.setattr(kind, "run", lambda *args, **more: None)
-        patch.setattr(_triton, "INTERPRETED", True)  # Triton exists, also for a CPU's tensors
+        patch.setattr(
+            triton_helpers, "INTERPRETED", True
+        )  # Triton exists, also for a CPU's tensors
         patch.setattr(hardware, "_cpu", lambda: known)
         patch.setattr(sys.modules["kernels.attention._sdpa"], SDPA, flash)
         patch.setattr(adaptive, "attention", attention_of_its_choice)

@@ -14,8 +14,8 @@ from typing import Any
 import transformers
 from torch import Tensor, nn
 
-from models._layers import mlp_width
 from models.hydra import HydraConfig
+from models.layers.basic import mlp_width
 from models.mamba2 import Mamba2Config
 from models.moe import MoEConfig
 

@@ -14,10 +14,11 @@ import session_samples as samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions import hdf5, reproduce
+from sessions import reproduce
 from sessions.errors import SessionError
 from sessions.model import Configuration, Order, PairedComparison, Segment, Session, Study
 from sessions.plain_text import is_plain
+from sessions.storage import hdf5
 
 # What a stranger would like to have run, and characters that end words, lines or quotes.
 ATTACKS = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from sessions.comparison import OTHERS, OWN_PEAK
 from sessions.model import Configuration, PairedComparison, Segment
-from sessions.verdict_words import memory_words
+from sessions.verdicts.comparison import OTHERS, OWN_PEAK
+from sessions.verdicts.verdict_words import memory_words
 
 MIB = 2**20
 

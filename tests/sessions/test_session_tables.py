@@ -13,12 +13,12 @@ import session_samples as samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions import checked, numbers, tables
-from sessions.comparison import compare
+from sessions import numbers, numerics, tables
 from sessions.errors import SessionError
 from sessions.model import Configuration, Numerics, Segment, Session
 from sessions.plain_text import for_spreadsheet
 from sessions.tables import Column, Measured, Table
+from sessions.verdicts.comparison import compare
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
 cells = st.one_of(
@@ -268,11 +268,11 @@ def test_segments_table_says_of_each_segment_whether_its_numbers_were_right():
     session = session_of(10.0, 8.0, 6.0, 5.0)
     assert "numbers" not in [column.name for column in tables.segments_table(session).columns]
     for segment, ok in zip(session.segments, (True, False, None), strict=False):
-        segment.ledger |= checked.facts(Numerics(reference="float64", ok=ok, text="why"))
+        segment.ledger |= numerics.facts(Numerics(reference="float64", ok=ok, text="why"))
     table = tables.segments_table(session)
     place = [column.name for column in table.columns].index("numbers")
     assert [row[place] for row in table.rows] == ["right", "WRONG", "unknown", None]
-    assert [checked.text(segment.ledger) for segment in session.segments] == [
+    assert [numerics.text(segment.ledger) for segment in session.segments] == [
         "against float64: why", "against float64: why", "why", ""
     ]  # fmt: skip
 

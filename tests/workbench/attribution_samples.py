@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from sessions import attribution
-from sessions.attribution_rows import Arm, arm_rows, effect_rows
 from sessions.model import Evidence, Numerics, Study
+from sessions.studies import attribution
+from sessions.studies.attribution_rows import Arm, arm_rows, effect_rows
 from workbench import protocol
-from workbench.recorder import Recorder
+from workbench.client.recorder import Recorder
 
 TIME = {"compile": 0.66, "precision": 0.52, "checkpointing": 1.24, "cuda_graphs": 0.93}
 MEMORY = {"compile": 0.97, "precision": 0.58, "checkpointing": 0.61, "cuda_graphs": 1.08}

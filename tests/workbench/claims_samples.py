@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from sessions import claims
-from sessions.claims import FAILS, HOLDS, MEASURING, NOT_MEASURED, UNDECIDED, WAITING, Row
+from sessions.studies import claims
+from sessions.studies.claims import FAILS, HOLDS, MEASURING, NOT_MEASURED, UNDECIDED, WAITING, Row
 from workbench import protocol
 from workbench.claims import documents
 from workbench.claims._course import Course

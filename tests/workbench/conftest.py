@@ -38,7 +38,7 @@ def qtbot(qtbot, monkeypatch):
 def garbage_of_the_module(request):
     """Old charts go when nothing is painted, as the window sees to by itself."""
     yield
-    if Path(request.path).parent.name in WINDOWS:
+    if not {*Path(request.path).parts}.isdisjoint(WINDOWS):
         gc.collect()
         gc.enable()
 
@@ -46,5 +46,5 @@ def garbage_of_the_module(request):
 @pytest.fixture(autouse=True)
 def no_garbage_goes_while_painting(request, garbage_of_the_module):
     """Where Python collected while a chart is painted, items would end that are being painted."""
-    if Path(request.path).parent.name in WINDOWS:
+    if not {*Path(request.path).parts}.isdisjoint(WINDOWS):
         gc.disable()

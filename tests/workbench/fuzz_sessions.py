@@ -31,11 +31,11 @@ from session_mutations import damage, mutate
 from synthetic import bench_session, cpu_session, gpu_session, sweep_study
 from whole_session import everything
 
-from sessions import _check, _write, hdf5, seal
-from sessions._lazy import Source
 from sessions.errors import SessionError
 from sessions.exports import exportable
 from sessions.model import Order, Session
+from sessions.storage import _check, _write, hdf5, seal
+from sessions.storage._lazy import Source
 from workbench.cli import main
 
 SLOWEST_S = 60
@@ -105,7 +105,7 @@ def draw(session: Session, path: Path) -> None:
     """Make every plot with its table, and a report of all sections."""
     from workbench.commands._command import runs_of
     from workbench.report import _page
-    from workbench.ui import export
+    from workbench.ui.dialogs import export
     from workbench.ui.plots import PLOTS
 
     export.ensure_application()

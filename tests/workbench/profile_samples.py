@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sessions import breakdown
 from sessions.model import Configuration, Segment, Session, Study
+from sessions.studies import breakdown
 
 MIB = 2.0**20
 PARTS = (  # module in a block, kernel, class, microseconds forward

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.client import Runner
-from workbench.journal import Journal
-from workbench.recorder import Recorder
+from workbench.client.journal import Journal
+from workbench.client.recorder import Recorder
+from workbench.client.runner_process import Runner
 
 HERE = Path(__file__).parent
 LIGHT = (sys.executable, str(HERE / "wire_samples.py"))

@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from sessions import seal
+from sessions.storage import seal
 
 # Markup, escape sequences, directions, formulas, options and other names that are not names.
 TEXTS = [

@@ -15,8 +15,9 @@ import psutil
 import synthetic
 import wire_samples
 
-from sessions import hdf5
-from workbench import journal, protocol
+from sessions.storage import hdf5
+from workbench import protocol
+from workbench.client import journal
 
 HERE = Path(__file__).parent
 LIGHT = f"{sys.executable} {HERE / 'wire_samples.py'} 0.02"  # a runner that streams until its end

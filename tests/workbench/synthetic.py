@@ -6,7 +6,6 @@ import attribution_samples
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import sweep, verdict
 from sessions.columns import Columns
 from sessions.model import (
     KERNELS,
@@ -22,6 +21,8 @@ from sessions.model import (
     Session,
     Study,
 )
+from sessions.studies import sweep
+from sessions.verdicts import verdict
 
 GIB = 2.0**30
 

@@ -10,7 +10,7 @@ import pytest
 from sessions.ceilings import age, describe, lacking
 from sessions.model import Ceilings
 from workbench import ceilings, protocol
-from workbench.recorder import Recorder
+from workbench.client.recorder import Recorder
 
 FOUND = Ceilings(
     device="H200", driver="570.1", torch="2.11.0", created=1_763_680_000.0,

@@ -10,9 +10,9 @@ import pytest
 import wire_samples
 
 from sessions.model import PairedComparison
-from sessions.verdict_words import remarks
-from workbench import floors, protocol
-from workbench.offered import OptionInfo, ToggleInfo
+from sessions.verdicts.verdict_words import remarks
+from workbench import calibration, protocol
+from workbench.protocol.catalogue import OptionInfo, ToggleInfo
 
 OPTIONS = [OptionInfo(name=name, title=name) for name in ("fp32", "bf16")]
 PRECISION = ToggleInfo(
@@ -64,16 +64,16 @@ def calibrate(configuration, floor, catalogue=CATALOGUE, **facts):
         verdict="SAME",
         facts={"pairs": 9, "seconds": 3.0, **facts},
     )
-    floors.store(floors.calibrated(catalogue, measured, configuration))
+    calibration.store(calibration.calibrated(catalogue, measured, configuration))
 
 
 def keep_old():
-    floors.path().parent.mkdir(parents=True, exist_ok=True)
-    floors.path().write_text(json.dumps(OLD))
+    calibration.path().parent.mkdir(parents=True, exist_ok=True)
+    calibration.path().write_text(json.dumps(OLD))
 
 
 def compared(base, other):
-    return floors.respected(CATALOGUE, protocol.Compare(base=base, other=other))
+    return calibration.respected(CATALOGUE, protocol.Compare(base=base, other=other))
 
 
 def test_each_kind_has_the_floor_that_it_was_calibrated_with():
@@ -85,12 +85,12 @@ def test_each_kind_has_the_floor_that_it_was_calibrated_with():
         command = compared(arm, arm)
         assert command.floor == pytest.approx(floor) and command.floor_note == ""
     calibrate(in_(TRAIN, "fp32"), 0.006)
-    assert [one.floor for one in floors.load(CATALOGUE)] == pytest.approx([0.02, 0.01, 0.006])
+    assert [one.floor for one in calibration.load(CATALOGUE)] == pytest.approx([0.02, 0.01, 0.006])
 
 
 def test_a_precision_that_is_not_named_is_the_default_one():
     calibrate(TRAIN, 0.004)
-    assert floors.load(CATALOGUE)[0].kind == "hydra train in fp32"
+    assert calibration.load(CATALOGUE)[0].kind == "hydra train in fp32"
     assert compared(in_(TRAIN, "fp32"), TRAIN).floor_note == ""
 
 
@@ -122,24 +122,26 @@ def test_what_was_never_calibrated_has_the_machines_largest_floor_and_the_reader
 
 def test_a_floor_that_was_measured_beside_others_says_so_wherever_it_is_told():
     calibrate(TRAIN, 0.8, others="others used 67 % of the CPU")
-    (found,) = floors.load(CATALOGUE)
+    (found,) = calibration.load(CATALOGUE)
     doubt = "perhaps too large, as others used 67 % of the CPU meanwhile: calibrate again"
-    assert doubt in floors.describe(found)
-    assert doubt in floors.told([found], found.kind)
+    assert doubt in calibration.describe(found)
+    assert doubt in calibration.told([found], found.kind)
     calibrate(TRAIN, 0.01)
-    assert "perhaps" not in floors.describe(floors.load(CATALOGUE)[0])
+    assert "perhaps" not in calibration.describe(calibration.load(CATALOGUE)[0])
 
 
 def test_files_of_before_hold_a_floor_for_every_kind_until_it_has_its_own():
     keep_old()
-    kind = floors.kind_of(CATALOGUE, TRAIN)
+    kind = calibration.kind_of(CATALOGUE, TRAIN)
     command = compared(TRAIN, TRAIN)
     assert command.floor == 0.03 and command.floor_note.endswith("3 % with moe base decode")
-    assert "hydra train in fp32 itself was never" in floors.told(floors.load(CATALOGUE), kind)
+    assert "hydra train in fp32 itself was never" in calibration.told(
+        calibration.load(CATALOGUE), kind
+    )
     calibrate(TRAIN, 0.004)
     assert compared(TRAIN, TRAIN).floor == pytest.approx(0.004)
     assert compared(FORWARD, FORWARD).floor == 0.03, "the old one is kept beside it"
-    said = floors.told(floors.load(CATALOGUE), kind)
+    said = calibration.told(calibration.load(CATALOGUE), kind)
     assert "0.4 %, calibrated today with hydra tiny train in fp32; nothing" in said
 
 
@@ -149,39 +151,45 @@ def test_files_of_before_hold_a_floor_for_every_kind_until_it_has_its_own():
 def test_hosts_that_differ_have_floors_of_their_own_though_their_gpus_are_equal(other):
     there = on_host(**other)
     calibrate(TRAIN, 0.004)
-    assert floors.load(there) == [] and len(floors.load(CATALOGUE)) == 1
+    assert calibration.load(there) == [] and len(calibration.load(CATALOGUE)) == 1
     calibrate(TRAIN, 0.02, there)
-    assert [one.floor for one in floors.load(there)] == pytest.approx([0.02])
-    assert [one.floor for one in floors.load(CATALOGUE)] == pytest.approx([0.004])
-    assert len(floors.load(on_host(host="another name", python="3.14"))) == 1, "all else is alike"
+    assert [one.floor for one in calibration.load(there)] == pytest.approx([0.02])
+    assert [one.floor for one in calibration.load(CATALOGUE)] == pytest.approx([0.004])
+    assert len(calibration.load(on_host(host="another name", python="3.14"))) == 1, (
+        "all else is alike"
+    )
 
 
 def test_a_cpu_that_is_the_device_is_named_once():
     catalogue = msgspec.structs.replace(on_host(gpu_power_limit_w=""), device_title="Xeon")
     calibrate(TRAIN, 0.004, catalogue)
-    assert "on Xeon, 16 cores (" in floors.describe(floors.load(catalogue)[0])
+    assert "on Xeon, 16 cores (" in calibration.describe(calibration.load(catalogue)[0])
 
 
 def test_a_floor_of_which_nobody_knows_the_host_counts_until_there_is_one_of_the_host():
     keep_old()
-    old = json.loads(floors.path().read_text())["none, torch 0"]
-    floors.path().write_text(json.dumps({"x": old | {"kind": "hydra train in fp32"}}))
+    old = json.loads(calibration.path().read_text())["none, torch 0"]
+    calibration.path().write_text(json.dumps({"x": old | {"kind": "hydra train in fp32"}}))
     for catalogue in (CATALOGUE, on_host(cpu="Epyc")):
-        (found,) = floors.load(catalogue)
+        (found,) = calibration.load(catalogue)
         assert found.floor == 0.03
-        assert "3 %" in floors.describe(found) and "its host not recorded" in floors.describe(found)
-        assert "its host not recorded" in floors.told([found], found.kind)
+        assert "3 %" in calibration.describe(
+            found
+        ) and "its host not recorded" in calibration.describe(found)
+        assert "its host not recorded" in calibration.told([found], found.kind)
     calibrate(TRAIN, 0.004)
-    (found,) = floors.load(CATALOGUE)
+    (found,) = calibration.load(CATALOGUE)
     assert found.floor == pytest.approx(0.004)
-    assert "on none, Xeon, 16 cores, GPU limited to 700 W (" in floors.describe(found)
-    assert [one.floor for one in floors.load(on_host(cpu="Epyc"))] == [0.03], "still its only one"
+    assert "on none, Xeon, 16 cores, GPU limited to 700 W (" in calibration.describe(found)
+    assert [one.floor for one in calibration.load(on_host(cpu="Epyc"))] == [0.03], (
+        "still its only one"
+    )
 
 
 def test_a_machine_without_any_calibration_claims_whatever_it_measures():
     command = compared(TRAIN, FORWARD)
     assert (command.floor, command.floor_note) == (0.0, "")
-    assert floors.told([], "any").startswith("Noise floor not known")
+    assert calibration.told([], "any").startswith("Noise floor not known")
 
 
 def test_an_attribution_and_a_checklist_respect_the_floors_of_all_that_they_compare():
@@ -190,7 +198,7 @@ def test_an_attribution_and_a_checklist_respect_the_floors_of_all_that_they_comp
     attribution = protocol.Attribute(base=TRAIN, toggles={"precision": "bf16"})
     checklist = protocol.Validate(configuration=in_(TRAIN, "bf16"))
     for command in (attribution, checklist):
-        found = floors.respected(CATALOGUE, command)
+        found = calibration.respected(CATALOGUE, command)
         assert found.floor == pytest.approx(0.02) and found.floor_note == ""
 
 
@@ -208,4 +216,4 @@ def test_too_few_pairs_make_no_floor_and_say_how_long_enough_of_them_take(facts,
         verdict="UNDECIDED", facts=facts,
     )  # fmt: skip
     with pytest.raises(ValueError, match=allow):
-        floors.floor(measured)
+        calibration.floor(measured)

@@ -12,10 +12,12 @@ import pytest
 import wire_samples
 from test_headless import choose, script
 
-import kernels._tuned_files as tuned_files
-from workbench import ceilings, floors, journal, kept, protocol, state_folder
-from workbench.headless import run
-from workbench.journal import Journal
+import kernels.core.tuned_files as tuned_files
+from workbench import calibration, ceilings, protocol, state_folder
+from workbench import state_files as kept
+from workbench.client import journal
+from workbench.client.headless import run
+from workbench.client.journal import Journal
 
 HERE = Path(__file__).parent
 LEAST = 4096  # bytes that a file may have in a child
@@ -125,11 +127,11 @@ def test_what_does_not_fit_leaves_the_old_file_and_nothing_beside_it(tmp_path):
 def test_a_floor_and_ceilings_that_cannot_be_stored_say_where_and_what_to_do(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     with pytest.raises(OSError, match="Not a directory") as caught:
-        kept.write(floors.path(), "name", [1.0], {})
-    for told in (floors.unstored(caught.value), ceilings.unstored(caught.value)):
+        kept.write(calibration.path(), "name", [1.0], {})
+    for told in (calibration.unstored(caught.value), ceilings.unstored(caught.value)):
         assert told.startswith("/dev/null/workbench/") and "cannot be written (Not a dir" in told
         assert told.endswith(state_folder.ELSEWHERE)
-    assert kept.read(floors.path(), list)[0] == {}
+    assert kept.read(calibration.path(), list)[0] == {}
 
 
 def test_tiles_that_cannot_be_stored_say_where_and_what_to_do(monkeypatch):

@@ -10,7 +10,7 @@ import os
 import fuzz_sessions
 import pytest
 
-from sessions import hdf5
+from sessions.storage import hdf5
 
 # Seeds of CI; a file whose seed once failed belongs here too.
 FIRST, FILES = 0, int(os.environ.get("WORKBENCH_FUZZED_FILES", "10"))

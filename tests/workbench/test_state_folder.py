@@ -9,10 +9,11 @@ import stat
 import pytest
 import wire_samples
 
-from sessions import hdf5
-from workbench import journal, protocol, state_folder
+from sessions.storage import hdf5
+from workbench import protocol, state_folder
 from workbench.cli import main
-from workbench.journal import Journal
+from workbench.client import journal
+from workbench.client.journal import Journal
 
 
 def modes() -> dict[str, int]:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from whole_session import everything
 
-from sessions import attribution_rows, claims, hdf5, sweep
-from sessions.breakdown import ROLES
 from sessions.model import Session, Study
-from sessions.study_schema import STUDIES, columns_of
+from sessions.storage import hdf5
+from sessions.studies import attribution_rows, claims, sweep
+from sessions.studies.breakdown import ROLES
+from sessions.studies.study_schema import STUDIES, columns_of
 
 UNITS = {"_ms": "ms", "_us": "us", "_bytes": "bytes", "_mhz": "MHz"}
 

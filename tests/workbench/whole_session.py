@@ -9,9 +9,9 @@ import claims_samples
 import profile_samples
 from synthetic import bench_session, comparison, gpu_session, sweep_study
 
-from sessions import checklist
 from sessions.model import Evidence, Session, Study
-from workbench.recorder import Recorder
+from sessions.studies import checklist
+from workbench.client.recorder import Recorder
 
 
 def checked() -> Study:
@@ -25,7 +25,10 @@ def checked() -> Study:
                 "status": ["pass", "fail"],
                 "evidence": ["relative error 1e-7", "2 in a step"],
             },
-            "lines": {"check": ["syncs"], "line": ["models/_routing.py:88 in forward: .item()"]},
+            "lines": {
+                "check": ["syncs"],
+                "line": ["models/layers/routing.py:88 in forward: .item()"],
+            },
         },
     )
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sessions import statistics
-from sessions.attribution_words import rows as study_rows
-from sessions.comparison import OWN_PEAK, steady_peak_bytes
 from sessions.model import Configuration, Segment, Session
 from sessions.sizes import sized
+from sessions.studies.attribution_words import rows as study_rows
 from sessions.tables import PEAK, Cell, Column, Table
+from sessions.verdicts import statistics
+from sessions.verdicts.comparison import OWN_PEAK, steady_peak_bytes
 from workbench import protocol
 from workbench.claims._command import configuration, eager, ladder, on_gpu
 
@@ -98,7 +98,7 @@ def planned(catalogue: protocol.Catalogue, seconds: float) -> list[Planned]:
 
 
 class Suite:
-    """The plan of the suite, for ``workbench.headless.run_plan``."""
+    """The plan of the suite, for ``workbench.client.headless.run_plan``."""
 
     allowed_s = math.inf
 

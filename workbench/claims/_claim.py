@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessions import verdict as verdicts
-from sessions.claims import FAILS, HOLDS, NOT_HERE, NOT_MEASURED, UNDECIDED
 from sessions.model import Segment, Session, Study
-from sessions.verdict_words import more_text
+from sessions.studies.claims import FAILS, HOLDS, NOT_HERE, NOT_MEASURED, UNDECIDED
+from sessions.verdicts import verdict as verdicts
+from sessions.verdicts.verdict_words import more_text
 from workbench import protocol
 
 BUILD_S = 60.0

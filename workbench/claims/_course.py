@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sessions import claims
-from sessions.claims import MEASURING, NOT_HERE, NOT_MEASURED, WAITING, Row
 from sessions.model import Phase, Session
+from sessions.studies import claims
+from sessions.studies.claims import MEASURING, NOT_HERE, NOT_MEASURED, WAITING, Row
 from workbench import protocol
 from workbench.claims._claim import Document, Experiment, Found, Outcome, judge, why_not
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from sessions import attribution, scaling, statistics, verdict
-from sessions.attribution_words import is_unchecked, rows
-from sessions.kernels import speedup
 from sessions.model import KERNELS, Segment, Study
+from sessions.studies import attribution, scaling
+from sessions.studies.attribution_words import is_unchecked, rows
+from sessions.studies.kernels import speedup
+from sessions.verdicts import statistics, verdict
 from workbench.claims._claim import Found, Reading, Unmeasured
 
 Read = Callable[[Found], Reading]

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sessions import breakdown, checked, statistics
+from sessions import numerics
 from sessions.model import Segment, Study
 from sessions.sizes import sized
+from sessions.studies import breakdown
+from sessions.verdicts import statistics
 from workbench.claims._claim import Found, Reading, Unmeasured
 
 Read = Callable[[Found], Reading]
@@ -172,11 +174,11 @@ def _setting(segment: Segment, name: str) -> float:
 
 def _is_right(segment: Segment) -> bool:
     """Return True if the segment ran to its end and its numbers are known to be right."""
-    return segment.ledger.get(checked.RIGHT) is True
+    return segment.ledger.get(numerics.RIGHT) is True
 
 
 def _why_not(segment: Segment) -> str:
-    return checked.text(segment.ledger) or "it did not run to its end"
+    return numerics.text(segment.ledger) or "it did not run to its end"
 
 
 def _title(segment: Segment) -> str:

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from sessions.sweep import balanced_order
+from sessions.studies.sweep import balanced_order
 from workbench import protocol
 from workbench.claims._claim import Claim, Document, Experiment, Omission
 from workbench.claims._command import configuration, eager, on_gpu

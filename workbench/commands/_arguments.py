@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from sessions.verdict import REGION
+from sessions.verdicts.verdict import REGION
 
 
 def result_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sessions import seal, whole
 from sessions.errors import SessionError
 from sessions.plain_text import json_escaped, plain
-from workbench import interrupts, remote
+from sessions.storage import atomic_write, seal
+from workbench import interrupts
+from workbench.client import runner_command
 from workbench.titles import Titles
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Command:
 
 def load(path: Path) -> Session:
     """The session of a file; raises ``Mistaken`` where there is none, else ``SessionError``."""
-    from sessions import hdf5  # slow to import, and the window starts through this package too
+    from sessions.storage import hdf5
 
     try:
         return hdf5.load(path)
@@ -74,7 +75,7 @@ def load(path: Path) -> Session:
 
 def load_together(paths: Sequence[Path]) -> list[Session]:
     """The sessions to compare, titled by their files, whose own titles may repeat."""
-    from sessions.comparison import MOST
+    from sessions.verdicts.comparison import MOST
 
     if not 2 <= len(paths) <= MOST:
         raise Mistaken(f"{len(paths)} sessions were named; compare 2 to {MOST} at a time")
@@ -138,9 +139,9 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
         raise Mistaken(f"{path} is a folder; name a file in it")
     folder = path.resolve().parent  # a file is written beside it, then renamed
     try:
-        whole.check_target(path)
+        atomic_write.check_target(path)
     except (OSError, RuntimeError) as error:
-        raise Mistaken(f"{path}: {whole.reason(error)}; choose another place") from None
+        raise Mistaken(f"{path}: {atomic_write.reason(error)}; choose another place") from None
     if not os.access(folder, os.W_OK):
         raise Mistaken(f"{path}: nothing can be written in {folder}; choose another place")
 
@@ -164,15 +165,15 @@ def check_session(path: Path | None, other: Path | None = None) -> None:
 
 def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
     """``check_output`` for what the runner writes; of another host's folders nothing is known."""
-    check_output(Path(path.name) if remote.is_asked() else path, suffixes)
+    check_output(Path(path.name) if runner_command.is_asked() else path, suffixes)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a table, its line ends as they are; raises ``Failed``."""
     try:
-        whole.write(path, text.encode())
+        atomic_write.write(path, text.encode())
     except (OSError, RuntimeError) as error:
-        why = whole.reason(error)
+        why = atomic_write.reason(error)
         raise Failed(f"{path} cannot be written: {why}; choose another place") from None
 
 

@@ -11,13 +11,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sessions import hdf5
 from sessions.errors import SessionError
 from sessions.model import Session
-from workbench import interrupts, journal, protocol
-from workbench.client import NotStarted, Runner
+from sessions.storage import hdf5
+from workbench import interrupts, protocol
+from workbench.client import journal
+from workbench.client.headless import Outcome
+from workbench.client.runner_process import NotStarted, Runner
 from workbench.commands._command import DONE, FAILED, INTERRUPTED, Failed, Mistaken, say
-from workbench.headless import Outcome
 
 
 def query_runner(

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from sessions import prediction
-from sessions.expectation import at_most
 from sessions.model import PairedComparison, Session
-from sessions.side_by_side import judgement_of
-from sessions.verdict import LEAST_BUILDS, region_of, wrong_arms
-from sessions.verdict_words import (
+from sessions.studies import prediction
+from sessions.verdicts.expectation import at_most
+from sessions.verdicts.multiple_comparisons import judgement_of
+from sessions.verdicts.verdict import LEAST_BUILDS, region_of, wrong_arms
+from sessions.verdicts.verdict_words import (
     budget_of,
     headline,
     memory_words,
@@ -20,7 +20,9 @@ from sessions.verdict_words import (
     ratio_line,
     remarks,
 )
-from workbench import floors, headless, protocol
+from workbench import calibration, protocol
+from workbench.client import headless
+from workbench.client.headless import Outcome
 from workbench.commands._arguments import budget_argument, region_argument, result_arguments
 from workbench.commands._command import (
     DONE,
@@ -39,7 +41,6 @@ from workbench.commands.run import (
     summary,
     with_toggles,
 )
-from workbench.headless import Outcome
 
 BUDGET_S = 20.0
 AUTO = "auto"
@@ -106,7 +107,7 @@ def _run(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             predict=True,
         )
-        return floors.respected(catalogue, command)
+        return calibration.respected(catalogue, command)
 
     outcome = measure(begin)
     saved = settle(outcome, arguments.output)

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from sessions import attribution
-from sessions.attribution_words import (
+from sessions.model import Study
+from sessions.studies import attribution
+from sessions.studies.attribution_words import (
     arms_table,
     effects_table,
     headline,
@@ -18,8 +19,9 @@ from sessions.attribution_words import (
     rows,
     wrong_arms,
 )
-from sessions.model import Study
-from workbench import floors, headless, protocol
+from workbench import calibration, protocol
+from workbench.client import headless
+from workbench.client.headless import Outcome
 from workbench.commands._arguments import budget_argument, region_argument, result_arguments
 from workbench.commands._command import (
     DONE,
@@ -36,7 +38,6 @@ from workbench.commands.run import (
     configure,
     with_toggles,
 )
-from workbench.headless import Outcome
 
 BUDGET_S = 60.0
 ORDERS = 8
@@ -94,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
             orders=arguments.orders,
             timed=arguments.timed,
         )
-        return floors.respected(catalogue, command)
+        return calibration.respected(catalogue, command)
 
     with Bar() as bar:
         outcome = headless.run(begin, watch=bar.watch)

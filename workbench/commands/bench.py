@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from sessions.kernels import kernels_table, speedups, tuned_tiles
-from workbench import headless, protocol
+from sessions.studies.kernels import kernels_table, speedups, tuned_tiles
+from workbench import protocol
+from workbench.client import headless
 from workbench.commands._arguments import positive_float, result_arguments
 from workbench.commands._command import Command, Mistaken, answer, answer_json, check_session
 from workbench.commands._headless import Bar, as_data, exit_code, settle

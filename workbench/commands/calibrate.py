@@ -6,8 +6,8 @@ import argparse
 
 import msgspec
 
-from sessions.verdict_words import ratio_line
-from workbench import floors, protocol
+from sessions.verdicts.verdict_words import ratio_line
+from workbench import calibration, protocol
 from workbench.commands._arguments import budget_argument
 from workbench.commands._command import DONE, Command, Failed, answer, answer_json
 from workbench.commands._headless import as_data, exit_code, settle
@@ -42,19 +42,21 @@ def _run(arguments: argparse.Namespace) -> int:
     (comparison,) = outcome.session.comparisons
     both = outcome.session.segments[0].configuration
     try:
-        found = floors.calibrated(catalogues[0], comparison, both)
+        found = calibration.calibrated(catalogues[0], comparison, both)
     except ValueError as error:
         if arguments.json:
             answer_json(as_data(outcome, None))
         raise Failed(f"not calibrated: {error}", answered=arguments.json) from None
     try:
-        floors.store(found)
+        calibration.store(found)
     except OSError as error:
-        raise Failed(f"{floors.unstored(error)}. It was: {floors.describe(found)}") from None
+        raise Failed(
+            f"{calibration.unstored(error)}. It was: {calibration.describe(found)}"
+        ) from None
     if arguments.json:
-        answer_json(as_data(outcome, str(floors.path())) | msgspec.to_builtins(found))
+        answer_json(as_data(outcome, str(calibration.path())) | msgspec.to_builtins(found))
     else:
-        answer(f"{floors.describe(found)}\n{ratio_line(comparison)}")
+        answer(f"{calibration.describe(found)}\n{ratio_line(comparison)}")
     return DONE
 
 

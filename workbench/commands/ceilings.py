@@ -7,7 +7,8 @@ import argparse
 import msgspec
 
 from sessions.ceilings import age, describe, lacking
-from workbench import ceilings, headless, protocol, remote
+from workbench import ceilings, protocol
+from workbench.client import headless, runner_command
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json, say
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 
@@ -32,7 +33,7 @@ def _run(arguments: argparse.Namespace) -> int:
         command = protocol.MeasureCeilings(anew=arguments.measure)
         outcome = headless.run(lambda _: command, watch=watch)
     settle(outcome, None)
-    where = remote.place(outcome.session.environment)
+    where = runner_command.place(outcome.session.environment)
     for why in dict.fromkeys(one.why for one in heard if one.why):
         say(f"warning{where}: {why}")
     last, code = heard[-1] if heard else None, exit_code(outcome)

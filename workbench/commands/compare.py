@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from sessions import checked, reproduce
+from sessions import numerics, reproduce
 from sessions.ceilings import ceiling_words, utilization
-from sessions.comparison import MOST, Comparison, compare
 from sessions.tables import comparison_table, differences_table
+from sessions.verdicts.comparison import MOST, Comparison, compare
 from workbench.commands._command import (
     DONE,
     Command,
@@ -48,7 +48,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from sessions import hdf5  # slow to import, as in load()
+    from sessions.storage import hdf5
 
     paths = [arguments.base, *arguments.others]
     if arguments.output is not None:
@@ -113,7 +113,7 @@ def _as_data(comparison: Comparison) -> dict[str, object]:
                 "other_work": arm.other_work,
                 "peak_bytes": arm.peak_bytes,
                 "own_peak_bytes": arm.own_peak_bytes,
-                "numbers": checked.mark(arm.segment.ledger),
+                "numbers": numerics.mark(arm.segment.ledger),
                 "model_flops_utilization": utilization(arm.segment, arm.summary.median),
                 "ceiling": ceiling_words(arm.segment),
                 "configuration": msgspec.to_builtins(arm.segment.configuration),

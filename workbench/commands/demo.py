@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sessions import whole
+from sessions.storage import atomic_write
 from workbench import interrupts
 from workbench.commands._command import (
     DONE,
@@ -43,28 +43,28 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from workbench.ui import display
+    from workbench.ui.process import platform_check
 
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Mistaken(f"{arguments.out} cannot be a folder: {error.strerror}") from None
-    trouble = display.trouble()
+    trouble = platform_check.trouble()
     if trouble:
         say(f"No window here ({trouble}): the demo runs the same on Qt's offscreen platform.")
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
-        if still := display.trouble():
+        if still := platform_check.trouble():
             raise Failed(f"{still}.")
 
     from PySide6.QtWidgets import QApplication
 
     from workbench.ui import app
     from workbench.ui.demo import Demo
-    from workbench.ui.interrupts import Interrupts
-    from workbench.ui.uncaught import UncaughtErrors
+    from workbench.ui.process.sigint import Interrupts
+    from workbench.ui.process.uncaught import UncaughtErrors
 
     application = QApplication(["workbench"])
-    display.hush_offscreen()
+    platform_check.hush_offscreen()
     with (
         interrupts.handled_by(interrupts.note),
         tempfile.TemporaryDirectory() as folder,  # the demo leaves a person's settings alone
@@ -103,7 +103,7 @@ def _take_picture(demo: Demo, window: MainWindow, folder: Path) -> None:
     """Keep the window as it is at the end."""
     if demo.outcome.paths:
         picture = folder / "window.png"
-        with whole.replacing(picture) as temporary:
+        with atomic_write.replacing(picture) as temporary:
             window.grab().save(str(temporary), "PNG")
         demo.outcome.paths.append(picture)
 

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from sessions.sampling import absent
-from workbench import floors, protocol, remote
+from workbench import calibration, protocol
+from workbench.client import runner_command
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
 from workbench.commands._headless import query_runner
-from workbench.ui import display
+from workbench.ui.process import platform_check
 
 # distribution: what it enables, and how to get it
 OPTIONAL = {
@@ -102,15 +103,15 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
 
 
 def _window() -> Check:
-    trouble = display.trouble()
+    trouble = platform_check.trouble()
     return Check("window", "missing" if trouble else "ok", trouble or "a window can be opened")
 
 
 def _where(facts: Mapping[str, str]) -> str:
     """The runner's host and Python, where a person's command starts it."""
-    if not remote.is_asked():
+    if not runner_command.is_asked():
         return ""
-    command = remote.shown(remote.command())
+    command = runner_command.shown(runner_command.command())
     return f"{facts.get('host', 'another host')}, by `{command}`; Python {facts['python']}, "
 
 
@@ -124,12 +125,12 @@ def _compiler(catalogue: protocol.Catalogue) -> Check:
 
 
 def _calibration(catalogue: protocol.Catalogue | None) -> Check:
-    found = floors.load(catalogue) if catalogue else []
+    found = calibration.load(catalogue) if catalogue else []
     if not found:
         text = "verdicts do not know what identical arms differ by here: workbench calibrate"
         return Check("calibration", "missing", text)
     kinds = ", ".join(sorted({one.kind for one in found if one.kind}))
-    text = floors.describe(found[0])
+    text = calibration.describe(found[0])
     return Check("calibration", "ok", f"{text}; calibrated: {kinds}" if kinds else text)
 
 

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sessions.comparison import compare
 from sessions.exports import EXPORTS, exportable
 from sessions.tables import Table, comparison_table, differences_table
+from sessions.verdicts.comparison import compare
 from workbench.commands._arguments import positive_int
 from workbench.commands._command import (
     DONE,
@@ -89,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _draw(arguments: argparse.Namespace) -> None:
-    from workbench.ui import export  # Qt: only to draw
+    from workbench.ui.dialogs import export
 
     paths, options = arguments.files, {}
     check_output(arguments.output, export.SUFFIXES)
@@ -151,7 +151,7 @@ def _tables(paths: list[Path], name: str) -> list[Table]:
 
 
 def _of_several(paths: list[Path], name: str) -> Table:
-    from sessions import hdf5  # slow to import, as in load()
+    from sessions.storage import hdf5
 
     sessions = load_together(paths)
     with hdf5.held_open(sessions):

@@ -8,16 +8,17 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from sessions import attribution_words, breakdown, checklist, claims, reproduce, sweep
-from sessions.attribution_words import rows
+from sessions import reproduce
 from sessions.columns import row_count
 from sessions.model import PairedComparison, Study
 from sessions.numbers import moment
-from sessions.side_by_side import side_by_side
+from sessions.studies import attribution_words, breakdown, checklist, claims, sweep
+from sessions.studies.attribution_words import rows
 from sessions.tables import segments_table
-from sessions.verdict_tables import verdicts_table
-from sessions.verdict_words import summary_sentence
-from sessions.work import DIFFERENCE, DIFFERING
+from sessions.verdicts.multiple_comparisons import side_by_side
+from sessions.verdicts.verdict_tables import verdicts_table
+from sessions.verdicts.verdict_words import summary_sentence
+from sessions.verdicts.work import DIFFERENCE, DIFFERING
 from workbench.commands._command import DONE, Command, answer, answer_json, load
 from workbench.commands.run import summary
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sessions import whole
+from sessions.storage import atomic_write
 from workbench import interrupts
 from workbench.commands._command import (
     DONE,
@@ -26,7 +26,7 @@ from workbench.commands._command import (
     check_output,
 )
 
-PROGRAM = "workbench.runner.export_onnx"
+PROGRAM = "workbench.runner.export.onnx"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +108,7 @@ def _discard(pid: int, output: Path) -> None:
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)  # its unfinished file is locked as long as it lives
-    whole.remove_leftovers(output)
+    atomic_write.remove_leftovers(output)
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from sessions import breakdown
-from sessions.breakdown_tables import (
+from sessions.model import Study
+from sessions.studies import breakdown
+from sessions.studies.breakdown_tables import (
     achieved_table,
     difference_table,
     kernels_table,
@@ -16,8 +17,8 @@ from sessions.breakdown_tables import (
     memory_table,
     modules_table,
 )
-from sessions.model import Study
-from workbench import headless, protocol, remote
+from workbench import protocol
+from workbench.client import headless, runner_command
 from workbench.commands._arguments import positive_int, result_arguments
 from workbench.commands._command import (
     Command,
@@ -67,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return protocol.Profile(
             configurations=[with_toggles(catalogue, both, side) for side in sides],
             steps=arguments.steps,
-            traces=[remote.path(one) for one in traces],
+            traces=[runner_command.path(one) for one in traces],
         )
 
     with Bar() as bar:
@@ -95,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
             answer(memory_difference_table(studies[0], studies[1]).to_markdown())
         for study in studies:
             if "trace" in study.facts:
-                where = remote.place(session.environment)
+                where = runner_command.place(session.environment)
                 answer(f"trace {study.facts['trace']}{where}: open it at ui.perfetto.dev")
         if saved:
             answer(f"saved {saved}")

@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sessions import hdf5
-from workbench import journal, state_folder
+from sessions.storage import hdf5
+from workbench import state_folder
+from workbench.client import journal
 from workbench.commands._command import (
     DONE,
     Command,

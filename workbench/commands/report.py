@@ -17,7 +17,7 @@ from workbench.commands._command import (
     names,
     runs_of,
 )
-from workbench.ui.theme import DARK, LIGHT, PRINT
+from workbench.ui.theming.theme import DARK, LIGHT, PRINT
 
 _SUFFIXES = (".html",)
 _THEMES = {theme.name: theme for theme in (PRINT, LIGHT, DARK)}
@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise Mistaken(f"--sections: unknown {name!r}; expected some of {', '.join(known)}")
     sessions = [load(path) for path in arguments.files]
     from workbench.report import _page as report  # Qt: only to draw
-    from workbench.ui.export import ExportError, Unwritable
+    from workbench.ui.dialogs.export import ExportError, Unwritable
 
     labels = names(arguments.files)
     if len(sessions) == 1:

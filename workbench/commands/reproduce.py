@@ -12,15 +12,16 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from sessions import claims
-from sessions.claims import HOLDS, NOT_HERE, NOT_MEASURED, Row
 from sessions.model import Study
+from sessions.studies import claims
+from sessions.studies.claims import HOLDS, NOT_HERE, NOT_MEASURED, Row
 from sessions.tables import Column, Table
-from workbench import floors, headless, protocol
+from workbench import calibration, protocol
 from workbench.claims import documents
 from workbench.claims._adaattn_suite import Suite
 from workbench.claims._claim import Omission
 from workbench.claims._course import Chosen, Course
+from workbench.client import headless
 from workbench.commands._arguments import positive_float
 from workbench.commands._command import (
     DONE,
@@ -98,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
         chosen,
         arguments.budget,
         arguments.limit,
-        floors.respected,
+        calibration.respected,
     )
     told: set[tuple[str, ...]] = set()
     with Bar() as bar:

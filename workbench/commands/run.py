@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 
-from sessions import checked, reproduce, statistics
+from sessions import numerics, reproduce
 from sessions.ceilings import ceiling_words, utilization
-from sessions.comparison import steady_peak_bytes
 from sessions.model import OWN, Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
-from workbench import floors, headless, presets, protocol, remote
+from sessions.verdicts import statistics
+from sessions.verdicts.comparison import steady_peak_bytes
+from workbench import calibration, presets, protocol
+from workbench.client import headless, runner_command
 from workbench.commands._arguments import positive_float, positive_int
 from workbench.commands._command import (
     DONE,
@@ -29,7 +31,7 @@ from workbench.commands._command import (
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
-from workbench.offered import expected
+from workbench.protocol.catalogue import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 SYNTHETIC = "synthetic"  # data that no file has
@@ -121,7 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
         seconds = SECONDS
     with Bar(arguments.steps, seconds) as bar:
         outcome = headless.run(
-            lambda catalogue: floors.respected(
+            lambda catalogue: calibration.respected(
                 catalogue,
                 protocol.Start(
                     configuration=configure(catalogue, arguments),
@@ -154,8 +156,8 @@ def _run(arguments: argparse.Namespace) -> int:
             for found in session.segments[-1].evidence:
                 answer(f"{found.toggle}={found.requested}: {found.status}: {found.text}")
             for segment in session.segments:
-                if mark := checked.mark(segment.ledger):
-                    answer(f"numbers {mark}: {checked.text(segment.ledger)}")
+                if mark := numerics.mark(segment.ledger):
+                    answer(f"numbers {mark}: {numerics.text(segment.ledger)}")
                 if "text" in segment.ledger:
                     answer(_generated(segment))
         if saved:
@@ -163,11 +165,11 @@ def _run(arguments: argparse.Namespace) -> int:
         for event in session.events:
             if event.kind == "info":
                 answer(event.text)
-        where = remote.place(session.environment)
+        where = runner_command.place(session.environment)
         if where and arguments.save_state is not None:
             answer(f"{arguments.save_state} is{where}")
     code = exit_code(outcome)
-    wrong = any(checked.are_wrong(one.ledger) for one in session.segments)
+    wrong = any(numerics.are_wrong(one.ledger) for one in session.segments)
     return FAILED if wrong and code == DONE else code
 
 
@@ -189,7 +191,7 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
     step_fields = {field.name: field for field in workload.fields}
     model: dict[str, Scalar] = {}
     if arguments.model is not None:
-        model["source"] = remote.path(Path(arguments.model))
+        model["source"] = runner_command.path(Path(arguments.model))
     settings: dict[str, Scalar] = {}
     for text in arguments.set:
         name, equals, value = text.partition("=")
@@ -211,7 +213,7 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
 
 def data_path(text: str) -> str:
     """Where data comes from, for a session that can be run again from anywhere."""
-    return text if text == SYNTHETIC else remote.path(Path(text))
+    return text if text == SYNTHETIC else runner_command.path(Path(text))
 
 
 def with_toggles(
@@ -302,7 +304,7 @@ def _read(field: protocol.Field, text: str) -> Scalar:
 
 
 def _sent(path: Path | None) -> str:
-    return "" if path is None else remote.path(path)
+    return "" if path is None else runner_command.path(path)
 
 
 COMMAND = Command(name="run", help=__doc__, arguments=_arguments, run=_run, drives=True)

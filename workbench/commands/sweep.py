@@ -11,9 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sessions import sweep
 from sessions.model import Configuration, Scalar, Study
-from workbench import headless, protocol
+from sessions.studies import sweep
+from workbench import protocol
+from workbench.client import headless
+from workbench.client.headless import Outcome
 from workbench.commands._arguments import positive_float, result_arguments
 from workbench.commands._command import (
     DONE,
@@ -31,7 +33,6 @@ from workbench.commands.run import (
     data_path,
     with_toggles,
 )
-from workbench.headless import Outcome
 
 SECONDS = 3.0
 

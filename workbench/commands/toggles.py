@@ -13,7 +13,7 @@ from workbench import protocol
 from workbench.commands._command import DONE, FAILED, Command, Failed, answer, answer_json
 from workbench.commands._headless import query_runner
 from workbench.commands.run import configuration_arguments, configure
-from workbench.offered import Blocked, ToggleInfo
+from workbench.protocol.catalogue import Blocked, ToggleInfo
 
 WIDTH = 90  # characters in a line of option names
 Reasons = Mapping[str, Mapping[str, Blocked]]  # by toggle and option

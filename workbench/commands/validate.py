@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from sessions import checklist
 from sessions.model import Study
-from workbench import floors, headless, protocol
+from sessions.studies import checklist
+from workbench import calibration, protocol
+from workbench.client import headless
+from workbench.client.headless import Outcome
 from workbench.commands._arguments import (
     budget_argument,
     positive_float,
@@ -29,7 +31,6 @@ from workbench.commands._command import (
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.run import configuration_arguments, configure
-from workbench.headless import Outcome
 
 BUDGET_S = 20.0
 STEPS = 20
@@ -71,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
             expect_speedup=arguments.expect_speedup,
             budget_s=arguments.budget,
         )
-        return floors.respected(catalogue, command)
+        return calibration.respected(catalogue, command)
 
     with Bar() as bar:
         outcome = headless.run(begin, watch=bar.watch)

@@ -15,14 +15,14 @@ import jinja2
 
 from sessions.numbers import moment, text
 from sessions.plain_text import plain
-from sessions.ratios import UNPAIRED
 from sessions.tables import Table
-from sessions.work import DIFFERENT_MODELS, OTHER_WORK
+from sessions.verdicts.ratios import UNPAIRED
+from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK
 from workbench.report import SECTIONS, Section
 from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Part, Script, Words
-from workbench.ui import export, files
+from workbench.ui.dialogs import export, session_files
 from workbench.ui.plots import Run
-from workbench.ui.theme import PRINT, Theme
+from workbench.ui.theming.theme import PRINT, Theme
 
 SUFFIX = ".html"
 _LEAST_PX = 1.2  # two thirds of a line: finer is seen on a poster, and a page is none
@@ -67,7 +67,7 @@ def page(
         trim_blocks=True,
         finalize=lambda value: plain(value) if type(value) is str else value,
     )
-    with files.reading(*(run.session for run in runs)):
+    with session_files.reading(*(run.session for run in runs)):
         shown = [
             {
                 "name": section.name,

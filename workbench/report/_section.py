@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from sessions.model import PairedComparison, Session, Study
 from sessions.tables import Table
-from sessions.verdict import wrong_arms
-from sessions.verdict_words import verdict_word
+from sessions.verdicts.verdict import wrong_arms
+from sessions.verdicts.verdict_words import verdict_word
 from workbench.ui.plots import Run
 
 GOOD, BAD, WARNING = "good", "bad", "warning"

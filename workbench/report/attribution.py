@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.attribution_words import KIND, arms_table, effects_table, headline, remarks
+from sessions.studies.attribution_words import KIND, arms_table, effects_table, headline, remarks
 from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
 from workbench.ui.plots import Run
 

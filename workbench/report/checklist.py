@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.checklist import KIND, checks_table, headline, rows
+from sessions.studies.checklist import KIND, checks_table, headline, rows
 from workbench.report._section import Heading, Parts, Script, Section, Words, studies
 from workbench.ui.plots import Run
 

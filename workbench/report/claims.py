@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.claims import count, newest, summary_table
+from sessions.studies.claims import count, newest, summary_table
 from workbench.report._section import Parts, Section, Words
 from workbench.ui.plots import Run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sessions.comparison import MOST, choose, compare
-from sessions.statistics import steady
 from sessions.tables import comparison_table, differences_table
+from sessions.verdicts.comparison import MOST, choose, compare
+from sessions.verdicts.statistics import steady
 from workbench.report._section import WARNING, Chart, Parts, Section, Words
 from workbench.ui.plots import Run
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.kernels import kernels_table
 from sessions.model import KERNELS, Session
+from sessions.studies.kernels import kernels_table
 from workbench.report._section import Chart, Parts, Section
 from workbench.ui.plots import Run
 

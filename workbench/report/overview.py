@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sessions import attribution_words, checked, checklist, claims
+from sessions import numerics
 from sessions.model import Session
 from sessions.numbers import moment
-from sessions.side_by_side import side_by_side
-from sessions.verdict_words import summary_sentence
+from sessions.studies import attribution_words, checklist, claims
+from sessions.verdicts.multiple_comparisons import side_by_side
+from sessions.verdicts.verdict_words import summary_sentence
 from workbench.report._section import BAD, Parts, Section, Words, tone
 from workbench.ui.plots import Run
 
@@ -31,8 +32,8 @@ def parts(runs: Sequence[Run]) -> Parts:
 
 def _wrong(session: Session) -> Iterator[Words]:
     for segment in session.segments:
-        if checked.are_wrong(segment.ledger):
-            yield Words([f"{segment.title}: wrong numbers: {checked.text(segment.ledger)}"], BAD)
+        if numerics.are_wrong(segment.ledger):
+            yield Words([f"{segment.title}: wrong numbers: {numerics.text(segment.ledger)}"], BAD)
 
 
 def _studied(session: Session) -> Iterator[Words]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions import breakdown
-from sessions.breakdown_tables import (
+from sessions.studies import breakdown
+from sessions.studies.breakdown_tables import (
     achieved_table,
     kernels_table,
     kinds_table,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions import checked
+from sessions import numerics
 from sessions.tables import segments_table
 from workbench.report._section import Chart, Parts, Section, Words
 from workbench.ui.plots import Run
@@ -15,9 +15,9 @@ def parts(runs: Sequence[Run]) -> Parts:
     (run,) = runs
     yield segments_table(run.session)
     said = [
-        f"{segment.title}: numbers {checked.mark(segment.ledger)}: {checked.text(segment.ledger)}"
+        f"{segment.title}: numbers {numerics.mark(segment.ledger)}: {numerics.text(segment.ledger)}"
         for segment in run.session.segments
-        if checked.was_checked(segment.ledger)
+        if numerics.was_checked(segment.ledger)
     ]
     yield Words(said)
     for plot in ("box", "step_time", "throughput"):

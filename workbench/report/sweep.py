@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.sweep import KIND, dimensions, fits_table, numbers_lines, points_table
+from sessions.studies.sweep import KIND, dimensions, fits_table, numbers_lines, points_table
 from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
 from workbench.ui.plots import PLOTS, Run
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sessions import prediction
-from sessions.side_by_side import side_by_side
-from sessions.verdict_tables import verdicts_table
-from sessions.verdict_words import (
+from sessions.studies import prediction
+from sessions.verdicts.multiple_comparisons import side_by_side
+from sessions.verdicts.verdict_tables import verdicts_table
+from sessions.verdicts.verdict_words import (
     headline,
     memory_words,
     numerics_lines,

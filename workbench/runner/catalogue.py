@@ -8,9 +8,9 @@ import kernels
 from kernels import hardware
 from models import ConfigField, Family
 from workbench import protocol
-from workbench.runner import own, presets
+from workbench.runner.config import presets, user_model
+from workbench.runner.config.resolve import default_preset, families
 from workbench.runner.environment import environment
-from workbench.runner.resolve import default_preset, families
 from workbench.runner.toggles import Stage, all_toggles
 from workbench.runner.workloads import all_workloads
 
@@ -48,7 +48,7 @@ def _family(family: Family, device: torch.device) -> protocol.FamilyInfo:
         parameters={
             name: family.parameter_count(config)
             for name, config in family.presets.items()
-            if family is not own.FAMILY  # whose models are known once they are built
+            if family is not user_model.FAMILY  # whose models are known once they are built
         },
         suggested={name: dict(family.suggested(name, device.type)) for name in family.presets},
         workloads=list(family.workloads),

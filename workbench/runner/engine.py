@@ -11,19 +11,19 @@ import torch
 from sessions.sizes import size_text
 from workbench import protocol
 from workbench.runner import triton_cache
-from workbench.runner.ab import CompareRun
-from workbench.runner.attribute import AttributeRun
-from workbench.runner.bench import BenchRun
 from workbench.runner.catalogue import catalogue
-from workbench.runner.ceilings import CeilingsRun
-from workbench.runner.cures import cure
+from workbench.runner.config.resolve import availability
+from workbench.runner.context import Rig
+from workbench.runner.experiments.attribute import AttributeRun
+from workbench.runner.experiments.bench import BenchRun
+from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.profile import ProfileRun
+from workbench.runner.experiments.run import Run, RunEnded
+from workbench.runner.experiments.sweep import SweepRun
+from workbench.runner.experiments.validate import ValidateRun
 from workbench.runner.failures import Cancelled, explain
-from workbench.runner.profile import ProfileRun
-from workbench.runner.resolve import availability
-from workbench.runner.rig import Rig
-from workbench.runner.run import Run, RunEnded
-from workbench.runner.sweep import SweepRun
-from workbench.runner.validate import ValidateRun
+from workbench.runner.roofline.ceilings import CeilingsRun
+from workbench.runner.suggested_fixes import cure
 from workbench.runner.wire import Wire
 
 

@@ -15,7 +15,7 @@ import torch
 
 from kernels import hardware
 from sessions.model import SAMPLING
-from workbench.runner.telemetry import sensors
+from workbench.runner.instruments.telemetry import sensors
 
 OPTIONAL = (
     "flash-attn",

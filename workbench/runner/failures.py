@@ -12,12 +12,12 @@ import torch
 
 import kernels
 import models
-from models.cuda_graph import CaptureError
+from models.execution.cuda_graph import CaptureError
 from sessions.sizes import size_text
 from workbench.protocol import Failure
 from workbench.runner import triton_cache
 from workbench.runner.environment import host
-from workbench.runner.probes import _lines
+from workbench.runner.profiling.probes import _lines
 from workbench.runner.ranks.group import RankError
 
 # By name: importing the compilers to name their exceptions would cost seconds at every start.

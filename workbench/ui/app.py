@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench import interrupts, journal, remote
-from workbench.ui import display
+from workbench import interrupts
+from workbench.client import journal, runner_command
+from workbench.ui.process import platform_check
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow
@@ -21,22 +22,22 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Open the window and return the exit code: 0, 1 failed, 2 mistaken, 130 interrupted."""
     arguments = parse(argv)
-    with remote.asked(arguments.runner):
+    with runner_command.asked(arguments.runner):
         return _open(arguments)
 
 
 def _open(arguments: argparse.Namespace) -> int:
-    trouble = display.trouble()
+    trouble = platform_check.trouble()
     if trouble:
         sys.stderr.write(f"workbench: {trouble}.\n")
         return 1
     from PySide6.QtWidgets import QApplication
 
-    from workbench.ui.interrupts import Interrupts
-    from workbench.ui.uncaught import UncaughtErrors
+    from workbench.ui.process.sigint import Interrupts
+    from workbench.ui.process.uncaught import UncaughtErrors
 
     application = QApplication(["workbench"])
-    display.hush_offscreen()
+    platform_check.hush_offscreen()
     with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
         window = build(application, arguments)
         errors = UncaughtErrors(window.state, window.desk.panels)
@@ -52,8 +53,8 @@ def _open(arguments: argparse.Namespace) -> int:
 
 def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ignore[no-untyped-def]
     """The window with all that belongs to it, not yet shown."""
-    from workbench.ui.appearance import Appearance
-    from workbench.ui.replay import ReplayedRunner
+    from workbench.ui.connection.replay import ReplayedRunner
+    from workbench.ui.controllers.appearance import Appearance
     from workbench.ui.settings import Settings
     from workbench.ui.state import AppState
     from workbench.ui.window import MainWindow
@@ -77,10 +78,10 @@ def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ig
 
 def offer_recovery(window: MainWindow) -> None:
     """Offer, in a banner, the session that an earlier window could not save."""
-    from workbench.ui import files
+    from workbench.ui.dialogs import session_files
 
     state = window.state
-    state.tasks.start(files.recoverable, partial(_offer, window), state.refuse)
+    state.tasks.start(session_files.recoverable, partial(_offer, window), state.refuse)
 
 
 def _offer(window: MainWindow, left: list[Path]) -> None:
@@ -118,12 +119,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--replay", type=Path, metavar="FILE", help="play a journal, no runner")
     parser.add_argument("--speed", type=float, default=1.0, help="of the replay; 0 does not wait")
     parser.add_argument("--settings", type=Path, help="an ini file in place of the user's settings")
-    parser.add_argument(remote.OPTION, metavar="COMMAND", help=remote.HELP)
+    parser.add_argument(runner_command.OPTION, metavar="COMMAND", help=runner_command.HELP)
     arguments = parser.parse_args(argv)
     if arguments.replay and arguments.runner is not None:
-        parser.error(f"--replay plays a journal, and starts no runner for {remote.OPTION}")
+        parser.error(f"--replay plays a journal, and starts no runner for {runner_command.OPTION}")
     try:
-        with remote.asked(arguments.runner):
+        with runner_command.asked(arguments.runner):
             pass
     except ValueError as error:
         parser.error(str(error))

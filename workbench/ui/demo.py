@@ -12,15 +12,17 @@ from pathlib import Path
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from sessions import checked, statistics, whole
+from sessions import numerics
 from sessions.model import Segment, Session
 from sessions.reproduce import session_hint
-from sessions.side_by_side import side_by_side
+from sessions.storage import atomic_write
 from sessions.tables import segments_table
-from sessions.verdict_words import summary_sentence
+from sessions.verdicts import statistics
+from sessions.verdicts.multiple_comparisons import side_by_side
+from sessions.verdicts.verdict_words import summary_sentence
 from workbench import protocol
-from workbench.ui import draft
-from workbench.ui.export import ExportError, export_plot
+from workbench.ui.controllers import config_edit
+from workbench.ui.dialogs.export import ExportError, export_plot
 from workbench.ui.plots import Run
 from workbench.ui.state import AppState
 
@@ -67,7 +69,7 @@ def acts(device: str) -> list[Act]:
 def well_measured(segment: Segment) -> bool:
     """Return True if it has enough steady steps, and its numbers were checked."""
     enough = len(statistics.steady_ms(segment)) >= STEPS
-    return enough and checked.was_checked(segment.ledger)
+    return enough and numerics.was_checked(segment.ledger)
 
 
 class Demo(QObject):
@@ -127,10 +129,10 @@ class Demo(QObject):
                 self._end()
 
     def _build(self, catalogue: protocol.Catalogue) -> None:
-        configuration = draft.first(catalogue)
+        configuration = config_edit.first(catalogue)
         assert configuration is not None
-        configuration = draft.with_family(catalogue, configuration, FAMILY)
-        configuration = draft.with_workload(catalogue, configuration, "train")
+        configuration = config_edit.with_family(catalogue, configuration, FAMILY)
+        configuration = config_edit.with_workload(catalogue, configuration, "train")
         toggles = {**configuration.toggles, "triton": "off"}
         settings = configuration.settings
         if catalogue.device == "cpu":
@@ -176,7 +178,7 @@ class Demo(QObject):
         comparison = self._folder / "comparison.md"
         runs = [Run(session)]
         try:
-            whole.write(comparison, segments_table(session).to_markdown().encode())
+            atomic_write.write(comparison, segments_table(session).to_markdown().encode())
             charts = [
                 export_plot("step_time", runs, self._folder / f"step_time{suffix}")
                 for suffix in (".png", ".svg", ".pdf")

@@ -21,10 +21,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui import fonts, tab_order
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from workbench.ui.menus import tab_order
+from workbench.ui.panels import _widgets
 from workbench.ui.state import AppState
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
 
 LEFT_WIDTH = 352
 LEFT = {"build", "toggles"}
@@ -233,15 +234,15 @@ class DockTitle(QWidget):
         self._close.setToolTip("Close; the View menu brings it back")
         self._close.clicked.connect(dock.close)
         self._body = QWidget()
-        row = _parts.tight(QHBoxLayout(self._body), 2)
+        row = _widgets.tight(QHBoxLayout(self._body), 2)
         row.setContentsMargins(12, 4, 6, 4)
         row.addWidget(name, 1)
         for button in (self._float, self._close):
-            button.setIconSize(_parts.SMALL_ICON)
+            button.setIconSize(_widgets.SMALL_ICON)
             button.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             button.setAccessibleName(button.toolTip())
             row.addWidget(button)
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._body)
         state.themeChanged.connect(self._draw)
         self._draw()

@@ -12,27 +12,29 @@ from PySide6.QtGui import QUndoStack
 
 from sessions.model import Configuration, Session
 from workbench import protocol
-from workbench.client import Runner
-from workbench.journal import Journal
-from workbench.recorder import Recorder
+from workbench.client.journal import Journal
+from workbench.client.recorder import Recorder
+from workbench.client.runner_process import Runner
 from workbench.titles import Titles, offered
-from workbench.ui import complaints, draft, edited, files
-from workbench.ui.arrivals import MEASURED, touched
-from workbench.ui.attributions import Attributions
-from workbench.ui.breakdowns import Breakdowns
-from workbench.ui.checklists import Checklists
-from workbench.ui.clock import RunnerClock
-from workbench.ui.compared import Compared
-from workbench.ui.offers import Offers
-from workbench.ui.presets import Presets
-from workbench.ui.reproductions import Reproductions
-from workbench.ui.runner_link import RunnerLink
-from workbench.ui.stream_reader import Client
-from workbench.ui.sweeps import Sweeps
-from workbench.ui.tasks import Tasks
-from workbench.ui.theme import DARK, Theme
-from workbench.ui.undo import Change, Choices
-from workbench.ui.verdicts import Verdicts
+from workbench.ui.connection import runner_failures
+from workbench.ui.connection.message_signals import MEASURED, touched
+from workbench.ui.connection.runner_clock import RunnerClock
+from workbench.ui.connection.runner_link import RunnerLink
+from workbench.ui.connection.stream_reader import Client
+from workbench.ui.controllers import config_edit, pending_changes
+from workbench.ui.controllers.attributions import Attributions
+from workbench.ui.controllers.breakdowns import Breakdowns
+from workbench.ui.controllers.checklists import Checklists
+from workbench.ui.controllers.comparison_set import Compared
+from workbench.ui.controllers.presets import Presets
+from workbench.ui.controllers.reproductions import Reproductions
+from workbench.ui.controllers.sweeps import Sweeps
+from workbench.ui.controllers.undo import Change, Choices
+from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdicts import Verdicts
+from workbench.ui.dialogs import session_files
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.theming.theme import DARK, Theme
 
 LOG_LINES, MOST_FAILURES, CHECK_DELAY_MS = 1000, 1000, 120  # after the last edit
 REMARKS = ("nan", "slower", "unwritten", protocol.JOURNAL)  # refused nothing: the run goes on
@@ -97,20 +99,16 @@ class AppState(QObject):
         self.journal: Journal | None = None
         self.undo = QUndoStack(self)
         self.tasks = Tasks(self)
-        self.verdicts = Verdicts(self)
-        self.attributions = Attributions(self)
-        self.checklists = Checklists(self)
-        self.breakdowns = Breakdowns(self)
-        self.offers = Offers(self)
-        self.presets = Presets(self)
-        self.sweeps = Sweeps(self)
-        self.reproductions = Reproductions(self)
+        self.verdicts, self.attributions = Verdicts(self), Attributions(self)
+        self.checklists, self.breakdowns = Checklists(self), Breakdowns(self)
+        self.offers, self.presets = Offers(self), Presets(self)
+        self.sweeps, self.reproductions = Sweeps(self), Reproductions(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._clock = RunnerClock()
         self._link = RunnerLink(self)
         self._link.arrived.connect(self._drain)
-        self._link.silent.connect(lambda seconds: self.fail(complaints.no_answer(seconds)))
+        self._link.silent.connect(lambda seconds: self.fail(runner_failures.no_answer(seconds)))
         self._live_path: Path | None = None
         self._changes = 0  # of the live session, counted
         self._written: tuple[Recorder, int] | None = None  # the last that reached a file
@@ -141,7 +139,7 @@ class AppState(QObject):
     @property
     def pending(self) -> Choices:
         """Toggles that were chosen but that the run in progress does not have yet."""
-        return edited.pending(self)
+        return pending_changes.pending(self)
 
     def titled(self, text: str) -> str:
         """A session's text with the toggles and fields in it by their titles."""
@@ -190,8 +188,8 @@ class AppState(QObject):
     def edit(self, configuration: Configuration) -> None:
         """Take an edited configuration; the runner is asked what it blocks."""
         if configuration != self.configuration:
-            was_away, self.configuration = edited.away(self), configuration
-            if was_away and not edited.away(self):
+            was_away, self.configuration = pending_changes.away(self), configuration
+            if was_away and not pending_changes.away(self):
                 self._apply(self.pending)
             self.configurationChanged.emit()
             self.check()
@@ -199,13 +197,13 @@ class AppState(QObject):
     def set_toggle(self, name: str, option: str) -> None:
         """Choose an option: at once when a run is in progress, else for the next run."""
         assert self.catalogue is not None
-        toggle = draft.toggle_of(self.catalogue, name)
-        self.choose({name: option}, f"{toggle.title}: {draft.option_title(toggle, option)}")
+        toggle = config_edit.toggle_of(self.catalogue, name)
+        self.choose({name: option}, f"{toggle.title}: {config_edit.option_title(toggle, option)}")
 
     def choose(self, choices: Choices, text: str) -> None:
         """Make several choices as one step of undo: toggles, ``workload``, or ``batch``."""
         assert self.configuration is not None
-        now = draft.choices(self.configuration)
+        now = config_edit.choices(self.configuration)
         before = {name: now[name] for name in choices if now.get(name) != choices[name]}
         if before:
             after = {name: choices[name] for name in before}
@@ -213,7 +211,7 @@ class AppState(QObject):
 
     def revert(self) -> None:
         """Give up the toggles that are chosen but not running."""
-        if (running := edited.continued(self)) is not None:
+        if (running := pending_changes.continued(self)) is not None:
             self.choose({name: running.toggles[name] for name in self.pending}, "Revert")
 
     def check(self) -> None:
@@ -230,14 +228,14 @@ class AppState(QObject):
         choices = dict(choices)
         configuration = self.configuration
         workload = choices.pop("workload", None)
-        known = draft.family_of(self.catalogue, configuration.family).workloads
+        known = config_edit.family_of(self.catalogue, configuration.family).workloads
         if workload in known:  # a step of undo may be of another family
-            configuration = draft.with_workload(self.catalogue, configuration, workload)
+            configuration = config_edit.with_workload(self.catalogue, configuration, workload)
         if (batch := choices.pop("batch", None)) is not None:
-            configuration = draft.with_setting(configuration, "batch", int(batch))
-        self.edit(draft.with_toggles(configuration, choices))
+            configuration = config_edit.with_setting(configuration, "batch", int(batch))
+        self.edit(config_edit.with_toggles(configuration, choices))
         self._refused = False
-        if not edited.away(self):
+        if not pending_changes.away(self):
             self._apply(choices)
 
     def _apply(self, toggles: Choices) -> None:
@@ -323,7 +321,7 @@ class AppState(QObject):
         try:
             self.recorder.record(message)
         except (protocol.WireError, ValueError, KeyError) as error:
-            message = complaints.does_not_fit(error)
+            message = runner_failures.does_not_fit(error)
         match message:
             case protocol.Catalogue():
                 self._take_catalogue(message)
@@ -339,7 +337,7 @@ class AppState(QObject):
                 self.progress = message
             case protocol.SegmentStarted():
                 self.running = message.configuration
-                if self.replaying and draft.has(self.catalogue, message.configuration.family):
+                if self.replaying and config_edit.has(self.catalogue, message.configuration.family):
                     self.configuration = message.configuration
                 if self._refused:
                     self._take_back()
@@ -360,18 +358,18 @@ class AppState(QObject):
     def _take_back(self) -> None:
         """Toggles that the run refused, or could not be built with, are chosen no longer."""
         if self.pending and self.configuration is not None and self.running is not None:
-            self.configuration = draft.with_toggles(self.configuration, self.running.toggles)
+            self.configuration = config_edit.with_toggles(self.configuration, self.running.toggles)
             self.check()
 
     def _take_catalogue(self, catalogue: protocol.Catalogue) -> None:
         self.catalogue = catalogue
         self.retitle()
         if catalogue.version != protocol.VERSION:
-            self.fail(complaints.other_version(catalogue.version))
+            self.fail(runner_failures.other_version(catalogue.version))
         if self.configuration is None:
-            self.configuration = draft.first(catalogue)
+            self.configuration = config_edit.first(catalogue)
         else:
-            self.configuration = draft.adopt(catalogue, self.configuration)
+            self.configuration = config_edit.adopt(catalogue, self.configuration)
         self.check()
 
     def _set_state(self, state: str, text: str) -> None:
@@ -394,17 +392,19 @@ class AppState(QObject):
     def open_session(self, path: Path) -> None:
         """Show the session of a file, or of a journal, once it is read."""
         self.tasks.start(
-            lambda: files.read(path), lambda session: self._opened(session, path), self.refuse
+            lambda: session_files.read(path),
+            lambda session: self._opened(session, path),
+            self.refuse,
         )
 
     def save_session(self, path: Path) -> None:
         """Write the session that is shown, as it is now, to a file."""
-        shown, session = self.session, files.snapshot(self.session)
+        shown, session = self.session, session_files.snapshot(self.session)
         written = (self.recorder, self._changes) if self.live else None
         source = None if self.live else self.path
 
         def write() -> None:
-            files.write(session, path, source)
+            session_files.write(session, path, source)
             self._written = written or self._written  # known, should nobody hear the answer
 
         self.tasks.start(write, lambda _: self._wrote(path, shown, written), self._not_saved)
@@ -418,13 +418,13 @@ class AppState(QObject):
         self.session.title, self.session.notes = title, notes
         if self.live:
             self._journal(protocol.Described(title=title, notes=notes))
-        elif self.path is not None and not files.is_journal(self.path):
+        elif self.path is not None and not session_files.is_journal(self.path):
             path = self.path
             if path == self._live_path:  # the live one's, which is written over it later
                 self.recorder.session.title, self.recorder.session.notes = title, notes
                 self._journal(protocol.Described(title=title, notes=notes))
             self.tasks.start(
-                lambda: files.describe(path, title, notes), lambda _: None, self._not_saved
+                lambda: session_files.describe(path, title, notes), lambda _: None, self._not_saved
             )
         self.sessionChanged.emit()
 
@@ -494,7 +494,7 @@ class AppState(QObject):
 
     def refuse(self, error: Exception, detail: str) -> None:
         """Tell of a file that could not be read."""
-        self.fail(files.not_read(error, detail))
+        self.fail(session_files.not_read(error, detail))
 
     def _not_saved(self, error: Exception, detail: str) -> None:
-        self.fail(files.not_saved(error, detail))
+        self.fail(session_files.not_saved(error, detail))

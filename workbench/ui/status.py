@@ -11,11 +11,11 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWi
 from sessions.numbers import number
 from sessions.plain_text import clip, wrapped
 from sessions.sizes import size_text
-from workbench import remote
-from workbench.ui import fonts
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from workbench.client import runner_command
+from workbench.ui.panels import _widgets
 from workbench.ui.state import AppState
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
 
 PERIOD_MS = 500
 RATE_WINDOW_S = 2.0
@@ -46,10 +46,10 @@ class StatusBar(QStatusBar):
         self._progress = QProgressBar()
         self._progress.setFixedWidth(120)
         self._progress.setTextVisible(False)
-        self._cancel = _parts.compact("Cancel")
+        self._cancel = _widgets.compact("Cancel")
         self._cancel.clicked.connect(state.cancel)
         host = QWidget()
-        left = _parts.tight(QHBoxLayout(host), 6)
+        left = _widgets.tight(QHBoxLayout(host), 6)
         left.setContentsMargins(8, 0, 8, 0)
         for widget in (self._mark, self.runner, self._progress_text, self._progress, self._cancel):
             left.addWidget(widget)
@@ -89,7 +89,7 @@ class StatusBar(QStatusBar):
         if state.replaying:
             word = f"Replay: {word.lower()}"
         self.runner.setText(word)
-        self._mark.setPixmap(icon(icon_name, state.theme, role).pixmap(_parts.SMALL_ICON))
+        self._mark.setPixmap(icon(icon_name, state.theme, role).pixmap(_widgets.SMALL_ICON))
         progress = state.progress
         busy = progress is not None or state.runner_state in ("starting", "building")
         fraction = None if progress is None else progress.fraction
@@ -111,12 +111,12 @@ class StatusBar(QStatusBar):
         if catalogue is None:
             label.setText("")
             return
-        elsewhere = remote.is_asked() and not self._state.replaying
-        where = remote.place(catalogue.environment) if elsewhere else ""
+        elsewhere = runner_command.is_asked() and not self._state.replaying
+        where = runner_command.place(catalogue.environment) if elsewhere else ""
         label.setText(f"{catalogue.device_title}{where}")
         tip = (
-            f"The runner was started by {remote.shown(remote.command())}. Models, data and traces "
-            "are files of that host, sessions of this one."
+            f"The runner was started by {runner_command.shown(runner_command.command())}. "
+            "Models, data and traces are files of that host, sessions of this one."
         )
         label.setToolTip(wrapped(tip) if elsewhere else "")
 

@@ -18,23 +18,24 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.plain_text import one_line
-from workbench.ui import fonts, menus, tab_order
-from workbench.ui.action_set import ActionSet
-from workbench.ui.appearance import Appearance
-from workbench.ui.collector import Collector
+from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.docks import Desk, Panel
-from workbench.ui.palette import CommandPalette
-from workbench.ui.panels import _parts
+from workbench.ui.menus import menu_bar, tab_order
+from workbench.ui.menus.action_set import ActionSet
+from workbench.ui.menus.palette import CommandPalette
+from workbench.ui.panels import _widgets
 from workbench.ui.panels.build import BuildPanel
 from workbench.ui.panels.events import EventsPanel
 from workbench.ui.panels.failure import FailurePanel
 from workbench.ui.panels.generated import GeneratedPanel
-from workbench.ui.panels.later import Later
+from workbench.ui.panels.lazy_panel import Later
 from workbench.ui.panels.segments import SegmentsPanel
 from workbench.ui.panels.toggles import TogglesPanel
+from workbench.ui.process.gc_timer import Collector
 from workbench.ui.settings import Settings
 from workbench.ui.state import AppState
 from workbench.ui.status import StatusBar
+from workbench.ui.theming import fonts
 
 SIZE = (1440, 900)
 _LONGEST_TITLE = 200  # characters
@@ -129,14 +130,14 @@ class MainWindow(QMainWindow):
         self.failures = FailurePanel(state)
         self.desk = Desk(state, PANELS)
         body = QWidget()
-        layout = _parts.tight(QVBoxLayout(body), 0)
+        layout = _widgets.tight(QVBoxLayout(body), 0)
         layout.addWidget(self.failures)
         layout.addWidget(self.desk, 1)
         self.setCentralWidget(body)
         self.actions_ = ActionSet(self)
         self.actions_.fill_menus()
-        menus.add_dynamic(self)
-        self._title = _parts.OneLine()
+        menu_bar.add_dynamic(self)
+        self._title = _widgets.OneLine()
         self._make_toolbar()
         self.status = StatusBar(state)
         self.setStatusBar(self.status)
@@ -224,7 +225,7 @@ class MainWindow(QMainWindow):
 
     def choose_preset(self, name: str) -> None:
         """Take another preset of the family."""
-        menus.choose_preset(self.state, name)
+        menu_bar.choose_preset(self.state, name)
 
     def show_palette(self) -> None:
         """Open the command palette."""
@@ -320,14 +321,14 @@ class MainWindow(QMainWindow):
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         """Take session files and journals."""
-        if menus.dropped(event.mimeData()):
+        if menu_bar.dropped(event.mimeData()):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
         """The first file is opened, or compared where a session is open already."""
         event.acceptProposedAction()
         occupied = bool(self.state.session.segments or self.state.path is not None)
-        for path in menus.dropped(event.mimeData()):
+        for path in menu_bar.dropped(event.mimeData()):
             if occupied:
                 self.state.compared.open(path)
             else:
@@ -346,7 +347,7 @@ class MainWindow(QMainWindow):
         self.actions_.fill_toolbar(bar)
         middle = QWidget()
         middle.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        row = _parts.tight(QHBoxLayout(middle))
+        row = _widgets.tight(QHBoxLayout(middle))
         self._title.setFont(fonts.heading())
         row.addStretch(1)
         row.addWidget(self._title)

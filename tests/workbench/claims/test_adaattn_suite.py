@@ -13,7 +13,7 @@ from workbench import protocol
 from workbench.claims._adaattn_suite import CATEGORIES, Suite, planned
 from workbench.cli import main
 from workbench.runner.catalogue import catalogue
-from workbench.runner.resolve import require_unblocked, resolve
+from workbench.runner.config.resolve import require_unblocked, resolve
 
 
 @pytest.fixture(scope="module")

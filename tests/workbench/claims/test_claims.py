@@ -38,9 +38,9 @@ from workbench.claims._read import (
     speed_up,
     step_speed_up,
 )
-from workbench.runner import own
 from workbench.runner.catalogue import catalogue
-from workbench.runner.resolve import families, require_unblocked, resolve
+from workbench.runner.config import user_model
+from workbench.runner.config.resolve import families, require_unblocked, resolve
 from workbench.runner.toggles import all_toggles
 from workbench.runner.workloads import all_workloads
 
@@ -87,7 +87,7 @@ def test_what_an_experiment_asks_for_exists(here, document, experiment, device):
             family = families()[configuration.family]
             assert family.name in (document.name, OWN)
             config = family.configure(configuration.preset, configuration.model)
-            assert family.name != OWN or own.load(config, 0)
+            assert family.name != OWN or user_model.load(config, 0)
             fields = {field.name for field in all_workloads()[configuration.workload].fields}
             assert set(configuration.settings) <= fields
             assert set(configuration.toggles) == set(all_toggles()), "no default takes part"

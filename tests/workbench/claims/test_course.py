@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import wire_samples
 
-from sessions import claims
 from sessions.model import Phase
+from sessions.studies import claims
 from workbench import protocol
 from workbench.claims import documents
 from workbench.claims._course import LEAST_S, SLACK_S, Course
-from workbench.recorder import Recorder
+from workbench.client.recorder import Recorder
 
 GPU = msgspec.structs.replace(wire_samples.catalogue(), device="cuda")
 

@@ -16,8 +16,8 @@ from scipy import signal, stats
 
 from kernels.measure import rounds
 from sessions.columns import Columns
-from sessions.kernels import speedup
 from sessions.model import KERNELS, STEP_COLUMNS, Configuration, Phase, Segment
+from sessions.studies.kernels import speedup
 
 TRIALS = 100
 MOST_CALLS = 900

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import wire_samples
 
-from sessions import breakdown, checked
+from sessions import numerics
 from sessions.model import Configuration, Phase, Segment, Session, Study
+from sessions.studies import breakdown
 from workbench import protocol
 from workbench.claims import documents
 from workbench.claims._claim import Experiment, Found, Reading, Unmeasured
@@ -85,7 +86,7 @@ def test_facts_of_segments_are_read_at_the_sizes_that_ran():
 
 
 def test_the_longest_sequence_counts_only_with_right_numbers():
-    right, wrong = {checked.RIGHT: True}, {checked.RIGHT: False, checked.TEXT: "off by 3"}
+    right, wrong = {numerics.RIGHT: True}, {numerics.RIGHT: False, numerics.TEXT: "off by 3"}
     segments = [
         segment(settings={"sequence": 8192}, **right),
         segment(settings={"sequence": 16384}, **wrong),
@@ -102,7 +103,7 @@ def test_the_longest_sequence_counts_only_with_right_numbers():
     ("bad", "ladder", "passed"), [(0, 1.0, 1.0), (1, 1.0, 0.75), (1, 0.5, 0.5)]
 )
 def test_a_test_that_fails_is_not_counted_as_passed(bad, ladder, passed):
-    segments = [segment(**{checked.RIGHT: place >= bad}) for place in range(3)]
+    segments = [segment(**{numerics.RIGHT: place >= bad}) for place in range(3)]
     made = [None, None, None, profile(1, 1, 1)]
     read = passed_share(lambda _: Reading(ladder, note="+ compile: failed"), 3)
     assert read(found(*made, segments=segments)).value == passed

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from sessions import claims, hdf5
+from sessions.storage import hdf5
+from sessions.studies import claims
 from workbench.claims import documents
 from workbench.cli import main
 

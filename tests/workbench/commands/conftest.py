@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from sessions import hdf5
-from workbench import headless, protocol
+from sessions.storage import hdf5
+from workbench import protocol
 from workbench.cli import main
-from workbench.client import Runner
+from workbench.client import headless
+from workbench.client.runner_process import Runner
 
 RUN = (
     *("run", "hydra", "--preset", "tiny", "--workload", "train", "--toggle", "adamw=fused"),

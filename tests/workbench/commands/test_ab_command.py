@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import wire_samples
 
-from sessions import hdf5, prediction
 from sessions.model import Prediction
-from sessions.verdict_words import headline, ratio_line, remarks
-from workbench import floors, protocol
+from sessions.storage import hdf5
+from sessions.studies import prediction
+from sessions.verdicts.verdict_words import headline, ratio_line, remarks
+from workbench import calibration as floors
+from workbench import protocol
+from workbench.calibration import Calibration
 from workbench.cli import main
-from workbench.floors import Calibration
-from workbench.recorder import Recorder
+from workbench.client.recorder import Recorder
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ import attribution_samples
 import pytest
 import wire_samples
 
-from sessions import hdf5
-from sessions.attribution_words import newest
 from sessions.model import Configuration
+from sessions.storage import hdf5
+from sessions.studies.attribution_words import newest
 from workbench import protocol
 from workbench.cli import main
 

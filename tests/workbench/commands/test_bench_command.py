@@ -7,8 +7,8 @@ import json
 import msgspec
 import wire_samples
 
-from sessions import hdf5
 from sessions.model import KERNELS, Configuration, Phase
+from sessions.storage import hdf5
 from workbench import protocol
 from workbench.cli import main
 

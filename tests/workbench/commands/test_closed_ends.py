@@ -13,7 +13,7 @@ import pytest
 import wire_samples
 from interrupts import press_ctrl_c
 
-from sessions import hdf5
+from sessions.storage import hdf5
 from workbench import protocol
 from workbench.cli import main
 
@@ -89,7 +89,7 @@ def not_ignored():
 def test_a_batch_system_that_ends_a_run_keeps_what_it_measured(
     number, not_ignored, ran, sent, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("workbench.headless.PATIENCE_S", 0.1)
+    monkeypatch.setattr("workbench.client.headless.PATIENCE_S", 0.1)
     sent(ran.catalogue, *wire_samples.stream()[1:-1])
     press_ctrl_c(number=number)
     path = tmp_path / "a.h5"
@@ -110,7 +110,7 @@ def test_a_second_ctrl_c_while_a_session_is_saved_does_not_lose_it(
         os.kill(os.getpid(), signal.SIGINT)
         save(session, path)
 
-    monkeypatch.setattr("sessions.hdf5.save", pressed)
+    monkeypatch.setattr("sessions.storage.hdf5.save", pressed)
     path = tmp_path / "a.h5"
     before = signal.getsignal(signal.SIGINT)
     assert main(["run", "hydra", "-o", str(path), "--json"]) == 130
@@ -127,7 +127,7 @@ def test_nohup_is_heeded(ran, sent):
         heard.append(signal.getsignal(signal.SIGHUP))
         return protocol.Start(configuration=wire_samples.configuration())
 
-    from workbench import headless
+    from workbench.client import headless
 
     try:
         sent(ran.catalogue, protocol.Finished(reason="done", steps=0))
@@ -138,7 +138,7 @@ def test_nohup_is_heeded(ran, sent):
 
 
 def test_a_session_takes_the_place_of_no_other_kind_of_file(tmp_path, monkeypatch, capsys, pair):
-    monkeypatch.setattr("workbench.headless.run", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr("workbench.client.headless.run", lambda *_, **__: pytest.fail("it ran"))
     model = tmp_path / "model.py"
     model.write_text("def build(): ...\n")
     assert main(["run", "--model", str(model), "-o", str(model)]) == 2
@@ -149,7 +149,7 @@ def test_a_session_takes_the_place_of_no_other_kind_of_file(tmp_path, monkeypatc
     words = ["run", "hydra", "--workload", "decode", "--save-state", same, "-o", same]
     assert main(words) == 2
     assert "cannot hold the session and something else" in capsys.readouterr().err
-    monkeypatch.setattr("workbench.headless.run", full)
+    monkeypatch.setattr("workbench.client.headless.run", full)
     with pytest.raises(OSError, match="No space left"):  # another session may be replaced
         main(["run", "hydra", "-o", str(pair[0])])
 
@@ -157,7 +157,7 @@ def test_a_session_takes_the_place_of_no_other_kind_of_file(tmp_path, monkeypatc
 def test_a_folder_that_nothing_can_be_written_in_is_refused_before_anything_is_measured(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("workbench.headless.run", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr("workbench.client.headless.run", lambda *_, **__: pytest.fail("it ran"))
     monkeypatch.setattr(os, "access", lambda folder, mode: Path(folder) != tmp_path)
     for words in (["run", "hydra"], ["bench"], ["reproduce", "moe"]):
         assert main([*words, "-o", str(tmp_path / "a.h5")]) == 2

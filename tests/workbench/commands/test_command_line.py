@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sessions import hdf5
+from sessions.storage import hdf5
 from workbench import commands
 from workbench.cli import main
 

@@ -201,7 +201,7 @@ def test_claims_whose_runner_died_are_1_and_still_answered(sent, capsys):
 
 
 def test_claims_that_were_interrupted_are_130_and_still_answered(ran, sent, monkeypatch, capsys):
-    monkeypatch.setattr("workbench.client.GRACE_S", 0.1)
+    monkeypatch.setattr("workbench.client.runner_process.GRACE_S", 0.1)
     sent(ran.catalogue)
     press_ctrl_c()
     assert main(CLAIMS) == 130
@@ -269,7 +269,7 @@ def test_reading_files_that_is_interrupted_is_130_and_still_answers(
     name, pair, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sessions.hdf5.load", interrupted)
+    monkeypatch.setattr("sessions.storage.hdf5.load", interrupted)
     more = [text.format(file=pair[1]) for text in READ[name]]
     assert main([name, str(pair[0]), *more, "--json"]) == 130
     assert json.loads(capsys.readouterr().out) == {"reason": "cancelled", "failures": []}

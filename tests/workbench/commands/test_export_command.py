@@ -13,9 +13,10 @@ import profile_samples
 import pytest
 from whole_session import everything
 
-from sessions import breakdown_tables, hdf5
 from sessions.exports import EXPORTS, exportable
 from sessions.model import Session, Study
+from sessions.storage import hdf5
+from sessions.studies import breakdown_tables
 from sessions.tables import Table
 from workbench.cli import main
 from workbench.report import SECTIONS

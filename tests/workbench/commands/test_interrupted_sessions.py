@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import wire_samples
 
-from sessions import sweep
 from sessions.exports import exportable
 from sessions.model import Phase, Session
 from sessions.reproduce import session_commands
+from sessions.studies import sweep
 from workbench import protocol
+from workbench.client.recorder import Recorder
 from workbench.commands.info import _study, _study_lines
-from workbench.recorder import Recorder
 from workbench.report import SECTIONS
 from workbench.ui.plots import PLOTS, Run
 

@@ -13,12 +13,12 @@ from torch import nn
 from models import FAMILIES
 from workbench.cli import main
 from workbench.commands import onnx as command
-from workbench.runner import export_onnx
-from workbench.runner._onnx_operators import TRANSLATIONS
-from workbench.runner.export_onnx import Answer, Request, export
+from workbench.runner.export import onnx
+from workbench.runner.export._onnx_operators import TRANSLATIONS
+from workbench.runner.export.onnx import Answer, Request, export
 from workbench.runner.failures import Mistake
 
-MISSING = [name for name in export_onnx.NEEDED if importlib.util.find_spec(name) is None]
+MISSING = [name for name in onnx.NEEDED if importlib.util.find_spec(name) is None]
 exports = pytest.mark.skipif(
     bool(MISSING), reason=f"needs the extra onnx; not installed: {', '.join(MISSING)}"
 )
@@ -52,7 +52,7 @@ def test_every_family_computes_in_onnxruntime_what_it_computes_in_torch(family, 
 
 @exports
 def test_a_file_of_other_weights_is_told_from_a_right_one(tmp_path, monkeypatch):
-    write = export_onnx._write
+    write = onnx._write
 
     def wrong(model, inputs, path):
         weight = model.norm.weight
@@ -61,7 +61,7 @@ def test_a_file_of_other_weights_is_told_from_a_right_one(tmp_path, monkeypatch)
         weight.div_(1 + 1e-4)
         return opset
 
-    monkeypatch.setattr(export_onnx, "_write", wrong)
+    monkeypatch.setattr(onnx, "_write", wrong)
     found = export(Request(family="hydra", path=str(tmp_path / "a.onnx")))
     assert found.difference > 2 * found.tolerance > 0
 
@@ -135,7 +135,7 @@ def test_the_bits_of_numbers_are_those_of_torch_at_every_border(tmp_path):
 def test_bits_taken_for_a_type_that_is_not_known_are_refused_in_one_sentence(tmp_path):
     halves = Calls(lambda x: x.view(torch.int16) + 0).eval()
     with pytest.raises(Mistake) as refusal:
-        export_onnx._write(halves, (torch.ones(4),), tmp_path / "a.onnx")
+        onnx._write(halves, (torch.ones(4),), tmp_path / "a.onnx")
     assert str(refusal.value) == (
         "Calls cannot be exported: Tensor.view: the bits of a tensor cannot be taken for INT16; "
         "expected torch.int32 (of FP32) or torch.float32 (of int32): convert with Tensor.to"
@@ -262,7 +262,7 @@ def test_a_mistake_is_2_before_any_process_starts(
 
 def test_why_something_cannot_be_exported_is_one_sentence():
     error = RuntimeError("a page\nNo ONNX function found for <OpOverload(op='aten.x', overload")
-    assert export_onnx._why(error) == "ONNX has no operator for aten.x"
+    assert onnx._why(error) == "ONNX has no operator for aten.x"
     error = RuntimeError("a page of advice")
     error.__cause__ = ValueError("the loop is endless\nand more")
-    assert export_onnx._why(error) == "the loop is endless"
+    assert onnx._why(error) == "the loop is endless"

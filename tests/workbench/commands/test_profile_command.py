@@ -8,7 +8,8 @@ import profile_samples
 import pytest
 import wire_samples
 
-from sessions import breakdown, hdf5
+from sessions.storage import hdf5
+from sessions.studies import breakdown
 from workbench import protocol
 from workbench.cli import main
 

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 import wire_samples
 
-from sessions import hdf5
 from sessions.model import Configuration, Session
-from workbench import floors, headless, protocol
+from sessions.storage import hdf5
+from workbench import calibration, protocol
 from workbench.claims import documents
 from workbench.claims._course import Course
 from workbench.cli import main
-from workbench.recorder import Recorder
+from workbench.client import headless
+from workbench.client.recorder import Recorder
 
 
 class Asked(Exception):  # noqa: N818 - carries the order
@@ -40,7 +41,7 @@ def ask(ran, monkeypatch):
 
     monkeypatch.setattr(headless, "run", stop)
     monkeypatch.setattr(headless, "run_plan", stop_plan)
-    monkeypatch.setattr(floors, "respected", lambda _, command: command)
+    monkeypatch.setattr(calibration, "respected", lambda _, command: command)
     return asked
 
 

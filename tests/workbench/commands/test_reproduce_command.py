@@ -12,12 +12,14 @@ import pytest
 import wire_samples
 from interrupts import press_ctrl_c
 
-from sessions import claims, hdf5
 from sessions.model import Phase
-from workbench import headless, protocol
+from sessions.storage import hdf5
+from sessions.studies import claims
+from workbench import protocol
 from workbench.claims import _course, documents
 from workbench.cli import main
-from workbench.client import Runner
+from workbench.client import headless
+from workbench.client.runner_process import Runner
 from workbench.commands._headless import Bar
 
 DONE = protocol.Finished(t_s=99.0, reason="done", steps=9)
@@ -161,7 +163,7 @@ def runners(monkeypatch):
             return Runner(journal, (sys.executable, "-S", "-c", program))
 
         monkeypatch.setattr(headless, "Runner", launch)
-        monkeypatch.setattr("workbench.client.GRACE_S", 0.1)
+        monkeypatch.setattr("workbench.client.runner_process.GRACE_S", 0.1)
         return left
 
     return script

@@ -10,13 +10,13 @@ import synthetic
 import wire_samples
 from interrupts import press_ctrl_c
 
-from sessions import hdf5
 from sessions.columns import row_count
-from sessions.comparison import compare_segments
+from sessions.storage import hdf5
+from sessions.verdicts.comparison import compare_segments
 from workbench import protocol, state_folder
 from workbench.cli import main
+from workbench.client.journal import Journal
 from workbench.commands.run import summary
-from workbench.journal import Journal
 
 
 def test_a_run_ends_with_0_its_json_and_its_file(ran):
@@ -195,7 +195,7 @@ def test_a_runner_that_died_leaves_a_journal_where_no_file_was_asked_for(
 def test_ctrl_c_is_130_also_where_the_runner_had_to_be_ended_by_force(
     ran, sent, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("workbench.client.GRACE_S", 0.1)
+    monkeypatch.setattr("workbench.client.runner_process.GRACE_S", 0.1)
     sent(ran.catalogue, *wire_samples.stream()[1:-2])
     press_ctrl_c(every_s=0.7)
     assert main(["run", "hydra", "--json"]) == 130
@@ -217,7 +217,7 @@ def test_ctrl_c_is_130_and_keeps_what_was_measured(ran, sent, tmp_path, capsys):
 
 
 def test_a_place_to_save_is_checked_before_a_runner_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("workbench.headless.run", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr("workbench.client.headless.run", lambda *_, **__: pytest.fail("it ran"))
     for place, why in ((tmp_path / "no" / "a.h5", "there is no folder"), (tmp_path, "is a folder")):
         assert main(["run", "hydra", "-o", str(place)]) == 2
         assert why in capsys.readouterr().err
@@ -228,7 +228,7 @@ def test_what_cannot_be_saved_is_kept_and_the_answer_says_how_to_get_it(
 ):
     path = tmp_path / "a.h5"
     sent(ran.catalogue, *wire_samples.stream()[1:])
-    monkeypatch.setattr("sessions.hdf5.image", lambda *_: memoryview(b""))
+    monkeypatch.setattr("sessions.storage.hdf5.image", lambda *_: memoryview(b""))
     monkeypatch.setattr("pathlib.Path.open", _full(path.parent))
     assert main(["run", "hydra", "-o", str(path)]) == 1
     err = capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sessions import hdf5
+from sessions.storage import hdf5
 from workbench.cli import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"

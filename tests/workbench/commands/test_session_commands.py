@@ -23,11 +23,11 @@ import numpy as np
 import profile_samples
 import pytest
 
-from sessions import hdf5, whole
 from sessions.model import ABSENT, SAMPLING, PairedComparison, Phase, Study
+from sessions.storage import atomic_write, hdf5
 from workbench import protocol
 from workbench.cli import main
-from workbench.recorder import Recorder
+from workbench.client.recorder import Recorder
 from workbench.ui.plots import PLOTS
 
 
@@ -227,7 +227,7 @@ def test_compare_tells_programs_of_wrong_numbers_and_of_different_work_too(pair,
 def test_more_sessions_than_are_compared_is_a_mistake_before_any_is_read(
     command, pair, monkeypatch, capsys
 ):
-    monkeypatch.setattr("sessions.hdf5.load", lambda _: pytest.fail("it was read"))
+    monkeypatch.setattr("sessions.storage.hdf5.load", lambda _: pytest.fail("it was read"))
     assert main([*command.split(), *[str(pair[0])] * 11]) == 2
     assert "11 sessions were named; compare 2 to 10 at a time" in capsys.readouterr().err
 
@@ -285,7 +285,7 @@ def test_a_chart_that_cannot_be_written_is_a_failure(pair, tmp_path, capsys, mon
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(whole, "write", full)
+    monkeypatch.setattr(atomic_write, "write", full)
     for words in (["export", "--plot", "box", "-o", "a.csv"], ["report", "-o", "a.html"]):
         assert main([words[0], str(pair[0]), *words[1:-1], str(tmp_path / words[-1])]) == 1
         assert "No space left on device; choose another place" in capsys.readouterr().err

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from sessions import hdf5, sweep
+from sessions.storage import hdf5
+from sessions.studies import sweep
 from workbench import protocol
 from workbench.cli import main
 

@@ -7,8 +7,9 @@ import json
 import pytest
 import wire_samples
 
-from sessions import checklist, hdf5
-from sessions.checklist import CHECKS
+from sessions.storage import hdf5
+from sessions.studies import checklist
+from sessions.studies.checklist import CHECKS
 from workbench import protocol
 from workbench.cli import main
 

@@ -9,8 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state import AppState
-from workbench.ui.tasks import Tasks
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ from synthetic import cpu_session, gpu_session
 
 from sessions.columns import Columns
 from sessions.model import STEP_COLUMNS, Session
-from workbench.ui import export
+from workbench.charts.layers import Frame
+from workbench.charts.style import paper_style
+from workbench.ui.dialogs import export
 from workbench.ui.panels._chart import Chart
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._layers import Frame
 from workbench.ui.plots._segments import Segments, alternating
-from workbench.ui.style import paper_style
-from workbench.ui.theme import DARK, PRINT
+from workbench.ui.theming.theme import DARK, PRINT
 
 OVER_TIME = ("step_time", "throughput")
 

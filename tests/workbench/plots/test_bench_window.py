@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sessions import hdf5
-from workbench.ui.theme import DARK
+from sessions.storage import hdf5
+from workbench.ui.theming.theme import DARK
 
 ROWS = 5_000
 

@@ -11,16 +11,16 @@ from PySide6.QtCore import QPointF
 from PySide6.QtGui import QColor
 from PySide6.QtTest import QTest
 
-from sessions import breakdown
 from sessions.model import Configuration
+from sessions.studies import breakdown
 from workbench import protocol
-from workbench.ui import stylesheet
-from workbench.ui.collector import Collector
+from workbench.charts.style import paper_style
 from workbench.ui.panels._names_share import LETTERS
 from workbench.ui.panels.breakdown import HINT, BreakdownPanel
 from workbench.ui.plots.breakdown import Icicle, cells
-from workbench.ui.style import paper_style
-from workbench.ui.theme import DARK, LIGHT, PRINT
+from workbench.ui.process.gc_timer import Collector
+from workbench.ui.theming import stylesheet
+from workbench.ui.theming.theme import DARK, LIGHT, PRINT
 
 
 @pytest.fixture

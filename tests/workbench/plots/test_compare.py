@@ -4,7 +4,7 @@ from PySide6.QtGui import QColor, QGuiApplication
 from synthetic import cpu_session, empty_session, gpu_session
 
 from workbench.ui.panels.compare import ComparePanel
-from workbench.ui.theme import LIGHT
+from workbench.ui.theming.theme import LIGHT
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 from PySide6.QtGui import QGuiApplication, QImage
 from synthetic import bench_session, cpu_session, empty_session, gpu_session, sweep_study
 
-from sessions.comparison import compare
 from sessions.model import Session
 from sessions.tables import comparison_table
-from workbench.ui import export
+from sessions.verdicts.comparison import compare
+from workbench.ui.dialogs import export
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theme import DARK
+from workbench.ui.theming.theme import DARK
 
 SVG = "{http://www.w3.org/2000/svg}"
 SIZE = (720, 420)
@@ -240,7 +240,7 @@ def test_export_needs_no_application_no_window_and_no_display(tmp_path):
     code = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "from synthetic import gpu_session\n"
-        "from workbench.ui.export import export_plot\n"
+        "from workbench.ui.dialogs.export import export_plot\n"
         "from workbench.ui.plots import Run\n"
         "export_plot('step_time', [Run(gpu_session(2, 50))], sys.argv[3])\n"
         "assert 'torch' not in sys.modules\n"

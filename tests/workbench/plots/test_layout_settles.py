@@ -6,7 +6,7 @@ from synthetic import gpu_session
 from sessions.model import Event
 from workbench.ui.panels._chart import Chart
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theme import DARK
+from workbench.ui.theming.theme import DARK
 
 
 @pytest.fixture

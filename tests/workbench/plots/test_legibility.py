@@ -10,17 +10,17 @@ from PySide6.QtWidgets import QGraphicsWidget
 from synthetic import cpu_session, gpu_session
 from test_plots import STYLES, painted
 
-from sessions import sweep
 from sessions.model import Event
-from sessions.scaling import Scaling
+from sessions.studies import sweep
+from sessions.studies.scaling import Scaling
+from workbench.charts.header import Header
+from workbench.charts.layers import Entry, Frame
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.live import _LEAST_PX, _LINE_PX, LivePanel
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots._distributions import MOST
-from workbench.ui.plots._header import Header
-from workbench.ui.plots._layers import Entry, Frame
 from workbench.ui.plots._waterfall import Bar, Bars
-from workbench.ui.theme import DARK, LIGHT
+from workbench.ui.theming.theme import DARK, LIGHT
 
 
 class Noting(QPainter):

@@ -9,11 +9,11 @@ from PySide6.QtWidgets import QApplication
 from synthetic import cpu_session, gpu_session
 
 from sessions.model import Event, Phase, PhaseSpan, Session
-from workbench.ui import export
+from workbench.ui.dialogs import export
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.live import SHOWN, LivePanel
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theme import DARK, LIGHT
+from workbench.ui.theming.theme import DARK, LIGHT
 
 
 @pytest.fixture

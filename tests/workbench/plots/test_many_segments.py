@@ -10,14 +10,15 @@ from PySide6.QtSvg import QSvgRenderer
 from synthetic import gpu_session
 
 from sessions.columns import Columns
-from workbench.ui import export, svg
+from workbench.charts.layers import Frame, Line, Look
+from workbench.charts.style import paper_style
+from workbench.charts.tracks import Track
+from workbench.charts.units import MILLISECONDS
+from workbench.ui.dialogs import export
 from workbench.ui.panels._chart import Chart
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._layers import Frame, Line, Look
-from workbench.ui.plots._tracks import Track
-from workbench.ui.plots._units import MILLISECONDS
-from workbench.ui.style import paper_style
-from workbench.ui.theme import DARK, PRINT
+from workbench.ui.theming import svg
+from workbench.ui.theming.theme import DARK, PRINT
 
 
 def track(t_s) -> Track:

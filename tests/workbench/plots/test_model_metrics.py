@@ -10,13 +10,13 @@ from test_plots import STYLES, painted
 
 from sessions.columns import Columns
 from sessions.model import MetricSeries
-from workbench.ui import export
+from workbench.charts.layers import Line
+from workbench.ui.dialogs import export
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.live import LivePanel
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._layers import Line
 from workbench.ui.plots.model_metrics_map import Heat
-from workbench.ui.theme import LIGHT
+from workbench.ui.theming.theme import LIGHT
 
 LINES, MAP = PLOTS["model_metrics"], PLOTS["model_metrics_map"]
 

@@ -8,7 +8,7 @@ from synthetic import gpu_session
 
 from workbench import cli
 from workbench.report import _page
-from workbench.ui import files
+from workbench.ui.dialogs import session_files
 from workbench.ui.panels.compare import work_out
 from workbench.ui.plots import Run
 
@@ -30,12 +30,12 @@ def opened(monkeypatch):
 def saved(tmp_path, segments):
     paths = [tmp_path / f"{segments}-{seed}.h5" for seed in (0, 1)]
     for seed, path in enumerate(paths):
-        files.write(gpu_session(segments=segments, steps=60, seed=seed), path)
+        session_files.write(gpu_session(segments=segments, steps=60, seed=seed), path)
     return paths
 
 
 def compared(paths) -> None:
-    runs = [Run(files.read(path)) for path in paths]
+    runs = [Run(session_files.read(path)) for path in paths]
     assert work_out(runs, 0, [None, None]).comparison is not None
 
 
@@ -44,7 +44,7 @@ def told(paths) -> None:
 
 
 def reported(paths) -> None:
-    runs = [Run(files.read(path)) for path in paths]
+    runs = [Run(session_files.read(path)) for path in paths]
     assert "%3Csvg" in _page.page(runs, sections=["segments"])
 
 
@@ -64,7 +64,7 @@ def test_more_segments_open_a_file_no_more_often(qapp, tmp_path, opened, read):
 
 def test_what_is_at_hand_can_be_read_on_though_its_file_was_written_to(qapp, tmp_path):
     paths = saved(tmp_path, 2)
-    runs = [Run(files.read(path)) for path in paths]
+    runs = [Run(session_files.read(path)) for path in paths]
     assert work_out(runs, 0, [None, None]).comparison is not None
     with paths[0].open("ab") as file:
         file.write(b"more")

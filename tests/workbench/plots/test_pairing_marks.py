@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from sessions.background import BACKGROUND
 from sessions.model import Configuration, PairedComparison, Phase, PhaseSpan, Segment, Session
+from sessions.verdicts.background import BACKGROUND
+from workbench.charts.style import screen_style
 from workbench.ui.plots import Run
 from workbench.ui.plots._pairing import BlockSpans, Pairing
 from workbench.ui.plots._segments import alternating
-from workbench.ui.style import screen_style
-from workbench.ui.theme import LIGHT
+from workbench.ui.theming.theme import LIGHT
 
 
 def steps_between(start_s, stop_s):

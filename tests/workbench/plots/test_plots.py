@@ -32,15 +32,15 @@ from sessions.model import (
     Segment,
     Session,
 )
-from workbench.ui import export
+from workbench.charts.canvas import Canvas, canvas_view
+from workbench.charts.layers import Line
+from workbench.charts.markers import marks
+from workbench.charts.phases import Phases
+from workbench.charts.style import paper_style, screen_style
+from workbench.ui.dialogs import export
 from workbench.ui.plots import PLOTS, Plot, Run
-from workbench.ui.plots._canvas import Canvas, canvas_view
-from workbench.ui.plots._layers import Line
-from workbench.ui.plots._markers import marks
-from workbench.ui.plots._phases import Phases
 from workbench.ui.plots._telemetry import devices
-from workbench.ui.style import paper_style, screen_style
-from workbench.ui.theme import DARK, LIGHT, PRINT
+from workbench.ui.theming.theme import DARK, LIGHT, PRINT
 
 STYLES = {
     "dark": screen_style(DARK),

@@ -8,9 +8,9 @@ import pytest
 from PySide6.QtGui import QImage
 from test_plots import STYLES, ink, painted
 
-from sessions import breakdown
 from sessions.model import Session
-from workbench.ui import export
+from sessions.studies import breakdown
+from workbench.ui.dialogs import export
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots.breakdown import Icicle, cells, told
 from workbench.ui.plots.memory_roles import FREE, rows

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.ui.plots._pyramid import BRANCH, Pyramid
+from workbench.charts.pyramid import BRANCH, Pyramid
 
 samples = st.lists(
     st.floats(-1e6, 1e6, width=32) | st.just(float("nan")), min_size=1, max_size=6000

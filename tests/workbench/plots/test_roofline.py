@@ -9,8 +9,8 @@ import pytest
 from synthetic import bench_session, gpu_session
 from test_plots import STYLES, ink, painted
 
-from sessions.kernels import rated
-from workbench.ui.export import export_plot
+from sessions.studies.kernels import rated
+from workbench.ui.dialogs.export import export_plot
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots.roofline import Kernels, Names, RoofLine
 

@@ -7,8 +7,8 @@ from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QSize
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 from PySide6.QtSvg import QSvgGenerator
 
-from workbench.ui.plots._layers import Frame
-from workbench.ui.plots._strokes import _without_level, area, clipped, dashed, polyline, zigzag
+from workbench.charts.layers import Frame
+from workbench.charts.strokes import _without_level, area, clipped, dashed, polyline, zigzag
 
 coordinate = st.floats(-500, 500)
 segment = st.tuples(coordinate, coordinate, coordinate, coordinate)

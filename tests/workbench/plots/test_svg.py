@@ -13,8 +13,9 @@ from synthetic import gpu_session
 from test_many_segments import pixels
 
 from workbench.report import _page
-from workbench.ui import export, svg
+from workbench.ui.dialogs import export
 from workbench.ui.plots import PLOTS, Run
+from workbench.ui.theming import svg
 
 NEAR_PX = 2  # about the width of a line
 LONG = 8 * 4000  # steps

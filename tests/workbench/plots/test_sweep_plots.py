@@ -11,13 +11,13 @@ from PySide6.QtGui import QColor
 from synthetic import gpu_session, sweep_study
 from test_plots import STYLES, ink, painted
 
-from sessions import sweep
 from sessions.model import Session
-from workbench.ui.export import export_plot
+from sessions.studies import sweep
+from workbench.charts.scale import scale_color
+from workbench.charts.units import MILLISECONDS
+from workbench.ui.dialogs.export import export_plot
 from workbench.ui.plots import PLOTS, Run, sweep_map
-from workbench.ui.plots._scale import scale_color
 from workbench.ui.plots._sweep import Column, FittedLine, Missed, Points
-from workbench.ui.plots._units import MILLISECONDS
 
 NAMES = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
 

@@ -6,11 +6,11 @@ from synthetic import cpu_session, gpu_session, nan_session
 
 from sessions.columns import Columns
 from sessions.model import STEP_COLUMNS, Configuration, Phase, Segment
-from sessions.statistics import clock
+from sessions.verdicts.statistics import clock
+from workbench.charts.sources import Inverse, Moved
+from workbench.charts.tracks import WINDOW, Rolling, Track
 from workbench.ui.plots import Run
-from workbench.ui.plots._sources import Inverse, Moved
 from workbench.ui.plots._steps import time_column
-from workbench.ui.plots._tracks import WINDOW, Rolling, Track
 
 
 def columns(t_s, **values):

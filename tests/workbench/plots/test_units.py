@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from workbench.ui.plots._units import (
+from workbench.charts.units import (
     BYTES,
     MILLISECONDS,
     PERCENT,

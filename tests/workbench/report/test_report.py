@@ -19,15 +19,16 @@ from hypothesis import strategies as st
 from synthetic import empty_session, gpu_session, sweep_study
 from whole_session import everything
 
-from sessions import hdf5, prediction
 from sessions.model import Evidence, Phase
 from sessions.numbers import text
+from sessions.storage import hdf5
+from sessions.studies import prediction
 from sessions.tables import Table, segments_table
-from sessions.verdict_tables import verdicts_table
+from sessions.verdicts.verdict_tables import verdicts_table
 from workbench.cli import main
 from workbench.report import SECTIONS, _page
 from workbench.report._section import Chart
-from workbench.ui.export import ExportError
+from workbench.ui.dialogs.export import ExportError
 from workbench.ui.plots import PLOTS, Run
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}

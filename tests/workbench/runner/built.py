@@ -7,11 +7,12 @@ import torch
 
 from sessions.model import Configuration
 from workbench.protocol import Blocked
-from workbench.runner import checks, resolve
-from workbench.runner.arm import Arm, Arms
-from workbench.runner.phases import PhaseTracker
-from workbench.runner.probes import allocations
+from workbench.runner.config import resolve
+from workbench.runner.experiments import checks
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.profiling.probes import allocations
 from workbench.runner.ranks import group
+from workbench.runner.variants.variant import Arm, Arms
 
 
 def stepped(

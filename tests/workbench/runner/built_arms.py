@@ -6,9 +6,9 @@ import torch
 
 from sessions.model import Configuration, Evidence
 from workbench.protocol import Blocked
-from workbench.runner.arm import Arm, Arms
-from workbench.runner.phases import PhaseTracker
-from workbench.runner.resolve import blocked_options, resolve
+from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.variants.variant import Arm, Arms
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,8 @@ import torch._inductor.compile_fx  # now, so that nobody looks for garbage among
 from runner_driver import FAULTY, Driver
 
 from sessions.model import Configuration
-from workbench import client, protocol
+from workbench import protocol
+from workbench.client import runner_process
 from workbench.runner.ranks import group
 
 
@@ -23,7 +24,7 @@ def shared() -> Iterator[Driver]:
     driver.until_state("idle")
     yield driver
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "GRACE_S", 30.0)  # by itself, however busy the machine is
+        patch.setattr(runner_process, "GRACE_S", 30.0)  # by itself, however busy the machine is
         driver.close()
     assert driver.runner.process.returncode == 0
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from sessions.model import Configuration
-from workbench.runner import resolve
-from workbench.runner.arm import Arms
-from workbench.runner.phases import PhaseTracker
+from workbench.runner.config import resolve
+from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
+from workbench.runner.variants.variant import Arms
 
 IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
 # Families and workloads that call what a toggle acts on, where that is not HYDRA's training.

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from models import ConfigurationError, Costs, Family, Metric, Model
-from models._layers import Linear
 from models.family import setting
+from models.layers.basic import Linear
 
 CLASSES = 3
 

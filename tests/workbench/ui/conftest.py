@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from shown_window import opened
 
-from workbench.client import Runner
-from workbench.ui.panels.later import Later
+from workbench.client.runner_process import Runner
+from workbench.ui.panels.lazy_panel import Later
 from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.settings import Settings
 from workbench.ui.state import AppState

@@ -23,8 +23,8 @@ from fake_session import checked, comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
 from fake_sweep import swept  # noqa: E402
 
-from sessions import verdict  # noqa: E402
 from sessions.model import Phase, Prediction  # noqa: E402
+from sessions.verdicts import verdict  # noqa: E402
 from workbench import protocol  # noqa: E402
 
 BATCH = 3

@@ -14,11 +14,11 @@ from fake_catalogue import availability, catalogue
 from fake_steps import FakeRun
 from fake_sweep import swept
 
-from sessions import verdict
 from sessions.model import Configuration, Numerics, PairedComparison, Phase, Session
+from sessions.verdicts import verdict
 from workbench import protocol
-from workbench.recorder import Recorder
-from workbench.ui import draft
+from workbench.client.recorder import Recorder
+from workbench.ui.controllers import config_edit
 
 STORY: tuple[tuple[str, dict[str, str], float], ...] = (  # label, toggles, seconds of compiling
     ("baseline", {}, 0.0),
@@ -38,7 +38,7 @@ def messages(
     """What a runner would have sent until now."""
     offered = catalogue(created=time.time() - 90)
     yield offered
-    first = draft.first(offered)
+    first = config_edit.first(offered)
     assert first is not None
     if situation in ("first", "blocked"):
         yield availability(first)
@@ -185,7 +185,7 @@ CHECKED = {  # check: status, evidence, lines
         "fail",
         "3 times a step the host waits, or would on a GPU",
         [
-            "models/_routing.py:88 in forward: count = int(mask.sum()) "
+            "models/layers/routing.py:88 in forward: count = int(mask.sum()) "
             "(aten._local_scalar_dense.default needs values)",
             "models/hydra.py:214 in forward: rows = keep.nonzero() (aten.nonzero.default needs "
             "values)",
@@ -194,7 +194,7 @@ CHECKED = {  # check: status, evidence, lines
     "graph": (
         "fail",
         "1 graph break in the first step",
-        ["models/_routing.py:88 in forward: count = int(mask.sum()): Data-dependent branching"],
+        ["models/layers/routing.py:88 in forward: int(mask.sum()): Data-dependent branching"],
     ),
     "memory": (
         "pass",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from fake_steps import GIB, FakeRun
 
-from sessions import sweep
+from sessions.studies import sweep
 from workbench import protocol
 
 

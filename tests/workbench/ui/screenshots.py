@@ -79,7 +79,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
 
 def shoot(application, situation: str, theme: str, size: tuple[int, int], path: Path) -> None:
-    from workbench.ui.appearance import Appearance
+    from workbench.ui.controllers.appearance import Appearance
     from workbench.ui.settings import Settings
     from workbench.ui.state import AppState
     from workbench.ui.window import MainWindow
@@ -113,12 +113,12 @@ def arrange(window, situation: str) -> None:
     from PySide6.QtTest import QTest
     from PySide6.QtWidgets import QScrollArea
 
-    from workbench.ui import draft
+    from workbench.ui.controllers import config_edit
 
     state = window.state
     if situation == "blocked":
         state.choose({"workload": "forward"}, "Forward")
-        state.edit(draft.with_model(state.catalogue, state.configuration, "n_heads", 7))
+        state.edit(config_edit.with_model(state.catalogue, state.configuration, "n_heads", 7))
         QTest.qWait(500)
         rows = window.toggles.rows
         area = rows["adamw"]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from PySide6.QtCore import QCoreApplication, QEvent
 
-from workbench.ui.appearance import Appearance
+from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.window import MainWindow
 
 

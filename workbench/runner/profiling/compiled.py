@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from sessions.breakdown import COMPILED, LOSS, OUTSIDE
+from sessions.studies.breakdown import COMPILED, LOSS, OUTSIDE
 from workbench.runner.profiling.provenance import NOWHERE, Call
 from workbench.runner.profiling.trace import ROOT, Trace
 

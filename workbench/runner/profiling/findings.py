@@ -7,17 +7,17 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
-from sessions import breakdown
 from sessions.model import Scalar
-from workbench.runner.arm import Arm
-from workbench.runner.blocks import TimedBlock
-from workbench.runner.probes import recordings
+from sessions.studies import breakdown
+from workbench.runner.config.resolve import footprint
+from workbench.runner.experiments.blocks import TimedBlock
 from workbench.runner.profiling import provenance, trace
 from workbench.runner.profiling.compiled import name_compiled
+from workbench.runner.profiling.probes import recordings
 from workbench.runner.profiling.trace import Trace
-from workbench.runner.resolve import footprint
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.variants.variant import Arm
 
 BACK_TO_NORMAL = 0.03  # tolerated relative difference between steps before and after the profiler
 

@@ -12,7 +12,7 @@ from torch.autograd.profiler import record_function
 
 from kernels import Operator, watched
 from models import Model
-from sessions.breakdown import LOSS
+from sessions.studies.breakdown import LOSS
 from workbench.runner.profiling.trace import MODULE, OPERATOR, ROOT
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sessions.breakdown import ROLES
-from workbench.runner.arm import Arm
-from workbench.runner.graph_pools import resident_bytes
+from sessions.studies.breakdown import ROLES
 from workbench.runner.profiling.trace import Trace
 from workbench.runner.structures import tensors
+from workbench.runner.variants.graph_pools import resident_bytes
+from workbench.runner.variants.variant import Arm
 
 ROWS = 400  # rows of the course over a step, at most
 _ROUNDING = 512  # the CUDA allocator rounds a block up to a multiple of this many bytes

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from sessions.breakdown import REPLAYED
+from sessions.studies.breakdown import REPLAYED
 from workbench.runner.profiling import kinds
 from workbench.runner.profiling.trace import Trace, Work, operator_of, place
 

@@ -18,7 +18,15 @@ from typing import Any
 
 import msgspec
 
-from sessions.breakdown import COMPILED, GRADIENTS, LOSS, OPTIMIZER, OUTSIDE, REPLAYED, UNKNOWN
+from sessions.studies.breakdown import (
+    COMPILED,
+    GRADIENTS,
+    LOSS,
+    OPTIMIZER,
+    OUTSIDE,
+    REPLAYED,
+    UNKNOWN,
+)
 
 STEP = "workbench step"  # the range around each marked step
 OPERATOR = "operator "  # prefix of the range around a call of the kernel library

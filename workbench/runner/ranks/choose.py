@@ -12,8 +12,8 @@ from workbench.runner.ranks.tensor import TensorDivided
 
 if TYPE_CHECKING:
     from models import Model
-    from workbench.runner.build import Build
     from workbench.runner.ranks.layers import Held
+    from workbench.runner.variants.build import Build
 
 
 def divided(build: Build, part: Held | None, model: Model) -> Divided | None:

@@ -19,15 +19,15 @@ from workbench.runner.ranks.messages import Build, Compare, Enter, Leave, Step
 from workbench.runner.ranks.region import let_go
 from workbench.runner.ranks.shards import Shards
 from workbench.runner.toggles.compile import repeated_blocks
-from workbench.runner.training import Weights
+from workbench.runner.variants.training import Weights
 
 if TYPE_CHECKING:
     from models import Model
     from sessions.model import Configuration
-    from workbench.runner.arm import Arm
-    from workbench.runner.data import Batches
-    from workbench.runner.training import Trainer
-    from workbench.runner.weights import Parameters
+    from workbench.runner.config.data import Batches
+    from workbench.runner.variants.training import Trainer
+    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.weights import Parameters
     from workbench.runner.workloads import Compute
     from workbench.runner.workloads import Step as ArmStep
 

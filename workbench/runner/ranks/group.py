@@ -19,7 +19,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from workbench.endings import how_ended
+from workbench.exit_reasons import how_ended
 from workbench.protocol import Failure
 from workbench.runner.ranks.messages import Answer, Failed, Forget, Order, Ready
 

@@ -22,10 +22,10 @@ from workbench.runner.ranks.region import Traffic, meeting
 
 if TYPE_CHECKING:
     from models import Model
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
-    from workbench.runner.data import Batches
-    from workbench.runner.training import Trainer, Weights
+    from workbench.runner.config.data import Batches
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.training import Trainer, Weights
+    from workbench.runner.variants.variant import Arm
     from workbench.runner.workloads import Compute
     from workbench.runner.workloads import Step as ArmStep
 

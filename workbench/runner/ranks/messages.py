@@ -27,7 +27,7 @@ class Step(msgspec.Struct, tag="step"):
 
 
 class Evaluate(msgspec.Struct, tag="evaluate"):
-    """Evaluate, beside its steps, what ``workbench.runner.evaluation`` names so."""
+    """Evaluate, beside its steps, what ``workbench.runner.numerics.forward`` names so."""
 
     what: str
     advances: int

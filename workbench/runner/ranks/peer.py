@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from workbench.protocol import Failure
-from workbench.runner.arm import Arm, Arms
-from workbench.runner.evaluation import evaluate
+from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import explain
-from workbench.runner.phases import PhaseTracker
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.numerics.forward import evaluate
 from workbench.runner.ranks.group import HOST, START_S, join
 from workbench.runner.ranks.messages import (
     Answer,
@@ -33,7 +33,7 @@ from workbench.runner.ranks.messages import (
     Ready,
     Step,
 )
-from workbench.runner.resolve import resolve
+from workbench.runner.variants.variant import Arm, Arms
 from workbench.runner.wire import leave, take_standard_streams
 
 

@@ -1,7 +1,7 @@
 """Pipeline parallelism: an arm whose blocks are stages on several ranks, one after another.
 
-``models.pipeline_stages`` defines a stage, ``schedule`` the order of its turns, and ``stages`` how
-stages come from rank 0's weights and go back to them.
+``models.parallel.pipeline_stages`` defines a stage, ``schedule`` the order of its turns, and
+``stages`` how stages come from rank 0's weights and go back to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 import kernels
 from models import LanguageModel
-from models.pipeline_stages import StageOutput
+from models.parallel.pipeline_stages import StageOutput
 from workbench.runner.ranks.group import launching
 from workbench.runner.ranks.layers import LayersDivided
 from workbench.runner.ranks.measures import Measures
@@ -25,11 +25,11 @@ from workbench.runner.ranks.schedule import Link, Schedule, Turns
 
 if TYPE_CHECKING:
     from models import Model
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
-    from workbench.runner.data import Batches
+    from workbench.runner.config.data import Batches
     from workbench.runner.ranks.stages import Stages
-    from workbench.runner.training import Trainer
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.training import Trainer
+    from workbench.runner.variants.variant import Arm
     from workbench.runner.workloads import Compute
     from workbench.runner.workloads import Step as ArmStep
 

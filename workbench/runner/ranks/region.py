@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.tensor_parallel_plan import Region
+from models.parallel.tensor_parallel_plan import Region
 from workbench.runner.ranks.group import rank
 
 SUM, GATHER, SCATTERED, SENT = "sum", "gather", "scattered sum", "broadcast"

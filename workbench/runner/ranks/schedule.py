@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.pipeline_stages import Stage, StageOutput
+from models.parallel.pipeline_stages import Stage, StageOutput
 
 BEFORE, AFTER = -1, 1  # of a stage's neighbours
 

@@ -18,14 +18,14 @@ from torch.optim import Optimizer
 from models import Model
 from models.initialisation import keep_marks
 from models.language_model import LanguageModel
-from models.tensor_parallel_plan import WHOLE, Cut, divide
+from models.parallel.tensor_parallel_plan import WHOLE, Cut, divide
 from workbench.runner.ranks.layers import Held
 from workbench.runner.ranks.region import AcrossRanks, AlongSequence
 from workbench.runner.toggles import Situation
-from workbench.runner.training import Weights
+from workbench.runner.variants.training import Weights
 
 if TYPE_CHECKING:
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
 
 
 class Shares(Held):

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from models import Model
-from models.pipeline_stages import chain, stages
+from models.parallel.pipeline_stages import chain, stages
 from workbench.runner.ranks.divided import digest
 from workbench.runner.ranks.group import rank
 from workbench.runner.ranks.layers import Held
 from workbench.runner.ranks.shares import zeros
 from workbench.runner.toggles import Situation
-from workbench.runner.training import Weights
+from workbench.runner.variants.training import Weights
 
 if TYPE_CHECKING:
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
 
 
 class _Place(NamedTuple):

@@ -1,7 +1,7 @@
 """Tensor parallelism: an arm whose layers are divided among ranks that all see the whole batch.
 
-``models.tensor_parallel_plan`` defines which parameters are sharded, ``region`` where ranks
-communicate, and ``shares`` how shards come from rank 0's weights and go back to them.
+``models.parallel.tensor_parallel_plan`` defines which parameters are sharded, ``region`` where
+ranks communicate, and ``shares`` how shards come from rank 0's weights and go back to them.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.tensor_parallel_plan import divisible
+from models.parallel.tensor_parallel_plan import divisible
 from workbench.runner.ranks.divided import digest
 from workbench.runner.ranks.layers import LayersDivided
 from workbench.runner.ranks.region import send_all, sum_over_ranks
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
     from workbench.runner.ranks.shares import Shares
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 class TensorDivided(LayersDivided):

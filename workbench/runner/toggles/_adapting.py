@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from workbench.runner.compiles import counted
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
+    from workbench.runner.variants.variant import Arm
 
 
 def ranks(arm: Arm) -> Counter[int]:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner.compiles import Compiles
 from workbench.runner.toggles._toggle import Finding, Situation, Stage, Toggle, no_effect
+from workbench.runner.variants.compiles import Compiles
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 NOT_COMPILED = Blocked(
     "acts on torch.compile, which is off", "Switch torch.compile on.", {"compile": "default"}

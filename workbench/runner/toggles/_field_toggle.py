@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import models
 from models import ConfigurationError, Model
-from models.attention import RotaryCache
-from models.quantized_linear import QuantizedLinear
+from models.layers.attention import RotaryCache
+from models.layers.quantized_linear import QuantizedLinear
 from sessions.model import Scalar
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
@@ -32,8 +32,8 @@ from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
 from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 Needs = Callable[[Any, Situation], Blocked | None]
 Facts = Callable[[Any, "Arm"], str]
@@ -109,7 +109,7 @@ def _judged(
     by: tuple[Needs, Facts, Facts],
 ) -> Finding:
     """Compare the arm with one whose field has another value, and say what that changes."""
-    from workbench.runner import effects  # which builds with all toggles
+    from workbench.runner.numerics import effects
 
     needs, idle, facts = by
     situation = arm.situation

@@ -21,8 +21,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 TITLES = {
     "torch": "PyTorch",
@@ -131,7 +131,7 @@ def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str
     """Correct a finding of effect where the same runs with the toggle's first option ``off``."""
     if finding.status != "effective":
         return finding
-    from workbench.runner import effects  # which builds with all toggles
+    from workbench.runner.numerics import effects
 
     situation = effects.without(arm, toggle, off)
     chosen = effects.kernel_choices(situation).get(operator, "auto")
@@ -147,7 +147,7 @@ def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str
 
 def _stands_for_the_same(choice: str, operator: str, arm: Arm) -> bool:
     """Return True if a choice stands for what the arm's calls of an operator ran."""
-    from workbench.runner import marked  # which needs what an arm is made of
+    from workbench.runner.profiling import instrumented
 
     same: list[bool] = []
 
@@ -157,5 +157,5 @@ def _stands_for_the_same(choice: str, operator: str, arm: Arm) -> bool:
         return op.implementations[name].call(*args)
 
     with watched(watch):
-        marked.call(arm)
+        instrumented.call(arm)
     return bool(same) and all(same)

@@ -11,8 +11,8 @@ from workbench.runner.toggles._kernel_toggle import implementations, unavailable
 from workbench.runner.toggles._toggle import PARTS, Finding, Situation, Stage, Toggle, no_effect
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def operator_toggle(

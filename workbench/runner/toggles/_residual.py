@@ -8,7 +8,7 @@ from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import Situation
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
+    from workbench.runner.variants.variant import Arm
 
 
 def needs_inference(value: Any, situation: Situation) -> Blocked | None:

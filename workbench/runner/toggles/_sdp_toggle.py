@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner import marked, own, switches
-from workbench.runner.compiles import counted
+from workbench.runner.config import global_flags, user_model
+from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -23,10 +23,11 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 _ON_CPU = ("sdp_flash", "sdp_math")
 OWN_CHOICE = "sdpa"  # the attention backend that leaves the choice to torch
@@ -34,7 +35,7 @@ OWN_CHOICE = "sdpa"  # the attention backend that leaves the choice to torch
 
 def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
     """The toggle that forbids one backend, whose name in words is ``backend``."""
-    enabled, enable = switches.SDP[name]
+    enabled, enable = global_flags.SDP[name]
 
     @contextlib.contextmanager
     def switched(on: bool) -> Iterator[None]:
@@ -50,13 +51,16 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
             return None
         if not situation.on_gpu and name not in _ON_CPU:
             return NEEDS_GPU
-        if situation.family is not own.FAMILY and situation.option("attention") != OWN_CHOICE:
+        if (
+            situation.family is not user_model.FAMILY
+            and situation.option("attention") != OWN_CHOICE
+        ):
             return Blocked(
                 "acts on torch's own choice, and the attention toggle makes another",
                 "Leave the choice to torch.",
                 {"attention": OWN_CHOICE},
             )
-        there = switches.SDP if situation.on_gpu else _ON_CPU
+        there = global_flags.SDP if situation.on_gpu else _ON_CPU
         others = [each for each in there if each != name]
         if all(situation.option(each) == "forbidden" for each in others):
             return Blocked(
@@ -70,8 +74,8 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
         build.flags.append(lambda: switched(False))
 
     def evidence(option: str, arm: Arm) -> Finding:
-        with marked.AttentionChoices(lambda: switched(True)) as seen:
-            marked.call(arm)
+        with instrumented.AttentionChoices(lambda: switched(True)) as seen:
+            instrumented.call(arm)
         if not seen.chosen:
             return no_effect("this model never calls scaled_dot_product_attention")
         told = [

@@ -15,8 +15,8 @@ from sessions.model import Configuration, Scalar
 from workbench.protocol import Blocked, LeftOut, OptionInfo, ToggleInfo
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
     from workbench.runner.workloads import Workload
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.offload import LEAST_BYTES, Offload
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -23,10 +22,11 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.variants.offload import LEAST_BYTES, Offload
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
     from workbench.runner.workloads import Compute
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner import optimizers
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -23,10 +22,11 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.toggles.compile import NEEDS_COMPILER, has_compiler
+from workbench.runner.variants import optimizers
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 _EIGHT_BIT = {f"8bit_{library}": library for library in optimizers.EIGHT_BIT}
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.runner.compiles import counted
 from workbench.runner.toggles._adapting import bits, calls
 from workbench.runner.toggles._field_toggle import field_toggle
 from workbench.runner.toggles._imagined import computing
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
+    from workbench.runner.variants.variant import Arm
 
 
 def _idle(value: Any, arm: Arm) -> str:

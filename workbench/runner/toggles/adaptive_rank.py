@@ -13,7 +13,7 @@ from workbench.runner.toggles._adapting import calls, head_dim, ranks, ranks_tex
 from workbench.runner.toggles._field_toggle import field_toggle
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
+    from workbench.runner.variants.variant import Arm
 
 
 def _idle(value: Any, arm: Arm) -> str:

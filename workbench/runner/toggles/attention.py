@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
 from workbench.protocol import Blocked
-from workbench.runner import marked
+from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._kernel_toggle import against_off, usage_finding
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -31,8 +31,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 _TITLES = {
     "manual": "Manual (S x S matrix)",
@@ -129,8 +129,8 @@ def _chosen(arm: Arm) -> Finding:
 
 def _torchs_choice(ran: Finding, arm: Arm) -> Finding:
     """Which of its kernels torch took, and why none of the fused ones."""
-    with marked.AttentionChoices(contextlib.nullcontext) as seen:
-        marked.call(arm)
+    with instrumented.AttentionChoices(contextlib.nullcontext) as seen:
+        instrumented.call(arm)
     if ran.status != "effective" or not seen.chosen:
         return ran
     shown = ", ".join(f"{name} {count}" for (name, _), count in seen.chosen.items())

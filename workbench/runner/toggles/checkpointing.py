@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.compiles import counted
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -29,10 +28,11 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 _DEAR = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # operators of ours
 # Their implementations that are made of torch's products and SDPA kernels, which a policy sees.
@@ -102,7 +102,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
 
 def _kept(arm: Arm) -> tuple[int, int]:
     """Bytes that autograd keeps of a short call, as the arm is and without checkpointing."""
-    from workbench.runner import effects  # which builds with all toggles
+    from workbench.runner.numerics import effects
 
     off = effects.without(arm, TOGGLE.name, TOGGLE.off)
     return effects.kept_bytes(arm, arm.situation), effects.kept_bytes(arm, off)

@@ -19,10 +19,9 @@ from torch import nn
 
 from kernels import own_code
 from workbench.protocol import Blocked
-from workbench.runner.compiles import keep_records
 from workbench.runner.failures import Mistake
-from workbench.runner.probes import recordings
 from workbench.runner.profiling import provenance
+from workbench.runner.profiling.probes import recordings
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -32,10 +31,11 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.variants.compiles import keep_records
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
     from workbench.runner.workloads import Compute
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")

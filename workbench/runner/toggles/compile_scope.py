@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner.compiles import Compiles, counted
 from workbench.runner.toggles._compiling import compiling_toggle
 from workbench.runner.toggles._toggle import Finding, Situation, effective, no_effect
 from workbench.runner.toggles.compile import WITH_GRAPHS, repeated_blocks
+from workbench.runner.variants.compiles import Compiles, counted
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

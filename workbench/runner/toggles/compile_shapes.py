@@ -18,14 +18,14 @@ import torch
 
 from models import LanguageModel
 from workbench.protocol import Blocked
-from workbench.runner.compiles import Compiles, without_id
 from workbench.runner.toggles._compiling import compiling_toggle
 from workbench.runner.toggles._toggle import Finding, Situation, as_default, effective, no_effect
+from workbench.runner.variants.compiles import Compiles, without_id
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
-    from workbench.runner.data import Tensors
+    from workbench.runner.config.data import Tensors
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

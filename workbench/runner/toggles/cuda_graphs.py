@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.cuda_graph import capturing, on_capture_stream
+from models.execution.cuda_graph import capturing, on_capture_stream
 from sessions.model import Phase
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
@@ -31,8 +31,8 @@ from workbench.runner.toggles._toggle import (
 from workbench.runner.toggles.compile import WITH_GRAPHS
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 _WARM_UP_STEPS = 3  # lets lazy allocations (cuBLAS workspaces, optimizer state) happen first
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from torch.backends import cudnn
 
 from workbench.protocol import Blocked
-from workbench.runner import marked, own
+from workbench.runner.config import user_model
+from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -27,8 +28,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ def _benchmarking() -> Iterator[None]:
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option == "off":
         return None
-    if situation.family is not own.FAMILY:
+    if situation.family is not user_model.FAMILY:
         return Blocked(
             f"{situation.family.title} has no convolution that runs through cuDNN",
             "Choose a model of your own that has.",
@@ -58,8 +59,8 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    with marked.Convolutions() as seen:
-        marked.call(arm)
+    with instrumented.Convolutions() as seen:
+        instrumented.call(arm)
     through = {name: n for name, n in seen.libraries.items() if name.startswith("Cudnn")}
     shown = ", ".join(f"{count} {name}" for name, count in seen.libraries.items())
     if through and cudnn.benchmark:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.compiles import counted
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
@@ -36,10 +35,11 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def ranks_of(situation: Situation) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.neuro_fabric import chosen
+from models.layers.neuro_fabric import chosen
 from workbench.protocol import Blocked
 from workbench.runner.toggles._field_toggle import field_toggle
 from workbench.runner.toggles._toggle import Situation

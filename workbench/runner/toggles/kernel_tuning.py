@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import kernels
 from sessions.model import Phase
 from workbench.protocol import Blocked
-from workbench.runner import marked
+from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._kernel_toggle import unavailable, with_triton
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -31,8 +31,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 _SHOWN = 3  # kernels named in a sentence
 _ORIGINS = {"tuned": "tuned", "disk": "from disk", "heuristic": "by heuristic"}
@@ -66,7 +66,7 @@ def _tune(build: Build, arm: Arm) -> None:
     began = time.perf_counter()
     with build.phases.during(Phase.AUTOTUNE), kernels.tuning("on"):
         arm.restart()
-        marked.call(arm, backward=True)
+        instrumented.call(arm, backward=True)
     arm.ledger["autotune_s"] = round(time.perf_counter() - began, 4)
 
 

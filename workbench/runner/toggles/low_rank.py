@@ -19,7 +19,7 @@ from workbench.runner.toggles._field_toggle import field_toggle
 from workbench.runner.toggles._toggle import Situation
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
+    from workbench.runner.variants.variant import Arm
 
 
 def _needs(value: Any, situation: Situation) -> Blocked | None:
@@ -46,7 +46,7 @@ def _idle(value: Any, arm: Arm) -> str:
 
 def _none_would_be_narrower(value: Any, arm: Arm) -> str:
     """Why a higher least rank keeps no column, if no head would give one up without it."""
-    from workbench.runner import effects  # which builds with all toggles
+    from workbench.runner.numerics import effects
 
     situation = arm.situation
     config = dataclasses.replace(situation.config, rank_ratio=situation.base.rank_ratio)

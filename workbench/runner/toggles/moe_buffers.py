@@ -27,8 +27,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 _IN_WORKSPACE = ("triton", "loop")  # implementations that take a workspace

@@ -24,11 +24,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from models import Footprint
-from models.pipeline_footprint import largest_stage
-from models.pipeline_stages import chain
+from models.parallel.pipeline_footprint import largest_stage
+from models.parallel.pipeline_stages import chain
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.compiles import counted
 from workbench.runner.ranks.pipeline import PipelineDivided
 from workbench.runner.toggles._ranks import (
     OPTIONS,
@@ -49,10 +48,11 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.toggles.micro_batches import micro_batches_of, suited
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def pipeline_ranks_of(situation: Situation) -> int:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from workbench.protocol import Blocked
-from workbench.runner import draws, marked
-from workbench.runner.ceilings import fp32_products
-from workbench.runner.compiles import counted, eager
+from workbench.runner.numerics import rng
+from workbench.runner.profiling import instrumented
+from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -28,10 +28,11 @@ from workbench.runner.toggles._toggle import (
     no_effect,
     unknown,
 )
+from workbench.runner.variants.compiles import counted, eager
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 # A product of float32 numbers rounds at about 1e-7, one of 10-bit mantissas at about 3e-4.
 _TF32_ERROR = 1e-5
@@ -83,10 +84,10 @@ def _evidence(option: str, arm: Arm) -> Finding:
 def _products_finding(option: str, wanted: torch.dtype, arm: Arm) -> Finding:
     """By the operators of a call on few inputs, where no layer of torch.nn tells."""
     model = arm.model
-    found = marked.ProductDtypes()
+    found = instrumented.ProductDtypes()
     with (
-        draws.put_back(model, arm.situation.device),
-        draws.evaluating(model),
+        rng.put_back(model, arm.situation.device),
+        rng.evaluating(model),
         eager(),
         torch.no_grad(),
         found,
@@ -107,8 +108,8 @@ def _products_finding(option: str, wanted: torch.dtype, arm: Arm) -> Finding:
 
 
 def _tf32_finding(arm: Arm) -> Finding:
-    with marked.Products() as seen:
-        marked.call(arm)
+    with instrumented.Products() as seen:
+        instrumented.call(arm)
     if not seen.errors:
         return no_effect("this model calls no FP32 matrix product or convolution of torch")
     parts = []

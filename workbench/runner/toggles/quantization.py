@@ -28,7 +28,7 @@ from torch import nn
 
 import kernels
 from kernels.quantized_matmul import SCHEMES
-from models.quantized_linear import QuantizedLinear
+from models.layers.quantized_linear import QuantizedLinear
 from workbench.protocol import Blocked
 from workbench.runner.toggles._imagined import COMPUTES, Imagined, computing
 from workbench.runner.toggles._toggle import (
@@ -39,11 +39,11 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.weights import Quantized
+from workbench.runner.variants.weights import Quantized
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 _MIB = 2**20
 

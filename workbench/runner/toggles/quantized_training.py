@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models.fake_quantized import FakeQuantizedLinear, fake_quantize, fake_quantized
+from models.layers.fake_quantized import FakeQuantizedLinear, fake_quantize, fake_quantized
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -26,8 +26,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

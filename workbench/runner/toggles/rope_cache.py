@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from workbench.runner.toggles._toggle import Finding, Stage, Toggle, effective, no_effect
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def _apply(option: str, build: Build) -> None:

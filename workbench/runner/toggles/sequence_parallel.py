@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models.tensor_parallel_plan import divisible
+from models.parallel.tensor_parallel_plan import divisible
 from workbench.protocol import Blocked
 from workbench.runner.ranks.region import GATHER, SCATTERED
 from workbench.runner.ranks.tensor import TensorDivided
@@ -31,8 +31,8 @@ from workbench.runner.toggles._toggle import (
 from workbench.runner.toggles.tensor_parallel import tensor_ranks_of, traffic_text
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

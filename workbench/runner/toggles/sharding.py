@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.compiles import counted
 from workbench.runner.toggles import data_parallel
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -32,11 +31,12 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
     from workbench.runner.ranks.shards import Held
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

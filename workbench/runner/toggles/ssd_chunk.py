@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import kernels
 from kernels.ssd_scan import CHUNK
 from models import Model
-from models.ssm import SSM
+from models.layers.ssm import SSM
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._imagined import Imagined, computing
@@ -29,8 +29,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

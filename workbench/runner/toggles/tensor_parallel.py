@@ -19,11 +19,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from models import Footprint
-from models.tensor_parallel_footprint import largest_share
-from models.tensor_parallel_plan import divisible
+from models.parallel.tensor_parallel_footprint import largest_share
+from models.parallel.tensor_parallel_plan import divisible
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.compiles import counted
 from workbench.runner.ranks.region import Traffic
 from workbench.runner.ranks.tensor import TensorDivided
 from workbench.runner.toggles._ranks import (
@@ -43,10 +42,11 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
 
 WORKLOADS = ("train", "forward")
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from workbench.protocol import Blocked
-from workbench.runner import marked
 from workbench.runner.failures import Cancelled, Mistake, is_fatal, lacks_memory
+from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -30,8 +30,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm
-    from workbench.runner.build import Build
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
     from workbench.runner.workloads import Compute
 
 _GROUP = "prim::TensorExprGroup"
@@ -146,7 +146,7 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, arm: Arm) -> Finding:
     if not isinstance(arm.compute, Scripted):
         return no_effect("TorchScript does not run the step")
-    marked.call(arm)
+    instrumented.call(arm)
     groups = str(torch.jit.last_executed_optimized_graph()).count(f"= {_GROUP}")
     if not groups:
         return no_effect("TorchScript ran the same operators one by one: its fuser joined none")

@@ -12,12 +12,12 @@ import torch
 from models import Cache, LanguageModel, Model, pieces
 from sessions.model import Scalar
 from workbench.protocol import Field, WorkloadInfo
-from workbench.runner.rounds import Rounds
+from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.workloads._decoder import Decoder
 
 if TYPE_CHECKING:
-    from workbench.runner.data import Batches
-    from workbench.runner.training import Trainer
+    from workbench.runner.config.data import Batches
+    from workbench.runner.variants.training import Trainer
 
 Compute = Callable[..., torch.Tensor]
 Step = Callable[[], torch.Tensor]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from workbench.runner.rounds import Rounds
+from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.workloads._workload import (
     BATCH,
     CHUNK,

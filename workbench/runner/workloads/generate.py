@@ -16,7 +16,7 @@ import torch
 
 from models import sample
 from workbench.protocol import Field
-from workbench.runner.rounds import Rounds
+from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.workloads._workload import (
     BATCH,
     CHUNK,

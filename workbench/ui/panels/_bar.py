@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
 
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
-from workbench.ui.theme import Theme
+from workbench.ui.panels import _widgets
+from workbench.ui.theming.icons import icon
+from workbench.ui.theming.theme import Theme
 
 Line = tuple[str, str, str]  # text, icon ("" for none), role of the colour
 
@@ -28,19 +28,19 @@ class Bar(QFrame):
         self._shown: object = None
         self._buttons: dict[str, QPushButton] = {}
         self._acts: dict[str, Callable[[], None]] = {}
-        self._lines = _parts.tight(QVBoxLayout(), 4)
-        self._beside = _parts.tight(QHBoxLayout(), 6)  # buttons, where there is one line
-        self._below = _parts.tight(QHBoxLayout(), 6)  # and where there are more
+        self._lines = _widgets.tight(QVBoxLayout(), 4)
+        self._beside = _widgets.tight(QHBoxLayout(), 6)  # buttons, where there is one line
+        self._below = _widgets.tight(QHBoxLayout(), 6)  # and where there are more
         self.close_button = QToolButton()
-        self.close_button.setIconSize(_parts.SMALL_ICON)
+        self.close_button.setIconSize(_widgets.SMALL_ICON)
         self.close_button.setToolTip("Dismiss")
         self.close_button.setAccessibleName("Dismiss")
         self.close_button.clicked.connect(dismissed)
-        head = _parts.tight(QHBoxLayout(), 6)
+        head = _widgets.tight(QHBoxLayout(), 6)
         head.addLayout(self._lines, 1)
         head.addLayout(self._beside)
         head.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
-        layout = _parts.tight(QVBoxLayout(self), 6)
+        layout = _widgets.tight(QVBoxLayout(self), 6)
         layout.setContentsMargins(10, 6, 6, 6)
         layout.addLayout(head)
         layout.addLayout(self._below)
@@ -65,16 +65,18 @@ class Bar(QFrame):
         self.setProperty("tone", tone)
         self.style().unpolish(self)
         self.style().polish(self)
-        _parts.clear(self._lines)
+        _widgets.clear(self._lines)
         for text, mark, role in lines:
-            label = _parts.note(text, role if role in ("good", "warning", "bad", "accent") else "")
-            line = _parts.marked(label, mark, theme, role) if mark else label
+            label = _widgets.note(
+                text, role if role in ("good", "warning", "bad", "accent") else ""
+            )
+            line = _widgets.marked(label, mark, theme, role) if mark else label
             self._lines.addWidget(line, 0, Qt.AlignmentFlag.AlignVCenter)  # level with a button
             line.show()
         self._place(tuple(self._acts), self._beside if len(lines) == 1 else self._below)
         self.close_button.setIcon(icon("close", theme, "muted"))
         self.close_button.setVisible(closes)
-        _parts.settle(self)
+        _widgets.settle(self)
 
     def _place(self, texts: Sequence[str], place: QHBoxLayout) -> None:
         """Show these buttons, of those there are and of new ones; the focus stays among them."""
@@ -91,10 +93,10 @@ class Bar(QFrame):
         if any(button.hasFocus() for button in before.values()):
             next(iter(self._buttons.values()), self.close_button).setFocus()
         for button in before.values():
-            _parts.discard(button)
+            _widgets.discard(button)
 
     def _make_button(self, text: str) -> QPushButton:
-        button = _parts.compact(text)
+        button = _widgets.compact(text)
         button.clicked.connect(lambda: self._acts[text]())
         return button
 
@@ -102,4 +104,4 @@ class Bar(QFrame):
         """Show nothing."""
         self._shown = None
         self.hide()
-        _parts.settle(self)
+        _widgets.settle(self)

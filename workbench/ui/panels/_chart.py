@@ -21,13 +21,14 @@ from PySide6.QtWidgets import (
 )
 
 from workbench import crash_log
-from workbench.ui import dialogs, export, files, uncaught
+from workbench.charts.canvas import Canvas, canvas_view
+from workbench.charts.style import screen_style, shade
+from workbench.ui.dialogs import export, message_boxes, session_files
 from workbench.ui.panels import _plot_keys
 from workbench.ui.plots import Plot, Run
-from workbench.ui.plots._canvas import Canvas, canvas_view
-from workbench.ui.style import screen_style, shade
-from workbench.ui.tasks import Tasks
-from workbench.ui.theme import Theme
+from workbench.ui.process import uncaught
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.theming.theme import Theme
 
 _Made = TypeVar("_Made")
 
@@ -297,7 +298,7 @@ class Chart(QWidget):
         """Ask for a file and write the plot to it."""
         kinds = {suffix: _FILTERS[suffix], **_FILTERS}
         title, suggestion = f"Export {self.plot.title}", f"{self.plot.name}{suffix}"
-        path = dialogs.file_to_write(self, title, suggestion, kinds)
+        path = message_boxes.file_to_write(self, title, suggestion, kinds)
         if path is None:
             return
         runs, options = self._frozen(), dict(self.options)
@@ -312,7 +313,9 @@ class Chart(QWidget):
 
     def _frozen(self) -> list[Run]:
         """What is shown, as it is now."""
-        return [replace(run, session=files.snapshot(run.session), _kept={}) for run in self.runs]
+        return [
+            replace(run, session=session_files.snapshot(run.session), _kept={}) for run in self.runs
+        ]
 
     def _start(self, work: Callable[[], _Made], done: Callable[[_Made], None]) -> None:
         """Have it done while the window goes on: a million rows of data take seconds to write."""

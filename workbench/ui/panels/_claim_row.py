@@ -7,13 +7,13 @@ from collections.abc import Callable
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy
 
-from sessions import claims
-from sessions.claims import Row
 from sessions.plain_text import one_line
-from workbench.ui import fonts
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
-from workbench.ui.theme import Theme
+from sessions.studies import claims
+from sessions.studies.claims import Row
+from workbench.ui.panels import _widgets
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
+from workbench.ui.theming.theme import Theme
 
 COLUMNS = 6  # mark, word, claim, what the document says, what was measured, button
 STRETCH = (0, 0, 5, 4, 5, 0)
@@ -36,15 +36,15 @@ class ClaimRow:
 
     def __init__(self, grid: QGridLayout, line: int, row: Row, measure: Callable[[], None]) -> None:
         self.mark, self.word = QLabel(), QLabel()
-        self.mark.setFixedSize(_parts.ICON)
+        self.mark.setFixedSize(_widgets.ICON)
         self.word.setFixedWidth(WORD_WIDTH)
         self.claim = _wrapped(f"{row.claim[:1].upper()}{row.claim[1:]}")
         self.claim.setToolTip(f"{row.row}: {row.how}")
         self.says, self.measured = _wrapped(row.says), _wrapped("")
         self.says.setProperty("muted", True)
         self.measured.setFont(fonts.numbers())
-        self.reason = _parts.note()
-        self.button = _parts.compact("Measure")
+        self.reason = _widgets.note()
+        self.button = _widgets.compact("Measure")
         self.button.setAccessibleName(f"Measure {row.document}: {row.experiment}")
         self.button.clicked.connect(measure)
         self._experiment = row.experiment
@@ -63,8 +63,8 @@ class ClaimRow:
         word, name, role = MARKS.get(row.result, (one_line(row.result, 40), "unknown", "muted"))
         self.word.setText(word)
         tone = role if role in ("good", "bad", "warning", "accent") else ""
-        _parts.set_tone(self.word, tone)
-        self.mark.setPixmap(icon(name, theme, role).pixmap(_parts.ICON))
+        _widgets.set_tone(self.word, tone)
+        self.mark.setPixmap(icon(name, theme, role).pixmap(_widgets.ICON))
         measured = claims.measured_text(row)
         going_on = row.result == claims.MEASURING
         self.measured.setText(f"{measured}, so far" if measured and going_on else measured or "–")

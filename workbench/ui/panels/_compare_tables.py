@@ -12,23 +12,23 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions import checked
-from sessions.comparison import Arm, Comparison
+from sessions import numerics
 from sessions.model import Configuration
-from sessions.ratios import UNPAIRED
 from sessions.sizes import size_text
 from sessions.tables import PEAK, RESIDENT, differences_table, memory_heading, number
-from sessions.verdict_words import claim_words
+from sessions.verdicts.comparison import Arm, Comparison
+from sessions.verdicts.ratios import UNPAIRED
+from sessions.verdicts.verdict_words import claim_words
 from workbench.protocol import Failure
-from workbench.ui import fonts
-from workbench.ui.icons import icon
-from workbench.ui.option_picker import CalmComboBox
-from workbench.ui.panels import _parts
-from workbench.ui.panels._calm_table import RIGHT, CalmTable, headed
+from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
+from workbench.ui.panels._table import RIGHT, CalmTable, headed
 from workbench.ui.panels.segments import JUDGE, ROW_HEIGHT
 from workbench.ui.plots import Run
 from workbench.ui.state import AppState
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
 
 _COLUMNS = (
     "Session",
@@ -165,7 +165,7 @@ class SessionsTable(CalmTable):
     def _remove_button(self, run: Run, removable: bool) -> QWidget:
         button = QToolButton()
         button.setAutoRaise(True)
-        button.setIconSize(_parts.SMALL_ICON)
+        button.setIconSize(_widgets.SMALL_ICON)
         button.setIcon(icon("close", self._state.theme, "muted"))
         button.setEnabled(removable)
         button.setToolTip(
@@ -238,7 +238,7 @@ class DifferencesTable(CalmTable):
 
 def verdict(arm: Arm) -> str:
     """Say the ratio to the baseline, and no more than what it rests on allows."""
-    wrong = checked.are_wrong(arm.segment.ledger)
+    wrong = numerics.are_wrong(arm.segment.ledger)
     if arm.ratio is None:
         return "baseline; WRONG numbers" if wrong else "baseline"
     found = arm.ratio
@@ -248,6 +248,6 @@ def verdict(arm: Arm) -> str:
 
 def tone(arm: Arm) -> str:
     """``good``, ``bad``, ``muted`` or ``text``: a colour of the theme; wrong numbers are bad."""
-    if checked.are_wrong(arm.segment.ledger):
+    if numerics.are_wrong(arm.segment.ledger):
         return "bad"
     return "text" if arm.ratio is None else TONES.get(arm.ratio.verdict, "text")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import QCheckBox, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
 
-from workbench.ui import preset_menu
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from workbench.ui.menus import preset_menu
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar, Line
 from workbench.ui.state import AppState
+from workbench.ui.theming.icons import icon
 
 
 class PresetBar(QWidget):
@@ -35,12 +35,12 @@ class PresetBar(QWidget):
         )
         self.automatic.clicked.connect(state.offers.set_automatic)
         self.told = Bar(state.presets.dismiss)
-        row = _parts.tight(QHBoxLayout(), 8)
+        row = _widgets.tight(QHBoxLayout(), 8)
         row.setContentsMargins(12, 6, 12, 2)
         row.addWidget(self.button)
         row.addStretch(1)
         row.addWidget(self.automatic)
-        layout = _parts.tight(QVBoxLayout(self), 2)
+        layout = _widgets.tight(QVBoxLayout(self), 2)
         layout.addLayout(row)
         layout.addWidget(self.told)
         for changed in (state.presets.changed, state.themeChanged, state.comparisonsChanged):

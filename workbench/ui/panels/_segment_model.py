@@ -10,18 +10,18 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelInd
 from PySide6.QtGui import QColor, QFontMetrics, QIcon, QPainter, QPixmap
 from PySide6.QtWidgets import QWidget
 
-from sessions import checked
+from sessions import numerics
 from sessions.ceilings import ceiling_words
 from sessions.numbers import STEP_TIME
 from sessions.plain_text import wrapped
-from sessions.ratios import UNPAIRED
 from sessions.tables import MISSING, OWN, PEAKS, Table, text
-from sessions.work import DIFFERENT_MODELS, OTHER_WORK
+from sessions.verdicts.ratios import UNPAIRED
+from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK
 from workbench.titles import Titles
-from workbench.ui import fonts
-from workbench.ui.icons import icon
 from workbench.ui.state import AppState
-from workbench.ui.theme import Theme
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
+from workbench.ui.theming.theme import Theme
 
 Index = QModelIndex | QPersistentModelIndex
 SWATCH = 10
@@ -51,7 +51,7 @@ UNPAIRED_TIP = (
     "Unpaired: the two ran one after the other, so the difference may be the machine's. Click to "
     "measure a verdict: both run in alternating blocks."
 )
-_MARKS = {"right": ("effective", "good"), checked.WRONG: ("error", "bad")}  # icon, colour
+_MARKS = {"right": ("effective", "good"), numerics.WRONG: ("error", "bad")}  # icon, colour
 _UNKNOWN = ("unknown", "warning")
 AS_BASELINE = "as the baseline"
 APART = " · "  # titles have commas of their own
@@ -71,7 +71,7 @@ class Shown:
     def mark(self, row: int) -> tuple[str, str]:
         """Icon and colour of what is known of a segment's numbers; empty where nothing is."""
         word = self.cells[row][self.headings.index(NUMBERS)] if NUMBERS in self.headings else ""
-        return _MARKS.get(word, _UNKNOWN if word == checked.MARKS[None] else ("", ""))
+        return _MARKS.get(word, _UNKNOWN if word == numerics.MARKS[None] else ("", ""))
 
     def tone(self, row: int, column: int) -> str:
         """The colour of a cell, where it has one of its own."""
@@ -154,7 +154,7 @@ class SegmentModel(QAbstractTableModel):
         row, column = index.row(), index.column()
         match role:
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == NUMBERS:
-                return wrapped(checked.text(self._state.session.segments[row].ledger))
+                return wrapped(numerics.text(self._state.session.segments[row].ledger))
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == DIFFERS:
                 found, asked = self._shown.cells[row][column], self._shown.asked[row]
                 return wrapped(found if found == asked else f"{found}\n{asked}")

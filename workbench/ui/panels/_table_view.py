@@ -6,8 +6,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from sessions.tables import Table
-from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable
 from workbench.ui.panels._names_share import NamesShare
+from workbench.ui.panels._table import LEFT, RIGHT, CalmTable
 
 
 class TableView(CalmTable):

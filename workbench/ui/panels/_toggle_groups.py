@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QToolButton, QVBoxLayout, QWidget
 
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._toggle_row import ToggleRow
-from workbench.ui.theme import Theme
+from workbench.ui.theming.icons import icon
+from workbench.ui.theming.theme import Theme
 
 
 class ToggleGroups(QWidget):
@@ -24,7 +24,7 @@ class ToggleGroups(QWidget):
         self._line.setCheckable(True)
         self._line.setProperty("bare", True)
         self._line.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        self._line.setIconSize(_parts.SMALL_ICON)
+        self._line.setIconSize(_widgets.SMALL_ICON)
         self._line.toggled.connect(self._show)
         self._absent: Collection[str] = ()
         self._said: object = None
@@ -32,10 +32,10 @@ class ToggleGroups(QWidget):
         for row in rows:
             groups.setdefault(row.toggle.group, []).append(row)
         self._boxes: list[tuple[QWidget, QWidget, list[ToggleRow]]] = []
-        column = _parts.tight(QVBoxLayout(self), 10)
+        column = _widgets.tight(QVBoxLayout(self), 10)
         for group, members in groups.items():
             column.addWidget(self._box(group, members))
-        self._foot = _parts.rule()
+        self._foot = _widgets.rule()
         column.addWidget(self._foot)
         column.addWidget(self._line)
         self.fold((), theme)
@@ -55,11 +55,11 @@ class ToggleGroups(QWidget):
 
     def _box(self, group: str, members: list[ToggleRow]) -> QWidget:
         box = QWidget()
-        column = _parts.tight(QVBoxLayout(box), 10)
-        rule = _parts.rule()
+        column = _widgets.tight(QVBoxLayout(box), 10)
+        rule = _widgets.rule()
         column.addWidget(rule)
         if [row.toggle.title for row in members] != [group]:
-            column.addWidget(_parts.heading(group))
+            column.addWidget(_widgets.heading(group))
         for row in members:
             column.addWidget(row)
         self._boxes.append((box, rule, members))

@@ -7,11 +7,11 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWi
 
 from sessions.model import Evidence
 from workbench.protocol import Blocked, Catalogue, ToggleInfo
-from workbench.ui import draft
-from workbench.ui.option_picker import OptionPicker
-from workbench.ui.panels import _parts
+from workbench.ui.controllers import config_edit
+from workbench.ui.menus.option_picker import OptionPicker
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._evidence import mark_of
-from workbench.ui.theme import Theme
+from workbench.ui.theming.theme import Theme
 
 SHOWN_REASONS = 2  # further ones are behind a click
 
@@ -36,11 +36,11 @@ class ToggleRow(QWidget):
         self.picker.setToolTip(toggle.help)
         self.picker.chosen.connect(lambda option: self.chosen.emit(toggle.name, option))
         self._title.setBuddy(self.picker.focus_target())
-        head = _parts.tight(QHBoxLayout())
+        head = _widgets.tight(QHBoxLayout())
         head.addWidget(self._title, 1)
         head.addWidget(self.picker)
-        self._notes = _parts.tight(QVBoxLayout(), 4)
-        layout = _parts.tight(QVBoxLayout(self), 4)
+        self._notes = _widgets.tight(QVBoxLayout(), 4)
+        layout = _widgets.tight(QVBoxLayout(self), 4)
         layout.addLayout(head)
         layout.addLayout(self._notes)
 
@@ -62,10 +62,10 @@ class ToggleRow(QWidget):
         focus = self.focusWidget()
         if focus is not None and focus.hasFocus() and not self.picker.isAncestorOf(focus):
             self.picker.focus_target().setFocus()  # a button of the notes: they are made anew
-        _parts.clear(self._notes)
+        _widgets.clear(self._notes)
         if pending:
-            text = f"{draft.option_title(self.toggle, option)} is on its way"
-            self._add("pending", _parts.note(text, "accent"), theme, "accent")
+            text = f"{config_edit.option_title(self.toggle, option)} is on its way"
+            self._add("pending", _widgets.note(text, "accent"), theme, "accent")
         elif evidence is not None:
             self._show_evidence(evidence, option, theme)
         self._show_blocked(blocked, theme)
@@ -74,8 +74,8 @@ class ToggleRow(QWidget):
         icon_name, role = mark_of(evidence.status)
         text = f"{evidence.status.capitalize()}: {evidence.text}"
         if evidence.requested != option:
-            text = f"{draft.option_title(self.toggle, evidence.requested)}: {text}"
-        label = _parts.brief_note(text, _tone(role))
+            text = f"{config_edit.option_title(self.toggle, evidence.requested)}: {text}"
+        label = _widgets.brief_note(text, _tone(role))
         label.setObjectName("evidence")
         self._add(icon_name, label, theme, role)
 
@@ -97,22 +97,22 @@ class ToggleRow(QWidget):
         if not rest:
             return
         body = QWidget()
-        column = _parts.tight(QVBoxLayout(body), 4)
+        column = _widgets.tight(QVBoxLayout(body), 4)
         for why, titles in rest:
             column.addWidget(self._reason(why, titles, theme))
         count = sum(len(titles) for _, titles in rest)
         text = f"{count} more blocked option" + ("s" if count > 1 else "")
-        self._notes.addWidget(_parts.expander(text, theme, body))
+        self._notes.addWidget(_widgets.expander(text, theme, body))
         self._notes.addWidget(body)
 
     def _reason(self, why: Blocked, titles: list[str], theme: Theme) -> QWidget:
-        label = _parts.note(f"{', '.join(titles)}: {why.said}")
+        label = _widgets.note(f"{', '.join(titles)}: {why.said}")
         label.setObjectName("blocked")
-        row = _parts.marked(label, "locked", theme, "muted")
+        row = _widgets.marked(label, "locked", theme, "muted")
         if why.set:
-            button = _parts.compact("Fix")
+            button = _widgets.compact("Fix")
             button.setObjectName("fix")
-            choices = draft.choice_text(self._catalogue, why.set)
+            choices = config_edit.choice_text(self._catalogue, why.set)
             button.setToolTip(f"Choose {choices}")
             text = f"Unblock {self.toggle.title}: {choices}"
             button.clicked.connect(lambda: self.fix.emit(dict(why.set), text))
@@ -122,7 +122,7 @@ class ToggleRow(QWidget):
         return row
 
     def _add(self, icon_name: str, label: QLabel, theme: Theme, role: str) -> None:
-        self._notes.addWidget(_parts.marked(label, icon_name, theme, role))
+        self._notes.addWidget(_widgets.marked(label, icon_name, theme, role))
 
 
 def _tone(role: str) -> str:

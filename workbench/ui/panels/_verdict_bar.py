@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from sessions import prediction
 from sessions.model import PairedComparison
-from sessions.verdict_words import headline, ratio_line, remarks, standing
-from workbench.ui.panels import _parts
+from sessions.studies import prediction
+from sessions.verdicts.verdict_words import headline, ratio_line, remarks, standing
 from workbench.ui.panels import _verdict_lines as verdict_lines
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar, Line
 from workbench.ui.state import AppState
 
@@ -20,7 +20,7 @@ class VerdictBar(QWidget):
         super().__init__(parent)
         self._state = state
         self.bar = Bar(state.offers.dismiss)
-        _parts.tight(QVBoxLayout(self), 0).addWidget(_parts.Snug(self.bar))
+        _widgets.tight(QVBoxLayout(self), 0).addWidget(_widgets.Snug(self.bar))
         for changed in (
             state.comparisonsChanged,
             state.segmentsChanged,

@@ -8,13 +8,13 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QTableWidgetItem
 
 from sessions.model import PairedComparison, Segment
-from sessions.verdict import are_right, unchecked_arms, wrong_arms
-from sessions.verdict_words import memory_words, numerics_lines, verdict_word
-from sessions.work import DIFFERENT_MODELS, OTHER_WORK
+from sessions.verdicts.verdict import are_right, unchecked_arms, wrong_arms
+from sessions.verdicts.verdict_words import memory_words, numerics_lines, verdict_word
+from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK
 from workbench.titles import Titles
-from workbench.ui.icons import icon
 from workbench.ui.panels._evidence import mark_of
-from workbench.ui.theme import Theme
+from workbench.ui.theming.icons import icon
+from workbench.ui.theming.theme import Theme
 
 Line = tuple[str, str, str]  # text, icon, role of the colour
 

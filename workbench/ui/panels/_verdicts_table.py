@@ -9,15 +9,15 @@ from PySide6.QtGui import QIcon, QPixmap
 from PySide6.QtWidgets import QSizePolicy, QTableWidgetItem, QWidget
 
 from sessions.model import PairedComparison
-from sessions.verdict_tables import verdicts_table
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from sessions.verdicts.verdict_tables import verdicts_table
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable, with_interval
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
+from workbench.ui.panels._table import LEFT, RIGHT, CalmTable, with_interval
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.plots._arms import apart
 from workbench.ui.state import AppState
+from workbench.ui.theming.icons import icon
 
 SHOWN = 4  # rows; one scrolls to the others
 _LEAST = 2
@@ -35,7 +35,7 @@ class VerdictsTable(CalmTable):
         self._state = state
         self._shown: object = None
         self._names = NamesShare(self)
-        blank = QPixmap(self.iconSize().expandedTo(_parts.ICON))
+        blank = QPixmap(self.iconSize().expandedTo(_widgets.ICON))
         blank.fill(Qt.GlobalColor.transparent)
         self._blank = QIcon(blank)  # all rows begin at one edge
         self.horizontalHeader().setStretchLastSection(False)

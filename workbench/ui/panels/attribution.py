@@ -16,7 +16,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.attribution_words import (
+from sessions.model import Study
+from sessions.numbers import MISSING, text
+from sessions.studies.attribution_words import (
     BLOCKED,
     EFFECT,
     HIGH,
@@ -29,17 +31,15 @@ from sessions.attribution_words import (
     remarks,
     wrong_arms,
 )
-from sessions.model import Study
-from sessions.numbers import MISSING, text
 from sessions.tables import Table
-from workbench.ui import draft
-from workbench.ui.attributions import MODES
-from workbench.ui.option_picker import CalmComboBox
-from workbench.ui.panels import _parts
+from workbench.ui.controllers import config_edit
+from workbench.ui.controllers.attributions import MODES
+from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.panels._calm_table import CalmTable, with_interval
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels._soon import Soon
+from workbench.ui.panels._table import CalmTable, with_interval
+from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
@@ -74,14 +74,14 @@ class AttributionPanel(QWidget):
         self.which.setAccessibleName(self.which.toolTip())
         self.which.activated.connect(self._show)
         self._offered: list[str] = []
-        self.headline = _parts.title()
-        self.about = _parts.note()
-        self.why_not = _parts.note()
+        self.headline = _widgets.title()
+        self.about = _widgets.note()
+        self.why_not = _widgets.note()
         self.run = QPushButton("Attribute")
         self.run.clicked.connect(state.attributions.run)
         self.mode = self._make_mode()
         tip = "How long the arms may alternate; building them comes on top"
-        self.budget = _parts.budget_box(state.attributions, 7200, tip)
+        self.budget = _widgets.budget_box(state.attributions, 7200, tip)
         self.empty = Empty(
             state,
             "attribution",
@@ -92,7 +92,7 @@ class AttributionPanel(QWidget):
         self._pages = QStackedWidget()
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_results())
-        row = _parts.tight(QHBoxLayout(self), 0)
+        row = _widgets.tight(QHBoxLayout(self), 0)
         row.addWidget(self._make_choices())
         row.addWidget(self._pages, 1)
         self._soon = Soon(self._show, self)
@@ -121,13 +121,13 @@ class AttributionPanel(QWidget):
         """The column of what to ask."""
         side = QWidget()
         side.setFixedWidth(_CHOICES_PX)
-        layout = _parts.column(side)
-        layout.addWidget(_parts.heading("Toggles in question"))
-        self._rows = _parts.tight(QVBoxLayout(), 4)
+        layout = _widgets.column(side)
+        layout.addWidget(_widgets.heading("Toggles in question"))
+        self._rows = _widgets.tight(QVBoxLayout(), 4)
         layout.addLayout(self._rows)
         layout.addWidget(self.mode)
         line = QHBoxLayout()
-        line.addWidget(_parts.muted("Budget"))
+        line.addWidget(_widgets.muted("Budget"))
         line.addWidget(self.budget, 1)
         layout.addLayout(line)
         layout.addWidget(self.run)
@@ -136,11 +136,11 @@ class AttributionPanel(QWidget):
         return side
 
     def _make_results(self) -> QWidget:
-        body = _parts.surface()
-        column = _parts.tight(QVBoxLayout(body), 4)
-        column.addLayout(_parts.head(self.which, self.headline, self.about, below=0))
+        body = _widgets.surface()
+        column = _widgets.tight(QVBoxLayout(body), 4)
+        column.addLayout(_widgets.head(self.which, self.headline, self.about, below=0))
         parts = ((self.chart, 3), (self.table, 2))
-        column.addWidget(_parts.scrolled(_parts.split(Qt.Orientation.Vertical, *parts)), 1)
+        column.addWidget(_widgets.scrolled(_widgets.split(Qt.Orientation.Vertical, *parts)), 1)
         return body
 
     def _draw(self) -> None:
@@ -169,14 +169,14 @@ class AttributionPanel(QWidget):
         attributions, catalogue = self._state.attributions, self._state.catalogue
         candidates, chosen = attributions.candidates(), attributions.chosen()
         if list(self.boxes) != list(candidates) and catalogue is not None:
-            _parts.clear(self._rows)
+            _widgets.clear(self._rows)
             self.boxes, self.movers = {}, {}
             for name in candidates:
                 self._rows.addWidget(self._make_choice(name))
         for name, box in self.boxes.items():
             if catalogue is not None:
-                toggle = draft.toggle_of(catalogue, name)
-                option = draft.option_title(toggle, candidates[name])
+                toggle = config_edit.toggle_of(catalogue, name)
+                option = config_edit.option_title(toggle, candidates[name])
                 text = f"{toggle.title}: {option}"
                 metrics, room = box.fontMetrics(), _CHOICES_PX - _BOX_PX
                 lines = (
@@ -193,7 +193,7 @@ class AttributionPanel(QWidget):
             box.setChecked(name in chosen)
             box.blockSignals(False)
         reason = attributions.why_not()
-        _parts.allow(self.run, reason)
+        _widgets.allow(self.run, reason)
         progress = self._state.progress
         if attributions.busy and progress is not None:
             reason = f"{progress.task.capitalize()}: {progress.text}"
@@ -202,7 +202,7 @@ class AttributionPanel(QWidget):
     def _make_choice(self, name: str) -> QWidget:
         """A candidate: whether it takes part, and arrows that move it."""
         line = QWidget()
-        row = _parts.tight(QHBoxLayout(line), 2)
+        row = _widgets.tight(QHBoxLayout(line), 2)
         box = QCheckBox()
         box.toggled.connect(lambda on: self._choose(name, on))
         row.addWidget(box, 1)
@@ -236,7 +236,7 @@ class AttributionPanel(QWidget):
         verdicts = [str(row[place]) for row in table.rows]
         total = next((str(row[place]) for row in table.rows if TOGETHER in row), "")
         tone = verdict_lines.TONES.get(total, "")
-        _parts.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
+        _widgets.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
         self.about.setText(state.titled(" ".join(remarks(study)[1:])))
         rows = len(table.rows) + 2  # the base, and mostly all together
         self.chart.setMinimumHeight(_FRAME_PX + rows * (self.fontMetrics().height() + _GAP_PX))

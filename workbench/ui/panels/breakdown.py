@@ -13,14 +13,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions import breakdown, breakdown_tables
 from sessions.model import Study
-from workbench.ui import runner_files
-from workbench.ui.option_picker import CalmComboBox
-from workbench.ui.panels import _parts
+from sessions.studies import breakdown, breakdown_tables
+from workbench.ui.dialogs import runner_files
+from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels._soon import Soon
 from workbench.ui.panels._table_view import TableView
+from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots.breakdown import Icicle, told
@@ -48,10 +48,10 @@ class BreakdownPanel(QWidget):
         self.icicle.pointed.connect(self._point)
         self.icicle.clicked.connect(self._zoom)
         self.course.cursorMoved.connect(self.course.set_cursor)
-        self.headline = _parts.title()
-        self.remarks = _parts.note()
-        self.readout = _parts.note(HINT)
-        self.progress = _parts.note()
+        self.headline = _widgets.title()
+        self.remarks = _widgets.note()
+        self.readout = _widgets.note(HINT)
+        self.progress = _widgets.note()
         self.start = QPushButton("Profile these steps")
         self.start.clicked.connect(lambda: state.breakdowns.profile())
         self.traced = QPushButton("Profile and export a trace …")
@@ -67,7 +67,7 @@ class BreakdownPanel(QWidget):
             TableView() for _ in range(6)
         )
         self.achieved = TableView()
-        self.aligned = _parts.note()
+        self.aligned = _widgets.note()
         self._pages = QStackedWidget()
         self.empty = Empty(
             state,
@@ -80,7 +80,7 @@ class BreakdownPanel(QWidget):
         self.first = self.empty.offer("Profile these steps", lambda: state.breakdowns.profile())
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
         for changed in (state.studiesChanged, state.stateChanged, state.comparedChanged,
@@ -91,23 +91,23 @@ class BreakdownPanel(QWidget):
         self._draw()
 
     def _make_body(self) -> QWidget:
-        bar, choice = (_parts.tight(QHBoxLayout(), 8) for _ in range(2))
+        bar, choice = (_widgets.tight(QHBoxLayout(), 8) for _ in range(2))
         for button in (self.start, self.traced):
             bar.addWidget(button)
         bar.addWidget(self.progress, 1)
         for text, box in (("Profile", self.which), ("Against", self.against)):
-            choice.addWidget(_parts.muted(text))
+            choice.addWidget(_widgets.muted(text))
             choice.addWidget(box, 1)
         left = QWidget()
-        column = _parts.tight(QVBoxLayout(left), 0)
+        column = _widgets.tight(QVBoxLayout(left), 0)
         column.addWidget(self.icicle, 1)
-        column.addLayout(_parts.inset(self.readout, 4, 4))
+        column.addLayout(_widgets.inset(self.readout, 4, 4))
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         apart = QSplitter(Qt.Orientation.Vertical)
         upper = QWidget()
-        over = _parts.tight(QVBoxLayout(upper), 0)
-        over.addLayout(_parts.inset(self.aligned, 4, 4))
+        over = _widgets.tight(QVBoxLayout(upper), 0)
+        over.addLayout(_widgets.inset(self.aligned, 4, 4))
         over.addWidget(self.difference, 1)
         apart.addWidget(upper)
         apart.addWidget(self.roles_apart)
@@ -125,11 +125,11 @@ class BreakdownPanel(QWidget):
         }
         for title, page in pages.items():
             self.tabs.addTab(page, title)
-        body = _parts.surface()
-        whole = _parts.tight(QVBoxLayout(body), 0)
-        whole.addLayout(_parts.head(self.headline, self.remarks, bar, choice))
+        body = _widgets.surface()
+        whole = _widgets.tight(QVBoxLayout(body), 0)
+        whole.addLayout(_widgets.head(self.headline, self.remarks, bar, choice))
         parts = ((left, 5), (self.tabs, 4))
-        whole.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
+        whole.addWidget(_widgets.split(Qt.Orientation.Horizontal, *parts), 1)
         return body
 
     def choose(self, number: int) -> None:
@@ -154,7 +154,7 @@ class BreakdownPanel(QWidget):
     def _show(self) -> None:
         why_not = self._state.breakdowns.why_not()
         for button in (self.start, self.traced, self.first):
-            _parts.allow(button, why_not, TRACE_TIP if button is self.traced else "")
+            _widgets.allow(button, why_not, TRACE_TIP if button is self.traced else "")
         state = self._state
         profiling = state.active and state.running is not None and state.progress is not None
         self.progress.setText(why_not or (state.runner_text if profiling else ""))

@@ -7,7 +7,7 @@ from types import TracebackType
 from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from workbench.ui.panels import _parts
+from workbench.ui.panels import _widgets
 
 NAME = "broken"  # of the covering widget
 
@@ -25,7 +25,7 @@ class Cover(QFrame):
         self.sentence.setAlignment(Qt.AlignmentFlag.AlignCenter)
         button = QPushButton("Show the panel as it is")
         button.clicked.connect(self.hide)
-        layout = _parts.tight(QVBoxLayout(self), 8, 16)
+        layout = _widgets.tight(QVBoxLayout(self), 8, 16)
         layout.addStretch(1)
         layout.addWidget(self.sentence)
         layout.addWidget(button, 0, Qt.AlignmentFlag.AlignHCenter)

@@ -17,9 +17,10 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Scalar
 from workbench.protocol import Field
-from workbench.ui import draft, edited, runner_files
-from workbench.ui.option_picker import CalmComboBox
-from workbench.ui.panels import _editors, _parts
+from workbench.ui.controllers import config_edit, pending_changes
+from workbench.ui.dialogs import runner_files
+from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.panels import _editors, _widgets
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
 
@@ -41,16 +42,16 @@ class BuildPanel(QWidget):
             state, "build", "Waiting for the runner", "It tells which models this machine can run."
         )
         self._body = QWidget()
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._waiting)
         layout.addWidget(self._body, 1)
         self._body.hide()
         self._problems_host = QWidget()
         self._problems_host.setProperty("panel", True)
-        footer = _parts.tight(QVBoxLayout(self._problems_host), 8)
+        footer = _widgets.tight(QVBoxLayout(self._problems_host), 8)
         footer.setContentsMargins(12, 0, 12, 8)
-        footer.addWidget(_parts.rule())
-        self._problems = _parts.tight(QVBoxLayout(), 4)
+        footer.addWidget(_widgets.rule())
+        self._problems = _widgets.tight(QVBoxLayout(), 4)
         footer.addLayout(self._problems)
         layout.addWidget(self._problems_host)
         self._make_body()
@@ -69,7 +70,7 @@ class BuildPanel(QWidget):
         self._fill()
 
     def _make_body(self) -> None:
-        layout = _parts.column(self._body)
+        layout = _widgets.column(self._body)
         self._family = self._combo("family")
         self._preset = self._combo("preset")
         self._workload = self._combo("workload")
@@ -78,15 +79,15 @@ class BuildPanel(QWidget):
         self._workload.activated.connect(lambda row: self._choose("workload", row))
         self._data = self._combo("data")
         self._data.activated.connect(self._choose_data)
-        self._size = _parts.note()
+        self._size = _widgets.note()
         self._model_body = QWidget()
         self._model_form = _form(self._model_body)
-        self._model_head = _parts.expander("Model fields", self._state.theme, self._model_body)
-        self._reset = _parts.link("Reset")  # short: it stands beside how many were changed
+        self._model_head = _widgets.expander("Model fields", self._state.theme, self._model_body)
+        self._reset = _widgets.link("Reset")  # short: it stands beside how many were changed
         self._reset.setToolTip("Back to the preset")
         self._reset.setAccessibleName("Reset the model fields to the preset")
         self._reset.clicked.connect(self._reset_model)
-        head = _parts.tight(QHBoxLayout())
+        head = _widgets.tight(QHBoxLayout())
         head.addWidget(self._model_head)
         head.addStretch(1)
         head.addWidget(self._reset)
@@ -98,7 +99,7 @@ class BuildPanel(QWidget):
         layout.addLayout(top)
         layout.addLayout(head)
         layout.addWidget(self._model_body)
-        layout.addWidget(_parts.rule())
+        layout.addWidget(_widgets.rule())
         work = _form()
         _row(work, "Workload", self._workload)
         layout.addLayout(work)
@@ -144,8 +145,8 @@ class BuildPanel(QWidget):
         catalogue, configuration = self._state.catalogue, self._state.configuration
         if catalogue is None or configuration is None:
             return
-        family = draft.family_of(catalogue, configuration.family)
-        workload = draft.workload_of(catalogue, configuration.workload)
+        family = config_edit.family_of(catalogue, configuration.family)
+        workload = config_edit.workload_of(catalogue, configuration.workload)
         if self._shown != (family.name, workload.name):
             self._shown = (family.name, workload.name)
             self._make_forms()
@@ -154,7 +155,7 @@ class BuildPanel(QWidget):
         _select(self._workload, configuration.workload)
         self._show_data(configuration.data)
         for field in family.fields:
-            preset = draft.preset_value(family, configuration.preset, field.name)
+            preset = config_edit.preset_value(family, configuration.preset, field.name)
             self._shows["model", field.name](configuration.model.get(field.name, preset))
         for field in workload.fields:
             value = configuration.settings.get(field.name, field.default)
@@ -169,7 +170,7 @@ class BuildPanel(QWidget):
     def _make_forms(self) -> None:
         catalogue, configuration = self._state.catalogue, self._state.configuration
         assert catalogue is not None and configuration is not None
-        family = draft.family_of(catalogue, configuration.family)
+        family = config_edit.family_of(catalogue, configuration.family)
         with QSignalBlocker(self._preset):
             self._preset.clear()
             for name in family.presets:
@@ -177,12 +178,12 @@ class BuildPanel(QWidget):
         with QSignalBlocker(self._workload):
             self._workload.clear()
             for name in family.workloads:
-                workload = draft.workload_of(catalogue, name)
+                workload = config_edit.workload_of(catalogue, name)
                 self._workload.addItem(workload.title, name)
                 tip = Qt.ItemDataRole.ToolTipRole
                 self._workload.setItemData(self._workload.count() - 1, workload.help, tip)
         self._make_form(self._model_form, "model", family.fields)
-        fields = draft.workload_of(catalogue, configuration.workload).fields
+        fields = config_edit.workload_of(catalogue, configuration.workload).fields
         self._make_form(self._settings_form, "settings", fields)
 
     def _make_form(self, form: QFormLayout, group: str, fields: list[Field]) -> None:
@@ -198,9 +199,9 @@ class BuildPanel(QWidget):
             catalogue, configuration = self._state.catalogue, self._state.configuration
             assert catalogue is not None and configuration is not None
             if group == "model":
-                self._state.edit(draft.with_model(catalogue, configuration, name, value))
+                self._state.edit(config_edit.with_model(catalogue, configuration, name, value))
             else:
-                self._state.edit(draft.with_setting(configuration, name, value))
+                self._state.edit(config_edit.with_setting(configuration, name, value))
 
         return changed
 
@@ -209,9 +210,9 @@ class BuildPanel(QWidget):
         assert catalogue is not None and configuration is not None
         combo: CalmComboBox = getattr(self, f"_{what}")
         choose = {
-            "family": draft.with_family,
-            "preset": draft.with_preset,
-            "workload": draft.with_workload,
+            "family": config_edit.with_family,
+            "preset": config_edit.with_preset,
+            "workload": config_edit.with_workload,
         }[what]
         self._state.edit(choose(catalogue, configuration, combo.itemData(row)))
 
@@ -246,7 +247,7 @@ class BuildPanel(QWidget):
     def _size_text(self) -> str:
         catalogue, configuration = self._state.catalogue, self._state.configuration
         assert catalogue is not None and configuration is not None
-        family = draft.family_of(catalogue, configuration.family)
+        family = config_edit.family_of(catalogue, configuration.family)
         count = family.parameters.get(configuration.preset)
         if not configuration.model and count is not None:
             return f"{count:,} parameters"
@@ -264,13 +265,13 @@ class BuildPanel(QWidget):
     def _show_problems(self) -> None:
         """Below the forms: why this cannot start, and what the run in progress goes on without."""
         state = self._state
-        problems, left = edited.problems(state), edited.left_behind(state)
-        off = edited.refused(state)
+        problems, left = pending_changes.problems(state), pending_changes.left_behind(state)
+        off = pending_changes.refused(state)
         shown = (problems, left, off, state.theme.name)
         if shown == self._told:
             return
         self._told = shown
-        _parts.clear(self._problems)
+        _widgets.clear(self._problems)
         self._problems_host.setVisible(bool(problems or left))
         for problem in problems:
             last = self._tell(problem, "problem", "error", "bad")
@@ -282,20 +283,20 @@ class BuildPanel(QWidget):
             _offer(self._tell(text, "left", "info", "accent"), "Revert", self._revert)
 
     def _revert(self) -> None:
-        if (running := edited.continued(self._state)) is not None:
+        if (running := pending_changes.continued(self._state)) is not None:
             self._state.edit(running)
 
     def _tell(self, text: str, name: str, mark: str, role: str) -> QWidget:
-        label = _parts.note(text, role)
+        label = _widgets.note(text, role)
         label.setObjectName(name)
-        line = _parts.marked(label, mark, self._state.theme, role)
+        line = _widgets.marked(label, mark, self._state.theme, role)
         self._problems.addWidget(line)
         return line
 
 
 def _offer(line: QWidget, text: str, act: Callable[[], None]) -> None:
     """A button beside a line."""
-    button = _parts.compact(text)
+    button = _widgets.compact(text)
     button.clicked.connect(act)
     row = line.layout()
     assert row is not None

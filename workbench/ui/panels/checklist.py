@@ -12,16 +12,16 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions import checklist
-from sessions.checklist import Row
 from sessions.plain_text import one_line
-from workbench.ui import fonts
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from sessions.studies import checklist
+from sessions.studies.checklist import Row
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.panels._soon import Soon
+from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
 
 WORD_WIDTH = 112
 _MARKS = {  # by status: the word, its icon and its colour
@@ -41,12 +41,12 @@ class ChecklistPanel(QWidget):
     def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._state = state
-        self.headline = _parts.title()
-        self.subject = _parts.note()
+        self.headline = _widgets.title()
+        self.subject = _widgets.note()
         self.button = QPushButton(_BUTTON)
         self.button.clicked.connect(state.checklists.check)
         self.expected = self._make_expected()
-        self.reason = _parts.note()
+        self.reason = _widgets.note()
         self._shown: object = None
         self._longer: float | None = None  # the budget that should decide what is undecided
         self._pages = QStackedWidget()
@@ -61,7 +61,7 @@ class ChecklistPanel(QWidget):
         self.first = self.empty.offer(_BUTTON, state.checklists.check)
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
         for changed in (state.studiesChanged, state.stateChanged, state.availabilityChanged):
@@ -87,16 +87,16 @@ class ChecklistPanel(QWidget):
         self._state.checklists.expect_speedup = value
 
     def _make_body(self) -> QWidget:
-        bar = _parts.tight(QHBoxLayout())
+        bar = _widgets.tight(QHBoxLayout())
         bar.addWidget(self.button)
-        bar.addWidget(_parts.muted("Expected"))
+        bar.addWidget(_widgets.muted("Expected"))
         bar.addWidget(self.expected)
         bar.addWidget(self.reason, 1)
         host = QWidget()
-        self._rows = _parts.column(host)
-        body = _parts.surface()
-        column = _parts.tight(QVBoxLayout(body), 0)
-        column.addLayout(_parts.head(self.headline, self.subject, bar, below=4))
+        self._rows = _widgets.column(host)
+        body = _widgets.surface()
+        column = _widgets.tight(QVBoxLayout(body), 0)
+        column.addLayout(_widgets.head(self.headline, self.subject, bar, below=4))
         column.addWidget(host, 1)
         return body
 
@@ -104,7 +104,7 @@ class ChecklistPanel(QWidget):
         checklists = self._state.checklists
         why_not = checklists.why_not()
         for button in (self.button, self.first):
-            _parts.allow(button, why_not)
+            _widgets.allow(button, why_not)
         self.reason.setText(why_not)
         study = checklists.newest
         self._pages.setCurrentIndex(0 if study is None else 1)
@@ -120,9 +120,9 @@ class ChecklistPanel(QWidget):
         self.headline.setText(
             f"Checking: {checklist.headline(study)}" if checking else checklist.headline(study)
         )
-        _parts.set_tone(self.headline, "bad" if checklist.failed(study) else "")
+        _widgets.set_tone(self.headline, "bad" if checklist.failed(study) else "")
         self.subject.setText(study.title)
-        _parts.clear(self._rows)
+        _widgets.clear(self._rows)
         for row in rows:
             now = checking and row is next(r for r in rows if r.status == checklist.WAITING)
             self._rows.addWidget(self._make_row(row, now))
@@ -134,26 +134,26 @@ class ChecklistPanel(QWidget):
         word, name, role = mark_of
         made = QWidget()
         made.setObjectName(f"check-{row.name}")
-        outer = _parts.tight(QHBoxLayout(made), 8)
+        outer = _widgets.tight(QHBoxLayout(made), 8)
         state = QLabel(word)
         state.setProperty("tone", role if role in ("good", "warning", "bad") else "")
         state.setProperty("muted", role == "muted")
         mark = QLabel()
-        mark.setPixmap(icon(name, self._state.theme, role).pixmap(_parts.ICON))
-        mark.setFixedSize(_parts.ICON)
+        mark.setPixmap(icon(name, self._state.theme, role).pixmap(_widgets.ICON))
+        mark.setFixedSize(_widgets.ICON)
         state.setFixedWidth(WORD_WIDTH)
-        text = _parts.tight(QVBoxLayout(), 2)
+        text = _widgets.tight(QVBoxLayout(), 2)
         text.addWidget(QLabel(row.title))
         if row.evidence:
-            text.addWidget(_parts.note(row.evidence[:1].upper() + row.evidence[1:]))
+            text.addWidget(_widgets.note(row.evidence[:1].upper() + row.evidence[1:]))
         for line in row.lines:
-            shown = _parts.note(line)
+            shown = _widgets.note(line)
             shown.setFont(fonts.small(fonts.fixed()))
             text.addWidget(shown)
         if row.status == checklist.UNDECIDED and self._longer is not None:
             longer = QPushButton(f"Check again with {self._longer:,.0f} s")
             longer.clicked.connect(self._state.checklists.check_longer)
-            _parts.allow(longer, self._state.checklists.why_not())
+            _widgets.allow(longer, self._state.checklists.why_not())
             text.addWidget(longer, 0, Qt.AlignmentFlag.AlignLeft)
         outer.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
         outer.addWidget(state, 0, Qt.AlignmentFlag.AlignTop)

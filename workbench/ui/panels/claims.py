@@ -18,15 +18,16 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions import claims
-from sessions.claims import Row
+from sessions.studies import claims
+from sessions.studies.claims import Row
 from workbench.claims import documents
-from workbench.ui import export, fonts
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from workbench.ui.dialogs import export
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._claim_row import COLUMNS, STRETCH, ClaimRow
 from workbench.ui.panels._editors import CalmDoubleSpinBox
 from workbench.ui.state import AppState
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
 
 PERIOD_MS = 200  # between two looks while something is measured
 _HEADINGS = {2: "Claim", 3: "The document says", 4: "Measured"}
@@ -46,7 +47,7 @@ class ClaimsPanel(QWidget):
         self.headline = QLabel()
         self.headline.setFont(fonts.title())
         self.headline.setWordWrap(True)
-        self.said = _parts.note()
+        self.said = _widgets.note()
         self.run_all = QPushButton("Measure all")
         self.run_all.clicked.connect(lambda: state.reproductions.measure())
         self.stop = QPushButton("Stop")
@@ -61,11 +62,11 @@ class ClaimsPanel(QWidget):
         self.limit.setToolTip("What is left when this is over is not measured, and says so")
         self.limit.valueChanged.connect(self._set_limit)
         self.copy = self._make_copy()
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addLayout(self._make_head())
-        layout.addWidget(_parts.rule())
+        layout.addWidget(_widgets.rule())
         host = QWidget()
-        self._body = _parts.column(host)
+        self._body = _widgets.column(host)
         area = host.findChild(QScrollArea)
         assert area is not None
         self._area = area
@@ -119,12 +120,12 @@ class ClaimsPanel(QWidget):
         return button
 
     def _make_head(self) -> QVBoxLayout:
-        bar = _parts.tight(QHBoxLayout())
+        bar = _widgets.tight(QHBoxLayout())
         for widget in (self.run_all, self.stop, self.budget, self.limit):
             bar.addWidget(widget)
         bar.addWidget(self.said, 1)
         bar.addWidget(self.copy)
-        head = _parts.tight(QVBoxLayout(), 6)
+        head = _widgets.tight(QVBoxLayout(), 6)
         head.setContentsMargins(12, 8, 12, 8)
         head.addWidget(self.headline)
         head.addLayout(bar)
@@ -134,7 +135,7 @@ class ClaimsPanel(QWidget):
 
     def _rebuild(self, rows: list[Row]) -> None:
         """Lay out the claims, document by document."""
-        _parts.clear(self._body)
+        _widgets.clear(self._body)
         self.rows, self.run, self._counts = {}, {}, {}
         grid = QGridLayout()
         grid.setHorizontalSpacing(8)
@@ -142,7 +143,7 @@ class ClaimsPanel(QWidget):
         for column, stretch in enumerate(STRETCH):
             grid.setColumnStretch(column, stretch)
         for column, text in _HEADINGS.items():
-            grid.addWidget(_parts.heading(text), 0, column)
+            grid.addWidget(_widgets.heading(text), 0, column)
         line = 1
         for document in dict.fromkeys(row.document for row in rows):
             grid.addWidget(self._make_document(document), line, 0, 1, COLUMNS)
@@ -156,15 +157,15 @@ class ClaimsPanel(QWidget):
     def _make_document(self, name: str) -> QWidget:
         known = documents().get(name)
         line = QWidget()
-        row = _parts.tight(QHBoxLayout(line))
+        row = _widgets.tight(QHBoxLayout(line))
         row.setContentsMargins(0, 10, 0, 2)
         title = QLabel(name if known is None else known.title)
         title.setFont(fonts.heading())
         row.addWidget(title)
-        self._counts[name] = _parts.note()
+        self._counts[name] = _widgets.note()
         row.addWidget(self._counts[name], 1)
         if known is not None:
-            self.run[name] = _parts.compact("Measure all of it")
+            self.run[name] = _widgets.compact("Measure all of it")
             self.run[name].clicked.connect(lambda: self._state.reproductions.measure(name))
             row.addWidget(self.run[name])
         return line

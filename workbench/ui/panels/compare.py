@@ -17,13 +17,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.comparison import Comparison, choose, compare
 from sessions.errors import SessionError
 from sessions.model import Session
 from sessions.tables import comparison_table
-from workbench.ui import export, files
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from sessions.verdicts.comparison import Comparison, choose, compare
+from workbench.ui.dialogs import export, session_files
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._compare_tables import DifferencesTable, SessionsTable
 from workbench.ui.panels.empty import Empty
@@ -31,6 +30,7 @@ from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots._distributions import distributions
 from workbench.ui.plots._steps import rolling
 from workbench.ui.state import AppState
+from workbench.ui.theming.icons import icon
 
 _BOX_FRAME, _BOX_GAP = 84, 4  # pixels around the boxes, and between two of their names
 _LINES_LEAST = 100
@@ -83,12 +83,12 @@ class ComparePanel(QWidget):
         self._out = self._empty.offer("", self._take_out)
         self._out.hide()
         self._warning = QWidget()
-        self._warnings = _parts.tight(QVBoxLayout(self._warning), 2)
+        self._warnings = _widgets.tight(QVBoxLayout(self._warning), 2)
         self._warnings.setContentsMargins(8, 0, 8, 4)
         self._pages = QStackedWidget()
         self._pages.addWidget(self._empty)
         self._pages.addWidget(self._make_body())
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -122,7 +122,7 @@ class ComparePanel(QWidget):
             export.copy_table(comparison_table(self.found.comparison), suffix)
 
     def _make_body(self) -> QWidget:
-        body = _parts.surface()
+        body = _widgets.surface()
         lower = QSplitter(Qt.Orientation.Horizontal)
         lower.addWidget(self.charts["ecdf"])
         lower.addWidget(self.charts["box"])
@@ -132,11 +132,11 @@ class ComparePanel(QWidget):
         self._tabs.addTab(self.sessions, "Sessions")
         self._tabs.addTab(self.differences, "Differences")
         parts = ((self.charts["aligned_timeline"], 4), (lower, 5), (self._tabs, 3))
-        split = _parts.split(Qt.Orientation.Vertical, *parts)
-        column = _parts.tight(QVBoxLayout(body), 0)
+        split = _widgets.split(Qt.Orientation.Vertical, *parts)
+        column = _widgets.tight(QVBoxLayout(body), 0)
         column.addWidget(self._make_bar())
         column.addWidget(self._warning)
-        column.addWidget(_parts.scrolled(split), 1)
+        column.addWidget(_widgets.scrolled(split), 1)
         return body
 
     def _make_bar(self) -> QWidget:
@@ -165,7 +165,7 @@ class ComparePanel(QWidget):
         menu.addAction("As CSV", lambda: self.copy_table(".csv"))
         self._copy.setMenu(menu)
         for text, widget in (("Baseline", self._base), ("Time lines", self._align)):
-            row.addWidget(_parts.muted(text))
+            row.addWidget(_widgets.muted(text))
             row.addWidget(widget)
         row.addStretch(1)
         row.addWidget(self._copy)
@@ -212,7 +212,7 @@ class ComparePanel(QWidget):
     def _run(self, session: Session, color: int) -> Run:
         """The session's run; a live one's is a copy of what there is now."""
         if self._state.live and session is self._state.session:
-            return Run(files.snapshot(session), color=color)
+            return Run(session_files.snapshot(session), color=color)
         run = self._runs.setdefault(session.id, Run(session))
         run.color = color
         return run
@@ -251,10 +251,10 @@ class ComparePanel(QWidget):
         self.sessions.show_comparison(found.runs, comparison)
         self.differences.show_comparison(comparison)
         self._tabs.setTabText(1, f"Differences ({len(comparison.differences)})")
-        _parts.clear(self._warnings)
+        _widgets.clear(self._warnings)
         for text in comparison.warnings:
-            note = _parts.note(self._state.titled(text), "warning")
-            self._warnings.addWidget(_parts.marked(note, "warning", self._state.theme, "warning"))
+            note = _widgets.note(self._state.titled(text), "warning")
+            self._warnings.addWidget(_widgets.marked(note, "warning", self._state.theme, "warning"))
         self._warning.setVisible(bool(comparison.warnings))
         line, count = self.fontMetrics().height(), len(found.runs)
         self.charts["box"].setMinimumHeight(_BOX_FRAME + (line + _BOX_GAP) * count)
@@ -277,7 +277,7 @@ def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
     A session without a choice takes part with its segment of the most steady steps.
     """
     sessions = [run.session for run in runs]
-    with files.reading(*sessions):
+    with session_files.reading(*sessions):
         try:
             places = [
                 session.segments.index(choose(session, place))

@@ -8,10 +8,10 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
 
-from workbench.ui import fonts
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from workbench.ui.panels import _widgets
 from workbench.ui.state import AppState
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
 
 TEXT_WIDTH = 340
 
@@ -38,7 +38,7 @@ class Empty(QWidget):
         self._sentence = QLabel()
         self._sentence.setProperty("muted", True)
         self._sentence.setWordWrap(True)
-        self._layout = _parts.tight(QVBoxLayout(self), 8, 16)
+        self._layout = _widgets.tight(QVBoxLayout(self), 8, 16)
         self._layout.addStretch(1)
         for label in (self._mark, self._line, self._sentence):
             label.setAlignment(Qt.AlignmentFlag.AlignHCenter)

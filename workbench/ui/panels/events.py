@@ -24,12 +24,12 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Event
 from sessions.plain_text import one_line, wrapped
-from workbench.ui import fonts
-from workbench.ui.icons import icon
-from workbench.ui.option_picker import OptionPicker
-from workbench.ui.panels import _parts
+from workbench.ui.menus.option_picker import OptionPicker
+from workbench.ui.panels import _widgets
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
 
 Index = QModelIndex | QPersistentModelIndex
 KIND_ICON = {  # by an event's kind: icon and colour
@@ -89,7 +89,7 @@ class EventsPanel(QWidget):
         self._pages = QStackedWidget()
         self._pages.addWidget(empty)
         self._pages.addWidget(self._make_log())
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         state.eventsChanged.connect(self._refresh)
         state.sessionChanged.connect(self._refresh)
@@ -116,13 +116,13 @@ class EventsPanel(QWidget):
         self._found.addWidget(self.table)
         for changed in ("rowsInserted", "rowsRemoved", "modelReset", "layoutChanged"):
             getattr(self._filtered, changed).connect(self._show_found)
-        head = _parts.tight(QHBoxLayout())
+        head = _widgets.tight(QHBoxLayout())
         head.setContentsMargins(8, 6, 8, 6)
         head.addWidget(self._picker)
         head.addWidget(self._search, 1)
-        layout = _parts.tight(QVBoxLayout(host), 0)
+        layout = _widgets.tight(QVBoxLayout(host), 0)
         layout.addLayout(head)
-        layout.addWidget(_parts.rule())
+        layout.addWidget(_widgets.rule())
         layout.addWidget(self._found, 1)
         self._show_found()
         return host

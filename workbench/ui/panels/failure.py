@@ -19,12 +19,13 @@ from PySide6.QtWidgets import (
 
 from sessions.plain_text import clip
 from workbench import protocol
-from workbench.flood import Throttle
+from workbench.client.throttle import Throttle
 from workbench.protocol import Failure
-from workbench.ui import draft, fonts
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from workbench.ui.controllers import config_edit
+from workbench.ui.panels import _widgets
 from workbench.ui.state import AppState
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
 
 SHOWN = 3  # older banners make room
 DETAIL_LINES = 8
@@ -56,21 +57,21 @@ class Banner(QFrame):
         self.sentence.setTextFormat(Qt.TextFormat.PlainText)
         self.sentence.setWordWrap(True)
         self.sentence.setObjectName("sentence")
-        self._buttons = _parts.tight(QHBoxLayout())
+        self._buttons = _widgets.tight(QHBoxLayout())
         self._close = QToolButton()
         self._close.setToolTip("Dismiss")
         self._close.setAccessibleName("Dismiss")
         self._close.clicked.connect(self.dismissed)
-        head = _parts.tight(QHBoxLayout())
+        head = _widgets.tight(QHBoxLayout())
         head.addWidget(self._mark)
-        text = _parts.tight(QVBoxLayout(), 2)
+        text = _widgets.tight(QVBoxLayout(), 2)
         text.addWidget(self.sentence)
         if fix:
-            text.addWidget(_parts.note(clip(fix)))
+            text.addWidget(_widgets.note(clip(fix)))
         head.addLayout(text, 1)
         head.addLayout(self._buttons)
         head.addWidget(self._close)
-        layout = _parts.tight(QVBoxLayout(self), 4)
+        layout = _widgets.tight(QVBoxLayout(self), 4)
         layout.setContentsMargins(12, 6, 6, 6)
         layout.addLayout(head)
         if detail:
@@ -80,7 +81,7 @@ class Banner(QFrame):
 
     def add(self, text: str, act: Callable[[], None], *, closes: bool = True) -> QPushButton:
         """Add a button; the banner goes when it was clicked, unless told otherwise."""
-        button = _parts.compact(text)
+        button = _widgets.compact(text)
         button.clicked.connect(act)
         if closes:
             button.clicked.connect(self.dismissed)
@@ -94,7 +95,7 @@ class Banner(QFrame):
         lines = min(DETAIL_LINES, detail.count("\n") + 1)
         box.setFixedHeight(box.fontMetrics().lineSpacing() * lines + 16)
         box.hide()
-        button = _parts.compact("Details")
+        button = _widgets.compact("Details")
         button.setCheckable(True)
         button.toggled.connect(box.setVisible)
         self._buttons.addWidget(button)
@@ -104,7 +105,7 @@ class Banner(QFrame):
         theme = self._state.theme
         role = "accent" if self._tone == "info" else self._tone
         name = "info" if self._tone == "info" else "error"
-        self._mark.setPixmap(icon(name, theme, role).pixmap(_parts.ICON))
+        self._mark.setPixmap(icon(name, theme, role).pixmap(_widgets.ICON))
         self._close.setIcon(icon("close", theme, "muted"))
 
 
@@ -120,7 +121,7 @@ class FailurePanel(QWidget):
         self._waiting: Failure | None = None  # the newest that is not shown yet
         self._timer = QTimer(self, singleShot=True, interval=PERIOD_MS)
         self._timer.timeout.connect(self._show_waiting)
-        self._column = _parts.tight(QVBoxLayout(self), 4)
+        self._column = _widgets.tight(QVBoxLayout(self), 4)
         state.failed.connect(self.show_failure)
         state.stateChanged.connect(self._take_state)
 
@@ -174,7 +175,7 @@ class FailurePanel(QWidget):
         """A button that makes the choices, as one step of undo."""
         catalogue = self._state.catalogue
         assert catalogue is not None
-        text = draft.choice_text(catalogue, choices)
+        text = config_edit.choice_text(catalogue, choices)
         banner.add(text, lambda: self._state.choose(choices, text)).setToolTip(
             "Makes this choice; Undo takes it back"
         )

@@ -6,7 +6,7 @@ from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QStackedWidget, QTextEdit, QVBoxLayout, QWidget
 
 from sessions.model import Segment
-from workbench.ui.panels import _parts
+from workbench.ui.panels import _widgets
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
 
@@ -27,7 +27,7 @@ class GeneratedPanel(QWidget):
         self.text.setUndoRedoEnabled(False)
         self.text.setAcceptRichText(False)
         self.text.setAccessibleName("Generated text")
-        self.note = _parts.note()
+        self.note = _widgets.note()
         self.empty = Empty(
             state,
             "log",
@@ -37,17 +37,17 @@ class GeneratedPanel(QWidget):
         )
         body = QWidget()
         body.setProperty("panel", True)
-        column = _parts.tight(QVBoxLayout(body), 0)
-        head = _parts.tight(QVBoxLayout())
+        column = _widgets.tight(QVBoxLayout(body), 0)
+        head = _widgets.tight(QVBoxLayout())
         head.setContentsMargins(12, 6, 12, 6)
         head.addWidget(self.note)
         column.addLayout(head)
-        column.addWidget(_parts.rule())
+        column.addWidget(_widgets.rule())
         column.addWidget(self.text, 1)
         self._pages = QStackedWidget()
         self._pages.addWidget(self.empty)
         self._pages.addWidget(body)
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         for changed in (state.textChanged, state.selectionChanged, state.sessionChanged):
             changed.connect(self._show)

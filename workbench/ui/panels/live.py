@@ -20,15 +20,16 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui import export, files, fonts
-from workbench.ui.icons import icon
-from workbench.ui.panels import _parts
+from workbench.charts.units import SECONDS
+from workbench.ui.dialogs import export, session_files
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
 from workbench.ui.panels._utilization import Utilization
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._units import SECONDS
 from workbench.ui.state import AppState
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
 
 FRAME_MS = 16
 SHOWN = ("step_time", "memory", "utilization", "power")  # at first
@@ -94,9 +95,9 @@ class LivePanel(QWidget):
         )
         self._stack = QStackedWidget()
         self._stack.addWidget(self._empty)
-        self._area = _parts.scrolled(self._splitter)
+        self._area = _widgets.scrolled(self._splitter)
         self._stack.addWidget(self._area)
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._make_bar())
         layout.addWidget(self._stack, 1)
         state.dataArrived.connect(self._touch)
@@ -151,7 +152,7 @@ class LivePanel(QWidget):
 
     def redraw(self) -> None:
         """Draw every shown plot anew."""
-        with files.reading(self._run.session):
+        with session_files.reading(self._run.session):
             for chart in self.shown:
                 chart.show_runs([self._run])
             self._stack_up()

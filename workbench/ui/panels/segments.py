@@ -28,8 +28,9 @@ from sessions.errors import SessionError
 from sessions.model import Configuration, Segment, Session
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
 from workbench.protocol import Failure
-from workbench.ui import draft, files
-from workbench.ui.panels import _parts
+from workbench.ui.controllers import config_edit
+from workbench.ui.dialogs import session_files
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels._segment_model import SWATCH, SegmentModel
 from workbench.ui.panels._segment_model import swatch as swatch
@@ -65,12 +66,12 @@ class SegmentsPanel(QWidget):
         self._pages = QStackedWidget()
         self._pages.addWidget(empty)
         self._pages.addWidget(self.table)
-        self.note = _parts.note(tone="warning")
+        self.note = _widgets.note(tone="warning")
         self.note.setContentsMargins(8, 2, 8, 2)
         self.note.hide()
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
-        self._left_out = _parts.note()
+        self._left_out = _widgets.note()
         self._left_out.hide()
         layout.addWidget(self._left_out)
         layout.addWidget(self.note)
@@ -167,7 +168,10 @@ class SegmentsPanel(QWidget):
             return
         self._busy, self._stale = True, False
         shown = dataclasses.replace(session, segments=session.segments[:MOST_SEGMENTS])
-        frozen, baseline = files.snapshot(shown), min(self._state.baseline, MOST_SEGMENTS - 1)
+        frozen, baseline = (
+            session_files.snapshot(shown),
+            min(self._state.baseline, MOST_SEGMENTS - 1),
+        )
         count = len(session.segments)
         self._left_out.setVisible(count > MOST_SEGMENTS)
         self._left_out.setText(
@@ -249,7 +253,7 @@ class SegmentsPanel(QWidget):
             menu.addAction("Show in the plots", lambda: self._state.focus(segment.start_s))
             use = menu.addAction("Use its configuration", lambda: self._use(segment))
             family = segment.configuration.family
-            if not draft.has(self._state.catalogue, family):
+            if not config_edit.has(self._state.catalogue, family):
                 use.setText(f"Use its configuration (the runner has no family {family!r})")
                 use.setEnabled(False)
             menu.addAction("Copy the command that runs it", lambda: self._copy_command(segment))
@@ -261,8 +265,8 @@ class SegmentsPanel(QWidget):
 
     def _use(self, segment: Segment) -> None:
         catalogue = self._state.catalogue
-        if catalogue is not None and draft.has(catalogue, segment.configuration.family):
-            self._state.edit(draft.adopt(catalogue, segment.configuration))
+        if catalogue is not None and config_edit.has(catalogue, segment.configuration.family):
+            self._state.edit(config_edit.adopt(catalogue, segment.configuration))
 
     def _copy_command(self, segment: Segment) -> None:
         """Put the command on the clipboard, or say why there is none."""
@@ -275,5 +279,5 @@ class SegmentsPanel(QWidget):
 def _tabulate(session: Session, baseline: int) -> tuple[Table, float]:
     """The table and the seconds of processor time that it took."""
     began = time.thread_time()
-    with files.reading(session):
+    with session_files.reading(session):
         return segments_table(session, baseline), time.thread_time() - began

@@ -19,18 +19,18 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions import sweep
 from sessions.model import Study
-from workbench.ui.option_picker import CalmComboBox
-from workbench.ui.panels import _parts
-from workbench.ui.panels._calm_table import CalmTable
+from sessions.studies import sweep
+from workbench.ui.controllers.sweeps import ARMS
+from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.panels._soon import Soon
+from workbench.ui.panels._table import CalmTable
+from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
-from workbench.ui.sweeps import ARMS
 
 PERIOD_MS = 200  # between two looks while points arrive
 _CHARTS = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
@@ -56,13 +56,13 @@ class SweepPanel(QWidget):
         self.seconds = CalmDoubleSpinBox()
         self.run = QPushButton("Run sweep")
         self.run.clicked.connect(state.sweeps.run)
-        self.said = _parts.note()
+        self.said = _widgets.note()
         self.charts = {name: Chart(PLOTS[name], state.theme, state.tasks) for name in _CHARTS}
         for chart in self.charts.values():
             chart.setMinimumSize(200, 130)
             chart.cursorMoved.connect(chart.set_cursor)
         self.points, self.fits = CalmTable(), CalmTable()
-        self.headline = _parts.note()
+        self.headline = _widgets.note()
         self._pages = QStackedWidget()
         self.empty = Empty(
             state,
@@ -73,9 +73,9 @@ class SweepPanel(QWidget):
         )
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_results())
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._make_form())
-        layout.addWidget(_parts.rule())
+        layout.addWidget(_widgets.rule())
         layout.addWidget(self._pages, 1)
         self._soon = Soon(self._show, self, PERIOD_MS)
         for changed in (
@@ -102,7 +102,7 @@ class SweepPanel(QWidget):
             line.setAccessibleName(f"Values {place + 1}")
             line.setPlaceholderText("values between commas")
             line.textEdited.connect(partial(self._state.sweeps.set_values, place))
-            rows.addWidget(_parts.muted(title), place, 0)
+            rows.addWidget(_widgets.muted(title), place, 0)
             rows.addWidget(box, place, 1)
             rows.addWidget(line, place, 2)
         self.seconds.setRange(0.1, 3600)
@@ -151,7 +151,7 @@ class SweepPanel(QWidget):
             check.setToolTip(why_not)
         self._show_presets()
         why_not = sweeps.why_not()
-        _parts.allow(self.run, why_not)
+        _widgets.allow(self.run, why_not)
         count = sweeps.points()
         self.said.setText(why_not or f"{count} point{'s' * (count != 1)}")
 
@@ -184,10 +184,10 @@ class SweepPanel(QWidget):
         tabs.addTab(self.fits, "Exponents")
         self._tabs = tabs
         body = QWidget()
-        column = _parts.tight(QVBoxLayout(body), 0)
-        column.addLayout(_parts.inset(self.headline, 6, 2))
+        column = _widgets.tight(QVBoxLayout(body), 0)
+        column.addLayout(_widgets.inset(self.headline, 6, 2))
         parts = ((self.charts["sweep_time"], 1), (tabs, 1))
-        column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
+        column.addWidget(_widgets.split(Qt.Orientation.Horizontal, *parts), 1)
         return body
 
     def _draw(self) -> None:

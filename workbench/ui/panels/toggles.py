@@ -6,8 +6,8 @@ from PySide6.QtCore import QSize
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from sessions.model import Configuration, Evidence
-from workbench.ui import draft
-from workbench.ui.panels import _parts
+from workbench.ui.controllers import config_edit
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._evidence import evidence_of
 from workbench.ui.panels._preset_bar import PresetBar
 from workbench.ui.panels._toggle_groups import ToggleGroups
@@ -32,7 +32,7 @@ class TogglesPanel(QWidget):
         )
         self._body = QWidget()
         self._pending = self._make_pending()
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         self.presets = PresetBar(state)
         self.verdict = VerdictBar(state)
         for widget in (self.presets, self.verdict, self._pending, self._empty, self._body):
@@ -40,7 +40,7 @@ class TogglesPanel(QWidget):
         # The bars above have what they need first; the toggles scroll in the rest.
         self._body.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Ignored)
         self._body.setMinimumHeight(LEAST_PX)
-        self._column = _parts.column(self._body)
+        self._column = _widgets.column(self._body)
         self._column.setSpacing(10)
         state.catalogueChanged.connect(self._fill)
         for changed in (
@@ -62,11 +62,11 @@ class TogglesPanel(QWidget):
     def _make_pending(self) -> QWidget:
         bar = QWidget()
         bar.setProperty("panel", True)
-        layout = _parts.tight(QHBoxLayout(bar), 8)
+        layout = _widgets.tight(QHBoxLayout(bar), 8)
         layout.setContentsMargins(12, 4, 12, 4)
         self._pending_text = QLabel()
         self._pending_text.setProperty("tone", "accent")
-        revert = _parts.compact("Revert")
+        revert = _widgets.compact("Revert")
         revert.setToolTip("Return to the toggles of the segment that runs")
         revert.clicked.connect(self._state.revert)
         layout.addWidget(self._pending_text, 1)
@@ -79,7 +79,7 @@ class TogglesPanel(QWidget):
         toggles = [] if catalogue is None else catalogue.toggles
         if toggles and toggles == [row.toggle for row in self.rows.values()]:
             return  # a new runner with the same toggles
-        _parts.clear(self._column)
+        _widgets.clear(self._column)
         self.rows.clear()
         self._empty.setVisible(not toggles)
         self._body.setVisible(bool(toggles))
@@ -137,7 +137,7 @@ class TogglesPanel(QWidget):
         segments, edited = self._state.session.segments, self._state.configuration
         if not (self._state.live and segments and edited is not None):
             return {}
-        known = draft.of_one_run(segments[-1].configuration, edited)
+        known = config_edit.of_one_run(segments[-1].configuration, edited)
         return evidence_of(segments) if known else {}
 
     def _gone_back(self, found: Evidence, option: str) -> bool:

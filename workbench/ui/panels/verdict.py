@@ -12,14 +12,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions import prediction
-from sessions.background import newest_requested
 from sessions.model import PairedComparison
-from sessions.verdict_words import headline, ratio_line, remarks, standing
-from workbench.ui.panels import _parts
+from sessions.studies import prediction
+from sessions.verdicts.background import newest_requested
+from sessions.verdicts.verdict_words import headline, ratio_line, remarks, standing
 from workbench.ui.panels import _verdict_lines as verdict_lines
+from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels._soon import Soon
+from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
@@ -42,9 +42,9 @@ class VerdictPanel(QWidget):
         self.chart = Chart(PLOTS["verdict"], state.theme, state.tasks)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
-        self.headline = _parts.title()
-        self.ratio = _parts.note()
-        self.progress = _parts.note()
+        self.headline = _widgets.title()
+        self.ratio = _widgets.note()
+        self.progress = _widgets.note()
         self.more = QPushButton()
         self.more.clicked.connect(state.verdicts.measure_more)
         self.judge = QPushButton(JUDGE)
@@ -52,9 +52,9 @@ class VerdictPanel(QWidget):
         self.judge.clicked.connect(state.verdicts.against_before)
         self.calibrate = QPushButton("Calibrate")
         self.calibrate.clicked.connect(state.verdicts.calibrate)
-        self.floor = _parts.note()
+        self.floor = _widgets.note()
         tip = "How long a new comparison may alternate"
-        self.budget = _parts.budget_box(state.verdicts, 3600, tip)
+        self.budget = _widgets.budget_box(state.verdicts, 3600, tip)
         self.table = VerdictsTable(state)
         self.table.cellActivated.connect(self._choose)
         self._rows = QVBoxLayout()
@@ -69,7 +69,7 @@ class VerdictPanel(QWidget):
         )
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
-        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
         state.comparisonsChanged.connect(self._soon.ask)
@@ -81,22 +81,22 @@ class VerdictPanel(QWidget):
         self._draw()
 
     def _make_body(self) -> QWidget:
-        self._bar = bar = _parts.tight(QHBoxLayout())
+        self._bar = bar = _widgets.tight(QHBoxLayout())
         bar.addWidget(self.more)
         bar.addWidget(self.judge)
         bar.addWidget(self.calibrate)
-        bar.addWidget(_parts.muted("Budget"))
+        bar.addWidget(_widgets.muted("Budget"))
         bar.addWidget(self.budget)
         bar.addStretch(1)
         details = QWidget()
         details.setProperty("panel", True)
-        self._rows = _parts.tight(QVBoxLayout(details), 4)
+        self._rows = _widgets.tight(QVBoxLayout(details), 4)
         self._rows.setContentsMargins(12, 4, 12, 8)
-        body = _parts.surface()
-        column = _parts.tight(QVBoxLayout(body), 0)
-        column.addLayout(_parts.head(self.headline, self.ratio, self.floor, bar, self.progress))
-        parts = ((self.chart, 5), (_parts.scrolled(details), 3))
-        column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
+        body = _widgets.surface()
+        column = _widgets.tight(QVBoxLayout(body), 0)
+        column.addLayout(_widgets.head(self.headline, self.ratio, self.floor, bar, self.progress))
+        parts = ((self.chart, 5), (_widgets.scrolled(details), 3))
+        column.addWidget(_widgets.split(Qt.Orientation.Horizontal, *parts), 1)
         column.addWidget(self.table)
         return body
 
@@ -142,7 +142,7 @@ class VerdictPanel(QWidget):
         if measuring and newest:
             text = f"Measuring: {text}"
         self.headline.setText(text)
-        _parts.set_tone(self.headline, verdict_lines.tone(comparison))
+        _widgets.set_tone(self.headline, verdict_lines.tone(comparison))
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
         self.ratio.setToolTip(_basis(comparison))
         self.table.show_comparisons(session.comparisons, place)
@@ -160,9 +160,9 @@ class VerdictPanel(QWidget):
             (self.judge, verdicts.why_not_before(), self._judge_text()),
         ):
             button.setText(text)
-            _parts.allow(button, why_not, JUDGE if text == JUDGE_SHORT else "")
+            _widgets.allow(button, why_not, JUDGE if text == JUDGE_SHORT else "")
         tip = "Compare this configuration with itself; verdicts claim nothing smaller"
-        _parts.allow(self.calibrate, verdicts.why_not_calibrate(), tip)
+        _widgets.allow(self.calibrate, verdicts.why_not_calibrate(), tip)
         self.floor.setText(verdicts.floor_text())
         progress = self._state.progress
         if measuring and progress is not None and progress.fraction is not None:
@@ -183,20 +183,20 @@ class VerdictPanel(QWidget):
         if told == self._told:  # what is being read, or marked to be copied, is not made anew
             return
         self._told = told
-        _parts.clear(self._rows)
+        _widgets.clear(self._rows)
         for line in lines:
             self._add(*line)
         self._rows.addStretch(1)
 
     def _add(self, text: str, mark: str, role: str) -> None:
         if not mark:
-            title = _parts.heading(text)
+            title = _widgets.heading(text)
             title.setWordWrap(True)  # a long one would push all lines beyond the edge
             self._rows.addWidget(title)
             return
         tone = role if role in ("warning", "bad") else ""
         self._rows.addWidget(
-            _parts.marked(_parts.brief_note(text, tone), mark, self._state.theme, role)
+            _widgets.marked(_widgets.brief_note(text, tone), mark, self._state.theme, role)
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from workbench.ui.plots._plot import Plot, Run
+from workbench.charts.plot import Plot, Run
 
 __all__ = ["PLOTS", "Plot", "Run"]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sessions.model import Segment
-from sessions.statistics import steady_ms
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._plot import Run
+from sessions.verdicts.statistics import steady_ms
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.plot import Run
 
 MOST = 12  # in one plot: more names leave it no room, and more curves cannot be told apart
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sessions.model import MetricSeries, Segment
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._plot import Run
-from workbench.ui.plots._units import Unit
+from workbench.charts.arrays import Array
+from workbench.charts.plot import Run
+from workbench.charts.units import Unit
 
 Measured = tuple[Segment, MetricSeries]
 

@@ -8,10 +8,10 @@ import numpy as np
 from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 
-from workbench.ui.plots import _strokes
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._layers import Entry, Frame, Layer, dot
-from workbench.ui.style import Style, shade
+from workbench.charts import strokes
+from workbench.charts.arrays import Array
+from workbench.charts.layers import Entry, Frame, Layer, dot
+from workbench.charts.style import Style, shade
 
 _HATCH_PX = 6.0
 _SHOWN_SHARE = 5.0  # % of the dots on either side that the axis need not reach
@@ -84,9 +84,9 @@ class Narrowing(Layer):
             for ends in (self._low, self._high, self._ratio)
         )
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
-        _strokes.area(painter, QBrush(self._color()), x, high, low, math.inf, frame)
+        strokes.area(painter, QBrush(self._color()), x, high, low, math.inf, frame)
         pen = self._style.pen(0, width=1.3)
-        _strokes.polyline(painter, pen, x, ratio, math.inf, frame, joined=True)
+        strokes.polyline(painter, pen, x, ratio, math.inf, frame, joined=True)
 
     def _color(self) -> QColor:
         return self._style.color(0, 0.28)

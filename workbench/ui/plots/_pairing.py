@@ -9,12 +9,12 @@ import numpy as np
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QBrush, QPainter, QPen
 
-from sessions.background import is_background
 from sessions.columns import Columns
 from sessions.model import Segment
-from workbench.ui.plots._layers import Entry, Frame, Layer
-from workbench.ui.plots._plot import Run
-from workbench.ui.style import Style, shade
+from sessions.verdicts.background import is_background
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Run
+from workbench.charts.style import Style, shade
 
 _ALPHA = 0.12
 NAME = "pairing"

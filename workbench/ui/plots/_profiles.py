@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sessions import breakdown
 from sessions.model import Study
-from workbench.ui.plots._plot import Run
+from sessions.studies import breakdown
+from workbench.charts.plot import Run
 
 
 def choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:

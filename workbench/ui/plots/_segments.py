@@ -7,11 +7,11 @@ import math
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QPainter
 
-from sessions.background import baselines
 from sessions.model import Segment
-from workbench.ui.plots._layers import Frame, Layer
-from workbench.ui.plots._plot import Run
-from workbench.ui.style import Style, shade
+from sessions.verdicts.background import baselines
+from workbench.charts.layers import Frame, Layer
+from workbench.charts.plot import Run
+from workbench.charts.style import Style, shade
 
 _STRIP_PX = 3.0
 

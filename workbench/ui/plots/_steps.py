@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sessions.model import Phase, Segment
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._markers import Markers
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.markers import Markers
+from workbench.charts.phases import Phases
+from workbench.charts.plot import Run
+from workbench.charts.style import Style
+from workbench.charts.tracks import Grid, Rolling, Track
 from workbench.ui.plots._pairing import Pairing
-from workbench.ui.plots._phases import Phases
-from workbench.ui.plots._plot import Run
 from workbench.ui.plots._segments import Segments, alternating
-from workbench.ui.plots._tracks import Grid, Rolling, Track
-from workbench.ui.style import Style
 
 
 def time_column(run: Run, segment: Segment) -> str:
     """The column that a segment's step times are in: GPU events where any was taken.
 
-    The rule of ``sessions.statistics.clock``, asked again only when the rows have doubled.
+    The rule of ``sessions.verdicts.statistics.clock``, asked again only when the rows have doubled.
     """
     gpu_ms = segment.steps["gpu_ms"]
     return run.keep(

@@ -11,17 +11,17 @@ import numpy as np
 from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen, QPolygonF
 
-from sessions import sweep
 from sessions.model import Study
-from sessions.scaling import Scaling
-from sessions.sweep import Curve
-from workbench.ui.plots import _strokes
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Entry, Frame, Layer, dot
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import STEPS, Unit
-from workbench.ui.style import Style, shade
+from sessions.studies import sweep
+from sessions.studies.scaling import Scaling
+from sessions.studies.sweep import Curve
+from workbench.charts import strokes
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer, dot
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.units import STEPS, Unit
 
 LATEST = "latest"
 WRONG = "wrong"  # a mark over a point that was measured
@@ -232,7 +232,7 @@ class Points(Layer):
         x, y = frame.px(self._x), frame.py(self._y)
         if self._joined:
             pen = style.pen(self._color)
-            _strokes.polyline(painter, pen, x, y, math.inf, frame, joined=True)
+            strokes.polyline(painter, pen, x, y, math.inf, frame, joined=True)
         color = style.color(self._color)
         painter.setPen(QPen(color, style.line_px))
         for place, height, wrong in zip(x.tolist(), y.tolist(), self._wrong, strict=True):
@@ -275,7 +275,7 @@ class FittedLine(Layer):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         pen = self._style.pen(self._color)
         x, y = frame.px(self._x), frame.py(self._y)
-        _strokes.polyline(painter, pen, x, y, math.inf, frame, joined=True)
+        strokes.polyline(painter, pen, x, y, math.inf, frame, joined=True)
 
 
 class Missed(Layer):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sessions.schema import TELEMETRY
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._plot import Run, note_beside_title
-from workbench.ui.plots._tracks import Grid, Track
+from workbench.charts.arrays import Array
+from workbench.charts.plot import Run, note_beside_title
+from workbench.charts.tracks import Grid, Track
 
 if TYPE_CHECKING:
-    from workbench.ui.plots._canvas import Canvas
+    from workbench.charts.canvas import Canvas
 
 _WORDS = {"%": "percent", "degrees Celsius": "celsius"}
 

@@ -10,11 +10,11 @@ from typing import Any
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
 
-from sessions.attribution_words import rows
 from sessions.model import Study
-from workbench.ui.plots._layers import Entry, Frame, Layer
-from workbench.ui.plots._units import RATIO
-from workbench.ui.style import Style, shade
+from sessions.studies.attribution_words import rows
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.style import Style, shade
+from workbench.charts.units import RATIO
 
 QUANTITIES = ("time", "memory")
 _REACH = 0.5  # of the bars' own span: as far beyond it may an interval stretch the axis

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sessions.model import Segment
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Band, Line, Look
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._sources import Moved
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Band, Line, Look
+from workbench.charts.plot import Plot, Run
+from workbench.charts.sources import Moved
+from workbench.charts.style import Style
+from workbench.charts.tracks import Rolling
+from workbench.charts.units import MILLISECONDS, SECONDS, STEPS
 from workbench.ui.plots._steps import no_steps, rolling, rolling_of, time_column
-from workbench.ui.plots._tracks import Rolling
-from workbench.ui.plots._units import MILLISECONDS, SECONDS, STEPS
-from workbench.ui.style import Style
 
 _BANDS = 4  # more than these many bands over one another hide what they should show
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sessions.attribution_words import attributions, is_measured
 from sessions.model import Study
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import RATIO, STEPS
+from sessions.studies.attribution_words import attributions, is_measured
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.units import RATIO, STEPS
 from workbench.ui.plots._waterfall import QUANTITIES, Bars, Origin, Reasons, waterfall
-from workbench.ui.style import Style
 
 
 def shown(runs: Sequence[Run]) -> Study | None:

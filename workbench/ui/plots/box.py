@@ -12,19 +12,19 @@ import numpy as np
 from PySide6.QtCore import QPointF, QRectF
 from PySide6.QtGui import QFontMetricsF, QPainter, QPen
 
-from workbench.ui.icons import mixed
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.units import MILLISECONDS, STEPS
 from workbench.ui.plots._distributions import (
     Distribution,
     distributions,
     drawn,
     no_steady_steps,
 )
-from workbench.ui.plots._layers import Frame, Layer
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import MILLISECONDS, STEPS
-from workbench.ui.style import Style, shade
+from workbench.ui.theming.icons import mixed
 
 _PERCENTS = (0, 5, 25, 50, 75, 95, 100)
 _HALF_PX = 13.0

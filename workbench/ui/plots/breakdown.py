@@ -15,16 +15,16 @@ import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPen
 
-from sessions.breakdown import KINDS, Node, tree
 from sessions.model import Study
-from workbench.ui.icons import mixed
+from sessions.studies.breakdown import KINDS, Node, tree
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.units import PERCENT, STEPS, Unit
 from workbench.ui.plots import _profiles
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Entry, Frame, Layer
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import PERCENT, STEPS, Unit
-from workbench.ui.style import Style, shade
+from workbench.ui.theming.icons import mixed
 
 MICROSECONDS = Unit("s", 1e-6)
 _LABEL_PX = 14.0  # a cell that is narrower has no room for a word

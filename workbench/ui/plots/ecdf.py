@@ -12,20 +12,20 @@ import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPainter
 
-from sessions.statistics import ecdf
-from workbench.ui.plots import _strokes
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
+from sessions.verdicts.statistics import ecdf
+from workbench.charts import strokes
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.units import MILLISECONDS, PERCENT
 from workbench.ui.plots._distributions import (
     Distribution,
     distribution_table,
     drawn,
     no_steady_steps,
 )
-from workbench.ui.plots._layers import Entry, Frame, Layer
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import MILLISECONDS, PERCENT
-from workbench.ui.style import Style
 
 _LABEL = 40  # characters of a label; more are left out in its middle
 _RANKS = 2000  # of a longer distribution; more than a curve has pixels
@@ -71,7 +71,7 @@ class Curve(Layer):
         x, y = frame.px(self._x), frame.py(self._y)
         x = np.concatenate([[min(0.0, x[0])], x, [max(frame.width, x[-1])]])
         y = np.concatenate([[frame.py(0.0)], y, [frame.py(100.0)]])
-        _strokes.polyline(painter, pen, x, y, np.inf, frame, joined=True)
+        strokes.polyline(painter, pen, x, y, np.inf, frame, joined=True)
 
     def _reading(self, x: float) -> str:
         values = self._distribution.values

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Line, Look
-from workbench.ui.plots._plot import Plot, Run
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Line, Look
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.units import BYTES, SECONDS
 from workbench.ui.plots._steps import add_timeline, columns_of, step_table
 from workbench.ui.plots._telemetry import devices, is_cpu, key, prefix, sampled, tell_undrawn
-from workbench.ui.plots._units import BYTES, SECONDS
-from workbench.ui.style import Style
 
 _COLUMNS = ("peak", "reserved", "allocated")
 

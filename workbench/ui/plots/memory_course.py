@@ -14,16 +14,17 @@ import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPainter, QPen
 
-from sessions import breakdown
 from sessions.model import Study
-from workbench.ui.plots import _profiles, _strokes
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Entry, Frame, Layer
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import BYTES, MILLISECONDS
+from sessions.studies import breakdown
+from workbench.charts import strokes
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.units import BYTES, MILLISECONDS
+from workbench.ui.plots import _profiles
 from workbench.ui.plots.memory_roles import role_color
-from workbench.ui.style import Style
 
 
 class Stack(Layer):
@@ -72,7 +73,7 @@ class Stack(Layer):
             above = below + np.repeat(held, 2)[:-1]
             low, high = (np.clip(frame.py(y), -1.0, frame.height + 1) for y in (below, above))
             brush = QBrush(role_color(role, self._style))
-            _strokes.area(painter, brush, x, high, low, math.inf, frame)
+            strokes.area(painter, brush, x, high, low, math.inf, frame)
             below = above
 
     def _reading(self, held: Array, at: float) -> str:

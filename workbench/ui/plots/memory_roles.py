@@ -13,16 +13,16 @@ import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 
-from sessions import breakdown
 from sessions.model import Study
-from workbench.ui.icons import mixed
+from sessions.studies import breakdown
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.units import BYTES, STEPS
 from workbench.ui.plots import _profiles
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Entry, Frame, Layer
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import BYTES, STEPS
-from workbench.ui.style import Style, shade
+from workbench.ui.theming.icons import mixed
 
 FREE = "reserved and free"
 _THICK = 0.56  # of a row

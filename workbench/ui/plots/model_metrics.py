@@ -12,9 +12,13 @@ import numpy as np
 
 from sessions.columns import Columns
 from sessions.model import MetricSeries
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Line, Look
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Line, Look
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.tracks import Grid, Track
+from workbench.charts.units import SECONDS
 from workbench.ui.plots._metrics import (
     Number,
     choices,
@@ -26,11 +30,7 @@ from workbench.ui.plots._metrics import (
     series_of,
     table,
 )
-from workbench.ui.plots._plot import Plot, Run
 from workbench.ui.plots._steps import add_timeline
-from workbench.ui.plots._tracks import Grid, Track
-from workbench.ui.plots._units import SECONDS
-from workbench.ui.style import Style
 
 _MOST = 8  # lines
 

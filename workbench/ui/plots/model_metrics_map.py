@@ -14,9 +14,13 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QImage, QPainter, QPen
 
 from sessions.model import MetricSeries
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Entry, Frame, Layer
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.scale import scale_color
+from workbench.charts.style import Style
+from workbench.charts.units import SECONDS, STEPS
 from workbench.ui.plots._metrics import (
     Measured,
     Number,
@@ -29,11 +33,7 @@ from workbench.ui.plots._metrics import (
     series_of,
     table,
 )
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._scale import scale_color
 from workbench.ui.plots._steps import add_timeline
-from workbench.ui.plots._units import SECONDS, STEPS
-from workbench.ui.style import Style
 
 _SHADES = 32
 _PLACE_PX = {False: 2.0, True: 6.0}  # width of a reading at least, by whether it is on paper

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Line, Look
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._sources import Moved, Source
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Line, Look
+from workbench.charts.plot import Plot, Run
+from workbench.charts.sources import Moved, Source
+from workbench.charts.style import Style
+from workbench.charts.units import CELSIUS, MEGAHERTZ, SECONDS, WATTS, nice_step
 from workbench.ui.plots._steps import add_timeline
 from workbench.ui.plots._telemetry import (
     devices,
@@ -24,8 +26,6 @@ from workbench.ui.plots._telemetry import (
     telemetry_table,
     tell_undrawn,
 )
-from workbench.ui.plots._units import CELSIUS, MEGAHERTZ, SECONDS, WATTS, nice_step
-from workbench.ui.style import Style
 
 _RIGHT = {
     "sm_clock": ("SM clock", MEGAHERTZ),

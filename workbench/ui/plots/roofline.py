@@ -16,14 +16,14 @@ import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
 
-from sessions.kernels import Rated, Roof, rated, roofs
-from workbench.ui.plots import _strokes
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Entry, Frame, Layer, dot
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import Logarithmic, Unit
-from workbench.ui.style import Style, shade
+from sessions.studies.kernels import Rated, Roof, rated, roofs
+from workbench.charts import strokes
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer, dot
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.units import Logarithmic, Unit
 
 _INTENSITY = Logarithmic("FLOP/B", kind="plain")
 _RATE = Logarithmic("FLOP/s")
@@ -61,7 +61,7 @@ class RoofLine(Layer):
         """A line with one bend."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         x, y = frame.px(self._x), frame.py(self._y)
-        _strokes.polyline(painter, self._pen(), x, y, math.inf, frame, joined=True)
+        strokes.polyline(painter, self._pen(), x, y, math.inf, frame, joined=True)
 
     def _pen(self) -> QPen:
         pen = self._style.pen(0, dash=self._color, width=1.3)

@@ -12,10 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Band, Line, Look, Samples
-from workbench.ui.plots._plot import Plot, Run
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Band, Line, Look, Samples
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.tracks import Rolling
+from workbench.charts.units import MILLISECONDS, SECONDS
 from workbench.ui.plots._steps import (
     add_timeline,
     columns_of,
@@ -26,9 +29,6 @@ from workbench.ui.plots._steps import (
     step_table,
     time_column,
 )
-from workbench.ui.plots._tracks import Rolling
-from workbench.ui.plots._units import MILLISECONDS, SECONDS
-from workbench.ui.style import Style
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:

@@ -13,19 +13,19 @@ import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPen
 
-from sessions import sweep as found_sweep
 from sessions.model import Study
-from sessions.sweep import Curve
+from sessions.studies import sweep as found_sweep
+from sessions.studies.sweep import Curve
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.scale import scale_color
+from workbench.charts.style import Style, shade
+from workbench.charts.units import BYTES, MILLISECONDS, STEPS, TOKENS_PER_SECOND, Unit
 from workbench.ui.plots import _sweep
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Frame, Layer
 from workbench.ui.plots._narrowing import hatch
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._scale import scale_color
 from workbench.ui.plots._sweep import LATEST
-from workbench.ui.plots._units import BYTES, MILLISECONDS, STEPS, TOKENS_PER_SECOND, Unit
-from workbench.ui.style import Style, shade
 
 _METRICS = {
     "step time": ("median_ms", MILLISECONDS),

@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sessions.model import Segment
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Band, Line, Look, Samples
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._sources import Inverse
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Band, Line, Look, Samples
+from workbench.charts.plot import Plot, Run
+from workbench.charts.sources import Inverse
+from workbench.charts.style import Style
+from workbench.charts.tracks import Track
+from workbench.charts.units import SECONDS, STEPS_PER_SECOND, TOKENS_PER_SECOND
 from workbench.ui.plots._steps import (
     add_timeline,
     columns_of,
@@ -25,9 +28,6 @@ from workbench.ui.plots._steps import (
     series,
     step_table,
 )
-from workbench.ui.plots._tracks import Track
-from workbench.ui.plots._units import SECONDS, STEPS_PER_SECOND, TOKENS_PER_SECOND
-from workbench.ui.style import Style
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:

@@ -17,10 +17,13 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPen
 
 from sessions.sampling import UTILIZATION, absent, sampling
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
-from workbench.ui.plots._layers import Entry, Layer, Line, Look
-from workbench.ui.plots._plot import Plot, Run
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Layer, Line, Look
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.tracks import Track
+from workbench.charts.units import PERCENT, SECONDS
 from workbench.ui.plots._steps import add_timeline
 from workbench.ui.plots._telemetry import (
     devices,
@@ -32,9 +35,6 @@ from workbench.ui.plots._telemetry import (
     telemetry_table,
     tell_undrawn,
 )
-from workbench.ui.plots._tracks import Track
-from workbench.ui.plots._units import PERCENT, SECONDS
-from workbench.ui.style import Style, shade
 
 _FURTHER = ("busy", "sm_active")  # of each GPU after the first: all of eight were 48 lines
 _TOP = 103.0  # so that a line at 100 % is whole

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sessions import verdict
-from sessions.background import newest_requested
 from sessions.model import PairedComparison
+from sessions.verdicts import verdict
+from sessions.verdicts.background import newest_requested
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.units import RATIO, STEPS
 from workbench.ui.plots import _arms
-from workbench.ui.plots._arrays import Array
-from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._narrowing import Narrowing, PairDots, Same, Voids
-from workbench.ui.plots._plot import Plot, Run
-from workbench.ui.plots._units import RATIO, STEPS
-from workbench.ui.style import Style
 
 
 def shown(runs: Sequence[Run]) -> PairedComparison | None:

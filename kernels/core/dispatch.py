@@ -1,0 +1,292 @@
+"""Choice of an operator's implementation: choices, their validation, and usage counters.
+
+Three levels, the nearest wins: the call's ``impl=``, the choice for the operator, ``"auto"``. A
+choice is global to the process and not to a thread, because autograd runs backward passes (and
+checkpointing recomputes forward passes) in threads of its own.
+
+Under ``torch.compile`` the choices are guarded, so changing one recompiles. The counters are not: a
+compiled call is counted when it is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.core import launch, replay
+from kernels.core.operator import Mistake, Operator, Unavailable, traced_as_constant
+
+OPS: dict[str, Operator] = {}
+
+REQUESTED = "requested"  # the reason recorded for an implementation that was named
+PREFERRED = "preferred"  # prefix of the reason for an implementation that was taken out of order
+STANDARD = "torch's standard for these inputs"  # and of one that "torch" stands for
+_chosen: dict[str, str] = {}
+_counts: dict[tuple[str, str], int] = {}
+_last: dict[str, tuple[str, str]] = {}
+Watch = Callable[[Operator, str, tuple[Any, ...]], Any]
+_watch: Watch | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """Status of one operator on one type of device.
+
+    ``choice`` is the choice in force and ``active`` the implementation that it leads to: under auto
+    the one for inputs that it does not refuse, None if none can run. ``unavailable`` maps each
+    implementation that cannot run to the reason. ``calls`` counts since the last reset, ``reason``
+    says why the last one was used.
+    """
+
+    operator: str
+    device_type: str
+    choice: str
+    active: str | None
+    available: tuple[str, ...]
+    unavailable: dict[str, str]
+    calls: dict[str, int]
+    reason: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.operator}: {self.active or 'nothing can run'} (requested: {self.choice})"]
+        lines += [f"    {name}: {why}" for name, why in self.unavailable.items()]
+        return "\n".join(lines)
+
+
+def run(op: Operator, impl: str | None, *args: Any) -> Any:
+    """Compute ``op``; ``args`` are its inputs in the order of its reference's signature.
+
+    Raises ``Mistake`` for an unknown implementation, ``Unavailable`` for one that cannot run.
+    """
+    choice = impl if impl is not None else _chosen.get(op.name, "auto")
+    likely = op.implementations.get(choice if choice != "auto" else _first(op, args[0]))
+    if likely is not None and likely.replayed and _watch is None and not torch.is_grad_enabled():
+        return _replayed(op.name, choice, *args)
+    return _computed(op.name, choice, *args)
+
+
+def _first(op: Operator, x: Any) -> str:
+    names, _ = _candidates(op.name, _type_of(x))
+    return names[0] if names else ""
+
+
+def _computed(op_name: str, choice: str, *args: Any) -> Any:
+    op = OPS[op_name]
+    op.check(*args)
+    name = _choose(op, args) if choice == "auto" else _checked(op, choice, args)
+    if _watch is not None:
+        return _watch(op, name, args)
+    return op.implementations[name].call(*args)
+
+
+_replayed = replay.replayed(_computed, operators=1)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Let ``watch`` compute every call instead of the named implementation, or wrap it.
+
+    For instrumented steps that are not timed. Code that is compiled meanwhile would keep it.
+    """
+    global _watch
+    before, _watch = _watch, watch
+    try:
+        yield
+    finally:
+        _watch = before
+
+
+def _choose(op: Operator, args: tuple[Any, ...]) -> str:
+    device_type = _type_of(args[0])
+    candidates, passed = _candidates(op.name, device_type)
+    if op.prefer is not None:
+        preferred = op.prefer(candidates, *args)
+        if preferred is not None:
+            name, why = preferred
+            return _resolved(op, name, f"{PREFERRED}: {why}", args)
+    for name in candidates:
+        implementation = op.implementations[name]
+        reason = implementation.refuses(*args) if implementation.refuses is not None else None
+        if reason is None and implementation.avoid is not None:
+            reason = implementation.avoid(*args)
+        if reason is None:
+            return _resolved(op, name, passed, args)
+        replay.not_replayed("an implementation that was passed over may be used next time")
+        passed = f"{passed}; {name}: {reason}" if passed else f"{name}: {reason}"
+    raise Unavailable(f"{op.name}: no implementation can run on {device_type}: {passed}")
+
+
+def resolve_choice(op: Operator, choice: str, args: tuple[Any, ...]) -> str:
+    """Return the implementation that a choice stands for with these inputs; nothing is counted."""
+    counts, last = dict(_counts), dict(_last)
+    try:
+        return _choose(op, args) if choice == "auto" else _resolved(op, choice, "", args)
+    finally:
+        _counts.clear()
+        _counts.update(counts)
+        _last.clear()
+        _last.update(last)
+
+
+def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
+    reason = _missing(op.name, name, _type_of(args[0]))
+    if not reason:
+        refuses = op.implementations[name].refuses
+        reason = refuses(*args) if refuses is not None else None
+    if reason:
+        raise Unavailable(f"{op.name}: {name!r} cannot run: {reason}")
+    return _resolved(op, name, REQUESTED, args)
+
+
+def _resolved(op: Operator, name: str, reason: str, args: tuple[Any, ...]) -> str:
+    """Count the implementation that a name stands for with these inputs, and return its name."""
+    if name == "torch" and op.standard is not None:
+        name, why = op.standard(*args)
+        given = (STANDARD, why, "" if reason == REQUESTED else reason)
+        reason = "; ".join(part for part in given if part)
+    _count(op.name, name, reason)
+    return name
+
+
+def _type_of(x: Any) -> str:
+    return "cuda" if x.is_cuda else x.device.type  # the second takes five times as long
+
+
+@contextmanager
+def using(**choices: str) -> Iterator[None]:
+    """Set choices for the duration of a block: ``using(rms_norm="triton", all="torch")``.
+
+    A key is an operator's name or ``all``, which stands for every operator that has both a "torch"
+    and a "triton" implementation (with "auto": for every operator). An operator's own key overrides
+    ``all``. Blocks nest; leaving one, also by an exception, restores the earlier choices.
+    """
+    before = dict(_chosen)
+    choose(**choices)
+    try:
+        yield
+    finally:
+        _chosen.clear()
+        _chosen.update(before)
+
+
+def choose(**choices: str) -> None:
+    """Set choices permanently; keys as in ``using``. Raises ``Mistake`` for an unknown name."""
+    changes = _spread(choices.pop("all")) if "all" in choices else {}
+    for name, impl in choices.items():
+        if name not in OPS:
+            raise Mistake(f"unknown operator {name!r}; expected one of {('all', *sorted(OPS))}")
+        if impl != "auto":
+            OPS[name].implementation(impl)
+        changes[name] = impl
+    _chosen.update(changes)
+
+
+def _spread(impl: str) -> dict[str, str]:
+    if impl not in ("auto", "torch", "triton"):
+        raise Mistake(
+            f"all: unknown implementation {impl!r}; expected one of ('auto', 'torch', 'triton')"
+        )
+    return {
+        name: impl
+        for name, op in OPS.items()
+        if impl == "auto" or {"torch", "triton"} <= op.implementations.keys()
+    }
+
+
+def chosen() -> dict[str, str]:
+    """Return the choice in force for every operator; "auto" where none was made."""
+    return {name: _chosen.get(name, "auto") for name in OPS}
+
+
+def usage() -> dict[str, dict[str, int]]:
+    """Count calls since the last reset by operator and implementation; compiled calls per trace."""
+    table: dict[str, dict[str, int]] = {}
+    for (op_name, impl), calls in _counts.items():
+        table.setdefault(op_name, {})[impl] = calls
+    return table
+
+
+def reasons() -> dict[str, tuple[str, str]]:
+    """Return the last implementation used of each operator called so far, and the reason."""
+    return dict(_last)
+
+
+def reset_usage() -> None:
+    """Reset the counters and reasons."""
+    _counts.clear()
+    _last.clear()
+
+
+def status(device_type: str | None = None) -> dict[str, Status]:
+    """Return the status of every operator, by default on the GPU if there is one."""
+    where = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    return {name: _status(op, where) for name, op in OPS.items()}
+
+
+def _status(op: Operator, device_type: str) -> Status:
+    unavailable = {}
+    for name, implementation in op.implementations.items():
+        why = implementation.missing(device_type)
+        if why is not None:
+            unavailable[name] = why
+    available = tuple(name for name in op.implementations if name not in unavailable)
+    choice = _chosen.get(op.name, "auto")
+    if choice == "auto":
+        active = next((n for n in available if op.implementations[n].avoid is None), None)
+    else:
+        active = choice if choice in available else None
+    return Status(
+        operator=op.name,
+        device_type=device_type,
+        choice=choice,
+        active=active,
+        available=available,
+        unavailable=unavailable,
+        calls=usage().get(op.name, {}),
+        reason=_last.get(op.name, ("", ""))[1],
+    )
+
+
+# The functions below run at trace time under torch.compile and are constants in the graph.
+
+
+@traced_as_constant
+def _candidates(op_name: str, device_type: str) -> tuple[tuple[str, ...], str]:
+    return _candidates_once(op_name, device_type)
+
+
+@functools.cache
+def _candidates_once(op_name: str, device_type: str) -> tuple[tuple[str, ...], str]:
+    names, passed = [], []
+    for name, implementation in OPS[op_name].implementations.items():
+        why = implementation.missing(device_type)
+        if why is None:
+            names.append(name)
+        else:
+            passed.append(f"{name}: {why}")
+    return tuple(names), "; ".join(passed)
+
+
+@traced_as_constant
+def _missing(op_name: str, impl: str, device_type: str) -> str:
+    return _missing_once(op_name, impl, device_type)
+
+
+@functools.cache
+def _missing_once(op_name: str, impl: str, device_type: str) -> str:
+    return OPS[op_name].unavailable(impl, device_type) or ""
+
+
+@traced_as_constant
+def _count(op_name: str, impl: str, reason: str) -> None:
+    key = (op_name, impl)
+    _counts[key] = _counts.get(key, 0) + 1
+    _last[op_name] = (impl, reason)
+    if launch.recorders:
+        replay.operator_called()
+        replay.also(functools.partial(_count, op_name, impl, reason))

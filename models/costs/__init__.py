@@ -1,0 +1,1 @@
+"""Costs of the families: sizes, FLOPs and peak memory."""

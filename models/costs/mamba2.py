@@ -1,0 +1,151 @@
+"""Costs of a Mamba-2 hybrid's sizes.
+
+Shapes: E model width, H the mixer's heads, N its states, G its groups.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.ssd_scan import CHUNK, ScanMemory, scan_memory
+from models.costs.model_costs import Attends, Beside, BlockMemory, Costs, How
+
+if TYPE_CHECKING:
+    from models.mamba2 import Mamba2Config
+
+
+def costs(config: Mamba2Config) -> Costs:
+    """Return the costs of the sizes."""
+    dim, layers, rows, size = config.dim, config.n_layers, config.rows, config.mixer
+    attending, heads = config.attending, config.n_heads
+    kv_dim, state = _kv_dim(config), size.inner * size.d_state
+    linears = dim * size.projected + size.inner * dim
+    attention = dim * (dim + 2 * kv_dim) + dim * dim + dim  # and the gate
+    small = (size.d_conv + 1) * size.convolved + 3 * size.n_heads + size.inner
+    matmuls = layers * linears + attending * attention
+    embeddings = (1 if config.tie_embeddings else 2) * rows * dim
+    # Additional for a block that attends: rotated q, k, v, the attention's output, the branches'
+    # difference; log-sum-exp and the gate, which are in FP32.
+    more = (dim + 2 * kv_dim) + dim + dim + 2 * (heads + 1)
+    attends = [config.attends(index) for index in range(layers)]
+    return Costs(
+        parameters=matmuls + attending + layers * (small + dim) + dim + embeddings,
+        n_layers=layers,
+        dim=dim,
+        rows=rows,
+        matmul_per_token=matmuls,
+        scan_per_token=layers * (3 * state + size.d_conv * size.convolved),
+        score_width=attending * dim,
+        window=config.window,
+        cached_per_token=attending * 2 * kv_dim,
+        cached_per_sequence=layers * size.convolved * size.d_conv,
+        cached_fp32_per_sequence=layers * state,
+        # The norm's output, all outputs of in_proj and the convolution, the scan's output, the
+        # norm's.
+        saved_per_token=dim + size.projected + size.convolved + 2 * size.inner,
+        saved_stream_per_token=dim,
+        saved_fp32_per_token=1 + size.n_groups,  # the norms' inverse deviations
+        by_torch=partial(_by_torch, config),
+        decisive="ssd_scan",
+        # The gradients of y, z and x, after y and the norm's output are freed.
+        backward_per_token=size.inner,
+        kept_beside=lambda how: tuple(
+            (more * n_attentions * how.element,) for n_attentions in attends
+        ),
+        block_weights=tuple(
+            (linears + n_attentions * attention) / matmuls for n_attentions in attends
+        ),
+        beside=partial(_beside, config),
+        attends=tuple(
+            ((Attends(heads, config.n_kv_heads, dim // heads),) * n_attentions,)
+            for n_attentions in attends
+        ),
+        inference_per_token=partial(_inference_per_token, config),
+        table_bytes=4 * config.max_sequence * (dim // heads),
+        rotating=attending,
+    )
+
+
+def _kv_dim(config: Mamba2Config) -> int:
+    return config.n_kv_heads * (config.dim // config.n_heads)
+
+
+def _scanning(config: Mamba2Config, how: How) -> ScanMemory:
+    size = config.mixer
+    dtype = {2: torch.bfloat16, 4: torch.float32}[how.element]
+    cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
+    return scan_memory(how.batch, how.sequence, *cut, dtype)
+
+
+def _beside(config: Mamba2Config, how: How) -> Beside:
+    if not how.fused:
+        return Beside()
+    scan = _scanning(config, how)
+    return Beside(scan.saved, scan.backward)
+
+
+def _by_torch(config: Mamba2Config, how: How) -> BlockMemory:
+    return _compiled(config, how) if how.compiled else _eager(config, how)
+
+
+def _compiled(config: Mamba2Config, how: How) -> BlockMemory:
+    size = config.mixer
+    inner, pairs = size.inner, CHUNK * size.n_heads
+    copied = how.element < 4  # copies of the results, for arithmetic in FP32
+    # The norm's output, all outputs of in_proj and the convolution, B; in the scan its scores,
+    # their decayed copy, x twice, the states' outputs; y and the gated norm's output.
+    computed = config.dim + size.projected + size.convolved + size.n_groups * size.d_state
+    computed += CHUNK * size.n_groups + pairs + (5 if copied else 4) * inner
+    # The decays, in FP64; the norms' deviations, the convolution's sum, the gated norm's.
+    fp32 = 2 * (pairs + size.n_heads) + 1 + size.n_groups + size.convolved + inner
+    # The gated norm has products in FP32.
+    return BlockMemory(
+        kept_per_token=computed * how.element + fp32 * 4, backward_per_token=3 * 4 * inner
+    )
+
+
+def _eager(config: Mamba2Config, how: How) -> BlockMemory:
+    size = config.mixer
+    inner, pairs, states = size.inner, CHUNK * size.n_heads, size.inner * size.d_state // CHUNK
+    copied = how.element < 4  # copies of the results, for arithmetic in FP32
+    # The norm's output, the convolution's; in the scan its scores, their decayed copy, x, both
+    # terms of its outputs; the gated norm's output. Its z is a part of in_proj's result, and the
+    # states have a copy, if neither is a copy in FP32.
+    computed = config.dim + size.convolved + CHUNK * size.n_groups + pairs + 4 * inner
+    computed += states if copied else size.projected
+    # The norms' deviations; the convolution's input and sum; the scan's decays, in FP64 too, with
+    # the scores, states, steps; the gated norm's input, gate, product and quotient.
+    fp32 = 1 + size.n_groups + 2 * size.convolved + 4 * pairs + states + 11 * size.n_heads
+    fp32 += (5 if copied else 4) * inner
+    return BlockMemory(
+        kept_per_token=computed * how.element + fp32 * 4,
+        # The gated norm has five products in FP32, after its quotient and output are freed.
+        backward_per_token=(4 * 4 - how.element) * inner,
+    )
+
+
+def _inference_per_token(config: Mamba2Config, how: How) -> int:
+    dim, size = config.dim, config.mixer
+    # The block's input and its norm; all outputs of in_proj and the convolution.
+    before = 2 * dim * how.stream + (size.projected + size.convolved) * how.element
+    # With attention: the mixer's result; queries, keys, values, before and after rotation.
+    attention = 2 * dim * how.stream + (3 * dim + 4 * _kv_dim(config)) * how.element + how.weights
+    if not config.attending:
+        attention = 0
+    if how.fused:
+        # During the scan, the scan's output; then also the norm's, and the result.
+        scan, inner = _scanning(config, how), size.inner * how.element
+        of_state = size.convolved * size.d_conv * how.element // how.sequence
+        scanning = max(
+            inner + scan.forward // (how.batch * how.sequence),
+            2 * inner + dim * how.element + scan.final // (how.batch * how.sequence),
+        )
+        return max(before + scanning + of_state, attention)
+    # The last chunk's decays, in FP64, and weights; while these are computed more of the kind, then
+    # the scan's outputs, by chunk and together, D x, and their sum.
+    of_chunk = min(CHUNK, how.sequence) ** 2 * size.n_heads // how.sequence
+    before += 4 * size.inner + 10 * of_chunk + max(3 * 4 * size.inner, 10 * of_chunk)
+    return max(before, attention)

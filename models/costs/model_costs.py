@@ -1,0 +1,220 @@
+"""Costs of a model: the sizes that determine time and memory, and the FLOPs of a step.
+
+A family describes its layers in ``Costs``; the rest is the same for all (``models.costs.footprint``
+for memory). The saved activations assume an attention that writes no S x S weights. If the
+requested one does, ``Attends`` gives the bytes for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kernels import hardware
+from kernels.attention.memory import BUDGET_FRACTION, WeightsMemory, weights_memory
+from models.layers.token_fraction import ALL_TOKENS, TokenFraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routed:
+    """Layers that compute only a fraction of the tokens; fields as of ``Costs``."""
+
+    share: TokenFraction
+    matmul_per_token: int
+    score_width: int
+    cached_per_token: int
+    scan_per_token: int = 0
+    attends_all: bool = False  # its queries see every token before them, not only the chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockMemory:
+    """Bytes that a unit block with PyTorch's operators holds."""
+
+    kept_per_token: int  # for its backward pass, without the residual stream
+    backward_per_token: int  # additional peak in its backward pass
+    saved: int = 0  # for its backward pass, independent of the number of tokens
+
+
+class How(NamedTuple):
+    """Step properties that determine what a unit block holds."""
+
+    workload: str
+    batch: int
+    sequence: int
+    element: int  # bytes per number that linears compute
+    stream: int  # bytes per number of the residual stream
+    device_type: str
+    fused: bool  # True for the library's fused kernels, False for PyTorch's operators
+    compiled: bool  # True if torch.compile fuses the others
+    attention: str = ""  # the requested backend; empty: one that holds no weights
+    keys: int = 0  # keys that a query may see; 0: those of the sequence
+    weights: int = 0  # peak bytes per token of attention's weights in inference
+
+    @property
+    def autocast(self) -> bool:
+        """True if linears compute in fewer bytes than the stream has."""
+        return self.element < self.stream
+
+
+class Beside(NamedTuple):
+    """Bytes that a block holds besides those proportional to the tokens."""
+
+    saved: int = 0  # for its backward pass
+    backward: int = 0  # additional peak in its backward pass
+
+
+@dataclass(frozen=True)
+class Attends:
+    """One attention of a block, for the memory of some backends."""
+
+    heads: int
+    groups: int
+    head_dim: int
+    queries: TokenFraction = ALL_TOKENS  # fraction of the tokens
+    keys: TokenFraction = ALL_TOKENS
+    placed: bool = False  # queries keep their original positions, with a mask per sequence
+
+    def weights(self, how: How, masked: bool) -> WeightsMemory:
+        """Return the bytes that the weights take."""
+        return weights_memory(
+            how.attention,
+            batch=how.batch,
+            heads=self.heads,
+            groups=self.groups,
+            length=self.queries.of(how.sequence),
+            keys=self.keys.of(how.keys or how.sequence),
+            dim=self.head_dim,
+            element=how.element,
+            masked=masked,
+            # A compiler recomputes masks where they are needed.
+            masks=masked * (not how.compiled) * (how.batch if self.placed else 1),
+            budget=_budget(how.device_type),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Sizes of one configuration that determine time and memory."""
+
+    parameters: int  # all trainable numbers
+    n_layers: int
+    dim: int  # width of the residual stream
+    rows: int  # rows of the vocabulary in the head
+    matmul_per_token: int  # multiply-adds per token in the blocks' linears, all layers
+    # query heads x head width, all layers: each (query, key) pair costs twice that
+    score_width: int
+    cached_per_token: int  # numbers per token in the decode state, all layers
+    saved_per_token: int  # compute-dtype numbers per token that one block saves for backward
+    saved_stream_per_token: int  # the same in the residual stream's dtype
+    saved_fp32_per_token: int  # the same in FP32, whatever the precision
+    table_bytes: int  # one rotary table
+    rotating: int | None = None  # layers, each with a table unless they share one; None: all
+    cached_per_sequence: int = 0  # numbers per sequence in the decode state, whatever its length
+    cached_fp32_per_sequence: int = 0  # FP32 numbers of the same kind
+    cached_bytes: int = 0  # decode state independent of the batch
+    scan_per_token: int = 0  # multiply-adds per token besides linears and scores, all layers
+    causal: bool = True  # True if a token attends only to those before it
+    window: int = 0  # at most this many of them, including itself; 0: all
+    matmul_per_sequence: int = 0  # multiply-adds per sequence, whatever its length
+    saved_per_sequence: int = 0  # compute-dtype numbers saved per sequence, whatever its length
+    linear_parameters: int | None = None  # numbers in all linears; None: as ``matmul_per_token``
+    linears_after: int = 0  # those of them in linears after the blocks, without the head
+    # additional compute-dtype numbers per token that a block saves without fused kernels
+    unfused_per_token: int = 0
+    unfused_fp32_per_token: int = 0  # FP32 numbers of the same kind
+    # Replaces the fields about saving and the backward pass where too much differs without fused
+    # kernels to be a sum; and the operator whose kernel makes the difference.
+    by_torch: Callable[[How], BlockMemory] | None = None
+    decisive: str = ""
+    routed: tuple[Routed, ...] = ()
+    # For each block, what each pass through it saves, in units of the block that the numbers above
+    # describe; empty: one pass of one unit each.
+    block_passes: tuple[tuple[float, ...], ...] = ()
+    # For each block, bytes per token that each pass saves besides its units; None: nothing.
+    kept_beside: Callable[[How], tuple[tuple[float, ...], ...]] | None = None
+    # each block's fraction of their parameters; empty: all equal
+    block_weights: tuple[float, ...] = ()
+    # Peak of compute-dtype numbers per token in a unit's backward pass besides what it saved.
+    backward_per_token: int = 0
+    beside: Callable[[How], Beside] | None = None  # None: nothing
+    # For each block, each pass's attentions; and the backend that runs where another is requested.
+    attends: tuple[tuple[tuple[Attends, ...], ...], ...] = ()
+    attention: Callable[[How], str] | None = None  # None: the requested one
+    # Those of ``saved_per_token`` that a unit saves after its attention.
+    saved_past_attention: int = 0
+    # Peak bytes per token of a block where no backward pass follows, its input included; None: as
+    # many as it would save for one.
+    inference_per_token: Callable[[How], int] | None = None
+    cast_by_operators: int = 0  # numbers in a block's linears that autocast does not cast
+    stream_ranks: int = 1  # ranks among which the stream between layers is split
+    state_bytes: int = 0  # state besides the weights, whatever the step
+    # Peak between blocks and loss where a model adapts itself: in forward and training.
+    adapting_bytes: int = 0
+
+
+def dense_block(
+    how: How, *, dim: int, projected: int, rotating: int, attending: int, hidden: int
+) -> int:
+    """Return ``Costs.inference_per_token`` of a block of attention and SwiGLU, in that order.
+
+    Numbers per token: ``projected`` at the start of attention and ``attending`` at its end,
+    ``rotating`` in FP32 besides the former where PyTorch's steps norm and rotate; ``hidden`` is
+    SwiGLU's width.
+    """
+    by_steps = not (how.fused or how.compiled)
+    # Besides, the block's input and its norm; later also the sum of input and attention.
+    rotation = projected * how.element + by_steps * rotating * 4
+    attention = 2 * dim * how.stream + max(rotation, attending * how.element + how.weights)
+    # Gate and up, their product, and silu(gate).
+    return max(attention, 3 * dim * how.stream + (3 + by_steps) * hidden * how.element)
+
+
+def flops(
+    costs: Costs,
+    *,
+    batch: int,
+    sequence: int,
+    training: bool = False,
+    context: int = 0,
+    last_only: bool = False,
+) -> int:
+    """Count the FLOPs that the mathematics of one step needs; a multiply-add is two.
+
+    ``sequence`` new tokens each see the ``context`` before them and themselves (causal: half of the
+    square, otherwise all of it). Backward is twice forward. Recomputation by checkpointing is not
+    counted: these are the model's FLOPs, not the machine's. Routed layers count with their full
+    fraction of the tokens.
+    """
+    pairs = (
+        _pairs(sequence, context, costs.window) if costs.causal else sequence * (context + sequence)
+    )
+    head_tokens = 1 if last_only else sequence
+    multiply_adds = (
+        (costs.matmul_per_token + costs.scan_per_token) * sequence
+        + 2 * costs.score_width * pairs
+        + costs.dim * costs.rows * head_tokens
+        + costs.matmul_per_sequence
+    )
+    for part in costs.routed:
+        before = part.share.of(context)
+        tokens = part.share.of(context + sequence) - before
+        seen = part.share.of(pairs) if part.attends_all else _pairs(tokens, before, costs.window)
+        multiply_adds += (part.matmul_per_token + part.scan_per_token) * tokens
+        multiply_adds += 2 * part.score_width * seen
+    forward = 2 * multiply_adds
+    return batch * forward * (3 if training else 1)
+
+
+def _budget(device_type: str) -> int:
+    """Return the bytes for the weights of a chunk; no bound if the device is not here."""
+    if device_type == "cuda" and not hardware.has_gpu():
+        return 1 << 62
+    return int(BUDGET_FRACTION * hardware.of(device_type).total_bytes)
+
+
+def _pairs(sequence: int, context: int, window: int) -> int:
+    growing = min(sequence, max(0, window - context)) if window else sequence
+    rest = sequence - growing  # these see a full window each
+    return growing * context + growing * (growing + 1) // 2 + rest * window

@@ -1,0 +1,1 @@
+"""Execution of layers: checkpointing, compilation, CUDA graphs."""

@@ -1,0 +1,1 @@
+"""Layers that the families are built from."""

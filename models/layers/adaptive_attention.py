@@ -1,0 +1,214 @@
+"""Attention whose heads compute with the rank and the precision that ``adaptive`` chose.
+
+One operator does both, ``kernels.adaptive_attention``, which never holds the matrix of weights. It
+is a pure function of its inputs and of the choice, so that it may be recomputed, compiled and
+captured.
+
+Decoding is *frozen*: a call with a state never adapts, and computes with the choice of the last
+adapting call, as the same tokens in one call would. The state holds keys in the basis, cut and
+rounded. These depend on the token alone, so that a step does not prepare them again.
+"""
+
+# Shapes: B batch, S queries, T keys, E model width, H heads, D head width, X = 3 H.
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.linalg import vector_norm
+from torch.nn import functional
+
+import kernels
+from kernels.adaptive_attention import cut_and_rounded, prepared
+from models.layers.adaptive import Choice, Rules, Sight, longest, look, sampled
+from models.layers.attention import KVState, RotaryCache
+from models.layers.basic import INIT_STD, Linear, RMSNorm
+
+
+class ProjectedHeads(Linear):
+    """The projection to queries, keys and values of heads, of which most may start narrow.
+
+    With ``dimensions``, the queries and keys of three heads of four start in so many dimensions:
+    the rows of all others are zero. Dimensions come in the pairs that rotary positions turn, so
+    that turned queries and keys stay in them. Training may widen them.
+    """
+
+    def __init__(self, dim: int, n_heads: int, dimensions: int) -> None:
+        super().__init__(dim, 3 * dim)
+        self.n_heads, self.dimensions = n_heads, dimensions
+
+    def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
+        """Return the starting value of parameter ``name``, in FP32 on the CPU."""
+        weight = super().initial(name, shape, generator)
+        if self.dimensions:
+            narrow = [h for h in range(self.n_heads) if h % 4 != 3]
+            # Query or key or value, head, half of a pair, pair.
+            by_pairs = weight.view(3, self.n_heads, 2, -1, shape[-1])
+            by_pairs[:2, narrow, :, self.dimensions // 2 :] = 0
+        return weight
+
+
+class AdaptiveHeads(nn.Module):
+    """Multi-head attention, (B, S, E) over (B, T, E), with a choice from the caller.
+
+    With ``norm_eps``, queries and keys are normalised per head (arXiv 2010.04245), which bounds the
+    scores by sqrt(D) times the gains; with ``rotary``, rotated by their positions.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        rules: Rules,
+        *,
+        causal: bool = True,
+        rotary: RotaryCache | None = None,
+        norm_eps: float | None = None,
+        std_out: float = INIT_STD,
+        measures_values: bool = False,
+        qk_dimensions: int = 0,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.head_dim, self.rules, self.causal = (
+            n_heads,
+            dim // n_heads,
+            rules,
+            causal,
+        )
+        self.measures_values = measures_values
+        self.scale = self.head_dim**-0.5
+        self.qkv = ProjectedHeads(dim, n_heads, qk_dimensions)
+        self.out = Linear(dim, dim, std_out)
+        self.rotary = rotary
+        self.q_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
+        self.k_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
+
+    def division(self) -> str:
+        """Return why every rank has the complete layer."""
+        return "heads adapt, and are measured, all together"
+
+    def new_state(
+        self, batch: int, length: int, device: torch.device, dtype: torch.dtype
+    ) -> KVState:
+        """Return an empty state for ``length`` positions."""
+        shape = (batch, self.n_heads, length, self.head_dim)
+        return KVState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)))
+
+    def forward(
+        self,
+        q_BSE: Tensor,
+        k_BTE: Tensor,
+        v_BTE: Tensor,
+        choice: Choice | None = None,
+        *,
+        mask: Tensor | None = None,
+        state: KVState | None = None,
+        position: Tensor | None = None,
+        kv_length: Tensor | None = None,
+        sight: Sight | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the output (B, S, E) and, with a ``sight``, what ``Adaptation.measures`` needs.
+
+        ``choice`` None computes with all columns, unrounded, and measures nothing. ``mask``,
+        Boolean, broadcasts to [B, H, S, T]: True where a key is seen. ``state`` and ``position`` as
+        in ``models.layers.attention.Attention``; with these, ``kv_length`` is the position after
+        this call's. With ``measures_values`` the largest of the ``values`` [H] is measured too.
+        """
+        q, k, v = self._project(q_BSE, k_BTE, v_BTE)
+        q, k = self._turned(q, k, position)
+        measured: dict[str, Tensor] = {}
+        if sight is not None and choice is not None:
+            measured["rows"] = sampled(q, k, sight)
+        if choice is not None and choice.to_queries is not None and choice.to_keys is not None:
+            q, k = _times(q, choice.to_queries), _times(k, choice.to_keys)
+        if sight is not None and choice is not None:
+            scale = self.scale if choice.scale is None else choice.scale
+            measured |= look(q, k, sight, scale)
+            measured |= {"q": longest(q, choice.parts), "k": longest(k, choice.parts)}
+            if self.measures_values:
+                measured["values"] = vector_norm(v.detach(), math.inf, (0, 2, 3))
+        y = self._attend(q, k, v, choice, mask, state, position, kv_length)
+        return self.out(y.transpose(1, 2).flatten(2)), measured
+
+    def _project(
+        self, q_BSE: Tensor, k_BTE: Tensor, v_BTE: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if q_BSE is k_BTE is v_BTE:
+            qkv_BSXD = self.qkv(q_BSE).unflatten(-1, (3 * self.n_heads, self.head_dim))
+            q, k, v = qkv_BSXD.split(self.n_heads, dim=2)
+            if torch.is_grad_enabled() and self.q_norm is None:
+                # Backward needs the values, and a view of them would keep all of qkv until then; a
+                # norm's backward needs the other parts too.
+                v = v.contiguous()
+        else:
+            width = self.n_heads * self.head_dim
+            q, k, v = (
+                self.qkv.part(x, n * width, (n + 1) * width).unflatten(-1, (-1, self.head_dim))
+                for n, x in enumerate((q_BSE, k_BTE, v_BTE))
+            )
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _turned(self, q: Tensor, k: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Normalise and rotate, where there are norms and positions."""
+        offset = 0 if position is None else position
+        rotary, q_norm, k_norm = self.rotary, self.q_norm, self.k_norm
+        if rotary is None:
+            if q_norm is None or k_norm is None:
+                return q, k
+            return kernels.qk_norm(q, k, q_norm.weight, k_norm.weight, q_norm.eps)
+        tables = rotary.cos_SR, rotary.sin_SR
+        if q_norm is None or k_norm is None:
+            return kernels.rope(q, k, *tables, offset=offset)
+        weights = q_norm.weight, k_norm.weight
+        return kernels.qk_norm_rope(q, k, *weights, *tables, q_norm.eps, offset=offset)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        choice: Choice | None,
+        mask: Tensor | None,
+        state: KVState | None,
+        position: Tensor | None,
+        kv_length: Tensor | None,
+    ) -> Tensor:
+        rules, scale = self.rules, self.scale
+        rank_H = bits_H = None
+        if choice is not None:
+            rank_H = choice.rank if rules.adaptive_rank else None
+            bits_H = choice.bits if rules.narrows else None
+        if state is not None:
+            low_q, low_k = q, k
+            if choice is not None and not choice.cut:
+                if position is None:  # no query meets them there
+                    low_k = cut_and_rounded(k, rank_H, bits_H, rules.allow_fp8)
+                else:
+                    low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
+            state.write(low_k, v, position)
+            if position is not None:
+                seen = position + q.shape[2] if kv_length is None else kv_length
+                return kernels.attention(
+                    low_q, state.keys, state.values, causal=True, scale=scale, kv_length=seen
+                )
+        if mask is not None:
+            low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
+            if self.causal:
+                past = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+                mask = mask & past.tril(k.shape[2] - q.shape[2])
+            return functional.scaled_dot_product_attention(low_q, low_k, v, mask, scale=scale)
+        return kernels.adaptive_attention(
+            q, k, v, rank_H, bits_H, causal=self.causal, scale=scale, allow_fp8=rules.allow_fp8
+        )
+
+
+def _times(x_BHSD: Tensor, matrix_HDD: Tensor) -> Tensor:
+    """Multiply each head by its matrix: [B, H, S, D], in memory [H, B, S, D].
+
+    Heads are the batch of the product. With samples and heads there, torch would copy the matrices
+    and tensors laid out by tokens.
+    """
+    x_HND = x_BHSD.transpose(0, 1).flatten(1, 2)
+    return torch.bmm(x_HND, matrix_HDD).unflatten(1, (x_BHSD.shape[0], -1)).transpose(0, 1)

@@ -1,0 +1,280 @@
+"""Causal attention with grouped key/value heads, its rotary tables, and its decode state.
+
+Grouped queries: arXiv 2305.13245; rotary positions: arXiv 2104.09864. If only some tokens of a
+sequence were gathered (``Rows``), they are rotated by their original positions, see each other, and
+are appended to a state that fills as they arrive.
+
+Shapes: B batch, S new tokens, T cache length, E model width, H query heads, G key/value heads, X =
+H + 2 G, D head width, R = D / 2 rotated pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from kernels.rope import table
+from models.layers.basic import INIT_STD, Linear
+from models.layers.routing import Rows
+from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
+
+
+class RotaryCache(nn.Module):
+    """Cosines and sines of every position, in FP32; several layers may hold the same one.
+
+    They are a function of three numbers, so they are not part of the weights (not in the state
+    dict). They are recomputed wherever the module goes: from the meta device, to another device,
+    and after a cast, which therefore never costs them their precision.
+    """
+
+    def __init__(self, head_dim: int, max_sequence: int, theta: float) -> None:
+        super().__init__()
+        self.head_dim, self.max_sequence, self.theta = head_dim, max_sequence, theta
+        self.cos_SR: Tensor
+        self.sin_SR: Tensor
+        self.rebuild_buffers(torch.empty(0).device)
+
+    def rebuild_buffers(self, device: torch.device) -> None:
+        """Compute the tables on ``device``."""
+        if device.type == "meta":  # there, the power in ``table`` would import Dynamo: 5 s
+            shape = (self.max_sequence, self.head_dim // 2)
+            cos_SR, sin_SR = torch.empty(2, *shape, device=device).unbind()
+        else:
+            cos_SR, sin_SR = table(self.max_sequence, self.head_dim, device, self.theta)
+        self.register_buffer("cos_SR", cos_SR, persistent=False)
+        self.register_buffer("sin_SR", sin_SR, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryCache:
+        super()._apply(fn, recurse)
+        self.rebuild_buffers(self.cos_SR.device)
+        return self
+
+
+@dataclass
+class KVState:
+    """Keys and values of one layer for up to T positions, both (B, G, T, D)."""
+
+    keys: Tensor
+    values: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, for counting bytes and resetting."""
+        return [self.keys, self.values]
+
+    def carried(self) -> list[Tensor]:
+        """Return what cannot go back to a position: nothing, as no token sees beyond its own."""
+        return []
+
+    def write(
+        self, k_BGSD: Tensor, v_BGSD: Tensor, position: Tensor | None, rows: Rows | None = None
+    ) -> None:
+        """Write S positions, the first at ``position`` (int64 [] on the device) or 0.
+
+        Chosen ``rows`` go after those that each sequence already has. Rows that do not count are
+        written beyond them, ultimately into the one extra slot.
+        """
+        if k_BGSD.dtype != self.keys.dtype:
+            raise ValueError(
+                f"the cache holds {self.keys.dtype} and the layer computed {k_BGSD.dtype}; "
+                "make the cache under the same autocast as the calls that use it"
+            )
+        n_new = k_BGSD.shape[2]
+        if position is None:
+            self.keys[:, :, :n_new].copy_(k_BGSD)
+            self.values[:, :, :n_new].copy_(v_BGSD)
+        elif rows is not None:
+            assert rows.filled is not None
+            places_BS = rows.filled[:, None] + torch.arange(n_new, device=position.device)
+            places_BS = places_BS.clamp(max=self.keys.shape[2] - 1)
+            places_BGSD = places_BS[:, None, :, None].expand_as(k_BGSD)
+            self.keys.scatter_(2, places_BGSD, k_BGSD)
+            self.values.scatter_(2, places_BGSD, v_BGSD)
+        else:
+            # One decoded token is the most frequent case, and needs no kernel of its own.
+            rows_S = position.reshape(1)
+            if n_new > 1:
+                rows_S = position + torch.arange(n_new, device=position.device)
+            self.keys.index_copy_(2, rows_S, k_BGSD)
+            self.values.index_copy_(2, rows_S, v_BGSD)
+
+
+@dataclass
+class SharedKV:
+    """Keys and values that one recursion computes for all tokens, and later ones read."""
+
+    keys: Tensor | None = None  # (B, G, T, D); None until they are computed
+    values: Tensor | None = None
+
+
+Turn = Callable[..., tuple[Tensor, Tensor]]  # kernels.rope, or one that normalises too
+
+
+def turned(
+    turn: Turn,
+    q_BSHD: Tensor,
+    k_BSGD: Tensor,
+    rotary: RotaryCache,
+    position: Tensor | None,
+    rows: Rows | None,
+) -> tuple[Tensor, Tensor]:
+    """Return queries (B, H, S, D) and keys (B, G, S, D), rotated by their positions."""
+    if rows is None:
+        q_BHSD, k_BGSD = q_BSHD.transpose(1, 2), k_BSGD.transpose(1, 2)
+        offset = 0 if position is None else position
+        return turn(q_BHSD, k_BGSD, rotary.cos_SR, rotary.sin_SR, offset=offset)
+    # The operator needs consecutive positions: a table that holds them row by row makes them so.
+    positions = rows.position.flatten()
+    batch = len(rows.position)
+    q, k = (x.flatten(0, 1).transpose(0, 1)[None] for x in (q_BSHD, k_BSGD))
+    q, k = turn(q, k, rotary.cos_SR[positions], rotary.sin_SR[positions], offset=0)
+    q, k = (x[0].unflatten(1, (batch, -1)).transpose(0, 1) for x in (q, k))
+    return q, k
+
+
+def attend(
+    q_BHSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    state: KVState | None,
+    position: Tensor | None,
+    rows: Rows | None,
+    shared: SharedKV | None,
+    window: int = 0,
+) -> Tensor:
+    """Compute attention of this call's tokens to themselves and to ``state``, (B, H, S, D).
+
+    Fills ``shared`` if it is empty; otherwise only the queries are used. ``window`` is how many of
+    the gathered keys a query sees, its own the last; 0: all.
+    """
+    seen = window or None
+    if shared is not None and shared.keys is not None:
+        assert rows is not None
+        length_BK = rows.position + 1
+        single = (
+            length_BK.shape[1] == 1
+        )  # then backends that accept one length per sequence can run
+        return kernels.attention(
+            q_BHSD,
+            shared.keys,
+            shared.values,
+            window=seen,
+            kv_length=length_BK[:, 0] if single else length_BK,
+        )
+    if state is not None:
+        state.write(k_BGSD, v_BGSD, position, rows)
+    cached = state is not None and position is not None
+    k, v = (state.keys, state.values) if state is not None and cached else (k_BGSD, v_BGSD)
+    if shared is not None:
+        shared.keys, shared.values = k, v
+    if not cached or position is None:
+        return kernels.attention(q_BHSD, k, v, causal=True, window=seen)
+    n_new = q_BHSD.shape[2]
+    length = position + n_new
+    if rows is not None:
+        assert rows.filled is not None
+        # Rows that do not count may reach beyond the last slot: each has its own length.
+        length = rows.filled[:, None] + torch.arange(1, n_new + 1, device=position.device)
+        length = length[:, 0] if n_new == 1 else length
+    return kernels.attention(q_BHSD, k, v, causal=True, window=seen, kv_length=length)
+
+
+class Attention(nn.Module):
+    """Causal self-attention, (B, S, E) -> (B, S, E), H query heads over G key/value heads.
+
+    Without ``rotary`` positions matter only through the causal mask. A query sees the last
+    ``window`` keys, 0: all. One linear makes queries, keys and values: under autocast its input is
+    cast once.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        n_kv_heads: int,
+        rotary: RotaryCache | None,
+        std_out: float = INIT_STD,
+        window: int = 0,
+    ) -> None:
+        super().__init__()
+        self.window = window
+        self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, dim // n_heads
+        self.qkv = Linear(dim, (n_heads + 2 * n_kv_heads) * self.head_dim)
+        self.out = Linear(n_heads * self.head_dim, dim, std_out)
+        self.rotary = rotary
+        self.region: Region = WHOLE
+
+    def division(self) -> Division:
+        """Shard by key/value heads, each with the query heads that share it."""
+        queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        cuts = {"qkv.weight": Cut(0, (queries, keys, keys)), "out.weight": Cut(1, (queries,))}
+        saved = 2 * (queries + keys)  # as rotated, and the output
+        return Division("key/value heads", self.n_kv_heads, cuts, saved, self._narrow)
+
+    def _narrow(self, ranks: int) -> None:
+        self.n_heads, self.n_kv_heads = self.n_heads // ranks, self.n_kv_heads // ranks
+
+    def new_state(
+        self, batch: int, length: int, device: torch.device, dtype: torch.dtype
+    ) -> KVState:
+        """Return an empty state for ``length`` positions."""
+        shape = (batch, self.n_kv_heads, length, self.head_dim)
+        return KVState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)))
+
+    def forward(
+        self,
+        x_BSE: Tensor,
+        state: KVState | None = None,
+        position: Tensor | None = None,
+        rows: Rows | None = None,
+        shared: SharedKV | None = None,
+    ) -> Tensor:
+        """Attend to the past: this call's tokens, and with ``state`` those before ``position``.
+
+        ``position`` None with a state means that the state is empty: the tokens see only each
+        other, so the causal kernel runs without reading the cache. With ``rows``, ``x_BSE`` are
+        those rows; ``shared`` holds the keys and values of another call.
+        """
+        queries_only = shared is not None and shared.keys is not None
+        q_BHSD, k_BGSD, v_BGSD = self.heads(
+            self.region.enter(x_BSE, product=True),
+            position,
+            rows,
+            queries_only=queries_only,
+            lasting=shared is not None,
+        )
+        y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, state, position, rows, shared, self.window)
+        return self.region.leave(self.out(y_BHSD.transpose(1, 2).flatten(2)))
+
+    def heads(
+        self,
+        x_BSE: Tensor,
+        position: Tensor | None = None,
+        rows: Rows | None = None,
+        *,
+        queries_only: bool = False,
+        lasting: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, S, D), keys and values (B, G, S, D); first token at ``position``.
+
+        ``lasting``: the values outlive this call.
+        """
+        heads, groups = self.n_heads, self.n_kv_heads
+        if queries_only:
+            q_BSHD = self.qkv.part(x_BSE, 0, heads * self.head_dim)
+            q_BSHD = q_BSHD.unflatten(-1, (heads, self.head_dim))
+            k_BSGD = v_BSGD = q_BSHD[:, :, :1]  # not read
+        else:
+            qkv_BSXD = self.qkv(x_BSE).unflatten(-1, (heads + 2 * groups, self.head_dim))
+            q_BSHD, k_BSGD, v_BSGD = qkv_BSXD.split((heads, groups, groups), dim=2)
+            if lasting or torch.is_grad_enabled():
+                # Later calls or backward need the values, and a view would keep all of qkv.
+                v_BSGD = v_BSGD.contiguous()
+        if self.rotary is None:
+            q_BHSD, k_BGSD = q_BSHD.transpose(1, 2), k_BSGD.transpose(1, 2)
+        else:
+            q_BHSD, k_BGSD = turned(kernels.rope, q_BSHD, k_BSGD, self.rotary, position, rows)
+        return q_BHSD, k_BGSD, v_BSGD.transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Division of a model among ranks: pipeline stages, tensor-parallel plans, memory of a rank."""

@@ -1,0 +1,75 @@
+"""Memory of a rank that has one stage of a pipeline: like ``costs.footprint``, for its part."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from models.costs.footprint import PRECISIONS, Footprint, cached_copies, footprint
+from models.costs.model_costs import Costs
+from models.parallel.pipeline_stages import Stage, chain, stages
+
+if TYPE_CHECKING:
+    from models.family import Family
+
+
+def largest_stage(
+    family: Family, config: Any, ranks: int, micro_batches: int, *, batch: int, **step: Any
+) -> Footprint:
+    """Return the footprint of the largest stage; ``batch`` and ``step`` as of ``footprint``.
+
+    A stage holds activations of as many micro-batches as there are stages from it on, besides all
+    of its gradients; autocast's copies of weights exist once for a step, unless a compiler makes
+    them. Raises ``ValueError`` for fewer blocks than ranks.
+    """
+    full, every = family.costs(config), _stages(family, config, ranks)
+    rows = -(-batch // micro_batches)
+    stream = rows * step["sequence"] * full.dim * PRECISIONS[step["precision"]].stream
+    stage_footprints = []
+    for rank, (stage, numbers) in enumerate(every):
+        costs = _costs(full, stage, every[-1][0].blocks.stop, numbers)
+        single = footprint(costs, batch=rows, **step)
+        in_flight = min(ranks - rank, micro_batches)
+        # The stage's output stays, as the end of the graph that its gradient comes back to.
+        activations = in_flight * (single.activations + (0 if stage.last else stream))
+        if not step.get("compiled"):
+            checkpointing = step.get("checkpointing", "none")
+            copies, saved_copies = cached_copies(costs, step["precision"], checkpointing)
+            activations += copies - in_flight * saved_copies
+        together = activations + single.gradients
+        stage_footprints.append(replace(single, activations=activations, together=together))
+    return max(stage_footprints, key=lambda stage: stage.total)
+
+
+@functools.cache
+def _stages(family: Family, config: Any, ranks: int) -> list[tuple[Stage, int]]:
+    """Return each stage, and how many numbers its parameters have."""
+    sizes = []
+    for stage in stages(chain(family, config).n_blocks, ranks):
+        model: Any = family.build(config)
+        model.narrow(stage)
+        sizes.append((stage, sum(parameter.numel() for parameter in model.parameters())))
+    return sizes
+
+
+def _costs(full: Costs, stage: Stage, n_blocks: int, numbers: int) -> Costs:
+    """Return the part of all blocks' costs that counts for a stage's training step."""
+    own = slice(stage.blocks.start, stage.blocks.stop)
+    weights = full.block_weights or (1 / n_blocks,) * n_blocks
+    part = sum(weights[own])
+    linears, beside = full.linear_parameters, full.kept_beside
+    attending = [block for block in full.attends[own] if any(block)]
+    return replace(
+        full,
+        parameters=numbers,
+        n_layers=len(stage.blocks),
+        rows=full.rows if stage.last else 0,
+        matmul_per_token=round(part * full.matmul_per_token),
+        rotating=None if full.rotating is None else len(attending),
+        linear_parameters=None if linears is None else round(part * linears),
+        block_passes=full.block_passes[own],
+        block_weights=tuple(weight / part for weight in weights[own]),
+        kept_beside=None if beside is None else lambda how: beside(how)[own],
+        attends=full.attends[own],
+    )

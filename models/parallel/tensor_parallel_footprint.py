@@ -1,0 +1,74 @@
+"""Memory of a rank that has a shard of each layer: like ``models.costs.footprint``, for its part.
+
+Sharded are weights, with their gradients, moments and autocast's copies, and what layers save for
+their backward pass; with the sequence also what blocks save of the stream. Everything else counts
+completely, even if it is sharded but not described by ``Division``: that is an upper bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from models.costs.footprint import Footprint, footprint
+from models.costs.model_costs import BlockMemory, Costs, How
+from models.parallel.tensor_parallel_plan import Divisible, divisible
+
+if TYPE_CHECKING:
+    from models.family import Family
+
+
+def largest_share(
+    family: Family, config: Any, ranks: int, *, along_sequence: bool = False, **step: Any
+) -> Footprint:
+    """Return the footprint of each of ``ranks`` that shard the layers evenly.
+
+    ``step`` as of ``footprint``; ``along_sequence``: the stream between the layers is split, too.
+    """
+    costs = _costs(family.costs(config), divisible(family, config), ranks)
+    if along_sequence:
+        stream = -(-costs.saved_stream_per_token // ranks)
+        costs = replace(costs, saved_stream_per_token=stream, stream_ranks=ranks)
+    return footprint(costs, **step)
+
+
+def _costs(full: Costs, plan: Divisible, ranks: int) -> Costs:
+    """Return the part of a model's costs that counts for a rank's step."""
+
+    def less(numbers: int) -> int:
+        return numbers - -(-numbers // ranks)
+
+    layers = [plan.of_block(index) for index in range(len(full.block_passes) or full.n_layers)]
+    saved_by_block = [sum(division.saved for division in block) for block in layers]
+    # A block may have more than the one that costs describe, or be several.
+    unit = min(saved_by_block)
+    saved = less(unit)
+    unfused = less(min(sum(division.unfused for division in block) for block in layers))
+    wide = max(sum(division.fp32 for division in block) for block in layers) if ranks > 1 else 0
+    linears, by_torch, beside = full.linear_parameters, full.by_torch, full.kept_beside
+    linears = full.matmul_per_token if linears is None else linears
+
+    def by_torch_sharded(how: How) -> BlockMemory:
+        assert by_torch is not None
+        made = by_torch(how)
+        return replace(made, kept_per_token=made.kept_per_token - saved * how.element)
+
+    def more(how: How) -> tuple[tuple[float, ...], ...]:
+        assert beside is not None
+        return tuple(
+            tuple(max(0.0, part - less(block - unit) * how.element) for part in passes)
+            for passes, block in zip(beside(how), saved_by_block, strict=True)
+        )
+
+    return replace(
+        full,
+        parameters=full.parameters - less(plan.cut),
+        linear_parameters=linears - less(plan.cut),
+        linears_after=full.linears_after - less(plan.cut - plan.cut_in_blocks),
+        saved_per_token=full.saved_per_token - saved,
+        saved_fp32_per_token=full.saved_fp32_per_token + wide - less(wide),
+        unfused_per_token=full.unfused_per_token - unfused,
+        saved_past_attention=max(0, full.saved_past_attention - saved),
+        by_torch=None if by_torch is None else by_torch_sharded,
+        kept_beside=more if beside is not None and not full.block_passes else beside,
+    )

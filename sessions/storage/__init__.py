@@ -1,0 +1,1 @@
+"""Session files: written whole, checked before they are read."""

@@ -1,0 +1,153 @@
+"""Reads a file of unknown origin in a process of its own: ``python -m sessions.storage._check``.
+
+A corrupt or hostile HDF5 file can make the library crash, loop, ask for absurd amounts of memory or
+read other files. Only a file whose seal carries the key of this account is known to be what this
+program wrote. Any other file is read here, to its last byte, in a child process with limits on
+time, memory and files. The child checks its structure and content and writes a plain copy, which is
+all that the HDF5 library of this process sees. Standard input is the file, standard output the
+copy, standard error the reason for a refusal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from sessions.errors import SessionError
+from sessions.plain_text import one_line
+from sessions.storage._content import cleaned
+from sessions.storage._lazy import Lost, Source
+from sessions.storage._read import read
+from sessions.storage._structure import require_plain
+from sessions.storage._write import image
+
+TIMEOUT_S = 10.0  # of processor time, and a second more for every 10 MB
+_PATIENCE = 3.0  # times as long by the clock: other processes may keep the processors busy
+_CPU_SIGNAL = getattr(signal, "SIGXCPU", 0)
+_MEMORY_BYTES, _MEMORY_PER_BYTE = 4 << 30, 20
+_REFUSED = 4  # exit code
+_LONGEST_REASON = 300  # characters
+# All that h5py is known to raise on what it cannot make sense of.
+H5_ERRORS = (
+    OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, MemoryError,
+    OverflowError,
+)  # fmt: skip
+
+
+def checked_copy(source: Source, sealed: bool = False) -> Source:
+    """Return a checked copy of the file; raise ``SessionError`` with a sentence about "it".
+
+    ``sealed``: its checksum fits, or does not matter.
+    """
+    limit_s = _limit_s(source.size)
+    with source.stream() as stream, tempfile.TemporaryFile() as copy:
+        stream.seek(0)
+        try:
+            child = subprocess.run(
+                [sys.executable, "-m", __name__, *["--sealed"] * sealed],
+                cwd=Path(__file__).resolve().parents[2],
+                stdin=stream,
+                stdout=copy,
+                stderr=subprocess.PIPE,
+                timeout=_PATIENCE * limit_s,
+                env={
+                    **os.environ,
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",
+                    "HDF5_PLUGIN_PRELOAD": "::",  # no filters from shared libraries
+                },
+            )
+        except subprocess.TimeoutExpired:
+            raise _endless(limit_s) from None
+        if child.returncode == -_CPU_SIGNAL:
+            raise _endless(limit_s)
+        if child.returncode < 0:
+            raise SessionError(
+                f"it is damaged: the HDF5 library crashed on it (signal {-child.returncode})"
+            )
+        said = child.stderr.decode(errors="replace").strip()
+        if child.returncode == _REFUSED:
+            raise SessionError(json.loads(said.rpartition("\n")[2]))
+        if child.returncode:
+            last = said.rpartition("\n")[2] or str(child.returncode)
+            raise SessionError(f"it could not be checked: {one_line(last, _LONGEST_REASON)}")
+        checked = Source(source.path, os.dup(copy.fileno()))
+    checked.trusted = True
+    return checked
+
+
+def refusal(source: Source, sealed: bool, output: int) -> str:
+    """Write the checked copy; return why there is none, or nothing. May crash or hang."""
+    try:
+        with source.open() as file:
+            _forbid_other_files()
+            require_plain(file, source.size)
+            copy = image(cleaned(read(source, sealed)), compressed=False)
+    except Lost as error:
+        return _damaged(error.__cause__)
+    except SessionError as error:
+        return str(error)
+    except H5_ERRORS as error:
+        return _damaged(error)
+    try:
+        with open(output, "wb", buffering=0, closefd=False) as stream:
+            rest = copy
+            while rest:
+                rest = rest[stream.write(rest) :]
+    except OSError as error:
+        return f"there is no room for a checked copy of it in {tempfile.gettempdir()} ({error})"
+    return ""
+
+
+def _endless(limit_s: float) -> SessionError:
+    return SessionError(f"it is damaged: reading it did not end within {limit_s:.0f} s")
+
+
+def _damaged(error: BaseException | None) -> str:
+    return f"it is damaged ({one_line(str(error) or type(error).__name__, _LONGEST_REASON)})"
+
+
+def _limit_s(size: int) -> float:
+    return TIMEOUT_S + size / 10e6
+
+
+def _limit_resources(size: int) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit; the time-out still holds there
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    seconds = math.ceil(_limit_s(size))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    allowed = _MEMORY_BYTES + _MEMORY_PER_BYTE * size
+    allowed = allowed if hard == resource.RLIM_INFINITY else min(hard, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
+
+
+def _forbid_other_files() -> None:
+    """Let this process open nothing more, whatever a file names."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
+def _main() -> int:
+    source = Source(Path("it"), os.dup(sys.stdin.fileno()))
+    _limit_resources(source.size)
+    why = refusal(source, "--sealed" in sys.argv, sys.stdout.fileno())
+    if why:
+        sys.stderr.write(f"\n{json.dumps(why)}\n")
+    return _REFUSED if why else 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,356 @@
+"""Refuses sessions whose content is not what their columns and entries say, and cleans their text.
+
+Everything that plots, tables and statistics compute from a session relies on what is checked here:
+lengths that agree, places that exist, finite times, amounts that are not negative. It reads every
+column, in the child process that looks at files of unknown origin (``sessions.storage._check``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions.columns import row_count
+from sessions.errors import SessionError
+from sessions.model import (
+    KERNELS,
+    Event,
+    MetricSeries,
+    PairedComparison,
+    Phase,
+    Segment,
+    Session,
+    Study,
+)
+from sessions.plain_text import one_line, plain
+from sessions.schema import COUNT, EITHER, TEXT
+from sessions.storage import _facts
+from sessions.studies import breakdown, sweep
+from sessions.studies.study_schema import columns_of
+
+VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
+_LONGEST_TEXT = 1_000_000  # characters of notes, events and cells
+_LONGEST_NAME = 1_000  # of titles, labels and units
+_MOST_TEXT = 100_000_000  # characters of all cells of a column
+_MOST_CELLS = 100_000  # numbers of one sample of a metric
+_DEEPEST_MODULE = 64  # names in a path
+_MOST_ARMS = 26
+_SHOWN = 60
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Range(NamedTuple):
+    """Which numbers a column may hold; ``unknown`` allows NaN."""
+
+    low: float
+    high: float
+    unknown: bool = True
+    least: float = 0.0  # the smallest that is not 0
+
+
+_TIME = Range(-1.0, 1e9, unknown=False)  # s; clocks of two processes may differ a little
+_DURATION = Range(0.0, 1e12, least=1e-9)  # ms
+_BYTES = Range(0.0, 1e18)
+_AMOUNT = Range(0.0, _facts.LARGEST)
+_NUMBER = Range(-_facts.LARGEST, _facts.LARGEST)
+_PLACE = Range(0, 2**31 - 1, unknown=False)
+_COUNT = Range(0, 2**53, unknown=False)
+_P = Range(0.0, 1.0)
+_RATIO = Range(0.0, _facts.LARGEST, least=1e-9)
+_PHASE = Range(0, max(Phase), unknown=False)
+
+_STEPS = {
+    "t_s": _TIME, "gpu_ms": _DURATION, "wall_ms": _DURATION, "allocated": _BYTES,
+    "reserved": _BYTES, "peak": _BYTES, "phase": _PHASE, "block": _PLACE,
+}  # fmt: skip
+_TELEMETRY = {"t_s": _TIME, "temperature": _NUMBER}
+_STUDIES = {  # columns that are neither text, counts nor amounts
+    "p": _P, "ratio": _RATIO, "low": _NUMBER, "high": _NUMBER, "measured": _NUMBER,
+    "least": _NUMBER, "most": _NUMBER, "exponent": _NUMBER, "step_ms": _DURATION,
+    "median_ms": _DURATION, "low_ms": _DURATION, "high_ms": _DURATION, "mean_ms": _DURATION,
+}  # fmt: skip
+
+
+def cleaned(session: Session) -> Session:
+    """Return the session with all columns in memory and plain text; raise ``SessionError``."""
+    _within(session.created, _AMOUNT, "time of creation")
+    places = len(session.segments)
+    cleaned = dataclasses.replace(
+        session,
+        title=_name(session.title, "title"),
+        id=_name(session.id, "id"),
+        notes=_text(session.notes, "notes"),
+        environment=_names(session.environment, "environment"),
+        titles=_names(session.titles, "titles"),
+        segments=[_segment(segment, place) for place, segment in enumerate(session.segments)],
+        telemetry={
+            _name(device, "device"): _table(table, _TELEMETRY, f"telemetry of {device}")
+            for device, table in session.telemetry.items()
+        },
+        events=[_event(event) for event in session.events],
+        comparisons=[
+            _comparison(comparison, places, f"comparison {place}")
+            for place, comparison in enumerate(session.comparisons)
+        ],
+        studies=[_study(study, place) for place, study in enumerate(session.studies)],
+        orders=[_plain_struct(order) for order in session.orders],
+    )
+    _check_orders(cleaned)
+    return cleaned
+
+
+def _segment(segment: Segment, place: int) -> Segment:
+    where = f"segment {place}"
+    _within(segment.index, _PLACE, f"index of {where}")
+    _within(segment.start_s, _TIME, f"start of {where}")
+    for span in segment.phases:
+        _within(span.phase, _PHASE, f"phase of {where}")
+        _within(span.start_s, _TIME, f"start of a phase of {where}")
+        _within(span.stop_s, _TIME, f"end of a phase of {where}")
+    steps = _table(segment.steps, _STEPS, f"steps of {where}")
+    is_kernel = segment.configuration.family == KERNELS
+    if is_kernel and not {"case", "dtype"} <= segment.configuration.settings.keys():
+        raise SessionError(f"its {where} timed a kernel and lacks its case or dtype")
+    is_timed = is_kernel and len(steps["t_s"]) > 0
+    _facts.check_ledger(segment.ledger, is_timed, f"{where}")
+    return dataclasses.replace(
+        segment,
+        configuration=_plain_struct(segment.configuration),
+        evidence=[_plain_struct(evidence) for evidence in segment.evidence],
+        ledger=_plain_json(segment.ledger),
+        label=_name(segment.label, f"label of {where}"),
+        steps=steps,
+        breakdown=_table(segment.breakdown, {}, f"breakdown of {where}"),
+        memory=_table(segment.memory, {"t_s": _TIME}, f"memory of {where}"),
+        metrics={
+            _name(name, f"metric of {where}"): _metric(series, f"metric {name} of {where}")
+            for name, series in segment.metrics.items()
+        },
+    )
+
+
+def _metric(series: MetricSeries, where: str) -> MetricSeries:
+    if not 1 <= math.prod(series.shape) <= _MOST_CELLS:
+        raise SessionError(f"its {_shown(where)} has {series.shape} numbers a sample")
+    return dataclasses.replace(
+        series,
+        title=_name(series.title, f"title of {where}"),
+        unit=_name(series.unit, f"unit of {where}"),
+        row=_name(series.row, f"row of {where}"),
+        column=_name(series.column, f"column of {where}"),
+        help=_text(series.help, f"description of {where}"),
+        table=_table(series.table, {"t_s": _TIME, "values": _NUMBER}, where),
+    )
+
+
+def _event(event: Event) -> Event:
+    _within(event.t_s, _TIME._replace(unknown=True), "time of an event")
+    return Event(event.t_s, _name(event.kind, "kind of an event"), _text(event.text, "event"))
+
+
+def _comparison(comparison: PairedComparison, segments: int, where: str) -> PairedComparison:
+    arms = len(comparison.arms)
+    if not 2 <= arms <= _MOST_ARMS:
+        raise SessionError(f"its {where} has {arms} arms, expected 2 to {_MOST_ARMS}")
+    if comparison.verdict not in VERDICTS:
+        raise SessionError(f"the verdict of its {where} is none of {', '.join(VERDICTS)}")
+    for title, values, allowed in (
+        ("arm of a block", comparison.order, Range(0, arms - 1, unknown=False)),
+        ("pair", comparison.pairs, _PLACE),
+        ("median", comparison.medians_ms, _DURATION),
+        ("mean", comparison.means_ms, _DURATION),
+        ("clock", comparison.clocks_mhz, _AMOUNT),
+        ("ratio", [comparison.ratio, comparison.low, comparison.high], _RATIO),
+    ):
+        _check(np.array(values, np.float64), allowed, f"{title} of {where}")
+    _facts.check_comparison(comparison.facts, where)
+    places = comparison.facts.get("segments")
+    if places is not None and (len(places) != arms or any(place >= segments for place in places)):
+        raise SessionError(f"its {where} is of segments that are not there")
+    return msgspec.structs.replace(
+        comparison,
+        facts=_plain_json(comparison.facts),
+        arms=[_name(arm, f"arm of {where}") for arm in comparison.arms],
+        voids=[_text(void, f"block of {where}") for void in comparison.voids],
+    )
+
+
+def _study(study: Study, place: int) -> Study:
+    where = f"study {place}"
+    _within(study.start_s, _TIME, f"start of {where}")
+    _facts.check_study(study.kind, study.asked, study.facts, where)
+    tables: dict[str, Mapping[str, NDArray]] = {
+        name: _study_table(study.kind, name, table, f"{name} of {where}")
+        for name, table in study.tables.items()
+        if row_count(table)  # nothing ever writes an empty one
+    }
+    kind, title = _name(study.kind, f"kind of {where}"), _text(study.title, f"title of {where}")
+    asked, facts = _plain_json(study.asked), _plain_json(study.facts)
+    cleaned = dataclasses.replace(
+        study, kind=kind, title=title, asked=asked, facts=facts, tables=tables
+    )
+    if kind == sweep.KIND:
+        _check_sweep(cleaned, where)
+    elif kind == breakdown.KIND:
+        _check_profile(cleaned, where)
+    return cleaned
+
+
+def _study_table(
+    kind: str, name: str, table: Mapping[str, NDArray], where: str
+) -> dict[str, NDArray]:
+    """Return a table of a study; text that is missing is empty, a missing number NaN."""
+    known = columns_of(kind, name)
+    ranges = {
+        column: _COUNT if info.dtype == COUNT else _STUDIES.get(column, _AMOUNT)
+        for column, info in known.items()
+    }
+    columns = dict(table)
+    for column, info in known.items():
+        if info.dtype == TEXT and column in columns:
+            columns[column] = _as_text(columns[column])
+        elif (
+            info.dtype not in (TEXT, EITHER) and columns.get(column, np.empty(0)).dtype.kind == "O"
+        ):
+            raise SessionError(f"its {_shown(where)} has text for numbers in {column}")
+    cleaned = _table(columns, ranges, where)
+    rows = row_count(cleaned)
+    for column, info in known.items():
+        if column in cleaned or info.dtype == EITHER or (name, column) in _ABSENT:
+            continue
+        blank: object = "" if info.dtype == TEXT else 0.0 if info.dtype == COUNT else math.nan
+        cleaned[column] = np.full(rows, blank, object if info.dtype == TEXT else np.float64)
+    return cleaned
+
+
+# Columns whose absence says something: nobody looked at the operators of the kernel library.
+_ABSENT = {("kernels", "operator")}
+
+
+def _check_sweep(study: Study, where: str) -> None:
+    arms, fields = len(study.asked["arms"]), len(study.asked["fields"])
+    for table in study.tables.values():
+        if "arm" in table and np.any(table["arm"] >= arms):
+            raise SessionError(f"its {where} has points of arms that are not there")
+        if "y" in table and fields < 2:
+            raise SessionError(f"its {where} has values of a second field that is not there")
+    for written in study.asked.get("toggles", []):
+        try:
+            msgspec.json.decode(written, type=dict[str, str])
+        except msgspec.MsgspecError as error:
+            raise SessionError(f"the toggles of its {where} are malformed ({error})") from None
+
+
+def _check_profile(study: Study, where: str) -> None:
+    for name in ("kernels", "gaps"):
+        for module in study.tables.get(name, {}).get("module", ()):
+            if module.count(".") > _DEEPEST_MODULE:
+                raise SessionError(f"its {where} has modules in more than {_DEEPEST_MODULE} others")
+
+
+def _check_orders(session: Session) -> None:
+    counts = {name: len(getattr(session, name)) for name in ("segments", "comparisons", "studies")}
+    before = dict.fromkeys(counts, 0)
+    for order in session.orders:
+        _within(order.start_s, _TIME, "time of an order")
+        for name, most in counts.items():
+            if not before[name] <= getattr(order, name) <= most:
+                raise SessionError(f"its orders count {name} that are not there")
+            before[name] = getattr(order, name)
+        if order.claims is not None and order.claims >= counts["studies"]:
+            raise SessionError("its orders are of claims that are not there")
+
+
+def _table(
+    table: Mapping[str, NDArray], ranges: Mapping[str, Range], where: str
+) -> dict[str, NDArray]:
+    """Return the columns in memory, text cleaned and numbers within their ranges."""
+    columns = {}
+    for name in table:
+        column = table[name]
+        if column.dtype.kind == "O":
+            columns[name] = _texts(column, f"{name} in {where}")
+        else:
+            _check(column, ranges.get(name, _AMOUNT if ranges else _NUMBER), f"{name} in {where}")
+            columns[name] = column
+    return columns
+
+
+def _check(values: NDArray, allowed: Range, where: str) -> None:
+    """Raise ``SessionError`` for a number out of its range."""
+    if not values.size:
+        return
+    low, high = float(np.fmin.reduce(values, None)), float(np.fmax.reduce(values, None))
+    if not allowed.unknown and np.isnan(values).any():
+        raise SessionError(f"its {_shown(where)} has NaN, expected numbers")
+    if low < allowed.low or high > allowed.high:
+        outside = low if low < allowed.low else high
+        raise SessionError(
+            f"its {_shown(where)} is {outside:g}, expected {allowed.low:g} to {allowed.high:g}"
+        )
+    if allowed.least and np.any((values > 0) & (values < allowed.least)):
+        raise SessionError(f"its {_shown(where)} is below {allowed.least:g} and not 0")
+
+
+def _within(value: float, allowed: Range, where: str) -> None:
+    _check(np.array([value], np.float64), allowed, where)
+
+
+def _texts(column: NDArray, where: str) -> NDArray:
+    total = 0
+    cleaned = np.empty(len(column), object)
+    for place, cell in enumerate(column):
+        cleaned[place] = _text(cell, where)
+        total += len(cell)
+        if total > _MOST_TEXT:
+            raise SessionError(f"its {_shown(where)} has more than {_MOST_TEXT:,} characters")
+    return cleaned
+
+
+def _as_text(column: NDArray) -> NDArray:
+    """Return a column of text; one in which nothing was written may be stored as NaN."""
+    if column.dtype.kind == "O":
+        return column
+    return np.array(["" if value != value else f"{value:g}" for value in column], object)
+
+
+def _text(value: str, where: str, most: int = _LONGEST_TEXT) -> str:
+    if len(value) > most:
+        raise SessionError(f"its {_shown(where)} has {len(value):,} characters, at most {most:,}")
+    return plain(value)
+
+
+def _name(value: str, where: str) -> str:
+    return _text(value, where, _LONGEST_NAME)
+
+
+def _names(values: Mapping[str, str], where: str) -> dict[str, str]:
+    return {_name(name, where): _text(value, where) for name, value in values.items()}
+
+
+def _shown(where: str) -> str:
+    return one_line(where, _SHOWN)
+
+
+def _plain_json(value: Any) -> Any:
+    """Return JSON with its text cleaned; raise ``SessionError`` for a number that is too large."""
+    match value:
+        case int() if abs(value) > _facts.LARGEST:
+            raise SessionError("a number in its JSON is too large")
+        case str():
+            return plain(value)
+        case list():
+            return [_plain_json(entry) for entry in value]
+        case dict():
+            return {plain(name): _plain_json(entry) for name, entry in value.items()}
+    return value
+
+
+def _plain_struct(struct: T) -> T:
+    return msgspec.convert(_plain_json(msgspec.to_builtins(struct)), type(struct))

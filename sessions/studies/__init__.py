@@ -1,0 +1,1 @@
+"""Studies: what attribution, sweeps, profiles, checklists and claims measured."""

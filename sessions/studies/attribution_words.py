@@ -1,0 +1,222 @@
+"""An attribution in words and tables, for the command line, the window and reports alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sessions.columns import row_count
+from sessions.model import Session, Study
+from sessions.numbers import STEP_TIME, Cell, interval_cells
+from sessions.sizes import sized
+from sessions.studies.attribution import WHOLE_STEP
+from sessions.tables import PEAK, Column, Table
+from sessions.verdicts.verdict import REGION
+from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
+from sessions.verdicts.work import DIFFERENT_MODELS, MODEL_TOGGLES
+
+KIND = "attribution"
+
+TOGETHER, BLOCKED = "all together", "blocked"
+# Columns of the effects.
+EFFECT, RATIO, LOW, HIGH, VERDICT = "effect", "time ratio", "from", "to", "verdict"
+_KINDS = {
+    "step": "adds",
+    "without": "gives beside the others",
+    "share": "share",
+    "interaction": "together beyond each",
+    "total": TOGETHER,
+}
+
+
+def attributions(session: Session) -> list[Study]:
+    """The session's attributions, the oldest first."""
+    return [study for study in session.studies if study.kind == KIND]
+
+
+def newest(session: Session) -> Study | None:
+    """The session's last attribution."""
+    return next(reversed(attributions(session)), None)
+
+
+def rows(study: Study, table: str) -> list[dict[str, Any]]:
+    """The rows of one of a study's tables; none where it has no such table."""
+    columns: Mapping[str, Any] = study.tables.get(table, {})
+    if not columns:
+        return []
+    return [{name: column[place] for name, column in columns.items()}
+            for place in range(row_count(columns))]  # fmt: skip
+
+
+def headline(study: Study) -> str:
+    """What all toggles did together, in a few words; wrong numbers before all."""
+    wrong, unchecked = wrong_arms(study), unchecked_arms(study)
+    said = "nothing was measured yet"
+    for row in rows(study, "effects"):
+        if row["kind"] == "total" and row["quantity"] == "time":
+            said = f"all together: {_said(study, row)}"
+    if wrong:
+        said = f"{', '.join(wrong)} computed wrong numbers; {said}"
+    return f"{said}; numbers of {', '.join(unchecked)} not checked" if unchecked else said
+
+
+def arms_table(study: Study) -> Table:
+    """One row an arm: step time, its ratio to the base with interval, peak memory, state."""
+    arms = rows(study, "arms")
+    unit, peaks = sized(float(row["peak_bytes"]) for row in arms)
+    columns = [
+        Column("arm"),
+        Column("median", "ms"),
+        *(Column(name, _unit(study)) for name in ("ratio", LOW, HIGH)),
+        Column("rounds"),
+        Column(PEAK, unit),
+        Column("numbers"),
+        Column("note"),
+    ]
+    made: list[list[Cell]] = []
+    for row, peak in zip(arms, peaks, strict=True):
+        note = row["state"] if row["state"] != "measured" else ""
+        if row["reason"]:
+            note += f": {row['reason']}"
+        made.append(
+            [
+                row["title"],
+                float(row["step_ms"]),
+                *_ratio_cells(study, row),
+                int(row["rounds"]),
+                peak,
+                {0.0: "right", 1.0: "WRONG"}.get(
+                    float(row["wrong"]), "not checked" if is_unchecked(row) else ""
+                ),
+                note,
+            ]
+        )
+    return Table(f"{study.title}: arms", columns, made)
+
+
+def effects_table(study: Study) -> Table:
+    """One row an effect: on time with interval and verdict, and beside it on memory, exact."""
+    columns = [
+        Column("toggle"),
+        Column(EFFECT),
+        *(Column(name, _unit(study)) for name in (RATIO, LOW, HIGH)),
+        Column(VERDICT),
+        Column("memory ratio"),
+        Column("note"),
+    ]
+    memory = {
+        (row["kind"], row["name"]): float(row["ratio"])
+        for row in rows(study, "effects")
+        if row["quantity"] == "memory"
+    }
+    made: list[list[Cell]] = [
+        [
+            row["name"],
+            _KINDS.get(row["kind"], row["kind"]),
+            *_ratio_cells(study, row),
+            _verdict_of(study, row),
+            memory.get((row["kind"], row["name"]), math.nan),
+            row["reason"],
+        ]
+        for row in rows(study, "effects")
+        if row["quantity"] == "time"
+    ]
+    for row in rows(study, "blocked"):
+        made.append([row["toggle"], BLOCKED, None, None, None, "not measured", None,
+                     row["reason"]])  # fmt: skip
+    return Table(f"{study.title}: effects", columns, made)
+
+
+def remarks(study: Study) -> list[str]:
+    """What a reader must know of how it was measured: sentences."""
+    facts = study.facts
+    said = [
+        f"Ratios of {timed_words(study)} with 95 % intervals, each; FASTER and SLOWER are "
+        "corrected for the number of effects (Holm). Below 1 is less.",
+        f"Peak memory: {facts.get('memory', 'not measured')}.",
+    ]
+    if facts.get("final"):
+        seconds = float(facts["seconds"])
+        count = facts["rounds"]
+        said.append(f"{count} round{'s' * (count != 1)} in {duration(seconds)}.")
+        if facts.get("more_s") is not None:
+            said.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
+    if note := study.asked.get("floor_note"):
+        said.append(sentence(note))
+    said += rebuilding(facts)
+    for found, arms in _without_effect(study).items():
+        said.append(f"{found} ({', '.join(arms)}).")
+    return said
+
+
+def _without_effect(study: Study) -> dict[str, list[str]]:
+    """What was asked for and did nothing, and in which arms."""
+    found: dict[str, list[str]] = {}
+    for row in rows(study, "arms"):
+        for one in str(row["evidence"]).split("; "):
+            if ": no effect: " in one:
+                found.setdefault(one, []).append(str(row["title"]))
+    return found
+
+
+def wrong_arms(study: Study) -> list[str]:
+    """Titles of the arms whose numbers are out of tolerance."""
+    return [row["title"] for row in rows(study, "arms") if row["wrong"] == 1]
+
+
+def unchecked_arms(study: Study) -> list[str]:
+    """Titles of the arms whose numbers could not be checked."""
+    return [row["title"] for row in rows(study, "arms") if is_unchecked(row)]
+
+
+def is_unchecked(row: Mapping[str, Any]) -> bool:
+    """Whether an arm was looked at and its numbers could not be checked."""
+    return math.isnan(row["wrong"]) and bool(row["numerics"])
+
+
+def is_measured(study: Study) -> bool:
+    """Whether any effect on time is known."""
+    return any(
+        row["quantity"] == "time" and math.isfinite(row["ratio"]) for row in rows(study, "effects")
+    )
+
+
+def timed_words(study: Study) -> str:
+    """Return what the study timed, for a sentence."""
+    timed = str(study.asked.get("timed", WHOLE_STEP))
+    return "step time" if timed == WHOLE_STEP else f"{timed} pass's time"
+
+
+def _said(study: Study, row: Mapping[str, Any]) -> str:
+    """One effect in words that claim no more than its verdict does."""
+    if not math.isfinite(row["ratio"]):
+        return "not measured"
+    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+    said = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
+    said = said.replace(STEP_TIME, _unit(study))
+    timed = str(study.asked.get("timed", WHOLE_STEP))
+    return said if timed == WHOLE_STEP or timed in said else f"{said} in the {timed} pass"
+
+
+def _unit(study: Study) -> str:
+    """The unit of ratios: what the study timed."""
+    return f"x {timed_words(study)}"
+
+
+def _verdict_of(study: Study, row: Mapping[str, Any]) -> str:
+    """The verdict of an effect, or "different models" where one of its toggles makes another."""
+    toggles = study.asked.get("toggles", [])
+    own = toggles if row["kind"] == "total" else str(row["name"]).replace("=", " ").split()
+    is_other = any(str(name).partition("=")[0] in MODEL_TOGGLES for name in own)
+    verdict = str(row["verdict"]) or "not measured"
+    return DIFFERENT_MODELS if is_other and row["verdict"] else verdict
+
+
+def _region(study: Study) -> float:
+    return float(max(study.asked.get("region", REGION), study.asked.get("floor", 0.0)))
+
+
+def _ratio_cells(study: Study, row: Mapping[str, Any]) -> list[Cell]:
+    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+    return interval_cells(ratio, low, high, _region(study))

@@ -1,0 +1,120 @@
+"""The validation checklist: its checks, and a study of one as rows that people read.
+
+The study's table ``checks`` has a row for each check that is done (``check``, ``status``,
+``evidence``), its table ``lines`` the lines of source that a check found (``check``, ``line``).
+Of a check that is undecided the facts tell for how long it was measured (``seconds``), and how many
+seconds more should decide it (``more_s``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sessions.model import Session, Study
+from sessions.tables import Column, Table
+from sessions.verdicts.verdict_words import budget_of
+
+KIND = "checklist"
+PASS, FAIL, NOT_APPLICABLE, WAITING = "pass", "fail", "not applicable", "waiting"
+NOT_CHECKED = "not checked"  # it should have been, and could not
+UNDECIDED = "undecided"  # too little was measured to tell; more seconds may
+CHECKS = {
+    "numerics": "Error within tolerance",
+    "syncs": "No synchronization in the hot path",
+    "graph": "Fixed graph",
+    "memory": "Memory",
+    "speedup": "Speed-up",
+    "batches": "Other batch sizes",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check: ``status`` is one of the six, ``evidence`` says how one can tell."""
+
+    name: str
+    title: str
+    status: str
+    evidence: str
+    lines: list[str] = field(default_factory=list)
+
+
+def newest(session: Session) -> Study | None:
+    """The last checklist of a session."""
+    found = [study for study in session.studies if study.kind == KIND]
+    return found[-1] if found else None
+
+
+def rows(study: Study) -> list[Row]:
+    """Every check, those that are not done yet too."""
+    done = study.tables.get("checks", {})
+    names = [str(name) for name in done.get("check", [])]
+    lines = study.tables.get("lines", {})
+    found = []
+    for name, title in CHECKS.items():
+        own = [
+            str(line)
+            for check, line in zip(lines.get("check", []), lines.get("line", []), strict=True)
+            if check == name
+        ]
+        if name in names:
+            place = names.index(name)
+            status, evidence = str(done["status"][place]), str(done["evidence"][place])
+        else:
+            status, evidence = WAITING, ""
+        found.append(Row(name, title, status, evidence, own))
+    return found
+
+
+def checks_table(study: Study) -> Table:
+    """One row a check: how it ended, and how one can tell."""
+    columns = [Column("check"), Column("result"), Column("evidence")]
+    cells = [[row.title, row.status, row.evidence or "not done"] for row in rows(study)]
+    return Table("Checks", columns, cells)
+
+
+def lines_table(study: Study) -> Table:
+    """One row for each line of source that a check found."""
+    cells = [[row.title, line] for row in rows(study) for line in row.lines]
+    return Table("Lines of source", [Column("check"), Column("line")], cells)
+
+
+def failed(study: Study) -> list[Row]:
+    """The checks that failed."""
+    return [row for row in rows(study) if row.status == FAIL]
+
+
+def is_open(study: Study) -> bool:
+    """Whether all that keeps the configuration from being shown is that too little was measured."""
+    states = {row.status for row in rows(study)}
+    return UNDECIDED in states and states <= {PASS, NOT_APPLICABLE, UNDECIDED}
+
+
+def budget_s(study: Study) -> float | None:
+    """The budget, in whole seconds, with which what is undecided should be decided.
+
+    None where nothing is undecided, or nobody knows.
+    """
+    if "more_s" not in study.facts:
+        return None
+    return budget_of(study.facts["more_s"], study.facts["seconds"])
+
+
+def complete(study: Study) -> bool:
+    """Whether every check was done, or at least tried."""
+    return all(row.status != WAITING for row in rows(study))
+
+
+def is_shown(study: Study) -> bool:
+    """Whether every check that applies was made, and none failed."""
+    return all(row.status in (PASS, NOT_APPLICABLE) for row in rows(study))
+
+
+def headline(study: Study) -> str:
+    """How the checks ended, counted."""
+    states = [row.status for row in rows(study)]
+    parts = [f"{states.count(each)} {each}" for each in (PASS, FAIL, NOT_APPLICABLE)]
+    parts += [f"{states.count(each)} {each}" for each in (UNDECIDED, NOT_CHECKED) if each in states]
+    if WAITING in states:
+        parts.append(f"{states.count(WAITING)} not done")
+    return ", ".join(parts)

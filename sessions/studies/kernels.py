@@ -1,0 +1,267 @@
+"""Sessions of timed kernels: each segment is one implementation at one case in one direction.
+
+Their configurations name the family ``model.KERNELS``, the operator as preset, the direction as
+workload, the case and the dtype as settings, the implementation as a toggle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sessions.model import KERNELS, Segment, Session
+from sessions.numbers import interval_cells
+from sessions.tables import Cell, Column, Measured, Table
+from sessions.verdicts import statistics, verdict
+from sessions.verdicts.rounds import calls, paired_logs
+
+EAGER, COMPILED = "torch", "torch.compile"
+_BEYOND = 1.1  # of the limit; a kernel that reads more than it writes may be a bit above a copy
+_NAMES = {EAGER: "PyTorch", COMPILED: "torch.compile"}
+
+_COLUMNS = [
+    Column("operator"),
+    Column("case"),
+    Column("dtype"),
+    Column("direction"),
+    Column("implementation"),
+    Column("median", "us"),
+    Column("in kernels", "us"),
+    Column("host", "us"),
+    Column("outside launches", "us"),
+    Column("of the limit", "%"),
+    Column("memory", "GB/s"),
+    Column("arithmetic", "TFLOP/s"),
+    Column(f"against {_NAMES[EAGER]}"),
+    Column(f"{_NAMES[EAGER]}, from"),
+    Column(f"{_NAMES[EAGER]}, to"),
+    Column(f"against {_NAMES[COMPILED]}"),
+    Column(f"{_NAMES[COMPILED]}, from"),
+    Column(f"{_NAMES[COMPILED]}, to"),
+    Column("error of allowed", "%"),
+    Column("first call", "s"),
+    Column("note"),
+]
+
+
+def kernels_table(session: Session) -> Table:
+    """One row for each implementation that was timed or could not be, in the order of timing.
+
+    "Of the limit" is the time that the bytes and FLOPs of the mathematics need at the rates of a
+    large copy and a large matrix product, measured in the same run, over the time taken. Speed-ups
+    above 1 are faster; beside each stand the ends of its 95 % interval. "Host" is the wall time of
+    a call on small inputs, the GPU not waited for, "outside launches" what of it is not spent in
+    Triton's launcher and the driver.
+    """
+    segments = [s for s in session.segments if s.configuration.family == KERNELS]
+    return Table(session.title, _COLUMNS, [_row(segment, segments) for segment in segments])
+
+
+def tuned_tiles(session: Session) -> str:
+    """Each tile that was tuned, with its time and the heuristic's, and how long tuning took."""
+    lines: dict[str, None] = {}
+    took_s: dict[tuple[str, str], float] = {}  # each direction of a case tells the same
+    for segment in session.segments:
+        if "autotune_s" in segment.ledger:
+            case = (segment.configuration.preset, str(segment.configuration.settings["case"]))
+            took_s[case] = float(segment.ledger["autotune_s"])
+        lines |= dict.fromkeys(str(segment.ledger.get("tiles", "")).splitlines())
+    return "\n".join([*lines, f"tuning took {sum(took_s.values()):.1f} s"])
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A timed kernel against what its work could reach at the ceilings of the same run."""
+
+    operator: str
+    case: str
+    dtype: str
+    direction: str
+    implementation: str
+    intensity: float  # FLOPs of the mathematics for each byte that it must move
+    achieved: float  # FLOP/s
+    attainable: float  # FLOP/s
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A device's measured ceilings in one dtype."""
+
+    dtype: str
+    bytes_per_s: float  # of a large copy
+    flops_per_s: float  # of a large matrix product
+
+    def at(self, intensity: ArrayLike) -> NDArray:
+        """FLOP/s that work of this intensity (FLOP a byte) can reach (Williams, Waterman and
+        Patterson, Roofline, CACM 52, 2009).
+        """
+        slope = self.bytes_per_s * np.asarray(intensity, np.float64)
+        return np.minimum(slope, self.flops_per_s)
+
+
+def rated(session: Session) -> list[Rated]:
+    """Every timed kernel whose work has FLOPs and bytes, in the order of timing."""
+    found = []
+    for segment in session.segments:
+        configuration, ledger = segment.configuration, segment.ledger
+        if configuration.family != KERNELS or (us := _median_us(segment)) is None:
+            continue
+        flops, moved, floor_us = (float(ledger[name]) for name in ("flops", "bytes", "floor_us"))
+        if flops > 0 and moved > 0 and floor_us > 0:
+            found.append(
+                Rated(
+                    configuration.preset,
+                    str(configuration.settings["case"]),
+                    str(configuration.settings["dtype"]),
+                    configuration.workload,
+                    _implementation(segment),
+                    flops / moved,
+                    1e6 * flops / us,
+                    1e6 * flops / floor_us,
+                )
+            )
+    return found
+
+
+def roofs(session: Session) -> list[Roof]:
+    """The ceilings that the session's kernels were timed under, one for each dtype of products."""
+    found = {}
+    for segment in session.segments:
+        rates = [segment.ledger.get(name) for name in ("bytes_per_s", "flops_per_s")]
+        if segment.configuration.family == KERNELS and all(rates):
+            # Sessions of earlier versions have no roofs of 8-bit matrix units.
+            plain = segment.configuration.settings["dtype"]
+            dtype = str(segment.ledger.get("matrix_dtype", plain))
+            found[dtype] = Roof(dtype, *(float(rate) for rate in rates if rate))
+    return list(found.values())
+
+
+def speedups(segment: Segment, session: Session) -> dict[str, dict[str, float | int]]:
+    """How many times faster than PyTorch, and than ``torch.compile`` makes it, for programs.
+
+    Each with ``ratio``, the ends ``low`` and ``high`` of its 95 % interval, NaN where there is
+    none, and the ``rounds`` that it comes of; without what was not timed.
+    """
+    segments = [each for each in session.segments if each.configuration.family == KERNELS]
+    bases = [base for base in (EAGER, COMPILED) if base != _implementation(segment)]
+    found = {base: _against(segment, segments, base) for base in bases}
+    return {
+        base: {
+            "ratio": math.exp(one.mean),
+            "low": math.exp(one.low),
+            "high": math.exp(one.high),
+            "rounds": one.n,
+        }
+        for base, one in found.items()
+        if one is not None and math.isfinite(one.mean)
+    }
+
+
+def speedup(base: Segment, other: Segment) -> verdict.Interval:
+    """The logarithm of how many times faster the second is, with its 95 % interval.
+
+    Both in the same rounds, each a short block of calls of either, in random order: a round is a
+    pair as in ``sessions.verdicts``, and the interval is that of a verdict. Single calls say
+    less than their number: neighbours go together, and a clock that drifts while one ran after the
+    other would count as a difference. Rounds take milliseconds, faster than a governor changes the
+    clock for one of them, so that there is no second ratio in clock cycles. Without rounds, as in
+    sessions of earlier versions, there is a ratio of medians and no interval.
+    """
+    logs = paired_logs(calls(base), calls(other))
+    if len(logs):
+        return verdict.interval(logs)
+    times = [statistics.steady_ms(each) for each in (base, other)]
+    if not all(map(len, times)):
+        return verdict.interval(logs)
+    mean = math.log(float(np.median(times[0]) / np.median(times[1])))
+    return verdict.Interval(0, mean, math.nan, math.nan, math.nan)
+
+
+def _row(segment: Segment, segments: Sequence[Segment]) -> list[Cell]:
+    configuration, ledger = segment.configuration, segment.ledger
+    us = _median_us(segment)
+    row: list[Cell] = [
+        configuration.preset,
+        str(configuration.settings["case"]),
+        str(configuration.settings["dtype"]),
+        configuration.workload,
+        _implementation(segment),
+    ]
+    if us is None:
+        note = _last_line(ledger.get("failure", "")) or "not timed"
+        return [*row, *[None] * 13, _percent(ledger.get("error")), ledger.get("first_s"), note]
+    summary = statistics.summarize(statistics.steady_ms(segment))
+    error_us = None if summary.error is None else 1e3 * summary.error
+    share = ledger["floor_us"] / us
+    return [
+        *row,
+        Measured(us, error_us),
+        ledger.get("kernel_us"),
+        ledger.get("host_us"),
+        ledger.get("host_outside_us"),
+        _percent(share),
+        ledger["bytes"] / us / 1e3,
+        ledger["flops"] / us / 1e6,
+        *_speedup_cells(segment, segments, EAGER),
+        *_speedup_cells(segment, segments, COMPILED),
+        _percent(ledger.get("error")),
+        ledger.get("first_s"),
+        "; ".join(filter(None, (_last_line(ledger.get("failure", "")), _doubt(share)))),
+    ]
+
+
+def _doubt(share: float) -> str:
+    """Why a kernel may take clearly less than the least that its work needs; empty elsewhere."""
+    if share <= _BEYOND:
+        return ""
+    return "beyond the limit: its data lie in a cache, or the ceilings were measured too low"
+
+
+def _median_us(segment: Segment) -> float | None:
+    times = statistics.steady_ms(segment)
+    return 1e3 * statistics.summarize(times).median if len(times) else None
+
+
+def _speedup_cells(segment: Segment, segments: Sequence[Segment], base: str) -> list[Cell]:
+    """How many times faster than another implementation, and the ends of the interval."""
+    found = _against(segment, segments, base)
+    if found is None or not math.isfinite(found.mean):
+        return [None] * 3
+    value, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
+    if not high > low:  # no interval, or the implementation against itself
+        return [value, None, None]
+    return interval_cells(value, low, high, verdict.REGION)
+
+
+def _against(
+    segment: Segment, segments: Sequence[Segment], implementation: str
+) -> verdict.Interval | None:
+    """``speedup`` over the other implementation of the same case and direction, if it is there."""
+    own = segment.configuration
+    for other in segments:
+        configuration = other.configuration
+        same = (configuration.preset, configuration.workload, configuration.settings) == (
+            own.preset,
+            own.workload,
+            own.settings,
+        )
+        if same and _implementation(other) == implementation:
+            return speedup(other, segment)
+    return None
+
+
+def _last_line(text: Any) -> str:
+    return next(iter(str(text).strip().splitlines()[-1:]), "")
+
+
+def _implementation(segment: Segment) -> str:
+    return segment.configuration.toggles.get("implementation", "")
+
+
+def _percent(share: float | None) -> Cell:
+    return None if share is None else 100 * share

@@ -1,0 +1,1 @@
+"""Paired comparisons: verdicts, intervals, corrections for many."""

@@ -1,0 +1,205 @@
+"""Two to ten sessions side by side: step times, ratios, memory, and what else differs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sessions.errors import Lacking, SessionError
+from sessions.model import Configuration, Scalar, Segment, Session
+from sessions.verdicts.ratios import Measurement, SegmentRatio, drift_sentence, segment_ratios
+from sessions.verdicts.statistics import Summary, clock, steady, steady_ms, summarize
+from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK, is_of_model, is_of_workload
+
+MOST = 10
+_NAMED = 3  # sessions that a sentence can name each
+# Facts of a segment: its highest steady peak without what was held for other configurations that
+# were kept ready, and how much that was.
+OWN_PEAK, OTHERS = "own_peak_bytes", "others_bytes"
+
+# What step times may differ for whatever the configuration; the CPU where the host's clock is used.
+_DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cpu", "torch"}}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One segment's steady steps, set against the baseline's."""
+
+    title: str
+    segment: Segment
+    clock: str  # "GPU" or "host"
+    summary: Summary
+    ratio: SegmentRatio | None  # None for the baseline itself
+    peak_bytes: float  # highest allocated in the steady phase, NaN where not measured
+
+    @property
+    def other_work(self) -> bool:
+        """Whether its steps do other work than the baseline's: the ratio is no speed-up."""
+        return self.ratio is not None and self.ratio.verdict in (DIFFERENT_MODELS, OTHER_WORK)
+
+    @property
+    def own_peak_bytes(self) -> float:
+        """Without what was held for other configurations; NaN where that is not known."""
+        return float(self.segment.ledger.get(OWN_PEAK, math.nan))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that the sessions do not share: its value in each, None where it has none."""
+
+    name: str
+    values: list[Scalar | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What ``compare`` found; arms and the values of differences are in the sessions' order."""
+
+    baseline: int
+    arms: list[Arm]
+    differences: list[Difference]
+    warnings: list[str]  # sentences on why the step times may not be comparable
+
+
+def compare(
+    sessions: Sequence[Session], baseline: int = 0, segments: Sequence[int | None] | None = None
+) -> Comparison:
+    """Compare 2 to 10 sessions by one segment each with the baseline's.
+
+    ``segments`` gives the place of each session's segment in its list; None, the default, takes the
+    one with the most steady steps. Raises ``SessionError`` where there is nothing to compare.
+    """
+    if not 2 <= len(sessions) <= MOST:
+        raise SessionError(f"{len(sessions)} sessions were chosen; compare 2 to {MOST} at a time.")
+    places: Sequence[int | None] = [None] * len(sessions) if segments is None else segments
+    if len(places) != len(sessions):
+        raise SessionError(f"{len(places)} segments were named for {len(sessions)} sessions.")
+    chosen = [choose(session, place) for session, place in zip(sessions, places, strict=True)]
+    runs = list(zip(sessions, chosen, strict=True))
+    arms, drifted = compare_segments(runs, [session.title for session in sessions], baseline)
+    found = _differences([_described(*run) for run in runs])
+    return Comparison(baseline, arms, found, _warnings(found, arms) + drifted)
+
+
+def compare_segments(
+    runs: Sequence[tuple[Session, Segment]], titles: Sequence[str], baseline: int = 0
+) -> tuple[list[Arm], list[str]]:
+    """Return an arm for each segment, those without steady steps included (n = 0), and warnings.
+
+    Models of other sizes have a ratio to the baseline, which says how time grows; of another
+    operator, or the same one's other case or direction, it would say nothing, and there is none.
+    """
+    if not 0 <= baseline < len(runs):
+        raise SessionError(f"baseline {baseline} is none of the {len(runs)}, counted from 0.")
+    measured = [
+        Measurement(session, segment, clock(segment), summarize(steady_ms(segment)))
+        for session, segment in runs
+    ]
+    ratios = segment_ratios(measured, baseline)
+    arms = [
+        Arm(title, one.segment, one.clock, one.summary, ratio, steady_peak_bytes(one.segment))
+        for title, one, ratio in zip(titles, measured, ratios, strict=True)
+    ]
+    one_session = len({id(session) for session, _ in runs}) == 1
+    drifted = drift_sentence(measured, "segments" if one_session else "sessions")
+    return arms, [drifted] if drifted else []
+
+
+def steady_peak_bytes(segment: Segment) -> float:
+    """The highest peak of the steady steps: what compiling or tuning took before is no part."""
+    measured = segment.steps["peak"][steady(segment)]
+    measured = measured[np.isfinite(measured)]
+    return float(measured.max()) if len(measured) else math.nan
+
+
+def choose(session: Session, place: int | None = None) -> Segment:
+    """The session's segment at ``place``, or the one with the most steady steps.
+
+    Raises ``Lacking`` where there is none, or none of its steps are steady.
+    """
+    if not session.segments:
+        raise Lacking(f"{session.title!r} has no segments; run something in it first.")
+    if place is None:
+        segment = max(session.segments, key=lambda one: np.count_nonzero(steady(one)))
+    elif 0 <= place < len(session.segments):
+        segment = session.segments[place]
+    else:
+        raise Lacking(
+            f"{session.title!r} has no segment {place}; expected 0 to {len(session.segments) - 1}."
+        )
+    if not steady(segment).any():
+        raise Lacking(f"{session.title!r} has no steady steps to compare; run it longer.")
+    return segment
+
+
+def differences(
+    sessions: Sequence[Session], segments: Sequence[int | None] | None = None
+) -> list[Difference]:
+    """Configuration (of the chosen segments, as in ``compare``) and environment, where they differ.
+
+    Names are flat: ``settings.batch``, ``toggles.compile``, ``environment.GPU``.
+    """
+    places: Sequence[int | None] = [None] * len(sessions) if segments is None else segments
+    chosen = [choose(session, place) for session, place in zip(sessions, places, strict=True)]
+    return _differences(
+        [_described(session, segment) for session, segment in zip(sessions, chosen, strict=True)]
+    )
+
+
+def configuration_differences(configurations: Sequence[Configuration]) -> list[Difference]:
+    """Where the configurations differ, in the order of ``Configuration.flat``."""
+    return _differences([configuration.flat() for configuration in configurations])
+
+
+def _described(session: Session, segment: Segment) -> dict[str, Scalar]:
+    flat = segment.configuration.flat()
+    for name, value in sorted(session.environment.items()):
+        flat[f"environment.{name}"] = value
+    return flat
+
+
+def _differences(described: Sequence[Mapping[str, Scalar]]) -> list[Difference]:
+    names = dict.fromkeys(name for description in described for name in description)
+    differences = []
+    for name in names:
+        values = [description.get(name) for description in described]
+        # repr, because 1, 1.0 and True are equal, and NaN is not equal to itself
+        if len({repr(value) for value in values}) > 1:
+            differences.append(Difference(name, values))
+    return differences
+
+
+def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
+    warnings = []
+    names = [one.name for one in found]
+    if models := ", ".join(filter(is_of_model, names)):
+        warnings.append(f"Different models ({models}): a ratio of their step times is no speed-up.")
+    if workloads := ", ".join(filter(is_of_workload, names)):
+        warnings.append(
+            f"Steps do different work ({workloads}): a ratio of their times is no speed-up."
+        )
+    decisive = set().union(*(_DECISIVE[arm.clock] for arm in arms))
+    for difference in found:
+        group, _, name = difference.name.partition(".")
+        words = re.split(r"[^a-z]+", name.lower())
+        if group == "environment" and not decisive.isdisjoint(words):
+            values = ["unknown" if value is None else str(value) for value in difference.values]
+            listed = _listed(arms, values)
+            warnings.append(f"{name} differs ({listed}); step times may differ for that alone.")
+    clocks = [arm.clock for arm in arms]
+    if len(set(clocks)) > 1:
+        warnings.append(f"Step times are of different clocks ({_listed(arms, clocks)}).")
+    return warnings
+
+
+def _listed(arms: Sequence[Arm], values: Sequence[str]) -> str:
+    """Who has which value; of many sessions, how many have it."""
+    if len(arms) > _NAMED:
+        counts = Counter(values).items()
+        return ", ".join(f"{value}: {count} of {len(arms)}" for value, count in counts)
+    return ", ".join(f"{arm.title}: {value}" for arm, value in zip(arms, values, strict=True))

@@ -1,0 +1,83 @@
+"""The tables of paired comparisons: one row a comparison, or one row a block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sessions.model import PairedComparison
+from sessions.numbers import STEP_TIME, interval_cells
+from sessions.studies import prediction
+from sessions.tables import Cell, Column, Measured, Table
+from sessions.verdicts.multiple_comparisons import counts, side_by_side
+from sessions.verdicts.verdict import are_right, region_of, wrong_arms
+from sessions.verdicts.verdict_words import p_text, verdict_word
+from sessions.verdicts.work import DIFFERENCE
+
+
+def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
+    """One row a comparison: arms, ratio, interval, the verdict that holds among all, numbers."""
+    columns = [
+        *(Column(name) for name in ("A", "B")),
+        *(Column(name, STEP_TIME) for name in ("ratio", "ratio from", "ratio to")),
+        *(Column(name) for name in ("pairs", "verdict", "p (Holm)", "by itself", "numbers")),
+    ]
+    foretold = any(prediction.of(one) for one in comparisons)
+    if foretold:
+        columns.append(Column("predicted", STEP_TIME))
+    rows: list[list[Cell]] = []
+    for one in side_by_side(comparisons):
+        rows.append(
+            [
+                *[*one.arms, "", ""][:2],
+                *interval_cells(one.ratio, one.low, one.high, region_of(one)),
+                one.facts.get("pairs", len(one.order) // 2),
+                verdict_word(one),
+                p_text(one.facts["p_holm"]) if "p_holm" in one.facts else None,
+                one.facts.get(DIFFERENCE) or one.facts.get("alone", one.verdict),
+                _numbers(one),
+            ]
+        )
+        if foretold:
+            made = prediction.of(one)
+            ratio = None if made is None else made.ratio
+            error = (one.high - one.low) / 2
+            rows[-1].append(None if ratio is None else Measured(ratio, error))
+    of = sum(map(counts, comparisons))
+    return Table(f"Verdicts, of {of} comparisons" if of > 1 else "Verdicts", columns, rows)
+
+
+def blocks_table(comparison: PairedComparison) -> Table:
+    """One row a block, as they ran; an empty "void" is of a block that counts."""
+    count = len(comparison.order)
+    pairs = comparison.pairs or [place // 2 for place in range(count)]
+    clocks = comparison.clocks_mhz or [math.nan] * count
+    voids = comparison.voids or [""] * count
+    means = comparison.means_ms or [math.nan] * count
+    rows: list[list[Cell]] = [
+        [pair, "AB"[arm] if arm < 2 else str(arm), comparison.arms[arm],
+         *map(_fine, (median_ms, mean_ms)), Measured(clock, 1.0), void]
+        for pair, arm, median_ms, mean_ms, clock, void in zip(
+            pairs, comparison.order, comparison.medians_ms, means, clocks, voids, strict=True
+        )
+    ]  # fmt: skip
+    columns = [
+        *(Column("pair"), Column("arm"), Column("configuration"), Column("median", "ms")),
+        *(Column("mean", "ms"), Column("SM clock", "MHz"), Column("void")),
+    ]
+    return Table(f"Blocks of {' against '.join(comparison.arms[::-1])}", columns, rows)
+
+
+def _fine(ms: float) -> Measured:
+    """A time with the digits that a ratio of two needs: verdicts are about parts of a percent."""
+    return Measured(ms, 1e-5 * ms)
+
+
+def _numbers(comparison: PairedComparison) -> str:
+    """Whether the arms computed what they should."""
+    wrong = " and ".join(arm for arm, _ in wrong_arms(comparison))
+    if wrong:
+        return f"{wrong} WRONG"
+    numerics = comparison.facts.get("numerics", {})
+    known = len(numerics) > 1 and all(map(are_right, numerics.values()))
+    return "right" if known else "unknown"

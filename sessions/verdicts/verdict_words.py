@@ -1,0 +1,214 @@
+"""A paired comparison in words, for the command line, the window and reports alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sessions.model import Judgement, PairedComparison, Segment
+from sessions.numbers import STEP_TIME, interval_text, number, ratio_words
+from sessions.numerics import MARKS
+from sessions.sizes import size_text
+from sessions.verdicts.comparison import OTHERS, OWN_PEAK
+from sessions.verdicts.verdict import are_right, region_of, unchecked_arms, wrong_arms
+from sessions.verdicts.work import DIFFERENCE, DIFFERING, INVALID
+
+SMALL_P = 0.001
+_MEASURES = (
+    ("max_error", "largest error", ".2g"),
+    ("mse", "MSE", ".2g"),
+    ("cosine", "cosine", ".6f"),
+)
+_SAYS = {"FASTER": "B is FASTER than A", "SLOWER": "B is SLOWER than A"}
+
+
+def verdict_word(comparison: PairedComparison) -> str:
+    """Return the verdict, or "different models" or "invalid" where the ratio is no speed-up."""
+    if comparison.facts.get(INVALID):
+        return INVALID
+    return str(comparison.facts.get(DIFFERENCE) or comparison.verdict)
+
+
+def headline(comparison: PairedComparison) -> str:
+    """Say the verdict in a few words; wrong numbers before all, and what was not checked behind."""
+    wrong, unchecked = wrong_arms(comparison), unchecked_arms(comparison)
+    said = _SAYS.get(comparison.verdict, comparison.verdict)
+    if comparison.verdict == "SAME":
+        said = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
+    if comparison.facts.get(INVALID):
+        said = "INVALID: an arm is faster than this device can run it"
+    elif kind := comparison.facts.get(DIFFERENCE):
+        fields = ", ".join(comparison.facts.get(DIFFERING, []))
+        said = f"{str(kind).capitalize()} ({fields}): the ratio is no speed-up"
+    if wrong:
+        arms = " and ".join(arm for arm, _ in wrong)
+        said = f"{arms} computed wrong numbers; by time: {said}"
+    if unchecked:
+        said += f"; numbers of {' and '.join(arm for arm, _ in unchecked)} not checked"
+    return said
+
+
+def ratio_line(comparison: PairedComparison) -> str:
+    """Say the ratio with its interval, and what it rests on."""
+    facts = comparison.facts
+    pairs, seconds = facts.get("pairs", 0), facts.get("seconds") or math.nan
+    basis = f"{pairs} pair{'' if pairs == 1 else 's'}"
+    if (builds := facts.get("builds", 1)) > 1:
+        basis += f" of {builds} builds"
+    if math.isfinite(seconds):
+        basis += f" in {duration(seconds)}"
+    if not math.isfinite(comparison.ratio):
+        return f"no ratio yet ({basis})"
+    return f"B against A: {_ratio_of(comparison)}, {basis}"
+
+
+def summary_sentence(comparison: PairedComparison) -> str:
+    """Say how much faster or slower B is, how sure that is, and whether its results are right.
+
+    Without a subject and a full stop: "1.06x faster (95 % CI 1.03 to 1.10), results match FP64".
+    """
+    ends = comparison.ratio, comparison.low, comparison.high
+    said = claim_words(verdict_word(comparison), *ends, region_of(comparison))
+    return f"{said}, {_results(comparison)}"
+
+
+def claim_words(verdict: str, ratio: float, low: float, high: float, region: float) -> str:
+    """Say a ratio in words that claim no more than its verdict does.
+
+    ``verdict`` is one of a paired comparison's, or why nothing can be claimed ("unpaired").
+    """
+    match verdict:
+        case "FASTER" | "SLOWER":
+            return ratio_words(ratio, low, high, region)
+        case "SAME":
+            same = f"the same within ±{100 * region:.2g} %"
+            return f"{same}, {interval_text(ratio, low, high, region, f' {STEP_TIME}')}"
+        case "UNDECIDED":
+            return f"undecided, {ratio_words(ratio, low, high, region)}"
+    said = f"{number(ratio)} {STEP_TIME}"
+    if math.isfinite(low) and math.isfinite(high):
+        said = interval_text(ratio, low, high, region, f" {STEP_TIME}")
+    return f"{said}, {verdict}" if math.isfinite(ratio) else "no ratio"
+
+
+def _ratio_of(comparison: PairedComparison) -> str:
+    """Say the ratio; where it is no speed-up, the number alone."""
+    ends = comparison.ratio, comparison.low, comparison.high
+    if comparison.facts.get(DIFFERENCE) or comparison.facts.get(INVALID):
+        return interval_text(*ends, region_of(comparison), f" {STEP_TIME}")
+    return ratio_words(*ends, region_of(comparison))
+
+
+def judgement_words(found: Judgement, region: float) -> str:
+    """Say a judgement's ratio in words."""
+    ratio, low, high = (
+        math.nan if end is None else end for end in (found.ratio, found.low, found.high)
+    )
+    return ratio_words(ratio, low, high, region)
+
+
+def _results(comparison: PairedComparison) -> str:
+    """Whether the results of both arms are right."""
+    if wrong := wrong_arms(comparison):
+        return f"WRONG results of {' and '.join(arm for arm, _ in wrong)}"
+    numerics = comparison.facts.get("numerics", {}).values()
+    if len(numerics) < len(comparison.arms) or not all(map(are_right, numerics)):
+        return "results not checked"
+    references = {str(one["reference"]).replace("float", "FP") for one in numerics}
+    return f"results match {' and '.join(sorted(references))}"
+
+
+def standing(comparison: PairedComparison) -> str:
+    """How it stands among the others of its session; empty where it is alone."""
+    of = comparison.facts.get("of")
+    if of is None:
+        return ""
+    return f"one of {of} comparisons: p {p_text(comparison.facts['p_holm'])} by Holm's correction"
+
+
+def p_text(p: float) -> str:
+    """A p value as a person reads it; nobody needs more digits of a very small one."""
+    return number(p) if p >= SMALL_P else f"below {SMALL_P:g}"
+
+
+def remarks(comparison: PairedComparison) -> list[str]:
+    """Why the verdict is not a clearer one, and what would make it so: sentences."""
+    facts = comparison.facts
+    said = [sentence(reason) for reason in facts.get("reasons", [])]
+    if others := facts.get("others"):
+        said.append(sentence(f"{others} while A and B alternated"))
+    if note := facts.get("floor_note"):
+        said.append(sentence(note))
+    said += rebuilding(facts)
+    if facts.get("one_build") and facts.get("builds", 1) == 1:
+        said.append(f"This holds for the build that was measured: {facts['one_build']}.")
+    if comparison.verdict == "UNDECIDED" and facts.get("final"):
+        more_s = facts.get("more_s")
+        if more_s is not None and math.isfinite(more_s):
+            said.append(f"Measuring about {duration(math.ceil(more_s))} more should decide.")
+    return said
+
+
+def more_text(more_s: float, seconds: float) -> str:
+    """How much longer measuring should take, and how long that is from the beginning: a clause."""
+    more = duration(math.ceil(more_s)) if math.isfinite(more_s) else "an unknown time"
+    return f"measuring about {more} more should decide, {budget_of(more_s, seconds):,.0f} s in all"
+
+
+def budget_of(more_s: float, seconds: float) -> float:
+    """The budget, in whole seconds, of measuring once more from the beginning and as long."""
+    return float(math.ceil(more_s + seconds)) if math.isfinite(more_s + seconds) else math.nan
+
+
+def rebuilding(facts: Mapping[str, Any]) -> list[str]:
+    """That each block built its arm anew, and why, where it did: a sentence."""
+    if not facts.get("rebuilt_each_block"):
+        return []
+    # Sessions from before captures were told apart hold no reason.
+    why = facts.get("rebuilt_because") or "the arms do not fit in memory together"
+    return [sentence(f"{why}: each block built its arm anew")]
+
+
+def numerics_lines(comparison: PairedComparison) -> list[str]:
+    """One line for each arm whose numbers were looked at."""
+    lines = []
+    for arm, found in sorted(comparison.facts.get("numerics", {}).items()):
+        against = f" against {found['reference']}" if found["reference"] else ""
+        mark = MARKS[are_right(found)]
+        line = f"{'AB'[int(arm)]}: numbers {mark}{against}: {found['text']}"
+        measures = [
+            f"{title} {found[name]:{digits}}"
+            for name, title, digits in _MEASURES
+            if found.get(name) is not None
+        ]
+        line += "; " * bool(measures) + ", ".join(measures)
+        lines.append(line)
+    return lines
+
+
+def memory_words(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> str:
+    """Arm "A"'s or "B"'s highest memory, apart from what others held; empty where not counted."""
+    places, arm = comparison.facts.get("segments", []), "AB".index(side)
+    if arm >= len(places) or places[arm] >= len(segments):
+        return ""
+    ledger = segments[places[arm]].ledger
+    if OWN_PEAK not in ledger:
+        return ""
+    said = f"peak memory {size_text(float(ledger[OWN_PEAK]))} of its own"
+    others = float(ledger.get(OTHERS, 0.0))
+    return f"{said}, beside {size_text(others)} held for other configurations" if others else said
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 8 s, 3 min, 2 h."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s" if seconds < 2 else f"{seconds:.0f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def sentence(reason: str) -> str:
+    """A clause as a sentence."""
+    return f"{reason[:1].upper()}{reason[1:]}."

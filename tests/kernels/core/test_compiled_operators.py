@@ -1,0 +1,130 @@
+"""Operators under torch.compile: one graph, the same numbers, and respected choices."""
+
+import sys
+
+import pytest
+import torch
+import torch.utils._triton
+
+import kernels
+from kernels import OPS, Operator
+from kernels.core import dispatch
+from kernels.core.check import Exact
+from kernels.core.triton_helpers import INSTALLED, INTERPRETED
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="the interpreter cannot be traced")
+CPU = torch.device("cpu")
+WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    kernels.reset_usage()
+    yield
+    torch._dynamo.reset()
+
+
+def by_name(op: Operator, names):
+    return lambda *args: op.function(**dict(zip(names, args, strict=True)))
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_a_compiled_operator_is_one_graph_and_as_right_as_an_eager_one(name):
+    op = OPS[name]
+    inputs = op.inputs(op.cases[0], CPU, torch.float32, 0)
+    exact = Exact(op, inputs)
+    compiled = torch.compile(by_name(op, inputs), fullgraph=True, backend="aot_eager")
+    wrong = [str(c) for c in exact.judge(exact.results(compiled)) if not c.right]
+    assert not wrong
+    assert name in kernels.usage(), "the choice made while tracing is recorded"
+
+
+def test_calls_of_a_compiled_function_neither_recompile_nor_count():
+    compiled = torch.compile(lambda x: kernels.rms_norm(x), fullgraph=True, backend="eager")
+    x = torch.randn(3, 8)
+    torch._dynamo.utils.counters.clear()
+    for _ in range(4):
+        compiled(x)
+    assert kernels.usage() == {"rms_norm": {"torch": 1}}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_changed_choice_is_heeded_by_a_compiled_function():
+    compiled = torch.compile(lambda q: kernels.attention(q, q, q), fullgraph=True, backend="eager")
+    q = torch.randn(1, 2, 9, 8)
+    for backend in ("manual", "chunked", "manual"):
+        with kernels.using(attention=backend):
+            compiled(q)
+    assert kernels.usage() == {"attention": {"manual": 1, "chunked": 1}}
+
+
+def test_a_loss_compiled_under_autocast_is_one_graph_and_what_it_is_eagerly():
+    inputs = OPS["linear_cross_entropy"].inputs(
+        OPS["linear_cross_entropy"].cases[0], CPU, torch.float32, 0
+    )
+    x = inputs.pop("x").requires_grad_()
+
+    def slope(call):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = call(x)
+        return loss.detach(), *torch.autograd.grad(loss, x)
+
+    def call(x):
+        return kernels.linear_cross_entropy(x, **inputs, impl="chunked")
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    torch.testing.assert_close(slope(compiled), slope(call), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU check_kernels compiles in earnest")
+@pytest.mark.parametrize(
+    "name", sorted(n for n, op in OPS.items() if "triton" in op.implementations)
+)
+def test_the_triton_path_forward_and_backward_traces_to_one_graph(name, monkeypatch):
+    """Traced on tensors that claim to be on a GPU; nothing is launched."""
+    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda *_, **__: True)
+    op = OPS[name]
+    dispatch._missing_once.cache_clear()
+    monkeypatch.setattr(dispatch, "_missing_once", lambda *_: "")
+    inputs = op.inputs(op.cases[0], CPU, torch.float32, 0)
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = {}
+        for key, value in inputs.items():
+            if isinstance(value, torch.Tensor):
+                value = mode.from_tensor(value)
+                value = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="cuda"
+                )
+                if key in op.gradients:
+                    value.requires_grad_()
+            fake[key] = value
+        with kernels.using(**{name: "triton"}):
+            torch.compile(by_name(op, fake), fullgraph=True, backend=keep)(*fake.values())
+    assert len(graphs) == 1
+    code = str(graphs[0].print_readable(print_output=False))
+    launches = code.count("triton_kernel_wrapper") + code.count("ops.workbench.")
+    assert launches >= (2 if op.gradients else 1), "forward and backward kernels are in the graph"
+
+
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+def test_what_a_kernel_calls_has_the_name_by_which_inductor_copies_it():
+    """Inductor writes the source of each function that a kernel calls beside the kernel's own."""
+    from triton.runtime.jit import JITFunction
+
+    modules = [module for name, module in sys.modules.items() if name.startswith("kernels.")]
+    functions = {value for m in modules for value in vars(m).values() if type(value) is JITFunction}
+    called = {
+        (name, function.__globals__[name].fn.__name__)
+        for function in functions
+        for name in function.fn.__code__.co_names
+        if isinstance(function.__globals__.get(name), JITFunction)
+    }
+    assert len(called) > 20
+    assert [pair for pair in called if pair[0] != pair[1]] == []

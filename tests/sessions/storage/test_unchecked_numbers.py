@@ -1,0 +1,75 @@
+"""Numbers that nobody could check are told as such wherever a verdict is read, and never right."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from sessions.model import Numerics, PairedComparison, Study
+from sessions.studies import attribution_words
+from sessions.studies.attribution_rows import Arm, arm_rows
+from sessions.verdicts.verdict import unchecked_arms, wrong_arms
+from sessions.verdicts.verdict_tables import verdicts_table
+from sessions.verdicts.verdict_words import headline, numerics_lines
+
+WHY = "not checked: Out of memory: 2.00 GiB more was needed."
+RIGHT = {"reference": "float64", "ok": True, "text": "fine"}
+UNKNOWN = {"reference": "", "ok": None, "text": WHY}
+OLD_UNKNOWN = {"reference": "", "ok": True, "text": WHY}  # as files of before have it
+WRONG = {"reference": "float64", "ok": False, "text": "far off"}
+
+
+def comparison(first, second) -> PairedComparison:
+    return PairedComparison(
+        arms=["off", "on"],
+        order=[0, 1],
+        medians_ms=[10.0, 9.0],
+        ratio=0.9,
+        low=0.89,
+        high=0.91,
+        verdict="FASTER",
+        facts={"p": 0.001, "numerics": {"0": first, "1": second}},
+    )
+
+
+@pytest.mark.parametrize("unknown", [UNKNOWN, OLD_UNKNOWN])
+def test_a_verdict_tells_of_what_was_not_checked(unknown):
+    one = comparison(RIGHT, unknown)
+    assert (unchecked_arms(one), wrong_arms(one)) == ([("B", WHY)], [])
+    assert headline(one) == "B is FASTER than A; numbers of B not checked"
+    assert numerics_lines(one)[1] == f"B: numbers unknown: {WHY}"
+    table = verdicts_table([one])
+    place = [column.name for column in table.columns].index("numbers")
+    assert table.rows[0][place] == "unknown"
+
+
+def test_wrong_numbers_stay_before_all():
+    said = headline(comparison(WRONG, UNKNOWN))
+    assert said.startswith("A computed wrong numbers; ") and said.endswith("of B not checked")
+
+
+def test_right_numbers_need_no_words():
+    assert headline(comparison(RIGHT, RIGHT)) == "B is FASTER than A"
+
+
+def test_an_attribution_tells_of_what_was_not_checked():
+    found = msgspec.convert(RIGHT, Numerics), msgspec.convert(UNKNOWN, Numerics)
+    arms = [Arm(frozenset(), "base", numerics=found[0]), Arm(frozenset({0}), "+ x", "measured")]
+    arms[1].numerics = found[1]
+    columns = arm_rows(arms, np.full((1, 2), math.nan))
+    table = {
+        name: np.array(
+            [math.nan if cell is None else cell for cell in cells],
+            object if isinstance(cells[0], str) else float,
+        )
+        for name, cells in columns.items()
+    }
+    study = Study("attribution", "two arms", 0.0, {}, {}, {"arms": table})
+    assert attribution_words.unchecked_arms(study) == ["+ x"]
+    assert attribution_words.headline(study).endswith("; numbers of + x not checked")
+    shown = attribution_words.arms_table(study)
+    place = [column.name for column in shown.columns].index("numbers")
+    assert [row[place] for row in shown.rows] == ["right", "not checked"]

@@ -1,0 +1,373 @@
+"""Attribution: what it says of planted effects, by simulation (seeds fixed, rates stated).
+
+The simulated steps are those of ``test_verdict``: an AR(1) series of lag-1 correlation 0.8 and 2 %
+scatter in blocks of 20, plus drift or a changing clock, with the arms of a round in random order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import signal
+
+from sessions.model import Study
+from sessions.studies import attribution, attribution_words
+from sessions.verdicts import verdict
+
+STEPS = 20
+MARGIN = math.log1p(verdict.REGION)
+NAMES = "abcdefgh"
+
+
+def measured(truth, disturbance="none", *, trials=1, rounds=20, seed=1):
+    """Logs of block medians (trials, rounds, arms) around the true logs of the arms."""
+    truth = np.asarray(truth, float)
+    rng = np.random.default_rng(seed)
+    arms = len(truth)
+    n = rounds * arms * STEPS
+    innovations = rng.normal(size=(trials, n))
+    innovations[:, 0] /= 0.6
+    x = 0.02 * 0.6 * signal.lfilter([1.0], [1.0, -0.8], innovations, axis=-1)
+    if disturbance == "drift":
+        x += np.linspace(0, 0.2, n)
+    if disturbance == "clock":
+        for sign in (1, -1, 1, -1):
+            x += 0.03 * sign * (np.arange(n) >= rng.integers(0, n, (trials, 1)))
+    medians = np.median(x.reshape(trials, rounds, arms, STEPS), axis=-1)
+    order = rng.permuted(np.broadcast_to(np.arange(arms), medians.shape), axis=-1)
+    return truth + np.take_along_axis(medians, order, axis=-1)
+
+
+def design(mode, count, orders=(), missing=None):
+    arms = attribution.subsets(mode, count, orders)
+    return arms, attribution.contrasts(mode, NAMES[:count], arms, missing or {}, orders)
+
+
+def judge(contrasts, logs, mean_logs=None, **asked):
+    unknown = np.full_like(logs, np.nan)
+    means = None if mean_logs is None else np.exp(mean_logs)
+    return attribution.measure(contrasts, np.exp(logs), unknown, means, **asked)
+
+
+def by_name(effects, kind):
+    return {one.contrast.name: one.judgement for one in effects if one.contrast.kind == kind}
+
+
+@pytest.mark.parametrize("rounds", [8, 10, 12])
+def test_how_much_longer_would_decide_is_told_of_what_is_undecided(rounds):
+    _, contrasts = design("ladder", 2)
+    truth, spent_s = [0.0, -0.05, -0.07], 10.0
+    few = judge(contrasts, measured(truth, rounds=rounds)[0], seconds=spent_s)
+    clear, close = (by_name(few, "step")[name] for name in "ab")
+    assert (clear.verdict, close.verdict) == ("FASTER", "UNDECIDED")
+    assert clear.more_s is None and attribution.more_s(few) == close.more_s > 0
+    told = math.ceil(rounds * (1 + close.more_s / spent_s))
+    enough = judge(contrasts, measured(truth, rounds=2 * told)[0], seconds=2 * spent_s)
+    assert by_name(enough, "step")["b"].verdict == "FASTER"
+    assert attribution.more_s(enough) is None
+
+
+def test_the_words_tell_the_seconds_more_and_the_budget_that_they_make():
+    facts = {"final": True, "rounds": 12, "seconds": 10.0, "more_s": 34.0}
+    said = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
+    assert said[-2:] == [
+        "12 rounds in 10 s.",
+        "What is undecided: measuring about 34 s more should decide, 44 s in all.",
+    ]
+    one = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts | {"rounds": 1}))
+    assert one[-2] == "1 round in 10 s."
+    del facts["more_s"]
+    assert "12 rounds in 10 s." in said and not any("undecided" in one for one in said[:-1])
+    assert said[:-1] == attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
+
+
+def test_what_the_orders_leave_open_is_not_said_to_be_decided_by_more_rounds():
+    orders = attribution.sampled_orders(6, 4, 3)
+    arms, contrasts = design("shapley", 6, orders)
+    logs = measured(np.random.default_rng(5).normal(0, 0.05, len(arms)), rounds=12)[0]
+    effects = judge(contrasts, logs, seconds=10.0)
+    shares = [one.judgement for one in effects if one.contrast.orders]
+    assert any(one.verdict == "UNDECIDED" for one in shares)
+    assert all(one.more_s is None for one in shares)
+
+
+# Error rates
+
+
+@pytest.mark.parametrize("disturbance", ["none", "drift", "clock"])
+@pytest.mark.parametrize("mode", ["ladder", "leave-one-out", "factorial"])
+def test_toggles_that_do_nothing_are_rarely_said_to_do_something(mode, disturbance):
+    """At any look, of 400 attributions with three toggles, before any region and correction.
+
+    An interval that ever leaves 0 outside, for each effect: found 0.5 to 3.5 %. Called FASTER or
+    SLOWER beyond +-1 %: none.
+    """
+    arms, contrasts = design(mode, 3)
+    logs = measured(np.zeros(len(arms)), disturbance, trials=400, rounds=40)
+    for contrast in contrasts:
+        mean, half = verdict.paths(attribution.values(contrast.weights, logs))
+        mean, half = mean[:, verdict.MIN_PAIRS - 1 :], half[:, verdict.MIN_PAIRS - 1 :]
+        assert (np.abs(mean) > half).any(axis=1).mean() <= 0.05, contrast
+        assert not (np.abs(mean) - half > MARGIN).any(), contrast
+
+
+@pytest.mark.parametrize("disturbance", ["none", "drift", "clock"])
+def test_the_interval_of_a_fixed_number_of_rounds_covers_in_about_95_percent(disturbance):
+    """By t alone, of 600 ladders of 3 rungs and 12 rounds: found 93.5 to 96.5 % for each rung."""
+    from scipy import stats
+
+    truth = np.array([0.0, -0.1, -0.1, -0.4])
+    _, contrasts = design("ladder", 3)
+    logs = measured(truth, disturbance, trials=600, rounds=12, seed=3)
+    for contrast in contrasts:
+        mean, half = verdict.paths(attribution.values(contrast.weights, logs))
+        fixed = half[:, -1] / verdict.critical(12) * stats.t.ppf(0.975, 11)
+        covered = np.abs(mean[:, -1] - attribution.values(contrast.weights, truth)) <= fixed
+        assert 0.93 <= covered.mean() <= 0.98, contrast
+
+
+# What is planted is found
+
+
+def test_a_ladder_finds_each_rung_and_the_total_is_their_product():
+    truth = np.array([0.0, -0.2, -0.2, 0.05, -0.5])
+    _, contrasts = design("ladder", 4)
+    effects = judge(contrasts, measured(truth, "drift", rounds=150)[0])
+    found = by_name(effects, "step")
+    assert [found[name].verdict for name in "abcd"] == ["FASTER", "SAME", "SLOWER", "FASTER"]
+    for name, step in zip("abcd", np.diff(truth), strict=True):
+        assert found[name].low < math.exp(step) < found[name].high
+    (total,) = by_name(effects, "total").values()
+    assert total.ratio == pytest.approx(math.prod(one.ratio for one in found.values()))
+
+
+@pytest.mark.parametrize("disturbance", ["none", "drift"])
+def test_a_factorial_finds_additive_effects_and_no_interaction_between_them(disturbance):
+    sizes = (-0.3, 0.1, 0.0)
+    arms, contrasts = design("factorial", 3)
+    truth = [sum(sizes[each] for each in subset) for subset in arms]
+    effects = judge(contrasts, measured(truth, disturbance, rounds=150)[0])
+    shares = by_name(effects, "share")
+    assert [shares[name].verdict for name in "abc"] == ["FASTER", "SLOWER", "SAME"]
+    for name, size in zip("abc", sizes, strict=True):
+        assert shares[name].low < math.exp(size) < shares[name].high
+    interactions = by_name(effects, "interaction")
+    assert len(interactions) == 3
+    assert {one.verdict for one in interactions.values()} == {"SAME"}
+
+
+def test_a_planted_interaction_is_found_and_only_that_one():
+    """Option b gives nothing alone, and 20 % more once a is on; Shapley halves it between them."""
+    arms, contrasts = design("factorial", 3)
+    truth = [-0.1 * (0 in s) - 0.2 * ({0, 1} <= s) for s in arms]
+    effects = judge(contrasts, measured(truth, "clock", rounds=150)[0])
+    interactions = by_name(effects, "interaction")
+    assert {name: one.verdict for name, one in interactions.items()} == {
+        "a x b": "FASTER",
+        "a x c": "SAME",
+        "b x c": "SAME",
+    }
+    assert interactions["a x b"].low < math.exp(-0.2) < interactions["a x b"].high
+    shares = by_name(effects, "share")
+    for name, size in (("a", -0.2), ("b", -0.1), ("c", 0.0)):
+        assert shares[name].low < math.exp(size) < shares[name].high
+
+
+def test_leaving_one_out_shows_what_each_still_gives_beside_the_others():
+    """Options a and b do the same: either alone gives all of it, so leaving one out is free."""
+    arms, contrasts = design("leave-one-out", 3)
+    truth = [-0.3 * bool(s & {0, 1}) - 0.1 * (2 in s) for s in arms]
+    effects = judge(contrasts, measured(truth, rounds=150)[0])
+    found = by_name(effects, "without")
+    assert [found[name].verdict for name in "abc"] == ["SAME", "SAME", "FASTER"]
+    (total,) = by_name(effects, "total").values()
+    assert total.low < math.exp(-0.4) < total.high
+
+
+def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
+    """Of 40 samples of 6 orders of 6 toggles with interactions, found: 95 % of the shares.
+
+    By the rounds alone, as if all orders had been run, it would be 39 %.
+    """
+    count = 6
+
+    def log(subset):
+        return -0.1 * len(subset) - 0.15 * ({0, 1} <= subset) + 0.1 * (len(subset & {2, 3, 4}) > 1)
+
+    orders = list(itertools.permutations(range(count)))
+    true = np.zeros(count)
+    for order in orders:
+        for rung, own in enumerate(order):
+            before = frozenset(order[:rung])
+            true[own] += (log(before | {own}) - log(before)) / len(orders)
+    covered, narrow = [], []
+    for seed in range(40):
+        sample = attribution.sampled_orders(count, 6, seed)
+        arms, contrasts = design("shapley", count, sample)
+        logs = measured([log(subset) for subset in arms], rounds=12, seed=seed)[0]
+        shares = by_name(judge(contrasts, logs), "share")
+        for name, truth in zip(NAMES[:count], true, strict=True):
+            one = shares[name]
+            covered.append(math.log(one.low) <= truth <= math.log(one.high))
+            plain = next(c for c in contrasts if c.name == name)
+            own = verdict.interval(attribution.values(plain.weights, logs))
+            narrow.append(own.low <= truth <= own.high)
+    assert np.mean(covered) >= 0.93
+    assert np.mean(narrow) < 0.6
+
+
+@pytest.mark.parametrize("rounds", [7, 20])
+def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
+    arms, contrasts = design("shapley", 6, attribution.sampled_orders(6, 6, 0))
+    logs = np.random.default_rng(0).normal(0, 0.06, (rounds, len(arms)))
+    reasons = by_name(judge(contrasts, logs), "share")["a"].reasons
+    open_ = "7 of at least 8 rounds were measured" if rounds == 7 else "the interval reaches over"
+    assert len(reasons) == 2 and reasons[0].startswith(open_)
+    assert reasons[1].startswith("6 sampled orders of the toggles widen it by")
+
+
+# What always holds
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_shares_add_up_to_the_total_whatever_the_arms_took(count):
+    orders = attribution.sampled_orders(count, 5, count)
+    for mode in ("factorial", "shapley"):
+        arms, contrasts = design(mode, count, orders)
+        logs = np.random.default_rng(count).normal(size=len(arms))
+        shares = [attribution.values(c.weights, logs) for c in contrasts if c.kind == "share"]
+        (total,) = (attribution.values(c.weights, logs) for c in contrasts if c.kind == "total")
+        assert math.isclose(sum(shares), total, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("mode", attribution.MODES)
+def test_what_all_arms_share_is_no_effect(mode):
+    orders = attribution.sampled_orders(4, 5, 0)
+    arms, contrasts = design(mode, 4, orders)
+    for one in contrasts:
+        assert abs(sum(one.weights.values())) < 1e-12
+        assert all(abs(sum(part.values())) < 1e-12 for part in one.orders)
+    assert arms[0] == frozenset() and len(set(arms)) == len(arms)
+
+
+def needs(chosen):
+    """Return whether the set satisfies that option c needs option a."""
+    return 2 not in chosen or 0 in chosen
+
+
+@pytest.mark.parametrize("mode", ["factorial", "shapley"])
+def test_a_toggle_that_needs_another_one_has_a_share_beside_it_whatever_their_order(mode):
+    found = []
+    for order in itertools.permutations(range(3)):
+        back = {place: own for own, place in enumerate(order)}
+
+        def can_be(chosen, back=back):
+            return needs({back[place] for place in chosen})
+
+        orders = attribution.sampled_orders(3, 6, 0, can_be)
+        arms = attribution.subsets(mode, 3, orders, can_be)
+        assert all(map(can_be, arms)) and len(arms) == 6
+        names = ["abc"[back[place]] for place in range(3)]
+        contrasts = attribution.contrasts(mode, names, arms, {}, orders)
+        logs = np.array([sum({0: -1.0, 1: -0.2, 2: -3.0}[back[one]] for one in arm)
+                         for arm in arms])  # fmt: skip
+        found.append({one.name: float(attribution.values(one.weights, logs))
+                      for one in contrasts if one.kind == "share" and not one.reason})  # fmt: skip
+    for one in found:
+        assert one == pytest.approx({"a": -1.0, "b": -0.2, "c": -3.0})
+
+
+def test_an_interaction_of_which_no_square_can_be_says_so_and_the_others_are_measured():
+    arms = attribution.subsets("factorial", 3, (), needs)
+    contrasts = attribution.contrasts("factorial", NAMES[:3], arms, {})
+    reasons = {one.name: one.reason for one in contrasts if one.kind == "interaction"}
+    assert reasons["a x c"] == "a and c cannot each be switched without the other"
+    assert not reasons["a x b"] and not reasons["b x c"]
+    logs = np.array([-2.0 * ({1, 2} <= arm) for arm in arms])
+    values = {one.name: attribution.values(one.weights, logs) for one in contrasts}
+    assert values["b x c"] == -2.0, "where a is on"
+    assert values["a x b"] == 0.0
+
+
+def test_a_toggle_is_left_out_together_with_what_needs_it():
+    arms = attribution.subsets("leave-one-out", 3, (), needs)
+    contrasts = attribution.contrasts("leave-one-out", NAMES[:3], arms, {})
+    assert [one.name for one in contrasts] == ["a + c", "b", "c", "all together"]
+    logs = np.array([-float(len(arm)) for arm in arms])
+    values = [float(attribution.values(one.weights, logs)) for one in contrasts]
+    assert values == [-2.0, -1.0, -1.0, -3.0]
+
+
+def test_many_effects_are_corrected_for_their_number():
+    _, contrasts = design("ladder", 8)
+    rng = np.random.default_rng(2)
+    rounds = 8
+    logs = np.cumsum(np.zeros((rounds, 9)), axis=1)
+    doubtful = -0.028 + 0.012 * rng.permutation(np.linspace(-1, 1, rounds))
+    logs[:, 1:] += doubtful[:, None]
+    alone = judge(contrasts[:1], logs)[0].judgement
+    assert alone.verdict == "FASTER" and 0.005 < alone.p < 0.05
+    among = judge(contrasts, logs)[0].judgement
+    assert among.verdict == "UNDECIDED" and "among 9 comparisons (Holm)" in among.reasons[0]
+
+
+def test_a_rung_that_could_not_be_measured_counts_with_the_next_one():
+    _, contrasts = design("ladder", 3, missing={2: "out of memory"})
+    steps = [one for one in contrasts if one.kind == "step"]
+    assert [one.name for one in steps] == ["a", "b", "b + c"]
+    assert steps[1].reason == "out of memory"
+    assert attribution.values(steps[2].weights, np.array([0.0, 1.0, np.nan, 5.0])) == 4.0
+    effects = judge(contrasts, measured([0, 0, np.nan, -0.5])[0])
+    assert effects[1].judgement is None and effects[1].reason == "out of memory"
+    assert effects[2].judgement.verdict == "FASTER"
+
+
+def test_an_effect_that_needs_a_missing_arm_says_why_it_is_not_known():
+    arms, contrasts = design("factorial", 2, missing={3: "out of memory"})
+    assert arms[3] == {0, 1}
+    assert {one.reason for one in contrasts} == {"out of memory"}
+
+
+def test_void_blocks_leave_a_hole_that_only_effects_with_their_arm_see():
+    table = attribution.rounds(
+        [0, 0, 0, 2, 2, 2], [1, 1, 0, 0, 1, 2], [9, 2, 1, 3, 4, 5], ["void"] + [""] * 5, 3
+    )
+    np.testing.assert_array_equal(table, [[1, 2, np.nan], [3, 4, 5]])
+    first, second, third = attribution.against_first(table)
+    assert (first.n, second.n, third.n) == (2, 2, 1)
+    paired = np.log([2, 4 / 3])
+    assert second.deviation == pytest.approx(paired.std(ddof=1)), "within rounds, not over all"
+
+
+def test_memory_is_counted_and_its_effects_are_exact():
+    _, contrasts = design("ladder", 2)
+    found = attribution.memory(contrasts, [1000.0, 500.0, 400.0])
+    assert found == pytest.approx([0.5, 0.8, 0.4])
+    assert np.isnan(attribution.memory(contrasts, [1000.0, math.nan, 400.0])[:2]).all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "count", "sentence"),
+    [
+        ("stairs", 2, "mode: unknown 'stairs'; expected one of"),
+        ("ladder", 0, "at least one toggle"),
+        ("factorial", 6, "6 toggles make 64 arms; at most 5 toggles, or mode shapley"),
+    ],
+)
+def test_what_cannot_be_attributed_is_refused_in_one_sentence(mode, count, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        attribution.subsets(mode, count)
+
+
+def test_what_only_the_median_step_gains_is_no_effect():
+    _, contrasts = design("ladder", 1)
+    scatter = 0.001 * np.random.default_rng(3).normal(size=(12, 2))
+    logs = np.array([0.0, math.log(0.67)]) + scatter
+    claimed = by_name(judge(contrasts, logs), "total")["all together"]
+    assert claimed.verdict == "FASTER"
+    found = by_name(judge(contrasts, logs, logs + np.array([0.0, 0.8])), "total")["all together"]
+    assert found.verdict == "UNDECIDED"
+    assert any("of all steps together" in reason for reason in found.reasons)

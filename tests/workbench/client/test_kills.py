@@ -1,0 +1,189 @@
+"""Runner and window killed at random moments: nothing that was sent a second before is lost.
+
+Most of the kills hit a light child that streams as the runner does, and a process that journals and
+saves as the window does; the others hit the real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import wire_samples
+from ended import assert_end
+from runner_driver import HERE, LIGHT, REAL, Driver
+
+from sessions.model import Configuration, Session
+from sessions.storage import hdf5
+from workbench import protocol
+from workbench.client import journal
+from workbench.client.journal import Journal, recover
+from workbench.client.recorder import Recorder
+from workbench.client.runner_process import Runner
+
+KILLS = 10
+REAL_KILLS = 2  # of each
+AT_ONCE = 2  # processes that journal and save
+PERIOD_S = 0.02  # between two batches of the light child
+GRACE_S = 1.0  # what was sent so long before the kill must be there
+TINY = Configuration(
+    family="hydra",
+    preset="tiny",
+    model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1},
+    settings={"batch": 1, "sequence": 16},
+)
+
+
+def rows(session: Session) -> int:
+    return sum(len(segment.steps["t_s"]) for segment in session.segments)
+
+
+def sent_before(log: Path, moment: float) -> int:
+    """Steps that the light child had sent by then, from its own account."""
+    entries = [line.split() for line in log.read_text().splitlines() if line.count(" ") == 1]
+    return max((int(count) for stamp, count in entries if float(stamp) <= moment), default=0)
+
+
+@pytest.fixture(scope="module")
+def sitting(tmp_path_factory):
+    """One session over all killed runners."""
+    folder = tmp_path_factory.mktemp("runners")
+    kept = Journal(folder / "a.journal")
+    yield kept, Recorder(), folder
+    kept.close()
+
+
+@pytest.mark.parametrize("number", range(KILLS))
+def test_a_killed_runner_loses_nothing_and_the_next_one_goes_on(sitting, number):
+    kept, recorder, folder = sitting
+    real = number < REAL_KILLS
+    log = folder / f"sent-{number}"
+    command = REAL if real else (*LIGHT, str(PERIOD_S), str(log))
+    before = rows(recorder.session)
+    driver = Driver(kept, recorder, command)
+    driver.until_state("idle")
+    driver.start(TINY)
+    driver.until_steps(1)
+    moment = random.Random(number).uniform(0.0, 0.5)
+    with contextlib.suppress(AssertionError):  # no Finished will come
+        driver.until(protocol.Finished, limit_s=moment)
+    os.kill(driver.runner.process.pid, signal.SIGKILL)
+    killed = time.time()
+    *_, last = driver.rest()
+    driver.close()
+    assert last.sentence.startswith("The runner was ended by SIGKILL.")
+    session = recorder.session
+    assert rows(session) > before
+    if not real:
+        # What the kernel held in the pipe arrives too; only the write that was cut may be missing.
+        assert rows(session) - before >= sent_before(log, killed) - wire_samples.BATCH
+
+    found = recover(kept.path)
+    deaths = [event for event in session.events if event.text == last.sentence]
+    assert len(deaths) >= 1
+    # The client's own words are not on the wire.
+    on_wire = [event for event in session.events if event.text != last.sentence]
+    wire_samples.assert_same(found, dataclasses.replace(session, events=on_wire))
+    saved = folder / "session.h5"
+    hdf5.save(session, saved)
+    assert rows(hdf5.load(saved)) == rows(session)
+    times = np.concatenate([segment.steps["t_s"] for segment in session.segments])
+    assert (np.diff(times) > 0).all()
+
+
+def keep_and_save(folder: Path) -> None:
+    """What the window does with a runner, without the window: journal, record, save for ever."""
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")
+    runner = Runner(Journal(), (*LIGHT, str(PERIOD_S), str(folder / "sent")))
+    recorder = Recorder()
+    next_save = 0.0
+    for message in runner.messages():
+        recorder.record(message)
+        if isinstance(message, protocol.Catalogue):
+            runner.send(protocol.Start(configuration=TINY))
+        if recorder.session.segments and time.monotonic() > next_save:
+            hdf5.save(recorder.session, folder / "s.h5")
+            next_save = time.monotonic() + 0.1
+
+
+def assert_nothing_lost(saved: Path, killed: float, log: Path | None) -> None:
+    """The saved file opens, and the one journal left has all of it and more."""
+    (left,) = journal.unfinished()
+    found = recover(left)
+    session = hdf5.load(saved)
+    count = rows(session)
+    assert 0 < count <= rows(found)
+    for segment, again in zip(session.segments, found.segments, strict=False):
+        known = len(segment.steps["t_s"])
+        np.testing.assert_array_equal(segment.steps["wall_ms"], again.steps["wall_ms"][:known])
+    if log is not None:
+        assert rows(found) >= sent_before(log, killed - GRACE_S) > 0
+    else:
+        newest = found.created + found.segments[-1].steps["t_s"][-1]
+        assert newest > killed - GRACE_S - 0.5, "the last half second was still in the runner"
+    left.unlink()
+
+
+def wait_for(condition, limit_s: float = 150.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "nothing was saved"
+        time.sleep(0.02)
+
+
+def steps_saved(saved: Path) -> int:
+    return rows(hdf5.load(saved)) if saved.exists() else 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("first", range(0, KILLS - REAL_KILLS, AT_ONCE))
+def test_a_process_killed_while_it_journals_and_saves_loses_nothing(tmp_path, monkeypatch, first):
+    """Several live at once, each in a folder of its own: they wait for most of their time."""
+    living = []
+    for number in range(first, first + AT_ONCE):
+        (folder := tmp_path / str(number)).mkdir()
+        process = multiprocessing.get_context("fork").Process(target=keep_and_save, args=(folder,))
+        process.start()
+        # At least the second that may be lost, so that there is something that may not.
+        living.append((random.Random(number).uniform(GRACE_S, GRACE_S + 0.4), folder, process))
+    wait_for(lambda: all((folder / "s.h5").exists() for _, folder, _ in living))
+    began = time.monotonic()
+    for lived_s, folder, process in sorted(living, key=lambda one: one[0]):
+        time.sleep(max(0.0, began + lived_s - time.monotonic()))
+        (runner,) = psutil.Process(process.pid).children()
+        process.kill()
+        killed = time.time()
+        process.join()
+        assert_end([runner])  # by itself, as its window is gone
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        assert_nothing_lost(folder / "s.h5", killed, folder / "sent")
+
+
+@pytest.mark.parametrize("number", range(REAL_KILLS))
+def test_a_window_killed_while_it_streams_and_saves_loses_nothing(tmp_path, number):
+    saved = tmp_path / "s.h5"
+    script = [sys.executable, str(HERE / "killed_window.py"), str(saved), str(tmp_path / "w.ini")]
+    window = subprocess.Popen([*script, *REAL], stderr=subprocess.PIPE)
+    try:
+        wait_for(lambda: steps_saved(saved) or window.poll() is not None)
+        assert window.poll() is None, window.stderr.read().decode()
+        time.sleep(random.Random(number).uniform(0.5, 1.5))
+        runners = psutil.Process(window.pid).children()
+    finally:
+        window.kill()
+        killed = time.time()
+        window.wait()
+        window.stderr.close()
+    assert_end(runners)
+    assert_nothing_lost(saved, killed, None)

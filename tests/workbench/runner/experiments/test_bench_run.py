@@ -1,0 +1,123 @@
+"""Timing kernels through the real runner: every contender is a segment of the session."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kernels
+from kernels.measure.rounds import ROUNDS
+from sessions.studies.kernels import speedup
+from sessions.verdicts import statistics
+from workbench import protocol
+
+
+def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
+    before = len(runner.session.segments)
+    runner.send(protocol.Bench(operators=["swiglu"], dtype="float32"))
+    finished = runner.finish()
+    segments = runner.session.segments[before:]
+    assert finished.reason == "done", runner.describe()
+    contenders = {
+        (s.configuration.toggles["implementation"], s.configuration.workload) for s in segments
+    }
+    assert contenders >= {
+        ("torch", "forward"),
+        ("torch", "backward"),
+        ("torch.compile", "forward"),
+        ("torch.compile", "backward"),
+    }
+    for segment in segments:
+        configuration = segment.configuration
+        assert (configuration.family, configuration.preset) == ("kernels", "swiglu")
+        assert configuration.settings["dtype"] == "float32"
+        rounds = segment.steps["block"][statistics.steady(segment)]
+        assert set(rounds) == set(range(1, ROUNDS + 1))
+        assert (np.diff(segment.steps["t_s"]) >= 0).all()
+        assert 0 <= segment.ledger["error"] <= 1 and segment.ledger["bytes"] > 0
+        limits = [segment.ledger[name] for name in ("bytes_per_s", "flops_per_s")]
+        needed_s = [segment.ledger[name] for name in ("bytes", "flops")]
+        floor_s = max(need / limit for need, limit in zip(needed_s, limits, strict=True))
+        assert segment.ledger["floor_us"] == pytest.approx(1e6 * floor_s)
+        if configuration.toggles["implementation"] == "torch":
+            assert segment.ledger["host_outside_us"] > 0 and segment.ledger["host_us"] > 0
+            recorded = "host_us_recorded" in segment.ledger
+            assert recorded == (configuration.workload == "forward")
+    assert finished.steps == sum(len(segment.steps["t_s"]) for segment in segments)
+    forward = {
+        s.configuration.toggles["implementation"]: s
+        for s in segments
+        if s.configuration.workload == "forward"
+    }
+    found = speedup(forward["torch"], forward["torch.compile"])
+    assert found.n == ROUNDS and found.low < found.mean < found.high
+    told = [m for m in runner.messages if isinstance(m, protocol.Progress)]
+    assert told[-1].fraction == 1.0
+
+
+def test_an_unknown_operator_or_dtype_is_a_mistake_that_names_what_there_is(runner):
+    for command, sentence in (
+        (protocol.Bench(operators=["softmin"]), "unknown operator 'softmin'; expected one of ['"),
+        (protocol.Bench(budget_s=0.0), "budget_s = 0 is outside of 0 to 1e+09"),
+        (protocol.Bench(dtype="float7"), "unknown dtype 'float7'; expected one of ['bfloat16', "),
+    ):
+        since = len(runner.messages)
+        runner.send(command)
+        assert runner.finish().reason == "failed"
+        (failure,) = (m for m in runner.messages[since:] if isinstance(m, protocol.Failure))
+        assert failure.kind == "mistake" and failure.sentence.startswith(sentence)
+
+
+def test_a_bench_ends_between_two_rows_when_it_is_cancelled(runner):
+    # Without what is compiled, which nothing can interrupt.
+    runner.send(protocol.Bench(dtype="float32", implementations=["torch"]))
+    runner.until(protocol.SegmentStarted)
+    runner.runner.cancel()
+    assert runner.finish().reason == "cancelled"
+
+
+def test_only_the_cases_implementations_and_directions_that_are_asked_for_are_timed(runner):
+    case = kernels.OPS["swiglu"].cases[1].name
+    before = len(runner.session.segments)
+    runner.send(
+        protocol.Bench(
+            operators=["swiglu"],
+            dtype="float32",
+            cases=[case],
+            implementations=["torch"],
+            forward_only=True,
+        )
+    )
+    assert runner.finish().reason == "done", runner.describe()
+    (segment,) = runner.session.segments[before:]
+    assert segment.configuration.settings["case"] == case
+    assert segment.configuration.toggles == {"implementation": "torch"}
+    assert segment.configuration.workload == "forward"
+    assert len(statistics.steady_ms(segment)) >= ROUNDS
+
+
+def test_a_case_that_an_operator_does_not_have_is_a_mistake(runner):
+    since = len(runner.messages)
+    runner.send(protocol.Bench(operators=["swiglu"], cases=["7x7"]))
+    assert runner.finish().reason == "failed"
+    (failure,) = (m for m in runner.messages[since:] if isinstance(m, protocol.Failure))
+    assert failure.kind == "mistake"
+    assert failure.sentence.startswith("cases: swiglu has none of ['7x7']; expected some of ")
+
+
+def test_a_budget_is_shared_by_the_cases_and_their_directions(runner):
+    before = len(runner.session.segments)
+    command = protocol.Bench(
+        operators=["swiglu"],
+        dtype="float32",
+        cases=[case.name for case in kernels.OPS["swiglu"].cases[:2]],
+        implementations=["torch"],
+        budget_s=2.0,
+    )
+    runner.send(command)
+    assert runner.finish().reason == "done", runner.describe()
+    segments = runner.session.segments[before:]
+    assert len(segments) == 4
+    spent = [float(s.steps["t_s"][-1] - s.steps["t_s"][0]) for s in segments]
+    assert all(0.2 < one < 1.5 for one in spent), "half a second each, and not all of it"
+    assert all(s.steps["block"][-1] > ROUNDS for s in segments)

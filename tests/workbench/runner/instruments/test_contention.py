@@ -1,0 +1,244 @@
+"""Other processes on the device are seen, told of once, and void the blocks of a comparison."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+from recording_wire import RecordingWire
+
+from sessions.model import Configuration
+from workbench import protocol
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks
+from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.instruments import contention
+from workbench.runner.instruments.contention import Alarm, CpuOthers, GpuOthers
+
+OTHER = 2**22 + 17  # no process has this number
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A driver that says what a test tells it: processes, and samples of their use."""
+    told = SimpleNamespace(running=[os.getpid()], samples=[], error=None, asked=[])
+
+    def utilization(handle, since):
+        told.asked.append(since)
+        if told.error is not None:
+            raise pynvml.NVMLError(told.error)
+        return [SimpleNamespace(pid=p, smUtil=u, timeStamp=t) for p, u, t in told.samples]
+
+    def running(handle):
+        return [SimpleNamespace(pid=pid) for pid in told.running]
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", running)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", utilization)
+    monkeypatch.setattr(contention, "READ_S", 0.0)
+    monkeypatch.setattr(contention, "COST_SHARE", 1e9)
+    return told
+
+
+def test_only_what_others_use_counts_and_the_busiest_is_named(driver):
+    others = GpuOthers(None)
+    driver.samples = [(os.getpid(), 90, 5), (OTHER, 30, 6), (OTHER, 20, 7), (OTHER + 1, 9, 8)]
+    assert others.read() == 39.0
+    assert others.who == f"process {OTHER}"
+    driver.samples = [(os.getpid(), 99, 9)]
+    assert others.read() == 0.0
+    assert driver.asked == [0, 8], "samples that were read are asked for again"
+
+
+def test_a_child_of_this_process_is_no_other(driver):
+    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        driver.running.append(child.pid)
+        driver.samples = [(child.pid, 80, 1)]
+        assert GpuOthers(None).read() == 0.0
+    finally:
+        child.communicate()
+
+
+@pytest.mark.parametrize(
+    ("running", "share"), [([OTHER], 0.0), ([OTHER, OTHER + 1], None), ([], 40.0)]
+)
+def test_numbers_of_another_namespace_are_not_taken_for_strangers(driver, running, share):
+    driver.running, driver.samples = running, [(OTHER, 40, 1)]
+    assert GpuOthers(None).read() == share
+
+
+@pytest.mark.parametrize(
+    ("error", "share"),
+    [
+        (pynvml.NVML_ERROR_NOT_FOUND, 0.0),
+        (pynvml.NVML_SUCCESS, 0.0),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, None),
+    ],
+)
+def test_a_driver_without_new_samples_says_nobody_and_one_without_any_says_nothing(
+    driver, error, share
+):
+    driver.error = error
+    others = GpuOthers(None)
+    assert others.read() == share
+    driver.error = None
+    driver.samples = [(OTHER, 40, 1)]
+    assert others.read() == (None if share is None else 40.0)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Every reading of the CPU's counters is due."""
+    monkeypatch.setattr(contention, "READ_S", 0.0)
+    monkeypatch.setattr(contention, "COST_SHARE", 1e9)
+
+
+def test_others_on_the_cpu_are_what_is_neither_idle_nor_ours(monkeypatch, at_once):
+    own = [{1: (10.0, 0.0)}, {1: (11.0, 0.0), 2: (1.0, 0.0)}, {1: (11.0, 0.0), 2: (1.0, 0.0)}]
+    counters = zip((100.0, 110.0, 120.0), (50.0, 54.0, 64.0), own, strict=True)
+    monkeypatch.setattr(CpuOthers, "_counters", lambda self: next(counters))
+    others = CpuOthers()
+    assert others.read() == pytest.approx(40.0)
+    assert others.read() == 0.0
+
+
+def test_what_this_process_computes_is_not_counted_as_others(at_once):
+    others = CpuOthers()
+    before = others._last
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    others.read()
+    total, idle = (now - then for now, then in zip(others._last[:2], before[:2], strict=True))
+    own = contention._spent(before[2], others._last[2])
+    assert own >= 0.28 and total >= 0.28 and 0 <= idle <= total
+
+
+SPIN = """
+import time
+print("begun", flush=True)
+while time.process_time() < 0.4:
+    pass
+print("done", flush=True)
+input()
+"""
+IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {SPIN!r}])"
+
+
+@pytest.mark.parametrize("code", [SPIN, IN_A_CHILD], ids=["child", "grandchild"])
+def test_what_a_child_computes_is_ours_while_it_lives_and_counted_once_when_it_has_ended(code):
+    others = CpuOthers()
+    readings = [others._counters()[2]]
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as compile workers are
+    )
+    assert child.stdout.readline() == "begun\n"
+    readings.append(others._counters()[2])
+    assert child.stdout.readline() == "done\n"
+    readings.append(others._counters()[2])
+    child.communicate("\n")
+    readings.append(others._counters()[2])
+    starting, alive, ended = map(contention._spent, readings, readings[1:])
+    assert alive >= 0.28
+    assert ended < 0.2 and starting + alive + ended < 0.8, "what it spent was counted twice"
+
+
+def test_a_process_of_ours_that_nobody_waited_for_takes_nothing_off_what_the_rest_spent():
+    before = {1: (10.0, 1.0), 2: (300.0, 0.0)}
+    assert contention._spent(before, {1: (12.0, 1.0)}) == 2.0
+
+
+def test_others_are_told_of_when_they_begin_and_not_again_while_they_go_on():
+    alarm = Alarm()
+    told = [
+        alarm.told(share, "python (process 7)", now_s)
+        for now_s, share in (
+            (0, None),
+            (1, 0),
+            (2, 35.4),
+            (3, 60),
+            (6, 6),
+            (8, 0),
+            (10, 50),
+            (16, 9),
+        )
+    ]
+    assert told[2] == "another process used the GPU: python (process 7), 35 % of it"
+    assert told[7] == "another process used the GPU: python (process 7), 9 % of it"
+    assert [place for place, text in enumerate(told) if text] == [2, 7]
+
+
+def test_on_a_gpu_the_events_say_so(monkeypatch):
+    rig = Rig(RecordingWire(), torch.device("cpu"))
+    rig.device = torch.device("cuda")
+    rig._sampler = SimpleNamespace(others=SimpleNamespace(who="python (process 7)"))
+    for share in (0.0, 40.0, 41.0):
+        rig._telemetry_seen({"others": share})
+    (note,) = (m for m in rig.wire.sent if isinstance(m, protocol.Note))
+    assert (note.kind, note.text.split(":")[0]) == ("warning", "another process used the GPU")
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([], ""),
+        ([{"busy": 99.0}], ""),
+        ([{"others": 0.0}, {"others": 4.9}], ""),
+        ([{"others": 0.0}, {"others": 12.0}], "another process used the GPU"),
+    ],
+)
+def test_a_block_in_which_others_worked_is_void(samples, said):
+    assert blocks.contended(samples) == said
+
+
+BURN = """
+import torch
+x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+while True:
+    for _ in range(20):
+        y = x @ x
+    torch.cuda.synchronize()
+    print("burning", flush=True)
+"""
+
+
+@pytest.mark.gpu
+def test_blocks_beside_another_process_on_the_gpu_are_void_and_the_verdict_says_so(runner, small):
+    burning = subprocess.Popen(
+        [sys.executable, "-c", BURN], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        burning.stdout.readline()
+        time.sleep(2)
+        runner.send(protocol.Compare(base=small, other=small, budget_s=5.0))
+        assert runner.finish().reason == "done"
+    finally:
+        burning.kill()
+        burning.communicate()
+    found = runner.session.comparisons[-1]
+    assert contention.VOID in found.voids
+    assert any(contention.VOID in event.text for event in runner.session.events)
+    assert found.verdict == "UNDECIDED" and found.facts["reasons"]
+
+
+@pytest.mark.parametrize("share, told", [(10.0, False), (80.0, True)])
+def test_a_verdict_on_a_cpu_that_others_used_tells_of_them(share, told):
+    rig = Rig(RecordingWire(), torch.device("cpu"))
+    configuration = Configuration(family="hydra", preset="tiny", workload="forward")
+    run = CompareRun(rig, protocol.Compare(base=configuration, other=configuration))
+    run._began = time.perf_counter()
+    rig.samples.append((time.perf_counter_ns(), {"others": share}))
+    run._judge()
+    run._judge(final=True)
+    facts = [m.facts for m in rig.wire.sent if isinstance(m, protocol.ComparisonFacts)]
+    assert facts == ([{"others": "others used 80 % of the CPU"}] if told else [])

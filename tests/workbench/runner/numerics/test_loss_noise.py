@@ -1,0 +1,92 @@
+"""Where the reference has no more digits than the arm, it counts what another order makes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from built import stepped
+
+from workbench.runner.numerics import training_curve
+from workbench.runner.variants.variant import Arm
+
+
+@pytest.fixture
+def arm(small) -> Arm:
+    """One that trains in FP32, on batches of four rows."""
+    rows = msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
+    return stepped(rows, steps=2)
+
+
+@pytest.fixture
+def tight(monkeypatch) -> None:
+    """Nothing is allowed beside what was measured."""
+    bound = training_curve.bound
+
+    def measured(plain: list[float], reference: list[float]) -> float:
+        return bound(plain, reference) - bound(reference, reference)
+
+    monkeypatch.setattr(training_curve, "bound", measured)
+
+
+@pytest.fixture
+def adds_otherwise(arm, monkeypatch) -> Arm:
+    """Its losses are the sums of the same rows, which begin with the last one."""
+    course = training_curve._plain_course
+
+    def own(one: Arm, between: training_curve.Between) -> list[float]:
+        with monkeypatch.context() as patched:
+            patched.setattr(training_curve, "_turned", lambda batch: [x.roll(1, 0) for x in batch])
+            return course(one, torch.float32, between, fresh=False, turned=True).losses
+
+    monkeypatch.setattr(training_curve, "_own_losses", own)
+    return arm
+
+
+def test_the_plain_model_in_the_references_own_digits_measures_nothing(arm):
+    reference, plain = (
+        training_curve._plain_course(arm, dtype, training_curve.go_on, fresh=False).losses
+        for dtype in (torch.float32, None)
+    )
+    assert reference == plain
+
+
+def test_an_arm_that_adds_the_same_numbers_in_another_order_is_no_farther_off_than_measured(
+    adds_otherwise, tight, monkeypatch
+):
+    found = training_curve.check(adds_otherwise, torch.float32)
+    assert 0 < found.difference <= found.allowed < 1e-5
+    monkeypatch.setattr(
+        training_curve, "_measured", lambda arm, dtype, between, plain, *_, **__: plain.losses
+    )
+    assert training_curve.check(adds_otherwise, torch.float32).allowed < found.difference
+
+
+def test_a_fault_is_seen_beside_the_noise_of_another_order(adds_otherwise, monkeypatch):
+    own = training_curve._own_losses
+    monkeypatch.setattr(
+        training_curve, "_own_losses", lambda *given: [loss * (1 + 3e-6) for loss in own(*given)]
+    )
+    found = training_curve.check(adds_otherwise, torch.float32)
+    assert not found.ok and found.difference > found.allowed
+
+
+def test_a_model_to_which_the_order_of_rows_means_more_is_not_measured_by_it(arm, monkeypatch):
+    plain = training_curve.check(arm, torch.float32)
+    monkeypatch.setattr(training_curve, "_turned", lambda batch: [x.roll(1, 1) for x in batch])
+    turned = training_curve.check(arm, torch.float32)
+    assert turned.allowed == pytest.approx(training_curve.rounding(max(turned.losses)), rel=1e-5)
+    assert plain.allowed > turned.allowed
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float64", "fp32"), ("float32", "amp_bf16")])
+def test_a_reference_of_more_digits_needs_no_other_order(small, monkeypatch, dtype, precision):
+    arm = stepped(small, steps=1, precision=precision)
+    asked = []
+    course = training_curve._plain_course
+    monkeypatch.setattr(
+        training_curve,
+        "_plain_course",
+        lambda *given, **more: (asked.append(more.get("turned", False)), course(*given, **more))[1],
+    )
+    assert training_curve.check(arm, getattr(torch, dtype)).ok and asked == [False, False]

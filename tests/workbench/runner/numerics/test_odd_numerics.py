@@ -1,0 +1,429 @@
+"""Checks of models that people write: right is never red, and a check leaves no trace."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch.nn.modules import module as torch_module
+
+from sessions.model import Configuration
+from workbench.runner.config import global_flags
+from workbench.runner.config.resolve import resolve
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.numerics import carried_state, comparison
+from workbench.runner.variants.variant import Arm, Arms
+
+CPU = torch.device("cpu")
+ODD = Path(__file__).parents[3] / "examples" / "odd_models.py"
+PRECISIONS = ("fp32", "amp_bf16", "bf16")
+
+
+def build(source, workload="forward", batch=4, steps=3, **toggles) -> Arm:
+    configuration = Configuration(
+        family="own", preset="file", workload=workload, model={"source": str(source)},
+        settings={"batch": batch}, toggles=toggles,
+    )  # fmt: skip
+    arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+    with arm.entered():
+        for _ in range(steps):
+            arm.ready()
+            arm.step()
+    return arm
+
+
+def trace(arm: Arm) -> dict[str, object]:
+    """Everything that a check must leave as it is."""
+    model = arm.model
+    tensors = {**model.state_dict(), "inputs": arm.batches.inputs}
+    for parameter, state in arm.trainer.optimizer.state.items() if arm.trainer else ():
+        tensors |= {f"{id(parameter)} {name}": value for name, value in state.items()}
+    hooks = [
+        (name, attribute, dict(held))
+        for name, module in model.named_modules()
+        for attribute, held in vars(module).items()
+        if attribute.endswith("hooks") and isinstance(held, dict)
+    ]
+    return {
+        "tensors": {name: carried_state.copied(value) for name, value in tensors.items()},
+        "variables": {
+            n: carried_state.copied(v.value) for n, v in carried_state.variables(model).items()
+        },
+        "modes": [module.training for module in model.modules()],
+        "hooks": hooks,
+        "global hooks": {
+            name: dict(held)
+            for name, held in vars(torch_module).items()
+            if name.startswith("_global_") and isinstance(held, dict)
+        },
+        "gradients": [parameter.grad for parameter in model.parameters()],
+        "learned": [parameter.requires_grad for parameter in model.parameters()],
+        "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()),
+        "random of the GPU": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "switches": [get() for get, _ in global_flags._ALL],
+        "advances": arm.batches.advances,
+    }
+
+
+def check(arm: Arm) -> comparison.Numerics:
+    """The check's finding; fails where it leaves a trace."""
+    before = trace(arm)
+    found = comparison.check(arm, arm.situation)
+    after = trace(arm)
+    for what, value in before.items():
+        assert carried_state.same_values(value, after[what]), f"the check changed the {what}"
+    return found
+
+
+EXPECTED = {
+    ("data_dependent_init", "fp32"): True,
+    ("target_network", "fp32"): True,
+    ("state_in_an_attribute", "fp32"): True,
+    ("sparse_input", "fp32"): True,
+    ("dynamic_padding", "fp32"): True,
+    ("data_dependent_init", "amp_bf16"): True,
+    ("state_in_an_attribute", "bf16"): None,  # 13 numbers move
+    ("sparse_input", "bf16"): None,
+    ("dynamic_padding", "bf16"): True,
+}
+
+
+@pytest.mark.parametrize(("name", "precision"), EXPECTED)
+def test_training_of_a_model_that_remembers_or_has_odd_inputs(name, precision):
+    found = check(build(f"{ODD}:{name}", "train", precision=precision))
+    assert found.ok is EXPECTED[name, precision], found.text
+
+
+def test_constants_that_the_precision_rounds_are_part_of_the_error():
+    found = check(build(f"{ODD}:position_buffer", batch=2, precision="bf16"))
+    assert found.ok is None and "no bound is useful here" in found.text
+    assert 0.4 < found.relative_error < 0.6
+
+
+def test_a_tolerance_is_no_smaller_than_the_rounding_of_the_plain_model():
+    arm = build(f"{ODD}:nothing_to_quantize", quantization="int8_dynamic")
+    found = check(arm)
+    assert found.ok and found.tolerance > 2 * found.relative_error / 2, found.text
+
+
+# Constants and state of every kind
+
+MODEL = """
+import collections, dataclasses, itertools, torch
+from torch import nn
+
+LENGTH = 8
+@dataclasses.dataclass
+class Pair:
+    x: object
+    y: object
+Named = collections.namedtuple("Named", "x y")
+class Meter:
+    def __init__(self):
+        self.mean = None
+meters = {{}}
+class Own(nn.Module):
+    shared = None
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(24, 16)
+        {members}
+    def forward(self, {arguments}):
+        {before}
+        y = self.b(torch.tanh(self.a(x)))
+        {after}
+        return {output}
+def build():
+    return Own(), lambda batch: {inputs}, {loss}
+"""
+LOSS = "lambda o, *i: sum(t.float().square().mean() for t in [{pick}])"
+
+
+def write(folder: Path, **parts: str) -> Path:
+    texts = {
+        "members": "pass", "arguments": "x", "before": "pass", "after": "pass", "output": "y",
+        "inputs": "torch.randn(batch, 16)", "loss": LOSS.format(pick="o"),
+    }  # fmt: skip
+    path = folder / "mine.py"
+    path.write_text(MODEL.format(**texts | parts))
+    return path
+
+
+POSITIONS = "torch.arange(1000, 1016).float()"
+ROUNDED = {  # constants that BF16 rounds, wherever they are
+    "buffer": (f"self.register_buffer('p', {POSITIONS})", "x = x + torch.sin(self.p)"),
+    "frozen parameter": (
+        f"self.p = nn.Parameter({POSITIONS}, requires_grad=False)", "x = x + torch.sin(self.p)",
+    ),
+    "buffer made in the first call": (
+        f"self.register_buffer('q', {POSITIONS}); self.p = None",
+        "self.p = torch.sin(self.q) if self.p is None else self.p; x = x + self.p",
+    ),
+    "buffer of which a part changes": (
+        f"self.register_buffer('p', torch.cat([{POSITIONS}, torch.zeros(1)]))",
+        "self.p[-1] += 1; x = x + torch.sin(self.p[:16])",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_a_reference_takes_constants_from_a_fresh_build(tmp_path, kind):
+    members, before = ROUNDED[kind]
+    path = write(tmp_path, members=members, before=before)
+    found = check(build(path, precision="bf16"))
+    assert found.relative_error > 0.2 and found.ok is None, found.text
+
+
+def test_what_rounding_and_steps_have_done_to_a_buffer_is_not_told_apart(tmp_path):
+    members = f"self.register_buffer('p', {POSITIONS})"
+    path = write(tmp_path, members=members, before="self.p.mul_(0.5); x = x + torch.sin(self.p)")
+    found = check(build(path, precision="bf16"))
+    assert found.ok is None and "cannot be told apart" in found.text
+
+
+STATE = {
+    "attribute": (
+        "self.m = None",
+        "self.m = x.mean(0).detach() if self.m is None else self.m; x = x - self.m",
+    ),
+    "dict": (
+        "self.m = {}",
+        "self.m['m'] = x.mean().detach() + self.m.get('m', 0) / 2; x = x - self.m['m']",
+    ),
+    "list": ("self.m = []", "self.m.append(x.mean().detach()); x = x - sum(self.m) / len(self.m)"),
+    "deque": (
+        "self.m = collections.deque(maxlen=2)",
+        "self.m.append(x.mean().detach()); x = x - sum(self.m)",
+    ),
+    "object": (
+        "self.m = Meter()",
+        "self.m.mean = x.mean().detach() + (self.m.mean or 0) / 2; x = x - self.m.mean",
+    ),
+    "global": ("pass", "meters[0] = x.mean().detach() + meters.get(0, 0) / 2; x = x - meters[0]"),
+    "class": ("pass", "Own.shared = x.mean().detach() + (Own.shared or 0) / 2; x = x - Own.shared"),
+    "count": ("self.n = 0", "self.n += 1; x = x * (1 + 1 / self.n)"),
+    "parameter": (
+        "self.s = nn.Parameter(torch.zeros(16)); self.ready = False",
+        "self.ready or self.s.data.copy_(x.mean(0)); self.ready = True; x = x + self.s",
+    ),
+    "norm": ("self.n = nn.BatchNorm1d(16)", "x = self.n(x)"),
+    "generator": (
+        "self.g = torch.Generator().manual_seed(1)",
+        "x = x + 0 * torch.rand((), generator=self.g)",
+    ),
+    "iterator": ("self.i = itertools.count(1)", "x = x * next(self.i)"),
+    "hook": (
+        "pass",
+        "self.a.register_forward_hook(lambda m, i, o: o * 0.9); torch.set_num_threads(1)",
+    ),
+    "switches": ("pass", "torch.use_deterministic_algorithms(True); torch.set_grad_enabled(True)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+@pytest.mark.parametrize("kind", STATE)
+def test_state_of_any_kind_is_carried_or_not_checked_and_stays(tmp_path, kind, workload):
+    members, before = STATE[kind]
+    found = check(build(write(tmp_path, members=members, before=before), workload))
+    if kind in ("iterator", "generator", "hook"):
+        assert found.ok is not False, found.text
+    else:
+        assert found.ok is True, found.text
+    assert kind != "iterator" or "is a count, which cannot be put back" in found.text
+
+
+INPUTS = {
+    "dict": ("{'v': torch.randn(batch, 16)}", "d", "x = d['v']"),
+    "keywords": ("{'x': torch.randn(batch, 16), 'scale': torch.ones(())}", "x, scale", "pass"),
+    "dataclass": ("Pair(torch.randn(batch, 16), None)", "d", "x = d.x"),
+    "named tuple": ("Named(torch.randn(batch, 16), 3)", "d", "x = d.x * d.y"),
+    "spread": ("Named(torch.randn(batch, 16), torch.ones(()))", "x, scale", "x = x * scale"),
+    "none": ("(torch.randn(batch, 16), None, 2)", "x, mask, n", "x = x * n"),
+    "nested": (
+        "([torch.randn(batch, 16)], {'n': [torch.ones(())]})", "a, b", "x = a[0] * b['n'][0]",
+    ),
+    "time first": ("torch.randn(7, batch, 16)", "x", "pass"),
+    "lengths": ("torch.randn(batch, int(torch.randint(2, 9, ())), 16)", "x", "pass"),
+    "sparse": ("torch.eye(batch, 16).to_sparse()", "s", "x = s.to_dense()"),
+    "text": ("(torch.randn(batch, 16), 'words')", "x, words", "assert words == 'words'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_inputs_of_any_structure_run_and_are_checked(tmp_path, kind):
+    inputs, arguments, before = INPUTS[kind]
+    path = write(tmp_path, inputs=inputs, arguments=arguments, before=before)
+    for workload in ("forward", "train"):
+        found = check(build(path, workload))
+        assert found.ok, found.text
+
+
+def test_nan_where_the_reference_has_it_is_no_error_unless_the_loss_sees_it(tmp_path):
+    after = "y = y.masked_fill(x > 1, float('nan'))"
+    ignoring = "lambda o, x: torch.nan_to_num(o).square().mean()"
+    for workload in ("forward", "train"):
+        found = check(build(write(tmp_path, after=after, loss=ignoring), workload))
+        assert found.ok, found.text
+    arm = build(write(tmp_path, after=after, loss=ignoring))
+    step = arm.step
+    arm.step = lambda: step().roll(1, 0)
+    assert check(arm).ok is False
+    assert check(build(write(tmp_path, after=after), "train", steps=0)).ok is not True
+
+
+def test_a_train_that_raises_is_no_obstacle(tmp_path):
+    path = write(tmp_path)
+    text = "    def train(self, mode=True):\n        raise RuntimeError('never')\n    def forward"
+    path.write_text(path.read_text().replace("    def forward", text))
+    arm = build(path, "train")
+    assert all(module.training for module in arm.model.modules())
+    assert check(arm).ok
+
+
+# Faults
+
+
+def scaled(module, inputs, output):
+    return output * 1.02
+
+
+PLACES = st.sampled_from(
+    ["attribute", "dict", "list", "deque", "object", "global", "count", "norm"]
+)
+
+
+@settings(
+    max_examples=8,
+    phases=[Phase.explicit, Phase.generate],
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(PLACES, max_size=3, unique=True),
+    st.sampled_from(sorted(INPUTS)),
+    st.sampled_from(PRECISIONS),
+    st.sampled_from(["forward", "train"]),
+    st.sampled_from(["a", "b"]),
+)
+def test_whatever_a_model_holds_it_is_never_wrong_and_a_fault_in_it_never_right(
+    tmp_path, places, kind, precision, workload, layer
+):
+    inputs, arguments, before = INPUTS[kind]
+    places = [each for each in places if each != "norm" or kind not in ("time first", "lengths")]
+    lines = [
+        before,
+        *(STATE[each][1].replace("self.m", f"self.m{n}") for n, each in enumerate(places)),
+    ]
+    members = [STATE[each][0].replace("self.m", f"self.m{n}") for n, each in enumerate(places)]
+    path = write(
+        tmp_path, inputs=inputs, arguments=arguments,
+        before="\n        ".join(lines), members="\n        ".join(members) or "pass",
+    )  # fmt: skip
+    arm = build(path, workload, precision=precision)
+    assert check(arm).ok is not False
+    getattr(arm.model.module, layer).register_forward_hook(scaled)
+    assert check(arm).ok is not True
+
+
+# Faults in bundled families: every precision and workload that can be right
+
+
+def family_arm(workload: str, precision: str, steps: int = 0) -> Arm:
+    more = {"new_tokens": 4} if workload == "decode" else {}
+    configuration = Configuration(
+        family="hydra", preset="tiny", workload=workload, toggles={"precision": precision},
+        model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence": 256},
+        settings={"batch": 2, "sequence": 16, **more},
+    )  # fmt: skip
+    arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+    with arm.entered():
+        for _ in range(steps):
+            arm.ready()
+            arm.step()
+    return arm
+
+
+def own_arm(workload: str, precision: str, steps: int = 0) -> Arm:
+    return build(f"{ODD}:position_table", workload, 8, steps, precision=precision)
+
+
+def two_percent(arm: Arm) -> None:
+    layers = [m for m in arm.model.modules() if isinstance(m, torch.nn.Linear)]
+    layers[0].register_forward_hook(scaled)
+
+
+def transposed(arm: Arm) -> None:
+    layers = [m for m in arm.model.modules() if isinstance(m, torch.nn.Linear)]
+    layer = next(each for each in layers if each.weight.shape[0] == each.weight.shape[1])
+    layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight.mT, layer.bias)
+
+
+def zeros(arm: Arm) -> None:
+    arm.model.register_forward_hook(lambda module, inputs, output: output * 0)
+
+
+def flipped(arm: Arm) -> None:
+    arm.model.register_forward_hook(lambda module, inputs, output: -output)
+
+
+def off_by_one(arm: Arm) -> None:
+    module, compute = arm.model, arm.compute
+    if arm.situation.workload.decodes:
+        arm.compute = lambda tokens, position: compute(tokens, position + 1)
+    else:
+        table = next(m for m in module.modules() if isinstance(m, torch.nn.Embedding))
+        table.register_forward_pre_hook(lambda m, inputs: (inputs[0].roll(1, -1),))
+
+
+def no_update(arm: Arm) -> None:
+    arm.trainer.optimizer.step = lambda *_: None
+
+
+def half_of_an_update(arm: Arm) -> None:
+    step = arm.trainer.optimizer.step
+    parameters = [p for group in arm.trainer.optimizer.param_groups for p in group["params"]]
+
+    def half(*_):
+        before = [p.detach().clone() for p in parameters]
+        step()
+        with torch.no_grad():
+            for p, old in zip(parameters, before, strict=True):
+                p.view(-1)[::2].copy_(old.view(-1)[::2])
+
+    arm.trainer.optimizer.step = half
+
+
+ALWAYS = (two_percent, transposed, zeros, flipped, off_by_one)
+FAULTS = [
+    *((make, w, f) for make in (family_arm, own_arm) for w in ("forward", "train") for f in ALWAYS),
+    *((family_arm, workload, f) for workload in ("prefill", "decode") for f in ALWAYS),
+    *((make, "train", f) for make in (family_arm, own_arm) for f in (no_update, half_of_an_update)),
+]
+
+
+SLOWLY = [pytest.param(p, marks=pytest.mark.slow) if p != "bf16" else p for p in PRECISIONS]
+
+
+@pytest.mark.parametrize("precision", SLOWLY)
+@pytest.mark.parametrize(("make", "workload", "plant"), FAULTS)
+def test_a_planted_fault_is_never_right(make, workload, plant, precision):
+    arm = make(workload, precision, 2 if workload == "train" else 0)
+    plant(arm)
+    found = comparison.check(arm, arm.situation)
+    assert found.ok is False, found.text
+
+
+@pytest.mark.parametrize("precision", SLOWLY)
+@pytest.mark.parametrize(
+    ("make", "workload"), list(dict.fromkeys((make, workload) for make, workload, _ in FAULTS))
+)
+def test_without_a_fault_all_is_right(make, workload, precision):
+    arm = make(workload, precision, 2 if workload == "train" else 0)
+    found = comparison.check(arm, arm.situation)
+    assert found.ok, found.text

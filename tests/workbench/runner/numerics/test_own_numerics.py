@@ -1,0 +1,187 @@
+"""The check of a model of one's own: right is not red, and what cannot be compared is not green."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sessions.model import Configuration
+from workbench.runner.config.resolve import resolve
+from workbench.runner.failures import Mistake
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.numerics import comparison
+from workbench.runner.numerics.nan_watch import FiniteWatch
+from workbench.runner.numerics.outputs import measurable
+from workbench.runner.structures import tensors
+from workbench.runner.variants.variant import Arms
+
+CPU = torch.device("cpu")
+FILE = """
+import dataclasses
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+@dataclasses.dataclass
+class Found:
+    y: object
+    n: int = 3
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("mask", torch.arange(16) % 2 == 0)
+
+    def forward(self, x):
+        {before}
+        y = self.b(F.gelu(self.a(x)))
+        return {output}
+
+def build():
+    return Own(), lambda batch: torch.randn(batch, 16), lambda output, x: {loss}
+"""
+SQUARE = "sum(y.float().square().mean() for y in [output{}])"
+
+
+@pytest.fixture
+def build(tmp_path):
+    def build(workload="forward", before="pass", output="y", part="", loss="", **toggles):
+        path = tmp_path / "mine.py"
+        loss = loss or SQUARE.format(part)
+        path.write_text(FILE.format(before=before, output=output, loss=loss))
+        configuration = Configuration(
+            family="own", preset="file", workload=workload, model={"source": str(path)},
+            toggles=toggles,
+        )  # fmt: skip
+        situation = resolve(configuration, CPU)
+        return Arms().get(situation, PhaseTracker(lambda phase: None)), situation
+
+    return build
+
+
+STRUCTURES = {
+    "dict": ("{'logits': y, 'ids': y.argmax(-1)}", "['logits']"),
+    "tuple": ("(x.mean(), [y])", "[1][0]"),
+    "dataclass": ("Found(y)", ".y"),
+    "one number": ("y.square().mean()", ""),
+}
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_outputs_of_any_structure_are_compared(build, workload, structure):
+    output, part = STRUCTURES[structure]
+    found = comparison.check(*build(workload, output=output, part=part))
+    assert found.ok, found.text
+    assert found.relative_error < 1e-6
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_wrong_output_of_several_is_red_and_named(build, place):
+    arm, situation = build(output="{'big': 1e3 * y, 'small': 1e-3 * y.mean(-1)}")
+    step = arm.step
+
+    def wrong():
+        found = step()
+        name = list(found)[place]
+        return found | {name: found[name] * 1.001}
+
+    arm.step = wrong
+    found = comparison.check(arm, situation)
+    assert found.ok is False and f"in output {place + 1} of 2" in found.text
+
+
+def test_whole_numbers_alone_are_not_checked(build):
+    found = comparison.check(*build(output="y.argmax(-1)"))
+    assert found.ok is None and "no floating-point numbers" in found.text
+
+
+def test_an_imaginary_part_counts(build):
+    arm, situation = build(output="torch.complex(y, y)")
+    assert comparison.check(arm, situation).ok
+    step = arm.step
+    arm.step = lambda: step().conj()
+    assert comparison.check(arm, situation).ok is False
+
+
+def test_infinities_of_a_mask_are_right_where_they_are_expected_and_red_elsewhere(build):
+    arm, situation = build(output="y.masked_fill(self.mask, float('-inf'))")
+    found = comparison.check(arm, situation)
+    assert found.ok and found.relative_error < 1e-6, found.text
+    step = arm.step
+    for change in (lambda y: y.flip(-1), lambda y: -y, lambda y: 1.001 * y, torch.nan_to_num):
+        arm.step = lambda change=change: change(step())
+        assert comparison.check(arm, situation).ok is False
+
+
+def test_nothing_but_infinities_is_no_agreement():
+    values = torch.full((3,), torch.inf)
+    assert comparison.distance(values, values).relative_error != 0
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_what_two_equal_calls_disagree_in_is_not_checked(build, workload):
+    before = "torch.unseen = getattr(torch, 'unseen', 0) + 1; x = x * torch.unseen"
+    arm, situation = build(workload, before=before)
+    found = comparison.check(arm, situation)
+    assert found.ok is None and "state outside buffers: two calls of the plain" in found.text
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_inputs_that_a_model_overwrites_are_the_same_for_both_sides(build, workload):
+    arm, situation = build(workload, before="x.add_(1)")
+    for _ in range(3):
+        arm.batches.advance()
+        arm.step()
+    before = arm.batches.inputs[0].clone()
+    found = comparison.check(arm, situation)
+    assert found.ok, found.text
+    assert torch.equal(arm.batches.inputs[0], before)
+
+
+def test_a_loss_that_draws_is_not_checked(build):
+    loss = "(output * torch.randn_like(output)).square().mean()"
+    found = comparison.check(*build("train", loss=loss))
+    assert found.ok is None and "it draws random numbers there too" in found.text
+
+
+def test_what_draws_is_red_all_the_same_where_it_is_not_finite(build):
+    arm, situation = build(before="x = F.dropout(x, 0.5)")
+    step = arm.step
+    arm.step = lambda: step() * float("nan")
+    assert comparison.check(arm, situation).ok is False
+
+
+def test_buffers_that_training_has_changed_are_no_error_and_left_as_they_were(build):
+    before = "self.mean.mul_(0.9).add_(x.detach().mean(0) + 1, alpha=0.1); x = x - self.mean"
+    arm, situation = build("train", before=before)
+    for _ in range(3):
+        arm.step()
+    kept = arm.model.module.mean.clone()
+    found = comparison.check(arm, situation)
+    assert kept.abs().max() > 0.1 and torch.equal(arm.model.module.mean, kept)
+    assert found.ok, found.text
+    assert found.relative_error < 1e-6 and found.curve_difference < 1e-5
+
+
+def test_a_loss_without_a_gradient_is_a_mistake_in_one_sentence(build):
+    arm, _ = build("train", before="y = self.requires_grad_(False)")
+    with pytest.raises(Mistake, match="no parameter that asks for gradients"):
+        arm.step()
+
+
+def test_tensors_of_a_structure_come_in_its_order():
+    a, b = torch.zeros(2), torch.arange(3)
+    found = tensors({"x": [a, None], "y": (b, "text")})
+    assert [id(each) for each in found] == [id(a), id(b)]
+    assert [id(each) for each in measurable((b, a, torch.empty(0)))] == [id(a)]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_any_output_that_is_not_finite_is_found(bad):
+    output = {"a": torch.zeros(2), "b": [torch.zeros(3, dtype=torch.complex64)], "n": 1}
+    assert not FiniteWatch(CPU).poll(output)
+    (output["a"], output["b"][0])[bad][-1] = float("nan")
+    assert FiniteWatch(CPU).poll(output)

@@ -1,0 +1,143 @@
+"""Profiling through the real runner: times and bytes that add up, for the modules of the model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from sessions.storage import hdf5
+from sessions.studies import breakdown
+from workbench import protocol
+from workbench.protocol import Profile
+
+
+def profile(runner, *configurations, **asked):
+    before = len(breakdown.profiles(runner.session))
+    runner.send(Profile(configurations=list(configurations), **{"steps": 2, **asked}))
+    assert runner.finish().reason == "done", runner.describe()
+    return breakdown.profiles(runner.session)[before:]
+
+
+@pytest.fixture(scope="module")
+def trained(shared, small, tmp_path_factory):
+    """A training step of which every second block is checkpointed, and its trace."""
+    path = tmp_path_factory.mktemp("profile") / "trace.json.gz"
+    toggles = {"checkpointing": "selective"}
+    configuration = msgspec.structs.replace(small, workload="train", toggles=toggles)
+    (study,) = profile(shared, configuration, traces=[str(path)])
+    return study, path
+
+
+def test_own_times_of_operators_add_up_to_the_profiled_steps(trained):
+    study, _ = trained
+    # By construction but for what lies between two marked steps; no clock decides on it.
+    assert breakdown.total_us(study) <= study.facts["profiled_us"]
+    with gzip.open(trained[1]) as file:
+        events = json.load(file)["traceEvents"]
+    steps = [one["dur"] for one in events if one["name"] == "workbench step"]
+    assert len(steps) == 2
+    assert breakdown.total_us(study) == pytest.approx(sum(steps) / 2, rel=1e-3)
+
+
+def test_forward_backward_and_recomputation_belong_to_the_modules(trained):
+    study, _ = trained
+    table = study.tables["kernels"]
+    found = {(str(m), str(p)) for m, p in zip(table["module"], table["phase"], strict=True)}
+    for block in (0, 1):
+        for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down", "mlp_norm"):
+            assert (f"blocks.{block}.{part}", "forward") in found
+            assert (f"blocks.{block}.{part}", "backward") in found
+            assert ((f"blocks.{block}.{part}", "recompute") in found) == (block == 0)
+    assert (breakdown.OPTIMIZER, "optimizer") in found
+    assert (breakdown.LOSS, "backward") in found
+    assert ("embedding", "backward") in found
+
+
+def test_each_linear_layer_multiplies_once_forward_and_twice_backward(trained):
+    study, _ = trained
+    table = study.tables["kernels"]
+    for phase, calls in (("forward", 1), ("backward", 2)):
+        here = (
+            (table["name"] == "aten::mm")
+            & (table["module"] == "blocks.1.mlp.down")
+            & (table["phase"] == phase)
+        )
+        assert table["calls"][here].sum() == calls
+
+
+def test_memory_has_its_roles_and_the_estimate_beside_it(trained):
+    study, _ = trained
+    found = breakdown.peak(study)
+    assert set(found) == set(breakdown.ROLES)
+    parameters, gradients = found["parameters"], found["gradients"]
+    assert gradients[0] == gradients[1] > 0  # every weight has its gradient when AdamW begins
+    assert parameters[0] >= parameters[1] > 0  # the estimate knows one rotary table, not one each
+    assert found["optimizer"][0] == pytest.approx(found["optimizer"][1], rel=0.01)
+    course = study.tables["memory"]
+    assert course["activations"].max() > 0 and np.isfinite(found["activations"][1])
+    assert course["gradients"][0] == course["gradients"][-1] == 0  # freed after each step
+    totals = sum(course[role] for role in breakdown.ROLES)
+    assert totals.max() == sum(held for held, _ in found.values())
+
+
+def test_the_trace_opens_as_one_and_holds_the_ranges_of_the_modules(trained):
+    _, path = trained
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {"workbench step", "module blocks.0.mlp", "module (loss)", "aten::mm"} <= names
+
+
+def test_two_configurations_are_two_studies_aligned_by_module(runner, small, tmp_path):
+    deeper = msgspec.structs.replace(small, model=small.model | {"n_layers": 3})
+    first, second = profile(runner, small, deeper)
+    changes = {one.module: one for one in breakdown.difference(first, second)}
+    assert np.isnan(changes["blocks.2"].before_us) and changes["blocks.2"].after_us > 0
+    assert changes["blocks.0.mlp"].before_us > 0 and changes["blocks.0.mlp"].after_us > 0
+    assert {str(one) for one in first.tables["kernels"]["phase"]} == {"forward"}
+    configurations = [
+        msgspec.json.decode(one.asked["configuration"], type=type(small)) for one in (first, second)
+    ]
+    assert configurations[1].model["n_layers"] == 3
+    hdf5.save(runner.session, tmp_path / "kept.h5")
+    kept = breakdown.profiles(hdf5.load(tmp_path / "kept.h5"))[-1]
+    assert breakdown.by(kept, "module") == breakdown.by(second, "module")
+
+
+def test_the_model_is_left_as_it_was(runner, small):
+    """No hook and no mark stays behind: the same arm steps on, and is profiled again alike."""
+    first, second = profile(runner, small)[0], profile(runner, small)[0]
+    calls = [breakdown.by(one, "name") for one in (first, second)]
+    assert {name: n for name, (n, _) in calls[0].items()} == {
+        name: n for name, (n, _) in calls[1].items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"configurations": []}, "configurations: none was named"),
+        ({"steps": 0}, "steps = 0 is outside of 1 to 100"),
+        ({"traces": ["a", "b"]}, "traces: 2 files for 1 configurations"),
+        ({"traces": ["/nowhere/at/all.json"]}, "/nowhere/at/all.json: there is no folder"),
+    ],
+)
+def test_what_cannot_be_profiled_is_a_mistake_in_words(runner, small, asked, sentence):
+    since = len(runner.messages)
+    runner.send(Profile(**{"configurations": [small], **asked}))
+    assert runner.finish().reason == "failed"
+    (failure,) = (m for m in runner.messages[since:] if isinstance(m, protocol.Failure))
+    assert failure.kind == "mistake" and failure.sentence.startswith(sentence)
+
+
+def test_a_profile_ends_when_it_is_cancelled_and_leaves_no_study(runner, small):
+    before = len(runner.session.studies)
+    runner.send(Profile(configurations=[small] * 2, steps=100))
+    runner.until(protocol.SegmentStarted)
+    runner.runner.cancel()
+    assert runner.finish().reason == "cancelled"
+    assert len(runner.session.studies) == before

@@ -1,0 +1,353 @@
+"""Ranks that share each batch: their update is that of one device, and none outlives the others."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import psutil
+import pytest
+import torch
+from built import blocked, found, step_without_peer, stepped
+from ended import assert_end
+from runner_driver import Driver
+from torch import nn
+
+from sessions.model import Configuration, Evidence
+from workbench import protocol
+from workbench.runner.failures import explain
+from workbench.runner.numerics import training_curve
+from workbench.runner.ranks import group
+from workbench.runner.ranks import peer as peer_module
+from workbench.runner.ranks.buckets import Buckets
+from workbench.runner.ranks.divided import Divided
+from workbench.runner.ranks.messages import Build, Enter, Leave
+from workbench.runner.ranks.peer import Peer
+from workbench.runner.variants.variant import Arms
+
+CPU = torch.device("cpu")
+SLOW = pytest.mark.slow
+needs_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPU cores"
+)
+
+
+@pytest.fixture
+def asked(small) -> Configuration:
+    return msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
+
+
+def trained(asked: Configuration, steps: int, **toggles: str) -> tuple[list, list[torch.Tensor]]:
+    """Losses and weights after some steps from the same weights, each of another batch."""
+    arm = stepped(asked, arms=Arms(), **toggles)
+    losses = []
+    with arm.entered():
+        for _ in range(steps):
+            arm.batches.advance()
+            losses.append(float(arm.step()))
+    return losses, [each.detach().clone() for each in arm.model.parameters()]
+
+
+@needs_cores
+@pytest.mark.parametrize("family", ["hydra", "moe"])
+def test_two_ranks_train_as_one_device_does(asked, family):
+    model = asked.model if family == "hydra" else {}
+    one = msgspec.structs.replace(asked, family=family, model=model)
+    losses, weights = trained(one, 3)
+    divided_losses, divided = trained(one, 3, data_parallel="2")
+    if family == "moe":  # the balance of experts is of each share: near, and not the same
+        assert divided_losses == pytest.approx(losses, rel=1e-3)
+        assert divided_losses != pytest.approx(losses, rel=1e-6)
+        return
+    assert divided_losses == pytest.approx(losses, rel=1e-5)
+    for ours, expected in zip(divided, weights, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=2e-5)
+
+
+@needs_cores
+def test_weights_that_another_configuration_trained_are_taken_over(asked):
+    arms = Arms()
+    stepped(asked, steps=3, arms=arms)
+    arm = stepped(asked, steps=3, arms=arms, data_parallel="2")
+    stepped(asked, steps=2, arms=arms)
+    with arm.entered():
+        for _ in range(2):
+            arm.batches.advance()
+            arm.step()
+    status, text = found(arm)["data_parallel"]
+    assert status == "effective" and "2 ranks of 2 sequences each" in text
+    assert "alike to the last bit" in text
+
+
+def keep_own_gradients(monkeypatch) -> None:
+    """Rank 0 goes its own way with what its share gave."""
+    averaged = Buckets.backward
+
+    def alone(self, loss):
+        parameters = [each for bucket in self._buckets for each in bucket.parameters]
+        own = torch.autograd.grad(loss, parameters, retain_graph=True)
+        averaged(self, loss)
+        for parameter, gradient in zip(parameters, own, strict=True):
+            parameter.grad = 2 * gradient
+
+    monkeypatch.setattr(Buckets, "backward", alone)
+
+
+def take_the_others_share(monkeypatch) -> None:
+    """Both ranks take the same rows."""
+    monkeypatch.setattr(Divided, "share", lambda self, whole: whole.part(1, 2))
+
+
+@needs_cores
+@pytest.mark.parametrize("plant", [None, keep_own_gradients, take_the_others_share])
+def test_the_check_of_training_sees_what_is_not_the_update_of_the_whole_batch(
+    asked, plant, monkeypatch
+):
+    if plant is not None:
+        plant(monkeypatch)
+    arm = stepped(asked, arms=Arms(), data_parallel="2")
+    curve = training_curve.check(arm, torch.float64)
+    assert curve.ok == (plant is None), curve.text
+
+
+@needs_cores
+def test_ranks_whose_weights_part_are_no_effect(asked, monkeypatch):
+    arm = stepped(asked, steps=2, arms=Arms(), data_parallel="2")
+    with arm.entered():
+        arm.step()
+        with torch.no_grad():
+            next(arm.model.parameters()).flatten()[0] += 1e-3  # of rank 0 alone
+        arm.divided.compare(arm)
+    status, text = found(arm)["data_parallel"]
+    assert status == "no effect" and "no longer alike: 1 parameter" in text
+
+
+@needs_cores
+def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_has_new_ones(asked):
+    arms = Arms()
+    arm = stepped(asked, arms=arms, data_parallel="2")
+    with (
+        pytest.raises(group.RankError, match="rank 1 was ended by SIGKILL") as ended,
+        arm.entered(),
+    ):
+        step_without_peer(arm)
+    assert explain(ended.value).sentence == (
+        "Divided step: rank 1 was ended by SIGKILL, as the system does when memory runs out"
+    )
+    assert group.current() is None
+    again = stepped(asked, arms=arms, steps=2, data_parallel="2")
+    assert found(again)["data_parallel"][0] == "effective"
+
+
+@needs_cores
+@pytest.mark.parametrize("toggle", ["data_parallel", pytest.param("tensor_parallel", marks=SLOW)])
+def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch, toggle):
+    asked = msgspec.structs.replace(asked, model={**asked.model, "n_kv_heads": 2})
+    arm = stepped(asked, arms=Arms(), **{toggle: "2"})
+    assembled = Divided._assembled
+
+    def then_killed(self, arm):
+        made = assembled(self, arm)
+        os.kill(made.pids[0], signal.SIGKILL)
+        return made
+
+    monkeypatch.setattr(Divided, "_assembled", then_killed)
+    with pytest.raises(group.RankError, match="rank 1 was ended by SIGKILL"), arm.entered():
+        pass
+    assert group.current() is None
+
+
+@needs_cores
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("os._exit(3)", "rank 1 ended with exit code 3"),
+        ("(_ for _ in ()).throw(RuntimeError('no room'))", "rank 1 ended: .*no room"),
+    ],
+)
+def test_a_peer_that_cannot_join_is_named_soon_and_the_next_group_meets(monkeypatch, fault, said):
+    told = f"import os; from workbench.runner.ranks import peer; peer.join = lambda *_: {fault}; "
+    group.close()
+    monkeypatch.setattr(group, "JOIN_S", 3.0)
+    with monkeypatch.context() as planted:
+        planted.setattr(group, "_COMMAND", (sys.executable, "-c", f"{told} peer.main()"))
+        with pytest.raises(group.RankError, match=said):
+            group.of(2, CPU)
+    assert group.current() is None
+    assert len(group.of(2, CPU).pids) == 1
+    backend = torch.distributed.group.WORLD._get_backend(CPU)
+    assert backend.options._timeout == group.TIMEOUT, "a sum may take longer than to meet"
+
+
+@needs_cores
+def test_nothing_that_a_peer_starts_holds_its_orders_open_when_it_is_gone():
+    (pid,) = group.of(2, CPU).pids
+    assert str(Path(f"/proc/{pid}/fd/0").readlink()) == os.devnull
+
+
+def test_no_group_is_left_between_calls_that_are_taken_as_one(monkeypatch):
+    happened = []
+    monkeypatch.setattr(group.dist, "is_initialized", lambda: happened.append("left"))
+    leaving = threading.Thread(target=group._abort)
+    with group.launching():
+        leaving.start()
+        leaving.join(0.1)
+        happened.append("launched")
+    leaving.join()
+    assert happened == ["launched", "left"]
+    monkeypatch.setattr(group, "_LAUNCH_S", 0.01)
+    with group.launching():  # by a call that never returns it is not held up for ever
+        group._abort()
+    assert happened == ["launched", "left", "left"]
+
+
+@needs_cores
+def test_what_a_peer_cannot_build_is_said_by_rank_0(asked):
+    wrong = msgspec.structs.replace(asked, family="absent")
+    with pytest.raises(group.RankError, match=r"rank 1: family: unknown 'absent'"):
+        group.of(2, CPU).ask(Build(wrong))
+    assert group.current() is not None  # and the peer goes on
+
+
+def test_a_peer_prepares_an_arm_once_as_rank_0_does(monkeypatch):
+    monkeypatch.setattr(peer_module, "leave", lambda: None)  # it would end this process
+    happened = []
+
+    @contextlib.contextmanager
+    def entered():
+        happened.append("entered")
+        yield
+
+    arm = SimpleNamespace(
+        trainer=SimpleNamespace(scaler=None),
+        divided=Divided(2, CPU),
+        entered=entered,
+        prepare=lambda: happened.append("prepared"),
+    )
+    silent, kept_open = os.pipe()
+    with os.fdopen(silent, "rb") as orders:
+        peer = Peer(orders, kept_open)
+        peer._arm = arm
+        for _ in range(2):
+            peer._do(Enter())
+            peer._do(Leave())
+        os.close(kept_open)
+        peer._listener.join()
+    assert happened == ["entered", "prepared", "entered"]
+
+
+@needs_cores
+def test_no_other_host_can_connect_to_ranks(monkeypatch):
+    for name in group._LOOPBACK:
+        monkeypatch.setenv(name, "eth0")
+    group.close()
+    processes = [psutil.Process(), *map(psutil.Process, group.of(2, CPU).pids)]
+    listening = [
+        socket.laddr.ip
+        for process in processes
+        for socket in process.net_connections("inet")
+        if socket.status == psutil.CONN_LISTEN
+    ]
+    assert listening and {ipaddress.ip_address(ip).is_loopback for ip in listening} == {True}
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    group.close()
+
+
+@needs_cores
+def test_a_peer_ends_when_rank_0_is_killed():
+    told = (
+        "import time, torch; from workbench.runner.ranks import group; "
+        "made = group.of(2, torch.device('cpu')); "
+        "print(made._peers[0].process.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", told], stdout=subprocess.PIPE) as rank_0:
+        peer = psutil.Process(int(rank_0.stdout.readline()))
+        rank_0.kill()
+        assert_end([peer], limit_s=30)
+
+
+def switched(runner: Driver, name: str, option: str, **toggles: str) -> Evidence:
+    """What is told of a toggle that is switched on, and off again, while steps are made."""
+    asked = Configuration(
+        family="hydra", preset="tiny", workload="train", settings={"batch": 4, "sequence": 16},
+        model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence": 256},
+        toggles=toggles,
+    )  # fmt: skip
+    begin = len(runner.messages)
+    runner.send(protocol.Start(configuration=asked))
+    runner.until(protocol.EvidenceFound)
+    runner.send(protocol.Apply(toggles={name: option}))
+    told = runner.until(
+        lambda one: (
+            isinstance(one, protocol.EvidenceFound)
+            and any(each.toggle == name for each in one.evidence)
+        )
+    )
+    runner.send(protocol.Apply(toggles={name: "off"}))
+    runner.until(protocol.SegmentStarted)
+    runner.finish(protocol.Stop())
+    failures = [m for m in runner.messages[begin:] if isinstance(m, protocol.Failure)]
+    assert not failures, failures
+    return next(one for one in told.evidence if one.toggle == name)
+
+
+@needs_cores
+def test_the_runner_divides_its_steps_when_the_toggle_is_switched_while_it_runs(runner: Driver):
+    begin = len(runner.messages)
+    of_ranks = switched(runner, "data_parallel", "2")
+    assert of_ranks.status == "effective", of_ranks.text
+    assert "; resident set " in of_ranks.text and ", the most of all; " in of_ranks.text
+    resident = [
+        value
+        for one in runner.messages[begin:]
+        if isinstance(one, protocol.TelemetrySamples) and one.device == "cpu1"
+        for value in one.columns.get("memory_used", [])
+    ]
+    assert resident and all(50e6 < value < 20e9 for value in resident), "of the other rank"
+
+
+@pytest.mark.parametrize(
+    ("workload", "batch", "toggles", "reason"),
+    [
+        ("forward", 4, {}, "acts on the backward pass"),
+        ("train", 3, {}, "a batch of 3 cannot be divided among 2 ranks"),
+        ("train", 4, {"adamw": "8bit_torchao"}, "moments in 8 bits"),
+        ("train", 4, {"compile": "reduce-overhead"}, "captures CUDA graphs"),
+        ("train", 4, {"cuda_graphs": "on"}, "a group of ranks that may have ended"),
+    ],
+)
+def test_what_cannot_be_divided_says_why(asked, workload, batch, toggles, reason, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    wanted = msgspec.structs.replace(asked, settings={"batch": batch, "sequence": 16})
+    assert reason in blocked(wanted, workload, **toggles)["data_parallel"]["2"].reason
+
+
+def test_more_ranks_than_cores_are_blocked_with_both_numbers(asked, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    told = blocked(asked)["data_parallel"]
+    assert told["2"].reason == "needs 2 CPU cores, and this machine has 1 CPU core"
+    assert set(told) == {"2", "4", "8"}
+
+
+def test_buckets_hold_every_gradient_once_and_mix_no_dtypes():
+    shared = nn.Parameter(torch.zeros(300_000))
+    parameters = [
+        shared,
+        nn.Parameter(torch.zeros(3, 5, dtype=torch.bfloat16)),
+        nn.Parameter(torch.zeros(7_000_000)),
+        nn.Parameter(torch.zeros(4), requires_grad=False),
+        shared,
+    ]
+    buckets = Buckets(parameters)
+    held = list(buckets.tensors())
+    assert sum(each.numel() for each in held) == 300_000 + 15 + 7_000_000
+    assert [each.dtype for each in held] == [torch.float32, torch.bfloat16, torch.float32]
+    assert buckets.bytes == sum(each.nbytes for each in held) and buckets.count == 3

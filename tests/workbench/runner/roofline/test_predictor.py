@@ -1,0 +1,219 @@
+"""What a step is counted as on imagined tensors, and what is predicted from it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from kernels.measure import timing
+from models import FAMILIES
+from sessions.ceilings import describe
+from sessions.model import Ceilings, Configuration
+from workbench import protocol
+from workbench.runner.config.resolve import resolve
+from workbench.runner.context import Rig
+from workbench.runner.roofline import counter
+from workbench.runner.roofline import predict as predictors
+from workbench.runner.roofline.ceilings import Roof, matrix_dtype
+from workbench.runner.roofline.predict import Predictor
+
+CPU = torch.device("cpu")
+SMALL = {"dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1}
+ROOF = Ceilings(
+    device="imagined", driver="", torch="", created=0.0, bytes_per_s=4e12,
+    flops_per_s={"float32": 5e13, "bfloat16": 7e14},
+)  # fmt: skip
+
+
+def configured(workload="train", batch=8, **toggles):
+    toggles = {**({"adamw": "fused"} if workload == "train" else {}), **toggles}
+    settings = {"batch": batch, "sequence": 128}
+    return Configuration(
+        family="hydra", preset="tiny", model=SMALL, workload=workload, settings=settings,
+        toggles=toggles,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    return Predictor(SimpleNamespace(device=CPU, ceilings=ROOF))
+
+
+def test_a_toggle_that_changes_no_work_is_predicted_to_change_nothing(predictor):
+    assert predictor.of(configured(), configured(rope_cache="shared")).ratio == 1.0
+    assert predictor.of(configured(), configured()).ratio == 1.0
+
+
+def test_narrower_numbers_move_fewer_bytes_and_are_predicted_to_be_faster(predictor):
+    assert predictor.of(configured(), configured(precision="bf16")).ratio < 0.9
+
+
+def test_checkpointing_computes_more_the_more_blocks_it_recomputes(predictor):
+    half, full = (
+        predictor.of(configured(), configured(checkpointing=one)).ratio
+        for one in ("selective", "full")
+    )
+    assert 1.0 < half < full < 1.5
+
+
+def test_an_attention_that_writes_its_scores_is_predicted_to_be_slower(predictor):
+    assert predictor.of(configured(), configured(attention="manual")).ratio > 1.0
+
+
+def test_a_fused_kernel_is_predicted_to_be_faster_than_its_plain_operators(monkeypatch):
+    roof = SimpleNamespace(device=CPU, ceilings=ROOF)
+    situation = resolve(configured("forward"), CPU)
+    plain = Predictor(roof).least(situation).us
+    monkeypatch.setattr(counter, "PLAIN", frozenset())  # as if every operator ran as one kernel
+    fused = Predictor(roof).least(situation).us
+    assert 0 < fused < plain
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_the_counted_products_are_the_familys_own_flops(predictor, workload):
+    situation = resolve(configured(workload), CPU)
+    counted = sum(row.flops for row in predictor.rows(situation)
+                  if row.name in ("matrix product", "attention"))  # fmt: skip
+    family = FAMILIES["hydra"]
+    stated = family.flops(situation.config, 8, 128, training=workload == "train")
+    # The attention's gradient is computed by five products and not four.
+    assert counted == pytest.approx(stated, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "base, other, why",
+    [
+        ({}, {"compile": "default"}, "fuses is known once it has compiled"),
+        ({"compile": "default"}, {"compile": "default", "rope_cache": "shared"}, "compiled"),
+        ({}, {"precision": "tf32"}, "cannot be used"),
+    ],
+)
+def test_what_cannot_be_known_beforehand_has_a_reason_and_no_number(predictor, base, other, why):
+    made = predictor.of(configured(**base), configured(**other))
+    assert made.ratio is None and why in made.text
+
+
+def test_a_rate_that_was_not_measured_is_named_and_not_replaced():
+    no_bf16 = Ceilings(**{**{f: getattr(ROOF, f) for f in ROOF.__struct_fields__},
+                          "flops_per_s": {"float32": 5e13}})  # fmt: skip
+    made = Predictor(SimpleNamespace(device=CPU, ceilings=no_bf16)).of(
+        configured("forward"), configured("forward", precision="bf16")
+    )
+    assert made.ratio is None and "matrix rate of bfloat16 is not among" in made.text
+
+
+@pytest.mark.parametrize("rate, faster", [(4e14, True), (5e11, False)])
+def test_the_int8_rate_decides_what_quantized_layers_are_predicted_to_take(rate, faster):
+    rates = {**ROOF.flops_per_s, "int8": rate}
+    roof = msgspec.structs.replace(ROOF, flops_per_s=rates, bytes_per_s=1e15)  # bound by products
+    made = Predictor(SimpleNamespace(device=CPU, ceilings=roof)).of(
+        configured("forward"), configured("forward", quantization="int8_dynamic")
+    )
+    assert made.ratio is not None and (made.ratio < 1) == faster, made
+
+
+def test_a_rate_that_the_device_lacks_has_its_reason_and_one_not_yet_measured_the_remedy():
+    options = configured("forward"), configured("forward", quantization="int8_dynamic")
+    for lacking, said in (({"int8": "there are no units"}, "ceilings: there are no units"),
+                          ({}, "workbench ceilings --measure measures it")):  # fmt: skip
+        roof = msgspec.structs.replace(ROOF, lacking=lacking)
+        made = Predictor(SimpleNamespace(device=CPU, ceilings=roof)).of(*options)
+        assert made.ratio is None and "matrix rate of int8 is not among" in made.text
+        assert said in made.text
+
+
+@pytest.mark.parametrize(
+    "options, dtype",
+    [
+        ({"quantization": "int8_dynamic"}, "int8"),
+        ({"quantization": "int8_weight_only"}, "float32"),
+        ({"quantization": "fp8_tensor"}, "float32"),  # the reference: the CPU has no such units
+        ({"precision": "bf16", "quantization": "fp8_row"}, "bfloat16"),
+    ],
+)
+def test_utilization_is_of_the_units_that_linear_layers_multiply_in(options, dtype):
+    assert matrix_dtype(resolve(configured("forward", **options), CPU)) == dtype
+
+
+def test_measuring_takes_8_bit_rates_where_they_are_and_keeps_reasons_elsewhere(monkeypatch):
+    monkeypatch.setattr(timing, "matrix_rate", lambda where, dtype: 1e12)
+    monkeypatch.setattr(timing, "copy_rate", lambda where: 1e10)
+    told = []
+    roof = Roof(SimpleNamespace(send=told.append), CPU, lambda *_: "")
+    found = roof.measure()
+    assert set(found.flops_per_s) == {"float32", "bfloat16", "int8"}
+    assert "needs a CUDA GPU" in found.lacking["float8"]
+    roof.found = None
+    roof.at_start()
+    assert roof.found == found and told[-1].source == "kept"
+
+
+def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypatch):
+    rates = {"matrix_rate": 1e12, "copy_rate": 1e10}
+    for name in rates:
+        monkeypatch.setattr(timing, name, lambda *_, name=name: rates[name])
+    others, told = [""], []
+    roof = Roof(SimpleNamespace(send=told.append), CPU, lambda *_: others[0])
+    quiet = roof.measure()
+    rates["matrix_rate"], others[0] = 3e11, "python (process 7) used 25 % of the CPU"
+    beside = roof.measure()
+    assert roof.ceilings == beside and beside.flops_per_s["float32"] == 3e11
+    assert "perhaps too low, as python (process 7) used 25 % of the CPU" in describe(beside)
+    assert "while python (process 7) used 25 % of the CPU are not kept" in told[-1].why
+    roof.at_start()
+    assert roof.found == quiet and told[-1].why == ""
+
+
+def test_segments_from_before_the_ceilings_hear_of_them_once_they_are_measured(monkeypatch):
+    monkeypatch.setattr(timing, "matrix_rate", lambda where, dtype: 1e12)
+    monkeypatch.setattr(timing, "copy_rate", lambda where: 1e10)
+    told = []
+    rig = Rig(SimpleNamespace(send=told.append), CPU)
+    told_of = {"ledger": {}, "counted": {}, "divided": None}
+    wide, narrow = configured("forward"), configured("forward", precision="bf16")
+    arms = {
+        segment: SimpleNamespace(**told_of, situation=resolve(one, CPU))
+        for segment, one in ((0, wide), (3, narrow))
+    }
+    for segment, arm in arms.items():
+        assert rig.facts_of(arm, segment) == {}
+    rig.roof.measure()
+    rig.roof.measure()
+    facts = {one.segment: one.ledger for one in told if isinstance(one, protocol.Facts)}
+    assert {segment: one["matrix_dtype"] for segment, one in facts.items()} == {
+        0: "float32",
+        3: "bfloat16",
+    }
+    for segment, arm in arms.items():
+        assert facts[segment]["matrix_flops_per_s"] == 1e12
+        assert rig.facts_of(arm, segment).keys() == facts[segment].keys()
+    assert sum(isinstance(one, protocol.Facts) for one in told) == 2
+
+
+@pytest.mark.parametrize("share, told", [(24.0, ""), (60.0, "others used 60 % of the CPU")])
+def test_others_disturb_from_the_share_on_that_a_cpu_always_has(share, told):
+    rig = Rig(SimpleNamespace(send=lambda message: None), CPU)
+    rig.samples.extend((taken_ns, {"others": share}) for taken_ns in (10, 20, 30))
+    rig.samples.append((99, {"others": 100.0 - share}))
+    assert rig.disturbance(5, 35) == told
+
+
+def test_counting_runs_nothing_and_leaves_no_imagined_tensor_behind(predictor):
+    import kernels
+
+    predictor.least(resolve(configured(), CPU))
+    real = kernels.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)
+    assert type(real) is torch.Tensor and real.sum().item() == pytest.approx(16, rel=1e-4)
+
+
+def test_a_step_that_cannot_be_followed_is_no_prediction_and_no_failure(monkeypatch):
+    def breaks(situation):
+        raise RuntimeError("no such thing\nsecond line")
+
+    monkeypatch.setattr("workbench.runner.roofline.fake_step.count", breaks)
+    situation = resolve(configured(), CPU)
+    found = predictors._counted(situation)
+    assert found == ("its step cannot be followed without running it (RuntimeError: no such thing)")

@@ -1,0 +1,204 @@
+"""What torch.compile is given and which sizes it fixes: each option shows what it did, or did not.
+
+Graphs are captured in earnest and run by torch's own quick backend, which generates no code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from built import blocked, found, stepped
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+from sessions.model import Configuration
+from workbench.runner.failures import explain
+from workbench.runner.profiling.marks import blocks_marked
+from workbench.runner.toggles.compile import repeated_blocks
+
+BROKEN = Path(__file__).parents[1] / "broken_model.py"
+PRINT_LINE = 1 + next(n for n, t in enumerate(BROKEN.read_text().split("\n")) if "print(" in t)
+
+
+@pytest.fixture(autouse=True)
+def quick_backend(monkeypatch):
+    """Dynamo as it is, without generating code: a test of seconds becomes one of tenths."""
+    real = torch.compile
+
+    def compile_quickly(function, mode=None, backend="eager", **options):
+        return real(function, backend=backend, **options)
+
+    monkeypatch.setattr(torch, "compile", compile_quickly)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def own():
+    """The model that prints, for a forward pass."""
+    return Configuration(
+        family="own", preset="file", model={"source": str(BROKEN)}, settings={"batch": 4}
+    )
+
+
+def compiled(configuration, workload="forward", **toggles):
+    """An arm after three steps of three batches."""
+    return stepped(configuration, workload, steps=3, **{"compile": "default", **toggles})
+
+
+def test_a_break_is_counted_with_its_line_and_its_reason(own):
+    (status, text) = found(compiled(own))["compile"]
+    assert status == "effective"
+    place = f"broken_model.py:{PRINT_LINE} in forward: print"
+    assert text.startswith("2 graphs compiled, 1 graph break at ") and place in text
+    assert "Failed to trace builtin" in text and text.endswith(", 0 recompiles")
+
+
+def test_a_break_where_one_graph_is_demanded_is_an_error_with_its_line(own):
+    with pytest.raises(Exception, match="print") as raised:
+        compiled(own, compile_scope="fullgraph")
+    failure = explain(raised.value)
+    assert failure.kind == "compile"
+    assert failure.sentence.endswith(f'(broken_model.py, line {PRINT_LINE}: print(end=""))')
+    assert "Dynamo does not know how to trace builtin operator `print`" in failure.sentence
+    assert "whole model" in failure.fix
+
+
+@pytest.mark.parametrize("workload", ["decode", "prefill"])
+def test_a_compiled_step_writes_only_to_tensors_that_it_says_stay_where_they_are(
+    workload, small, monkeypatch
+):
+    """Inductor captures no other step into a CUDA graph: it would leave the cache out."""
+    written: list[int] = []
+    moving: list[int] = []
+
+    def look(graph, inputs):
+        metadata = torch._guards.TracingContext.get().fw_metadata
+        inputs = enumerate(metadata.input_info)
+        written.extend(place for place, one in inputs if one.mutates_data)
+        moving.extend(set(written) - set(metadata.static_input_indices))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=look, inference_compiler=look, keep_inference_input_mutations=True
+    )
+    quick = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: quick(function, backend=backend, **options)
+    )
+    settings = small.settings | ({"new_tokens": 4} if workload == "decode" else {})
+    stepped(msgspec.structs.replace(small, settings=settings), workload, compile="default")
+    assert len(written) >= 2 * 2, "keys and values of two blocks"
+    assert not moving
+
+
+def test_blocks_that_are_compiled_one_by_one_share_a_graph(own, small):
+    status, text = found(compiled(own, compile_scope="blocks"))["compile_scope"]
+    assert (status, text) == ("effective", "2 blocks of 1 kind share 1 compiled graph")
+    arm = compiled(small, compile_scope="blocks")
+    assert found(arm)["compile_scope"] == (status, text)
+    assert "1 graph compiled, 0 graph breaks" in found(arm)["compile"][1]
+
+
+def test_compiled_blocks_are_marked_from_outside_and_nothing_is_compiled_again(small):
+    arm = compiled(small, "train", compile_scope="blocks")
+    blocks = repeated_blocks(arm.model)
+    methods = [dict(block.__dict__) for block in blocks]
+    before = arm.compiles.read().text()
+    with arm.entered(), torch.profiler.profile() as profiler, blocks_marked(arm.model, blocks):
+        arm.step()
+    marks = {event.name for event in profiler.events() if event.name.startswith("module ")}
+    assert marks == {
+        "module embedding", "module blocks.0", "module blocks.1", "module norm", "module (loss)"
+    }  # fmt: skip
+    regions = [e for e in profiler.events() if e.name.startswith("Torch-Compiled Region")]
+    around = {next(name for name in _callers(region) if name in marks) for region in regions}
+    assert around == {"module blocks.0", "module blocks.1"}
+    assert arm.compiles.read().text() == before
+    assert [dict(block.__dict__) for block in blocks] == methods
+
+
+def _callers(event):
+    while (event := event.cpu_parent) is not None:
+        yield event.name
+
+
+def test_blocks_that_nothing_calls_show_that_nothing_was_compiled(own, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    status, text = found(compiled(own, compile_scope="blocks"))["compile_scope"]
+    assert (status, text) == ("no effect", "no graph was compiled")
+
+
+def test_one_graph_without_a_break_says_so(small):
+    status, text = found(compiled(small, compile_scope="fullgraph"))["compile_scope"]
+    assert (status, text) == ("effective", "1 graph without a break, which was demanded")
+
+
+def test_dynamic_takes_other_sizes_without_a_recompile_and_static_would_not(small):
+    wide = msgspec.structs.replace(small, settings={"batch": 3, "sequence": 16})
+    status, text = found(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
+    assert status == "effective"
+    assert text == (
+        "without a recompile it also takes a batch of 2 and not 3, a sequence of 8 and not 16"
+    )
+
+
+def test_dynamic_that_was_not_heeded_is_told(small, monkeypatch):
+    quick = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **o: quick(f, **{**o, "dynamic": False}))
+    wide = msgspec.structs.replace(small, settings={"batch": 3, "sequence": 16})
+    status, text = found(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
+    assert status == "no effect"
+    assert "a batch of 2 and not 3: would recompile, tensor" in text and "size mismatch" in text
+
+
+def test_automatic_shows_an_effect_once_sizes_change(own):
+    arm = compiled(own, compile_shapes="automatic", compile_scope="blocks")
+    status, text = found(arm)["compile_shapes"]
+    assert (status, text.partition(",")[0]) == ("as default", "every step had the same sizes")
+    arm.evidence = None
+    with arm.entered(), torch.no_grad():
+        for rows in (5, 6, 7):
+            arm.compute(torch.zeros(rows, 8))
+    status, text = found(arm)["compile_shapes"]
+    assert status == "effective" and "size mismatch at index 0. expected 4, actual 5" in text
+    assert "1 recompile because tensor" in found(arm)["compile"][1]
+
+
+def test_a_step_that_recompiles_past_the_limit_is_told_to_run_in_eager_mode(own):
+    arm = compiled(own, compile_scope="blocks")
+    with arm.entered(), torch.no_grad():
+        for rows in range(5, 15):
+            arm.compute(torch.zeros(rows, 8))
+    status, text = found(arm)["compile"]
+    assert status == "no effect" and "gave up and went on in eager mode" in text
+    assert "7 recompiles because" in text
+
+
+def test_what_one_arm_compiles_is_not_counted_for_another(own, small):
+    arm = compiled(own)
+    compiled(small)
+    assert "2 graphs compiled" in found(arm)["compile"][1]
+
+
+def test_without_compilation_the_options_are_blocked(small):
+    found = blocked(small)
+    assert set(found["compile_scope"]) == {"fullgraph", "blocks"}
+    assert set(found["compile_shapes"]) == {"automatic", "dynamic"}
+    for why in (*found["compile_scope"].values(), *found["compile_shapes"].values()):
+        assert why.reason == "acts on torch.compile, which is off"
+        assert why.set == {"compile": "default"}
+
+
+def test_a_policy_by_operator_and_blocks_compiled_alone_exclude_each_other(small):
+    why = blocked(small, compile="default", compile_scope="blocks")["checkpointing"]
+    assert set(why) == {"operators"} and why["operators"].set == {"compile_scope": "model"}
+
+
+def test_decoding_has_one_shape(small):
+    why = blocked(small, "decode", compile="default")["compile_shapes"]
+    assert set(why) == {"automatic", "dynamic"} and "one shape" in why["dynamic"].reason

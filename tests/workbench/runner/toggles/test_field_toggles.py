@@ -1,0 +1,154 @@
+"""Toggles that change the model's configuration: another model is built, which proves it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+import torch
+from measuring_family import FAMILY
+from runner_driver import Driver
+
+from models import hydra
+from sessions.model import Configuration
+from workbench import protocol
+from workbench.runner.config import resolve
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.toggles import all_toggles
+from workbench.runner.variants import variant
+from workbench.runner.variants.variant import Arms
+
+FIELDS = (
+    "ccgqa", "mixture_of_depths", "mixture_of_recursions", "attention_every", "adaptive_rank",
+    "adaptive_precision", "use_fourier",
+)  # fmt: skip
+CPU = torch.device("cpu")
+PARAMETERS = 2 * 64 + 24
+
+
+def measuring(**changes) -> Configuration:
+    return Configuration(family="measuring", preset="tiny", workload="train", **changes)
+
+
+@pytest.fixture
+def family(monkeypatch):
+    """The test family among the others of this process."""
+    monkeypatch.setitem(resolve.models.FAMILIES, "measuring", FAMILY)
+
+
+def situation(configuration: Configuration):
+    return resolve.resolve(configuration, CPU)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_is_there_follows_the_model_first_and_is_blocked_where_there_is_no_field(name, family):
+    toggle = all_toggles()[name]
+    assert toggle.off == "follow" and toggle.default_option(CPU) == "follow"
+    blank = dataclasses.replace(
+        situation(measuring()), family=dataclasses.replace(FAMILY, title="Blank"), config=object()
+    )
+    for option in list(toggle.options)[1:]:
+        why = toggle.blocked(option, blank)
+        assert why.reason == f"Blank has no {name}"
+        owned = name in ("use_fourier", "attention_every")
+        assert ("Measuring" in why.fix) == owned and why.fix.endswith(".")
+
+
+def test_options_become_fields_and_the_first_leaves_the_model_alone(family):
+    config = situation(measuring(toggles={"use_fourier": "on", "attention_every": "2"})).config
+    assert (config.use_fourier, config.attention_every) == (True, 2)
+    found = situation(measuring(model={"use_fourier": True}, toggles={"use_fourier": "off"}))
+    assert (found.config.use_fourier, found.base.use_fourier) == (False, True)
+    assert situation(measuring(model={"use_fourier": True})).config.use_fourier
+
+
+def test_a_value_that_the_family_refuses_is_blocked_with_its_sentence(family):
+    asked = measuring(toggles={"attention_every": "4"})
+    answer = resolve.availability(asked, CPU)
+    why = answer.blocked["attention_every"]
+    assert why["4"].reason == "measuring: attention_every = 4 is more than n_layers = 2"
+    assert "outside of 0 to 4" in why["8"].reason
+    assert "2" not in why
+    (problem,) = answer.problems
+    assert "toggle attention_every=4 cannot be used: measuring: attention_every = 4" in problem
+    wider = msgspec.structs.replace(asked, model={"n_layers": 4})
+    assert resolve.availability(wider, CPU).problems == []
+
+
+def test_the_real_runner_builds_the_other_model_and_goes_back_without_a_build(
+    with_families: Driver,
+):
+    driver = with_families
+    driver.start(measuring(seed=3))
+    driver.until_steps(40)
+    first = len(driver.session.segments) - 1
+    for toggles in ({"use_fourier": "on"}, {"attention_every": "2"}, {"use_fourier": "off"}):
+        driver.send(protocol.Apply(toggles=toggles))
+        driver.until(protocol.EvidenceFound)
+        driver.until_steps(2)
+    driver.send(protocol.Apply(toggles={"use_fourier": "follow", "attention_every": "follow"}))
+    back = driver.until(protocol.SegmentStarted)
+    driver.until_steps(2)
+    driver.finish(protocol.Stop())
+    plain, fourier, both, attention, again = driver.session.segments[first:]
+    counts = [s.ledger["parameters"] for s in (plain, fourier, both, attention)]
+    assert counts == [PARAMETERS, PARAMETERS + 64, PARAMETERS + 128, PARAMETERS + 64]
+    (found,) = fourier.evidence
+    assert (found.toggle, found.status) == ("use_fourier", "effective"), found.text
+    assert found.text.startswith(
+        "against use_fourier = False: 4 Linear and not 3; 216 parameters and not 152"
+    )
+    texts = {found.toggle: (found.status, found.text) for found in attention.evidence}
+    assert texts["use_fourier"][0] == "as default" and texts["attention_every"][0] == "effective"
+    assert texts["use_fourier"][1].startswith("the model's fields say so already; against ")
+    assert back.reused
+    trained, fresh = plain.ledger["loss"], fourier.ledger["loss"]
+    assert again.ledger["loss"] < (trained + fresh) / 2, "the weights began anew"
+    assert "Fourier mixing: On" in fourier.label
+
+
+def test_a_refused_option_leaves_the_run_as_it_is(with_families: Driver):
+    driver = with_families
+    driver.start(measuring())
+    driver.until_steps(1)
+    segments = len(driver.session.segments)
+    for toggles, reason in (
+        ({"attention_every": "4"}, "attention_every = 4 is more than n_layers = 2"),
+        ({"ccgqa": "on"}, "Measuring has no ccgqa"),
+    ):
+        driver.send(protocol.Apply(toggles=toggles))
+        failure = driver.until(protocol.Failure)
+        assert failure.kind == "mistake" and reason in failure.sentence
+    driver.until_steps(2)
+    assert len(driver.session.segments) == segments
+    driver.finish(protocol.Stop())
+
+
+def test_a_field_that_changes_nothing_in_the_model_is_told(family, monkeypatch):
+    deaf = dataclasses.replace(
+        FAMILY, construct=lambda c: FAMILY.construct(dataclasses.replace(c, use_fourier=False))
+    )
+    monkeypatch.setitem(resolve.models.FAMILIES, "measuring", deaf)
+    arms = Arms()
+    built = arms.get(
+        situation(measuring(toggles={"use_fourier": "on"})), PhaseTracker(lambda phase: None)
+    )
+    (found,) = built.find_evidence()
+    assert found.status == "no effect"
+    assert found.text == "output and work are bit-identical to use_fourier = False"
+
+
+def test_weights_of_other_structures_make_room_when_memory_is_short(family, monkeypatch):
+    arms, phases = Arms(), PhaseTracker(lambda phase: None)
+    for option in ("on", "off"):
+        arms.get(situation(measuring(toggles={"use_fourier": option})), phases)
+    assert len(arms._weights) == 2
+    monkeypatch.setattr(variant, "is_short", lambda device: True)
+    arms.get(situation(measuring(toggles={"use_fourier": "off", "precision": "bf16"})), phases)
+    assert len(arms._weights) == 2  # FP32 and BF16 of the same structure
+    assert arms.count == 1
+
+
+def test_hydra_is_what_it_was(small):
+    assert resolve.resolve(small, CPU).config == hydra.FAMILY.configure("tiny", small.model)

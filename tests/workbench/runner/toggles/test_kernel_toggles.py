@@ -1,0 +1,164 @@
+"""One switch for every operator: what it needs to be called at all, and what shows that it ran."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from built_arms import CPU, blocked, configuration, found, stepped
+
+import kernels
+from models import FAMILIES
+from workbench.runner.config.resolve import availability
+from workbench.runner.toggles import all_toggles
+
+ELSEWHERE = {  # operators that a toggle of another name chooses
+    "attention": "attention",
+    "add_rms_norm": "fused_add_norm",
+    "linear_cross_entropy": "fused_loss",
+    "quantized_matmul": "quantization",
+}
+FIELDS = {
+    "hydra": (
+        {},
+        {"ccgqa": True},
+        {"mixture_of_depths": True},
+        {"mixture_of_recursions": True},
+        {"mixture_of_recursions": True, "recursion_routing": "token"},
+    ),
+    "mamba2": ({}, {"attention_every": 0}, {"n_layers": 1, "attention_every": 1}),
+    "adaattn": ({}, {"adaptive_rank": False}),
+    "mahia": ({}, {"use_fourier": False}, {"use_moe": True}),
+    "moe": ({}, {"num_shared_experts": 1}),
+}
+CASES = [
+    (family, fields, workload)
+    for family, variants in FIELDS.items()
+    for fields in variants
+    for workload in FAMILIES[family].workloads
+]
+
+
+def name(operator: str) -> str:
+    made = f"triton_{operator}" in all_toggles()
+    return f"triton_{operator}" if made else f"kernel_{operator}"
+
+
+@pytest.mark.parametrize("operator", kernels.OPS)
+def test_every_operator_has_a_toggle_that_names_its_implementations(operator):
+    toggle = all_toggles()[ELSEWHERE.get(operator) or name(operator)]
+    if operator not in ELSEWHERE:
+        assert set(toggle.options) == {"follow", *kernels.OPS[operator].implementations}
+
+
+@pytest.mark.parametrize(("family", "fields", "workload"), CASES)
+def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, workload):
+    switched = {"fused_loss": "chunked", "fused_add_norm": "torch"}
+    asked = configuration(family, workload, model=fields)
+    usable = {
+        toggle: option for toggle, option in switched.items() if not blocked(asked, toggle, option)
+    }
+    arm = stepped(configuration(family, workload, model=fields, toggles=usable))
+    said = FAMILIES[family].operators(arm.situation.config, workload)
+    assert set(arm.usage) == said
+
+
+@pytest.mark.parametrize(
+    ("family", "workload", "toggle", "option", "operator", "status"),
+    [
+        ("mahia", "forward", "kernel_fourier_mix", "torch", "fourier_mix", "no effect"),
+        ("mahia", "forward", "kernel_fourier_mix", "matmul", "fourier_mix", "effective"),
+        ("adaattn", "forward", "kernel_low_rank", "torch", "low_rank", "effective"),
+        ("adaattn", "forward", "triton_adaptive_attention", "manual", "adaptive_attention",
+         "effective"),
+        ("mamba2", "decode", "triton_ssd_step", "torch", "ssd_step", "as default"),
+        ("moe", "train", "triton_moe_gating", "torch", "moe_gating", "as default"),
+        ("moe", "train", "triton_moe_experts", "grouped", "moe_experts", "no effect"),
+        ("moe", "train", "triton_moe_experts", "dense", "moe_experts", "effective"),
+        ("moe", "train", "fused_loss", "chunked", "linear_cross_entropy", "effective"),
+        ("mamba2", "prefill", "fused_add_norm", "torch", "add_rms_norm", "effective"),
+    ],
+)  # fmt: skip
+def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
+    family, workload, toggle, option, operator, status
+):
+    arm = stepped(configuration(family, workload, toggles={toggle: option}))
+    evidence = found(arm, toggle)
+    calls = arm.usage[operator][option]
+    ran = f"{operator}: all {calls} recorded calls ran {option}"
+    if status == "effective":
+        assert (evidence.status, evidence.text) == (status, ran)
+    else:
+        assert evidence.status == status and evidence.text.startswith(f"{ran}, as ")
+    arm.usage[operator]["another"] = 1
+    assert found(arm, toggle).status == "no effect"
+    assert "another 1" in found(arm, toggle).text
+    del arm.usage[operator]
+    assert found(arm, toggle).text == f"this model never calls {operator}"
+
+
+def test_what_a_family_never_calls_is_blocked_for_good():
+    asked = configuration("moe")
+    for toggle in ("triton_ssd_scan", "kernel_fourier_mix", "fused_add_norm", "triton_geglu"):
+        operator = toggle.removeprefix("triton_").removeprefix("kernel_")
+        why = blocked(asked, toggle, "torch")
+        expected = "add_rms_norm" if operator == "fused_add_norm" else operator
+        assert why.reason == f"Mixture of experts never calls {expected}"
+        assert why.absent and not why.set
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "toggle", "option", "reason", "fix"),
+    [
+        ("mamba2", {}, "triton_ssd_step", "torch",
+         "Mamba-2 hybrid calls ssd_step only in another workload", {"workload": "decode"}),
+        ("hydra", {}, "triton_qk_norm_rope", "torch",
+         "HYDRA with these fields never calls qk_norm_rope", {"ccgqa": "on"}),
+        ("hydra", {}, "triton_token_router", "torch",
+         "HYDRA with these fields never calls token_router",
+         {"mixture_of_depths": "on", "workload": "train"}),
+        ("mamba2", {"attention_every": 0}, "triton_rope", "torch",
+         "Mamba-2 hybrid with these fields never calls rope", {"attention_every": "2"}),
+    ],
+)  # fmt: skip
+def test_what_another_choice_would_call_is_blocked_with_that_choice(
+    family, fields, toggle, option, reason, fix
+):
+    asked = configuration(family, model=fields)
+    why = blocked(asked, toggle, option)
+    assert (why.reason, why.set, why.absent) == (reason, fix, False)
+    toggles = {name: option for name, option in fix.items() if name != "workload"}
+    workload = fix.get("workload", "forward")
+    fixed = configuration(family, workload, model=fields, toggles={toggle: option, **toggles})
+    assert availability(fixed, CPU).problems == []
+    assert found(stepped(fixed), toggle).status == "as default"
+
+
+@pytest.mark.parametrize(
+    ("family", "toggle", "field"),
+    [("mahia", "triton_moe_experts", "Experts"), ("moe", "triton_swiglu", "Shared experts")],
+)
+def test_what_a_field_would_call_is_blocked_with_that_field(family, toggle, field):
+    why = blocked(configuration(family), toggle, "torch")
+    assert field in why.fix and not why.absent and not why.set
+
+
+def test_no_addition_is_fused_where_every_block_is_checkpointed():
+    toggles = {"fused_add_norm": "torch", "checkpointing": "full"}
+    evidence = found(stepped(configuration("mamba2", "train", toggles=toggles)), "fused_add_norm")
+    assert evidence.status == "no effect"
+    assert evidence.text == "no addition was fused: 4 of the blocks are checkpointed"
+
+
+def test_a_fused_loss_and_its_gradients_are_those_of_the_logits():
+    plain = stepped(configuration("moe", "train"))
+    fused = stepped(configuration("moe", "train", toggles={"fused_loss": "chunked"}))
+    batch = plain.batches.inputs + plain.batches.targets
+    gradients = []
+    for arm in (plain, fused):
+        loss = arm.model.loss(*batch)
+        loss.backward()
+        grads = [p.grad.flatten() for p in arm.model.parameters() if p.grad is not None]
+        gradients.append((loss.detach(), torch.cat(grads)))
+    (loss, gradient), (fused_loss, fused_gradient) = gradients
+    torch.testing.assert_close(fused_loss, loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(fused_gradient, gradient, rtol=1e-4, atol=1e-6)

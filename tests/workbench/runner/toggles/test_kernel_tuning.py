@@ -1,0 +1,114 @@
+"""The toggle of kernel tuning: when it can be used, its phase, and what it says of the tiles."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from built import blocked, stepped
+
+import kernels
+from kernels import Choice
+from kernels.core import tuning
+from sessions.model import Phase
+from workbench import protocol
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.toggles import all_toggles, kernel_tuning
+
+TOGGLE = all_toggles()["kernel_tuning"]
+TUNED = Choice("rms_norm.backward", "768", (8, 4), (4, 4), "tuned", 20.0, 30.0)
+SAME = Choice("gated.forward", "768", (2048, 8), (2048, 8), "disk", 30.0, 30.0)
+HEURISTIC = Choice("qk.forward", "64", (8, 4), (8, 4), "heuristic")
+
+
+def test_without_a_gpu_it_is_blocked_with_the_reason(small):
+    why = blocked(small)["kernel_tuning"]
+    assert why.keys() == {"off", "on"}
+    assert why["on"].reason == "needs a CUDA GPU; this runner uses the CPU"
+
+
+@pytest.mark.parametrize("chosen", [{"triton": "on"}, {"attention": "triton"}, {}])
+def test_it_needs_a_triton_kernel_to_tune(small, monkeypatch, chosen):
+    toggles = {"triton": "off", "attention": "auto", **chosen}
+    situation = SimpleNamespace(
+        on_gpu=True, device=torch.device("cuda"),
+        configuration=SimpleNamespace(toggles=toggles),
+    )  # fmt: skip
+    monkeypatch.setattr(kernel_tuning, "unavailable", lambda *_: None)
+    why = TOGGLE.blocked("on", situation)
+    if chosen:
+        assert why is None
+    else:
+        assert why.reason == "acts on Triton kernels, and every operator runs in PyTorch"
+        assert why.set == {"triton": "on"}
+
+
+def test_tuning_comes_before_the_first_step_as_a_phase_of_its_own(small, monkeypatch):
+    arm, seen, phases = stepped(small), [], []
+    build = SimpleNamespace(preparations=[], flags=[], phases=PhaseTracker(phases.append))
+    TOGGLE.apply("on", build)
+    arm.preparations, compute = build.preparations, arm.compute
+
+    def watched(*batch):
+        loss = compute(*batch)
+        loss.register_hook(lambda gradient: seen.append(("backward", tuning._mode)))
+        seen.append(("forward", tuning._mode))
+        return loss
+
+    arm.compute = watched
+    before = {name: p.clone() for name, p in arm.model.named_parameters()}
+    with arm.entered():
+        assert arm.prepare()
+    assert seen == [("forward", "on"), ("backward", "on")]
+    assert phases == [Phase.AUTOTUNE, Phase.WARM_UP] and tuning._mode == "cached"
+    assert arm.ledger["autotune_s"] > 0
+    changed = [n for n, p in arm.model.named_parameters() if not torch.equal(p, before[n])]
+    assert not changed, "no step was taken"
+
+
+def test_heuristics_are_in_force_while_the_arm_is(small):
+    build = SimpleNamespace(preparations=[], flags=[])
+    TOGGLE.apply("off", build)
+    arm = stepped(small)
+    arm.flags.extend(build.flags)
+    with arm.entered():
+        assert tuning._mode == "off"
+    assert tuning._mode == "cached" and not arm.prepare()
+
+
+def test_an_arm_knows_the_tiles_of_its_first_step(small, monkeypatch):
+    arm = stepped(small)
+    assert arm.tiles == []
+    monkeypatch.setattr(kernels, "tiles", lambda: [TUNED])
+    with arm.entered(), arm.watched():
+        arm.step()
+    assert arm.tiles == [TUNED]
+
+
+@pytest.mark.parametrize(
+    ("option", "tiles", "status", "text"),
+    [
+        ("on", [TUNED, SAME], "effective",
+         "tiles of 2 launches: 1 tuned, 1 from disk, in 4.2 s; "
+         "1 faster than the heuristic's: rms_norm.backward 1.50x"),
+        ("on", [SAME], "no effect", "tiles of 1 launches: 1 from disk, in 4.2 s; "
+         "none is faster than the heuristic's"),
+        ("off", [HEURISTIC], "effective", "tiles of 1 launches: 1 by heuristic"),
+        ("on", [], "no effect", "no Triton kernel that has a choice of tiles was launched"),
+    ],
+)  # fmt: skip
+def test_the_evidence_tells_where_the_tiles_came_from_and_what_they_gave(
+    option, tiles, status, text
+):
+    arm = SimpleNamespace(tiles=tiles, ledger={"autotune_s": 4.2})
+    found = TOGGLE.evidence(option, arm)
+    assert (found.status, found.text) == (status, text)
+
+
+def test_the_benchmark_refuses_to_tune_where_there_is_nothing_to_tune(runner):
+    runner.send(protocol.Bench(operators=["swiglu"], tune=True))
+    assert runner.finish().reason == "failed"
+    failure = [m for m in runner.messages if isinstance(m, protocol.Failure)][-1]
+    assert failure.kind == "mistake"
+    assert failure.sentence == "tune: there is nothing to tune: Triton needs a CUDA GPU, not cpu"

@@ -1,0 +1,88 @@
+"""What of the model's toggles only a GPU has: its kernels for 8 bits, and fused ones."""
+
+from __future__ import annotations
+
+import gc
+
+import msgspec
+import pytest
+import torch
+from built_arms import configuration, found, stepped
+
+from kernels import hardware
+from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.numerics import comparison
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda", 0)
+HALF = {"precision": "amp_bf16"}
+
+
+def judged(asked, toggle):
+    """The evidence and the numerical check of an option that nothing blocks on this GPU."""
+    situation = resolve(asked, GPU)
+    why = blocked_options(situation).get(toggle, {}).get(asked.toggles[toggle])
+    assert why is None, why
+    arm = stepped(asked, device=GPU)
+    evidence = found(arm, toggle)
+    assert evidence.status == "effective", evidence.text
+    checked = comparison.check(arm, situation)
+    assert checked.ok and checked.reference, checked.text
+    return arm
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+@pytest.mark.parametrize(
+    ("scheme", "kernel", "capability"),
+    [
+        ("int8_weight_only", "dequantize", (7, 0)),
+        ("int8_dynamic", "int_mm", (7, 5)),
+        ("fp8_tensor", "scaled_mm", (8, 9)),
+        ("fp8_row", "scaled_mm", (9, 0)),
+    ],
+)
+def test_each_scheme_runs_in_its_own_kernel_and_is_right(scheme, kernel, capability, graphs):
+    if hardware.of(GPU).capability < capability:
+        pytest.skip(f"{scheme} needs compute capability {capability}")
+    toggles = HALF | {"quantization": scheme, "cuda_graphs": graphs}
+    arm = judged(configuration("hydra", batch=2, sequence=64, toggles=toggles), "quantization")
+    assert set(arm.usage["quantized_matmul"]) == {kernel}
+
+
+def test_the_memory_held_falls_by_what_codes_save():
+    held, told = {}, {}
+    for option in ("none", "int8_weight_only") * 2:  # at first libraries take workspaces
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        asked = configuration("hydra", toggles=HALF | {"quantization": option})
+        arm = stepped(msgspec.structs.replace(asked, preset="small"), device=GPU)
+        gc.collect()
+        held[option] = torch.cuda.memory_allocated() - before
+        told[option] = arm.ledger["weights_bytes"]
+        del arm
+    saved = told["none"] - told["int8_weight_only"]
+    assert saved > 8 << 20
+    assert held["none"] - held["int8_weight_only"] == pytest.approx(saved, rel=0.02)
+
+
+def test_fp8_of_single_precision_inputs_is_blocked_with_half_precision():
+    if hardware.of(GPU).capability < (9, 0):
+        pytest.skip("FP8 needs compute capability 9.0")
+    blocked = blocked_options(resolve(configuration("hydra"), GPU))["quantization"]
+    assert "not float32" in blocked["fp8_row"].reason
+    assert blocked["fp8_row"].set == {"precision": "amp_bf16"}
+    assert "int8_dynamic" not in blocked
+
+
+@pytest.mark.parametrize(
+    ("family", "workload", "toggle", "option"),
+    [
+        ("mamba2", "train", "fused_add_norm", "triton"),
+        ("moe", "train", "fused_loss", "triton"),
+        ("moe", "train", "triton_moe_experts", "triton"),
+        ("mamba2", "decode", "triton_ssd_step", "triton"),
+        ("hydra", "forward", "window", "32"),
+    ],
+)
+def test_fused_kernels_run_and_are_right(family, workload, toggle, option):
+    judged(configuration(family, workload, sequence=64, toggles=HALF | {toggle: option}), toggle)

@@ -1,0 +1,66 @@
+"""Pre-allocated MoE buffers as a toggle: one for all layers, right, blocked where they harm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from built_arms import CPU, blocked, configuration, found, stepped
+
+from models.layers.mixture import MixtureOfExperts
+from workbench.runner.config.resolve import resolve
+from workbench.runner.numerics import comparison
+
+ON = {"moe_buffers": "on"}
+
+
+def workspaces(arm):
+    return [m.workspace for m in arm.model.modules() if isinstance(m, MixtureOfExperts)]
+
+
+@pytest.mark.parametrize("workload", ["forward", "prefill", "decode"])
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_all_layers_compute_in_one_workspace_and_their_numbers_are_right(workload, precision):
+    asked = configuration("moe", workload, toggles=ON | {"precision": precision})
+    arm = stepped(asked)
+    shared = set(workspaces(arm))
+    assert len(shared) == 1 and None not in shared
+    evidence = found(arm, "moe_buffers")
+    assert evidence.status == "effective", evidence.text
+    (workspace,) = shared
+    assert f"3 layers took {workspace.taken:,} tensors" in evidence.text
+    judged = comparison.check(arm, resolve(asked, CPU))
+    assert judged.ok, judged.text
+
+
+def test_steps_after_the_first_take_no_new_memory_and_give_the_same_as_without():
+    arms = [stepped(configuration("moe", toggles=toggles)) for toggles in ({}, ON)]
+    (workspace,) = set(workspaces(arms[1]))
+    made, outputs = workspace.made, []
+    for arm in arms:
+        with arm.entered(), torch.no_grad():
+            outputs.append(arm.step().clone())
+    assert workspace.made == made
+    torch.testing.assert_close(*outputs)
+    assert set(workspaces(arms[0])) == {None}
+
+
+def test_adding_in_place_to_what_lies_in_the_workspace_is_right():
+    asked = configuration("moe", toggles=ON | {"in_place": "on"})
+    judged = comparison.check(stepped(asked), resolve(asked, CPU))
+    assert judged.ok, judged.text
+
+
+def test_training_and_models_without_experts_have_it_blocked_with_the_reason():
+    why = blocked(configuration("moe", "train"), "moe_buffers", "on")
+    assert why.reason == "overwrites what a backward pass needs"
+    assert why.set == {"workload": "forward"}
+    assert blocked(configuration("hydra"), "moe_buffers", "on") is not None
+    assert blocked(configuration("moe"), "moe_buffers", "on") is None
+
+
+def test_a_workspace_that_nothing_was_computed_in_is_no_effect():
+    arm = stepped(configuration("moe", toggles=ON))
+    for module in arm.model.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.workspace.taken = module.workspace.made = 0
+    assert found(arm, "moe_buffers").status == "no effect"

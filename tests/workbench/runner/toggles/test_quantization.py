@@ -1,0 +1,200 @@
+"""Linear layers by codes: what is replaced, what shows that it ran, and how far off it may be."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from built_arms import configuration, stepped
+from torch import nn
+
+import kernels
+from kernels.hardware import imagined
+from models.layers.quantized_linear import QuantizedLinear, expected_error, quantize_linears
+from workbench import protocol
+from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.numerics import comparison
+from workbench.runner.toggles import all_toggles, quantization
+from workbench.runner.variants.variant import Arms
+
+CPU = torch.device("cpu")
+SCHEMES = list(all_toggles()["quantization"].options)[1:]
+
+
+@pytest.fixture
+def build(small):
+    """An arm of the small model that has stepped once, and its situation."""
+    arms = Arms()
+
+    def build(workload="forward", **toggles):
+        settings = small.settings | ({"new_tokens": 4} if workload == "decode" else {})
+        asked = msgspec.structs.replace(
+            small, workload=workload, settings=settings, toggles=toggles
+        )
+        situation = resolve(asked, CPU)
+        arm = arms.get(situation, PhaseTracker(lambda phase: None))
+        with arm.entered(), arm.watched():
+            arm.step()
+        return arm, situation
+
+    return build
+
+
+def evidence(arm):
+    arm.evidence = None
+    (found,) = [each for each in arm.find_evidence() if each.toggle == "quantization"]
+    return found
+
+
+def outputs(arm):
+    with arm.entered():
+        return arm.step().clone()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_layers_are_replaced_run_and_stay_within_what_the_scheme_allows(build, scheme):
+    arm, situation = build(quantization=scheme)
+    found = evidence(arm)
+    assert found.status == "effective"
+    # The feed-forward width of 88 is no multiple of 16.
+    assert found.text.startswith(f"{6 if 'fp8' in scheme else 8} of 8 linear layers")
+    ran = {"int8_weight_only": "dequantize", "int8_dynamic": "int_mm"}.get(scheme, "torch")
+    assert arm.usage["quantized_matmul"] == {ran: 6 if "fp8" in scheme else 8}
+    judged = comparison.check(arm, situation)
+    assert judged.ok, judged.text
+    assert judged.relative_error > 1e-4, "nothing was rounded"
+    assert judged.tolerance < (0.25 if "fp8" in scheme else 0.06)
+
+
+@pytest.mark.parametrize("workload", ["prefill", "decode"])
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
+def test_generation_is_right_in_every_precision(build, workload, precision):
+    arm, situation = build(workload, precision=precision, quantization="int8_dynamic")
+    assert {each.status for each in arm.find_evidence()} == {"effective"}
+    judged = comparison.check(arm, situation)
+    assert judged.ok, judged.text
+
+
+def test_a_scheme_carried_out_wrongly_is_red(build):
+    arm, situation = build(quantization="int8_dynamic")
+    assert comparison.check(arm, situation).ok
+    layer = next(m for m in arm.model.modules() if isinstance(m, QuantizedLinear))
+    layer.scale *= 1.1
+    assert not comparison.check(arm, situation).ok
+
+
+def test_a_scheme_that_ruins_the_model_is_red_though_it_is_carried_out_rightly(build, monkeypatch):
+    arm, situation = build(quantization="int8_weight_only")
+    make = kernels.quantize_weight
+
+    def coarse(weight, scheme):
+        codes, scale = make(weight, scheme)
+        return (codes.float() / 64).round().to(torch.int8) * 64, scale
+
+    bound, plain = comparison._most(arm, 0.0), arm.plain_weights()
+    monkeypatch.setattr(kernels, "quantize_weight", coarse)
+    monkeypatch.setattr(comparison, "_most", lambda arm, rounding: bound)
+    for name, layer in arm.model.named_modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.codes_NK, layer.scale = coarse(plain[f"{name}.weight"].detach(), layer.scheme)
+    judged = comparison.check(arm, situation)
+    assert judged.ok is False and judged.tolerance == bound
+    monkeypatch.setattr(comparison, "_most", lambda arm, rounding: torch.inf)
+    assert comparison.check(arm, situation).ok is not False, "it follows its own definition"
+
+
+def test_layers_that_multiply_by_no_codes_are_told(build):
+    arm, _ = build(quantization="int8_dynamic")
+    arm.usage.pop("quantized_matmul")
+    found = evidence(arm)
+    assert (found.status, found.text) == (
+        "no effect",
+        "none of the 8 linear layers multiplied by codes",
+    )
+
+
+def test_a_router_whose_weight_another_operator_reads_keeps_it():
+    asked = configuration(
+        "mahia", model={"use_moe": True}, toggles={"quantization": "int8_dynamic"}
+    )
+    arm = stepped(asked)
+    made = [name for name, m in arm.model.named_modules() if isinstance(m, QuantizedLinear)]
+    routers = [name for name, _ in arm.model.named_modules() if name.endswith("router")]
+    linears = sum(isinstance(module, nn.Linear) for module in arm.model.modules())
+    assert len(routers) == 2 and not set(routers) & set(made)
+    assert evidence(arm).text.startswith(f"{len(made)} of {linears} linear layers")
+
+
+def test_codes_follow_weights_that_training_has_changed(build):
+    arm, _ = build(quantization="int8_weight_only")
+    before, address = outputs(arm), arm.model.blocks[0].mlp.down.codes_NK.data_ptr()
+    plain, _ = build()
+    with torch.no_grad():
+        weight = plain.model.blocks[0].mlp.down.weight  # one tensor for all arms
+        weight.copy_(5 * weight.flip(0, 1))
+    after = outputs(arm)
+    assert not torch.equal(after, before), "the codes are those of the weights before"
+    expected = outputs(plain)
+    assert (after - expected).norm() < 0.02 * expected.norm() < (after - before).norm()
+    assert arm.model.blocks[0].mlp.down.codes_NK.data_ptr() == address, "a captured graph reads it"
+
+
+def test_training_is_blocked_with_the_workload_that_is_not(small):
+    asked = msgspec.structs.replace(small, workload="train")
+    why = blocked_options(resolve(asked, CPU))["quantization"]
+    assert set(why) == set(SCHEMES)
+    assert why["fp8_row"].set == {"workload": "forward"}
+    free = msgspec.structs.replace(small, workload="forward")
+    assert "quantization" not in blocked_options(resolve(free, CPU))
+
+
+@pytest.mark.parametrize(
+    ("capability", "scheme", "dtype", "reason"),
+    [
+        ((9, 0), "fp8_row", torch.bfloat16, ""),
+        ((9, 0), "fp8_row", torch.float16, "fp8_row gives bfloat16, not float16"),
+        ((9, 0), "fp8_tensor", torch.float16, ""),
+        ((9, 0), "fp8_tensor", torch.float32, "fp8_tensor gives bfloat16 or float16, not float32"),
+        ((8, 9), "fp8_row", torch.bfloat16, "scales per row need compute capability 9.0"),
+        ((8, 0), "fp8_tensor", torch.bfloat16, "needs compute capability 8.9, not 8.0"),
+        ((7, 0), "int8_dynamic", torch.float16, "needs compute capability 7.5, not 7.0"),
+        ((7, 0), "int8_weight_only", torch.float32, ""),
+    ],
+)
+def test_what_a_gpu_cannot_multiply_is_known_beforehand(capability, scheme, dtype, reason):
+    quantization._refusals.cache_clear()
+    with imagined(capability):
+        found = quantization._refusals(scheme, dtype)
+    quantization._refusals.cache_clear()
+    assert found.endswith(reason) and bool(found) == bool(reason)
+
+
+def test_a_model_of_ones_own_is_quantized_and_shared_layers_stay_shared():
+    shared = nn.Linear(16, 16)
+    model = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(16, 5), nn.Linear(5, 16))
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    names = set(model.state_dict())
+    exact = model(x)
+    (made,) = quantize_linears(model, "int8_dynamic")
+    assert model[0] is model[2] is made
+    assert names - set(model.state_dict()) == {"0.weight", "2.weight"}
+    assert 0 < (model(x) - exact).norm() < 0.05 * exact.norm()
+
+
+def test_independent_roundings_add_up_to_the_root_of_their_number():
+    for scheme in SCHEMES:
+        one = expected_error(scheme, 1)
+        assert expected_error(scheme, 16) == pytest.approx(4 * one)
+        assert (0.02 < one < 0.05) if "fp8" in scheme else (0.005 < one < 0.015)
+
+
+def test_the_runner_quantizes_while_a_model_runs_and_goes_back(runner, small):
+    runner.start(msgspec.structs.replace(small, workload="forward"))
+    runner.until(protocol.EvidenceFound)
+    runner.send(protocol.Apply(toggles={"quantization": "int8_dynamic"}))
+    found = runner.until(protocol.EvidenceFound)
+    assert ("quantization", "effective") in [(e.toggle, e.status) for e in found.evidence]
+    runner.send(protocol.Apply(toggles={"quantization": "none"}))
+    assert runner.until(protocol.SegmentStarted).reused
+    runner.finish(protocol.Stop())

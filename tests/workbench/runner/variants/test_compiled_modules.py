@@ -1,0 +1,363 @@
+"""What Inductor generated is given to the modules that it computes for, forward and backward."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from runner_driver import Driver
+from traces import AUTOGRAD, Written
+
+from sessions.studies import breakdown
+from workbench.protocol import Finished, Profile
+from workbench.runner.profiling import provenance, sums, trace
+from workbench.runner.profiling.compiled import name_compiled
+from workbench.runner.profiling.provenance import NOWHERE
+
+COMPILING_S = 500.0
+MODULES = {
+    "": "Net", "embedding": "Embedding", "blocks": "ModuleList", "norm": "Norm", "head": "Linear",
+    "blocks.0": "Block", "blocks.0.norm": "Norm", "blocks.0.down": "Linear",
+    "blocks.1": "Block", "blocks.1.norm": "Norm", "blocks.1.down": "Linear",
+}  # fmt: skip
+
+
+def at(path: str, root: str = "L['model']") -> tuple[str, str]:
+    """What Dynamo says of a module."""
+    return f"{root}.{path}" if path else root, MODULES[path]
+
+
+FORWARD = (
+    ("triton_red_fused_norm_0", (at("blocks.0.norm"),)),
+    ("extern_kernels.mm", (at("blocks.0.down"),)),
+    ("triton_red_fused_add_norm_1", (at("blocks.0"), at("blocks.0.down"))),
+    ("extern_kernels.mm", (at("blocks.1.down"),)),
+    ("triton_red_fused_add_norm_1", (at("blocks.1"), at("norm"))),
+    ("torch.ops.aten._flash_attention_forward.default", (at("blocks.1"),)),
+    ("triton_per_fused_nll_2", (NOWHERE,)),
+)
+BACKWARD = (
+    ("triton_poi_fused_nll_norm_0", (NOWHERE, at("norm"))),
+    ("extern_kernels.mm", (at("blocks.1.down"),)),
+    ("triton_poi_fused_add_1", (at("blocks.0"), at("blocks.1"))),
+)
+GRAPHS = {"fwd": FORWARD, "bwd": BACKWARD}
+
+
+def launched(tmp_path, forward=FORWARD, root="workbench step") -> trace.Trace:
+    """A step whose two compiled graphs launch their calls' kernels one by one, 2**n us each."""
+    made = Written()
+    made.mark(root, 0, 1000)
+    made.op("Torch-Compiled Region: 0/0", 5, 300)
+    made.op("CompiledFunction", 10, 290, sequence=4)
+    made.op("## Call CompiledFxGraph fwd ##", 20, 280)
+    operators = {"extern_kernels.mm": "aten::mm", FORWARD[5][0]: "aten::_flash_attention_forward"}
+    for n, (name, _) in enumerate(forward):
+        made.op(operators.get(name, name), 30 + 20 * n, 45 + 20 * n)
+        made.kernel(name if name.startswith("triton") else "nvjet", 32 + 20 * n, 2.0**n)
+    made.node("CompiledFunctionBackward", 300, 600, sequence=4)
+    made.op("## Call CompiledFxGraph bwd ##", 310, 590, thread=AUTOGRAD)
+    for n, (name, _) in enumerate(BACKWARD):
+        made.op(operators.get(name, name), 330 + 20 * n, 345 + 20 * n, thread=AUTOGRAD)
+        kernel = name if name.startswith("triton") else "nvjet"
+        made.kernel(kernel, 332 + 20 * n, 2.0 ** (n + 7), thread=AUTOGRAD)
+    return trace.read(made.save(tmp_path / "t.json"), "cuda")
+
+
+def by_module(found: trace.Trace) -> dict[tuple[str, str], float]:
+    rows = sums.device_rows(found)
+    assert sum(row.us for row in rows) == sum(one.stop - one.start for one in found.work)
+    told: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        told[row.module, row.phase] += row.us
+    return dict(told)
+
+
+def test_each_launch_belongs_to_the_innermost_module_that_holds_what_it_computes(tmp_path):
+    found = launched(tmp_path)
+    assert by_module(found) == {
+        (breakdown.COMPILED, "forward"): 127.0,
+        (breakdown.COMPILED, "backward"): 896.0,
+    }
+    name_compiled(found, GRAPHS, MODULES, has_loss=True)
+    assert by_module(found) == {
+        ("blocks.0.norm", "forward"): 1.0,
+        ("blocks.0.down", "forward"): 2.0,
+        ("blocks.0", "forward"): 4.0,
+        ("blocks.1.down", "forward"): 8.0,
+        (trace.ROOT, "forward"): 16.0,  # of a block and of the norm after all blocks
+        ("blocks.1", "forward"): 32.0,
+        (breakdown.LOSS, "forward"): 64.0,
+        (breakdown.COMPILED, "backward"): 128.0,  # of the loss and of the model
+        ("blocks.1.down", "backward"): 256.0,
+        ("blocks", "backward"): 512.0,
+    }
+    assert found.untold.startswith("a kernel computes for the model and its loss")
+
+
+def test_what_lies_in_no_module_is_the_loss_only_where_there_is_one(tmp_path):
+    found = launched(tmp_path)
+    name_compiled(found, GRAPHS, MODULES, has_loss=False)
+    assert by_module(found)[breakdown.OUTSIDE, "forward"] == 64.0
+
+
+def test_calls_that_are_fewer_than_generated_are_given_to_nobody(tmp_path):
+    found = launched(tmp_path, forward=FORWARD[:3])  # one product and one kernel did not run
+    name_compiled(found, GRAPHS, MODULES, has_loss=True)
+    told = by_module(found)
+    assert told["blocks.0.norm", "forward"] == 1.0
+    assert told[breakdown.COMPILED, "forward"] == 2.0 + 4.0
+    assert "what ran is not what Inductor said that it generated" in found.untold
+
+
+def test_a_graph_that_nothing_is_known_of_stays_compiled_code_and_says_why(tmp_path):
+    found = launched(tmp_path)
+    name_compiled(found, {"bwd": BACKWARD}, MODULES, has_loss=True)
+    assert by_module(found)[breakdown.COMPILED, "forward"] == 127.0
+    assert found.untold.startswith("a graph came from Inductor's cache")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        at("norm", "L['self']"),  # of a block where the graph broke, or of the model: both have one
+        ("L['model'].norm", "Linear"),
+        ("L['model'].gone", "Linear"),
+    ],
+)
+def test_a_path_that_need_not_lead_from_the_model_is_given_to_nobody(tmp_path, place):
+    found = launched(tmp_path)
+    forward = ((FORWARD[0][0], (place,)), *FORWARD[1:])
+    name_compiled(found, {"fwd": forward}, MODULES, has_loss=True)
+    assert by_module(found)[breakdown.COMPILED, "forward"] == 1.0
+
+
+def test_a_block_that_is_compiled_by_itself_names_what_lies_in_it(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 1000)
+    for block in (0, 1):
+        start = 100 * block
+        made.mark(f"module blocks.{block}", start + 5, start + 90)
+        made.op("Torch-Compiled Region: 0/0", start + 10, start + 80)
+        made.op("CompiledFunction", start + 11, start + 79, sequence=4 + block)
+        made.op("## Call CompiledFxGraph block ##", start + 12, start + 78)
+        made.op("aten::mm", start + 20, start + 30)
+        made.kernel("nvjet", start + 22, 1.0)
+        made.op("triton_poi_fused_add_0", start + 40, start + 50)
+        made.kernel("triton_poi_fused_add_0", start + 42, 2.0)
+    made.node("CompiledFunctionBackward", 300, 400, sequence=5)
+    made.op("## Call CompiledFxGraph back ##", 310, 390, thread=AUTOGRAD)
+    made.op("triton_red_fused_norm_0", 320, 330, thread=AUTOGRAD)
+    made.kernel("triton_red_fused_norm_0", 322, 4.0, thread=AUTOGRAD)
+    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    own = ("L['self']", "Block")
+    graphs = {
+        "block": (
+            ("extern_kernels.mm", (("L['self'].down", "Linear"),)),
+            ("triton_poi_fused_add_0", (NOWHERE, own)),
+        ),
+        "back": (("triton_red_fused_norm_0", (("L['self'].norm", "Norm"),)),),
+    }
+    name_compiled(found, graphs, MODULES, has_loss=True)
+    assert by_module(found) == {
+        ("blocks.0.down", "forward"): 1.0,
+        ("blocks.0", "forward"): 2.0,
+        ("blocks.1.down", "forward"): 1.0,
+        ("blocks.1", "forward"): 2.0,
+        ("blocks.1.norm", "backward"): 4.0,
+    }
+    assert not found.untold
+
+
+def test_kernels_of_inductors_cuda_graphs_are_those_of_the_step_without_them(tmp_path):
+    plain = launched(tmp_path)
+    name_compiled(plain, GRAPHS, MODULES, has_loss=True)
+    made = Written()
+    made.mark("workbench step", 0, 1000)
+    made.op("Torch-Compiled Region: 0/0", 5, 300)
+    made.op("## Call CompiledFxGraph fwd ##", 20, 280)
+    kernels = [one.name for one in plain.work]
+    made.kernel(kernels[0], 30, 1.0, call="cudaGraphLaunch")
+    for name in kernels[1:7]:
+        made.replayed(name, made._device_free, 1.0)
+    made.op("## Call CompiledFxGraph bwd ##", 310, 590, thread=AUTOGRAD)
+    made.kernel("copy of an input", 315, 1.0, thread=AUTOGRAD, call="cudaGraphLaunch")
+    for n, name in enumerate(kernels[7:]):  # each in a graph of its own
+        made.kernel(name, 320 + 10 * n, 1.0, thread=AUTOGRAD, call="cudaGraphLaunch")
+    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    name_compiled(found, GRAPHS, MODULES, has_loss=True)
+    assert not found.untold  # nothing was launched that could be miscounted
+    sums.name_replayed(found, plain)
+    told = by_module(found)
+    assert told.pop((breakdown.REPLAYED, "replay")) == 1.0
+    assert set(told) == set(by_module(plain)) and sum(told.values()) == len(kernels)
+    # Both passes have such a product: that of the backward pass comes after all the others.
+    assert told["blocks.1.down", "backward"] == told["blocks.1.down", "forward"] == 1.0
+
+
+def written() -> tuple[torch.fx.GraphModule, dict[str, list[str]]]:
+    """A graph as Inductor has it at last, and what Inductor says of its calls."""
+    aten = torch.ops.aten
+    graph = torch.fx.Graph()
+    inner = {
+        "1": ("L['model'].blocks.0", object),
+        "2": ("L['model'].blocks.0.down", torch.nn.Linear),
+    }
+    outer = {"1": inner["1"]}
+
+    def node(target, *args, **meta):
+        made = graph.call_function(target, args)
+        made.meta.update(meta)
+        return made.name, made
+
+    x = graph.placeholder("x")
+    names = {}
+    names["view"], view = node(aten.permute.default, x, [1, 0], nn_module_stack=outer)
+    names["product"], product = node(aten.mm.default, view, x, nn_module_stack=inner)
+    names["other"], other = node(aten.mul.Tensor, product, 2, fwd_nn_module_stack=outer)
+    names["loss"], loss = node(
+        aten.sum.default, other, stack_trace="loss.py", partitioner_tag="is_forward"
+    )
+    names["lossback"], back = node(
+        aten.expand.default, loss, [2], fwd_nn_module_stack=None, partitioner_tag="is_backward"
+    )
+    names["added"], added = node(
+        aten.add.Tensor, back, loss, stack_trace="any.py", partitioner_tag="is_backward"
+    )
+    graph.output(added)
+    calls = {
+        "triton_poi_fused_mm_0:1": [names["view"], names["product"], x.name],
+        "torch.ops.aten.mul.Tensor:2": [names["product"], names["other"]],
+        "triton_poi_fused_mm_0:3": [names["view"]],
+        "triton_red_fused_sum_1:4": [names["loss"], names["other"], "not in the graph"],
+        "triton_poi_fused_expand_2:5": [names["lossback"]],
+        "triton_poi_fused_add_3:6": [names["added"], names["other"]],
+    }
+    return torch.fx.GraphModule({}, graph), calls
+
+
+def test_calls_are_told_with_the_modules_of_the_nodes_that_they_compute():
+    graph, calls = written()
+    block, down = ("L['model'].blocks.0", "object"), ("L['model'].blocks.0.down", "Linear")
+    assert provenance._calls(calls, graph) == (
+        ("triton_poi_fused_mm_0", (down,)),  # a view computes nothing
+        ("torch.ops.aten.mul.Tensor", (block,)),  # what leads up to a library's call is not its
+        ("triton_poi_fused_mm_0", (block,)),
+        ("triton_red_fused_sum_1", (NOWHERE, block)),
+        ("triton_poi_fused_expand_2", (NOWHERE,)),
+        ("triton_poi_fused_add_3", (block,)),  # whose the sum of two gradients is, nobody knows
+    )
+
+
+def test_a_graph_is_made_also_where_inductor_cannot_be_understood():
+    class Graph:
+        def __init__(self, gm):
+            self.gm = gm
+
+    Graph.__init__ = provenance._knowing(Graph.__init__)
+    made = Graph(gm=SimpleNamespace())  # which has no modules
+    assert made.gm is not None and made._workbench_calls == ()
+
+
+def test_what_inductor_said_of_one_graph_is_not_told_of_the_next(monkeypatch):
+    class Graph:
+        def __init__(self, gm):
+            self.gm = gm
+
+    graph, calls = written()
+    said: dict[str, list[str]] = {}
+    debug = SimpleNamespace(_inductor_triton_kernel_to_post_grad_node_info=said)
+    monkeypatch.setitem(sys.modules, "torch._inductor.debug", debug)
+    Graph.__init__ = provenance._knowing(Graph.__init__)
+    for _ in range(2):  # as of backward passes, between which Inductor forgets nothing by itself
+        said |= calls
+        assert Graph(gm=graph)._workbench_calls == provenance._calls(calls, graph)
+        calls = {f"{name}0": nodes for name, nodes in calls.items()}  # it counts on
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_compiled_once_more_in_the_same_process_each_graph_has_its_own_calls():
+    program = """
+import torch
+from workbench.runner.profiling import provenance
+provenance.keep()
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+for options in ({}, {"cpp.simdlen": 0}):
+    torch._dynamo.reset()
+    torch.compile(model, options=options)(torch.ones(2, 8)).sum().backward()
+counted = [len(calls) for calls in provenance.known().values()]
+assert len(counted) == 4 and len(set(counted)) == 2, provenance.known()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_the_user_asked_inductor_for_stays(monkeypatch):
+    monkeypatch.setenv("INDUCTOR_PROVENANCE", "1")
+    provenance.ask()
+    assert os.environ["INDUCTOR_PROVENANCE"] == "1"
+
+
+def test_nothing_is_asked_of_inductor_that_steps_pay_for(monkeypatch):
+    monkeypatch.delenv("INDUCTOR_PROVENANCE", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE", raising=False)
+    provenance.ask()
+    assert os.environ["INDUCTOR_PROVENANCE"] == "2"
+    assert "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE" not in os.environ
+
+
+@pytest.fixture
+def watching(monkeypatch):
+    """A runner of its own, whose compiled C++ kernels are in its traces."""
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE", "1")
+    driver = Driver()
+    driver.until_state("idle")
+    yield driver
+    driver.close()
+
+
+def profile(runner, configuration, workload, **toggles):
+    asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
+    runner.send(Profile(configurations=[asked], steps=2))
+    assert runner.until(Finished, COMPILING_S).reason == "done", runner.describe()
+    runner.until_state("idle")
+    return breakdown.profiles(runner.session)[-1]
+
+
+def products(study) -> Counter[tuple[str, str]]:
+    """Calls of matrix products a step by module and phase."""
+    table = study.tables["kernels"]
+    found: Counter[tuple[str, str]] = Counter()
+    for name, module, phase, calls in zip(
+        *(table[column] for column in ("name", "module", "phase", "calls")), strict=True
+    ):
+        if name in ("aten::mm", "aten::addmm"):
+            found[str(module), str(phase)] += float(calls)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("scope", ["model", "blocks"])
+def test_compiled_products_belong_to_the_modules_that_they_belong_to_uncompiled(
+    watching, small, scope
+):
+    eager = profile(watching, small, "train")
+    study = profile(watching, small, "train", compile="default", compile_scope=scope)
+    told = products(study)
+    # The head's weights are the embedding's: where the two gradients are added by one product, it
+    # is of the loss and of a module, and Inductor says of neither.
+    untold = told.pop((breakdown.COMPILED, "backward"), 0.0)
+    told[breakdown.LOSS, "backward"] += untold
+    assert told == products(eager) and untold <= 1
+    fused = study.tables["kernels"]["kind"] == "fused by Inductor"
+    modules = {str(one) for one in study.tables["kernels"]["module"][fused]}
+    assert {"blocks.0.mlp", "blocks.1.mlp"} <= modules
+    assert breakdown.total_us(study) <= study.facts["profiled_us"]

@@ -1,0 +1,77 @@
+"""The window over a runner on another host: whose clock is off, and whose name stands below."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QFileDialog, QInputDialog
+
+from workbench.client import runner_command
+from workbench.ui.dialogs import runner_files
+from workbench.ui.state import AppState
+from workbench.ui.status import StatusBar
+
+FAKE = Path(__file__).parents[1] / "fake_runner.py"
+SKEW_S = 3600.0
+SKEWED = f"""
+import runpy, time
+real = time.time
+time.time = lambda: real() + {{skew}}
+runpy.run_path({str(FAKE)!r}, run_name="__main__")
+"""
+
+
+@pytest.fixture(params=[SKEW_S, -SKEW_S], ids=["ahead", "behind"])
+def elsewhere(qtbot, request):
+    """The state over a fake runner whose wall clock is an hour off, started as a person asked."""
+    command = shlex.join((sys.executable, "-c", SKEWED.format(skew=request.param)))
+    with runner_command.asked(command):
+        state = AppState()
+        state.start_runner()
+        qtbot.waitUntil(lambda: state.runner_state == "idle")
+        yield state
+        state.close()
+
+
+def test_a_note_stands_where_it_was_made_though_the_clocks_are_an_hour_apart(qtbot, elsewhere):
+    state = elsewhere
+    state.start()
+    qtbot.waitUntil(lambda: any(segment.steps.rows for segment in state.session.segments))
+    state.add_note("here")
+    (note,) = [event for event in state.session.events if event.kind == "note"]
+    newest = state.session.segments[-1].steps["t_s"][-1]
+    assert newest - 1 < note.t_s < newest + 20
+
+
+def test_the_status_bar_names_the_host_and_the_command_and_nothing_in_it_is_markup(
+    qtbot, elsewhere
+):
+    bar = StatusBar(elsewhere)
+    qtbot.addWidget(bar)
+    elsewhere.catalogue.environment["host"] = "<b>gpuhost</b>"
+    elsewhere.catalogueChanged.emit()
+    device = bar._facts["device"]
+    assert device.text() == "NVIDIA H200 on <b>gpuhost</b>"
+    assert device.textFormat().name == "PlainText"
+    assert "fake_runner.py" in device.toolTip() and "&#x27;" not in device.toolTip()
+    bar.close_timer()
+
+
+def test_a_file_of_the_runners_is_asked_for_by_its_path_there(qtbot, elsewhere, monkeypatch):
+    asked = []
+
+    def answer(parent, title, label, text=""):
+        asked.append(label)
+        return " /data/text.txt ", True
+
+    monkeypatch.setattr(QInputDialog, "getText", answer)
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: pytest.fail("of this host"))
+    elsewhere.catalogue.environment["host"] = "gpuhost"
+    bar = StatusBar(elsewhere)
+    qtbot.addWidget(bar)
+    assert runner_files.existing(elsewhere, bar, "Text") == "/data/text.txt"
+    assert asked == ["Path on gpuhost:"]
+    bar.close_timer()

@@ -1,0 +1,88 @@
+"""The few dialogs: where one may type at once, and what they say."""
+
+from __future__ import annotations
+
+import pytest
+from fake_catalogue import catalogue
+from PySide6.QtWidgets import QDialog, QFileDialog, QMessageBox, QPlainTextEdit
+
+from workbench import protocol
+from workbench.ui.dialogs import message_boxes
+from workbench.ui.menus.actions import ACTIONS
+from workbench.ui.panels._plot_keys import PLOT_KEYS
+
+
+def opened(window) -> QDialog:
+    (dialog,) = (one for one in window.findChildren(QDialog) if one.isVisible())
+    return dialog
+
+
+def test_notes_can_be_typed_at_once_after_those_that_are_there(window):
+    window.state.session.notes = "before"
+    message_boxes.notes(window)
+    dialog = opened(window)
+    edit = dialog.findChild(QPlainTextEdit)
+    assert dialog.focusWidget() is edit and edit.textCursor().position() == len("before")
+    dialog.reject()
+
+
+@pytest.mark.parametrize("typed", ["after", ""])
+def test_notes_become_what_was_typed_and_nothing_is_typed_too(window, typed):
+    window.state.session.notes = "before"
+    message_boxes.notes(window)
+    dialog = opened(window)
+    dialog.findChild(QPlainTextEdit).setPlainText(typed)
+    dialog.accept()
+    assert window.state.session.notes == typed
+
+
+def test_every_shortcut_is_listed_beside_what_it_does(window):
+    window.actions_["shortcuts"].trigger()
+    lines = opened(window).findChild(QPlainTextEdit).toPlainText().splitlines()
+    for action in ACTIONS:
+        if action.shortcut and action.menu:
+            assert any(line.split() and line.split()[0] == action.shortcut for line in lines), (
+                action.id
+            )
+    assert "File" in lines and not any("&" in line for line in lines)
+    for key in PLOT_KEYS:
+        (line,) = [line for line in lines if line.startswith(f"  {', '.join(key.keys)} ")]
+        assert line.endswith(f" {key.text}")
+
+
+def test_the_doctor_ends_each_sentence(state):
+    state._take(catalogue())
+    reason = protocol.Blocked("xformers is not installed", "Install the extra")
+    state.availability = protocol.Availability(
+        configuration=state.configuration, problems=[], blocked={"attention": {"xformers": reason}}
+    )
+    text = message_boxes.doctor_text(state)
+    assert "Attention backend: xFormers: xformers is not installed. Install the extra." in text
+
+
+@pytest.mark.parametrize(
+    ("named", "written", "asks"),
+    [
+        ("run", "run.h5", True),
+        ("run.h5", "run.h5", False),  # Qt has asked
+        ("lr0.5", "lr0.5.h5", False),
+        ("run.journal", "run.journal.h5", False),
+    ],
+)
+@pytest.mark.parametrize("answer", ["Yes", "No"])
+def test_a_name_without_its_ending_replaces_no_file_unasked(
+    ready, tmp_path, monkeypatch, named, written, asks, answer
+):
+    (tmp_path / "run.h5").write_bytes(b"measured for days")
+    asked, saved = [], []
+
+    def question(*told):
+        asked.append(told[2])
+        return QMessageBox.StandardButton[answer]
+
+    monkeypatch.setattr(QMessageBox, "question", question)
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path / named), ""))
+    monkeypatch.setattr(ready, "save_path", saved.append)
+    message_boxes.save_as(ready)
+    assert asked == (["run.h5 is there already. Replace it?"] if asks else [])
+    assert saved == ([] if asks and answer == "No" else [tmp_path / written])

@@ -1,0 +1,374 @@
+"""The build, segments and events panels, the status bar, and the layout of the docks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fake_session import messages, session
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QDockWidget,
+    QDoubleSpinBox,
+    QLabel,
+    QMenu,
+    QPushButton,
+    QSpinBox,
+)
+
+from sessions.model import Event, Segment
+from workbench import protocol
+from workbench.ui.controllers.appearance import Appearance
+from workbench.ui.menus.actions import ACTIONS
+from workbench.ui.panels import events
+from workbench.ui.panels._segment_model import AS_BASELINE
+from workbench.ui.window import MainWindow
+
+
+def panel(window, name):
+    return window.desk.docks[name].widget()
+
+
+def field(window, name, kind):
+    return panel(window, "build").findChild(kind, f"field-{name}")
+
+
+def show(window, shown):
+    """Let the window show a finished session."""
+    window.state._show(shown)
+    window.state._link.retire()
+
+
+def test_forms_are_made_from_the_catalogue(ready):
+    assert field(ready, "dim", QSpinBox).value() == 768
+    assert field(ready, "rope_theta", QDoubleSpinBox).value() == 10000
+    assert not field(ready, "tie", QCheckBox).isChecked()
+    assert field(ready, "init", QComboBox).currentText() == "normal"
+    assert field(ready, "batch", QSpinBox).value() == 8
+    assert field(ready, "n_layers", QSpinBox).maximum() == 512
+
+
+def test_a_preset_brings_its_fields_and_settings(qtbot, ready):
+    field(ready, "dim", QSpinBox).setValue(512)
+    assert ready.state.configuration.model == {"dim": 512}
+    ready.choose_preset("1b")
+    assert ready.state.configuration.model == {}
+    assert field(ready, "dim", QSpinBox).value() == 2048
+    assert field(ready, "sequence", QSpinBox).value() == 2048
+
+
+def test_a_field_set_back_to_the_preset_is_no_override(ready):
+    box = field(ready, "dim", QSpinBox)
+    box.setValue(512)
+    box.setValue(768)
+    assert ready.state.configuration.model == {}
+
+
+def test_problems_stand_in_the_panel_and_keep_run_disabled(qtbot, ready):
+    field(ready, "n_heads", QSpinBox).setValue(7)
+    build = panel(ready, "build")
+    qtbot.waitUntil(lambda: bool(build.findChildren(QLabel, "problem")))
+    assert "7 query heads do not divide" in build.findChild(QLabel, "problem").text()
+    assert not ready.actions_["run"].isEnabled()
+    assert "7 query heads" in ready.actions_["run"].toolTip()
+    field(ready, "n_heads", QSpinBox).setValue(12)
+    qtbot.waitUntil(lambda: ready.actions_["run"].isEnabled())
+
+
+@pytest.mark.parametrize("name", ["mine", "bf16/compile", "50 % of it", "Größe"])
+def test_a_user_preset_returns_with_all_that_it_had(ready, name):
+    field(ready, "batch", QSpinBox).setValue(3)
+    ready.state.set_toggle("triton", "on")
+    kept = ready.state.configuration
+    ready.settings.save_preset(name, kept)
+    ready.choose_preset("tiny")
+    ready.state.edit(ready.settings.presets[name])
+    assert ready.state.configuration == kept
+
+
+def test_the_segments_table_condenses_what_differs(qtbot, ready):
+    show(ready, session())
+    model = panel(ready, "segments").model
+    qtbot.waitUntil(lambda: model.rowCount() == 6, timeout=30_000)
+    cells = [[model.index(row, column).data() for column in range(8)] for row in range(6)]
+    assert cells[0][1] == "baseline" and cells[1][1] == "Precision: AMP BF16"
+    assert cells[2][1] == "Precision: AMP BF16 · Triton kernels, all: On"
+    tip = model.index(2, 1).data(Qt.ItemDataRole.ToolTipRole)
+    assert tip.splitlines() == [cells[2][1], "precision=amp_bf16 · triton=on"]
+    assert float(cells[1][5]) == pytest.approx(0.5, abs=0.02)
+    assert cells[1][6] == "unpaired"
+    right = Qt.AlignmentFlag.AlignRight
+    assert model.index(1, 3).data(Qt.ItemDataRole.TextAlignmentRole) & right
+
+
+def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, ready):
+    shown = session()
+    other = msgspec.structs.replace(shown.segments[0].configuration, family="kernels")
+    shown.segments[0].configuration = other
+    show(ready, shown)
+    before = ready.state.configuration
+    segments = panel(ready, "segments")
+    segments._use(shown.segments[0])
+    assert ready.state.configuration == before
+    qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
+    taken = {}
+    for row in (0, 1):
+        segments._show_menu(segments.table.visualRect(segments.model.index(row, 0)).center())
+        menu = segments.findChildren(QMenu)[-1]
+        (use,) = (one for one in menu.actions() if one.text().startswith("Use its"))
+        taken[row] = use.isEnabled(), use.text()
+        menu.close()
+    assert taken[1] == (True, "Use its configuration")
+    assert taken[0][0] is False and "no family 'kernels'" in taken[0][1]
+
+
+def test_a_double_click_makes_a_segment_the_baseline(qtbot, ready):
+    show(ready, session())
+    segments = panel(ready, "segments")
+    qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
+    segments.table.doubleClicked.emit(segments.model.index(1, 0))
+    assert ready.state.baseline == 1
+    qtbot.waitUntil(lambda: segments.model.index(1, 1).data() == "baseline", timeout=10_000)
+    assert segments.model.index(0, 1).data() not in ("baseline", AS_BASELINE)
+
+
+def test_the_table_is_copied_as_csv_and_markdown(qtbot, ready):
+    show(ready, session())
+    segments = panel(ready, "segments")
+    qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
+    segments.copy_csv()
+    assert QGuiApplication.clipboard().text().count("\n") == 7
+    segments.copy_markdown()
+    assert "| ---" in QGuiApplication.clipboard().text()
+
+
+def test_selection_is_shared_through_the_state(qtbot, ready):
+    show(ready, session())
+    segments = panel(ready, "segments")
+    qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
+    ready.state.select(3)
+    assert segments.table.currentIndex().row() == 3
+    segments.table.selectRow(4)
+    assert ready.state.selection == 4
+
+
+def test_events_are_filtered_by_kind_and_text_and_a_click_shows_the_moment(qtbot, ready):
+    shown = session()
+    show(ready, shown)
+    events = panel(ready, "events")
+    assert events._filtered.rowCount() == 5
+    events._picker.chosen.emit("problem")
+    assert events._filtered.rowCount() == 0
+    assert not events.table.isVisibleTo(events)
+    (shows_all,) = events._found.currentWidget().findChildren(QPushButton)
+    shows_all.click()
+    assert events._filtered.rowCount() == 5 and events.table.isVisibleTo(events)
+    events._filtered.set_kind("toggle")
+    events._search.setText("adamw")
+    assert events._filtered.rowCount() == 1
+    with qtbot.waitSignal(ready.state.focusRequested) as asked:
+        events.table.clicked.emit(events._filtered.index(0, 2))
+    assert asked.args == [shown.events[2].t_s]
+    assert not ready.state.follow
+
+
+def test_a_live_event_is_added_without_reading_the_others_again(qtbot, ready):
+    events = panel(ready, "events")
+    with qtbot.waitSignal(events._model.rowsInserted):
+        ready.state.add_note("first")
+    assert events._model.rowCount() == 1
+
+
+def test_the_status_bar_says_in_words_what_happens(qtbot, ready):
+    assert ready.status.runner.text() == "Idle"
+    ready.state.start()
+    qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
+    qtbot.waitUntil(lambda: "steps/s" in ready.status._facts["rate"].text(), timeout=8000)
+    assert "GiB allocated" in ready.status._facts["memory"].text()
+    assert ready.status._facts["file"].text() == "Not saved, journaled"
+    assert ready.status._facts["device"].text() == "NVIDIA H200"
+
+
+def test_beside_running_stand_the_numbers_of_what_runs_and_not_of_an_opened_file(qtbot, ready):
+    ready.state.start()
+    qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
+    opened = session()
+    opened.segments[-1].steps["allocated"][-1] = 512.4 * 2**20
+    ready.state._show(opened)
+    rate, memory = (ready.status._facts[name] for name in ("rate", "memory"))
+    qtbot.waitUntil(lambda: "steps/s" in rate.text(), timeout=8000)
+    assert "GiB allocated" in memory.text()
+    ready.state.stop()
+    qtbot.waitUntil(lambda: memory.text() == "512 MiB allocated")
+
+
+def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
+    ready.state._take(protocol.State(state="building", text="Building"))
+    ready.state._take(protocol.Progress(task="Compile", fraction=0.25, text="3 of 12"))
+    ready.state.stateChanged.emit()
+    assert ready.status._progress_text.text() == "Compile 3 of 12"
+    assert ready.status._progress.value() == 250
+    assert ready.status._cancel.isVisible()
+    assert ready.actions_["cancel"].isEnabled()
+
+
+def test_the_layout_is_kept_for_the_next_window_and_can_be_reset(qapp, qtbot, window):
+    window.desk.docks["events"].close()
+    window.desk.docks["toggles"].setFloating(True)
+    state, settings = window.state, window.settings
+    window.close()
+    again = MainWindow(state, settings, Appearance(qapp, state, settings))
+    again.show()
+    qtbot.waitExposed(again)
+    assert again.desk.docks["events"].isHidden()
+    assert again.desk.docks["toggles"].isFloating()
+    again.reset_layout()
+    qtbot.waitUntil(lambda: not any(dock.isFloating() for dock in again.desk.docks.values()))
+    assert again.desk.docks["events"] in again.desk.tabifiedDockWidgets(
+        again.desk.docks["segments"]
+    )
+    again.close()
+    again.deleteLater()
+
+
+def test_a_layout_of_another_version_is_not_restored(settings):
+    from PySide6.QtCore import QByteArray
+
+    settings._store.setValue("layout0/docks", QByteArray(b"old"))
+    assert settings.layout("docks") is None
+
+
+def test_the_theme_changes_every_token_at_once(qapp, whole):
+    window = whole
+    window.set_theme("light")
+    assert window.state.theme.name == "light"
+    assert window.state.theme.surface in qapp.styleSheet()
+    window.set_theme("dark")
+    assert window.state.theme.name == "dark"
+    assert "#ffffff" not in qapp.styleSheet()
+
+
+def test_every_empty_panel_says_what_would_fill_it(window):
+    later = (window.attribution, window.breakdown, window.checklist, window.sweep)
+    made = (window.verdict, *later)
+    assert window.claims  # is never empty: it lists what can be measured
+    for panel in made:  # now, if they were not yet
+        assert panel.empty.isVisibleTo(panel)
+    for dock in window.findChildren(QDockWidget):
+        if dock.objectName() in ("live", "compare"):
+            continue  # theirs are tested with the plots
+        texts = [label.text() for label in dock.widget().findChildren(QLabel)]
+        assert any(len(text) > 30 for text in texts), dock.objectName()
+
+
+def test_a_replayed_journal_fills_the_window_and_cannot_be_run(qapp, qtbot, settings, tmp_path):
+    from workbench.ui.connection.replay import ReplayedRunner
+    from workbench.ui.state import AppState
+
+    path = tmp_path / "run.journal"
+    path.write_bytes(b"".join(protocol.encode(message) for message in messages()) + b'{"cut')
+    state = AppState(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
+    window = MainWindow(state, settings, Appearance(qapp, state, settings))
+    state.start_runner()
+    qtbot.waitUntil(lambda: state.runner_text == "The replay has ended", timeout=10_000)
+    assert len(state.session.segments) == 6
+    assert state.configuration == state.session.segments[-1].configuration
+    assert not window.actions_["run"].isEnabled()
+    assert "replay" in window.actions_["run"].toolTip()
+    window.close()
+    window.deleteLater()
+
+
+def test_a_file_that_is_no_journal_is_told_and_not_waited_for(qtbot, tmp_path):
+    from workbench.ui.connection.replay import ReplayedRunner
+    from workbench.ui.state import AppState
+
+    path = tmp_path / "session.h5"
+    path.write_bytes(b"\x89HDF\r\n" * 9)
+    state = AppState(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
+    state.start_runner()
+    qtbot.waitUntil(lambda: state.runner_text == "The replay has ended", timeout=10_000)
+    state.close()
+    (failure,) = state.failures
+    assert failure.sentence == f"{path}: no message in it; a journal holds one JSON message a line."
+
+
+def test_a_replay_keeps_the_recorded_pace(qtbot, tmp_path):
+    import time
+
+    from workbench.ui.connection.replay import ReplayedRunner
+
+    path = tmp_path / "slow.journal"
+    notes = [protocol.Note(t_s=t_s, kind="note", text="") for t_s in (0.0, 0.2, 0.6)]
+    path.write_bytes(b"".join(map(protocol.encode, notes)))
+    runner = ReplayedRunner(path, speed=2.0)
+    began = time.monotonic()
+    played = runner.messages()
+    times = [(next(played).t_s, time.monotonic() - began) for _ in notes]
+    runner.close()
+    for t_s, seen_s in times:
+        assert t_s / 2 - 0.01 <= seen_s < t_s / 2 + 0.5
+
+
+def test_a_configuration_from_another_runner_is_settled(ready):
+    from workbench.ui.controllers import config_edit
+
+    foreign = msgspec.structs.replace(
+        ready.state.configuration, toggles={"precision": "fp4", "gone": "on", "triton": "on"}
+    )
+    settled = config_edit.adopt(ready.state.catalogue, foreign)
+    assert set(settled.toggles) == {toggle.name for toggle in ready.state.catalogue.toggles}
+    assert settled.toggles["precision"] == "fp32" and settled.toggles["triton"] == "on"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(59.94, "0:59.9"), (59.97, "1:00.0"), (3599.96, "1:00:00.0"), (3723.44, "1:02:03.4")],
+)
+def test_a_clock_has_no_sixtieth_second(seconds, said):
+    assert events.clock(seconds) == said
+
+
+def test_a_changed_model_has_its_parameters_counted_once_it_was_built(qtbot, ready):
+    """While it ran, the panel still said that they are counted when it is built."""
+    state = ready.state
+    field(ready, "dim", QSpinBox).setValue(512)
+    size = panel(ready, "build")._size
+    assert size.text() == "Parameters are counted when it is built."
+    built = Segment(0, state.configuration, "first", 0.0, ledger={"parameters": 25_312})
+    state.session.segments.append(built)
+    state.segmentsChanged.emit()
+    assert size.text() == "25,312 parameters, as last built"
+    field(ready, "dim", QSpinBox).setValue(640)
+    assert size.text() == "Parameters are counted when it is built."
+
+
+def test_the_newest_event_stays_in_sight_when_the_panel_is_made_larger_and_smaller(qtbot, ready):
+    log = panel(ready, "events")
+    ready.desk.bring("events")
+    for number in range(12):
+        ready.state.session.events.append(Event(float(number), "note", f"note {number}"))
+    ready.state.eventsChanged.emit()
+    bar = log.table.verticalScrollBar()
+    qtbot.waitUntil(lambda: 0 < bar.maximum() == bar.value())
+    ready.resize(1280, 2600)
+    qtbot.waitUntil(lambda: bar.maximum() == 0)  # all of them are seen
+    ready.resize(1280, 800)
+    qtbot.waitUntil(lambda: bar.maximum() > 0)
+    assert bar.value() == bar.maximum()
+    bar.setValue(3)  # who reads further up is left there
+    ready.state.session.events.append(Event(61.0, "note", "one more"))
+    ready.state.eventsChanged.emit()
+    assert bar.value() == 3
+
+
+def test_a_menu_shows_what_is_switched_on_and_no_icon_in_a_colour_of_its_own_background(ready):
+    """An icon hides the check mark; Run's is drawn for its blue button, and was not to be seen."""
+    for action in ACTIONS:
+        made = ready.actions_[action.id]
+        if action.checked is not None:
+            assert made.isCheckable() and not made.isIconVisibleInMenu(), action.id
+    assert not ready.actions_["run"].isIconVisibleInMenu()
+    assert ready.actions_["stop"].isIconVisibleInMenu()

@@ -1,0 +1,335 @@
+"""The verdict panel and its actions: offered after a toggle, live, measured on, stopped."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from fake_session import messages, session
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QLabel
+
+from sessions.model import Session
+from workbench import calibration, protocol
+from workbench.calibration import Calibration
+from workbench.charts.style import Style
+from workbench.client.recorder import Recorder
+from workbench.titles import Titles
+from workbench.ui.controllers import config_edit
+from workbench.ui.dialogs.export import export_plot
+from workbench.ui.panels import _verdict_lines as verdict_lines
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots._narrowing import Same, hatch
+from workbench.ui.theming.theme import DARK
+
+
+def texts(panel) -> str:
+    return "\n".join(label.text() for label in panel.findChildren(QLabel))
+
+
+def run_once(qtbot, window):
+    window.state.start()
+    qtbot.waitUntil(lambda: len(window.state.session.segments) == 1)
+    qtbot.waitUntil(lambda: window.state.runner_state == "running")
+
+
+@pytest.fixture
+def compared() -> Session:
+    """A finished sitting that ends with a comparison whose second arm computes wrong numbers."""
+    recorder = Recorder(Session(title="compared"))
+    for message in messages("verdict"):
+        recorder.record(message)
+    return recorder.session
+
+
+@pytest.fixture
+def changed(qtbot, ready):
+    """The window with a run in progress, a toggle of which was changed."""
+    run_once(qtbot, ready)
+    ready.state.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(ready.state.session.segments) == 2)
+    return ready
+
+
+def test_numbers_that_nobody_checked_are_amber_and_no_verdict_is_green(compared):
+    (one,) = compared.comparisons
+    why = "not checked: Out of memory: 2.00 GiB more was needed."
+    right = {**one.facts["numerics"]["0"], "ok": True}
+    for arms, tone in (((right, right), "good"), ((right, {"ok": None, "text": why}), "warning")):
+        numerics = {str(n): {"reference": "", **found} for n, found in enumerate(arms)}
+        facts = {**one.facts, "numerics": numerics}
+        made = msgspec.structs.replace(one, verdict="FASTER", facts=facts)
+        assert verdict_lines.tone(made) == tone
+        told = [line for line in verdict_lines.troubles(made, [], Titles()) if "numbers" in line[0]]
+        expected = [(f"B: numbers {why}", "unknown", "warning")] if tone == "warning" else []
+        assert told == expected
+
+
+def test_without_a_comparison_the_panel_says_what_would_fill_it(ready):
+    assert ready.verdict.empty.isVisibleTo(ready.verdict)
+    assert "change a toggle" in texts(ready.verdict)
+    action = ready.actions_["verdict"]
+    assert not action.isEnabled()
+    assert "No other configuration has run yet" in action.toolTip()
+
+
+def test_a_changed_toggle_offers_the_verdict_against_before(changed):
+    action = changed.actions_["verdict"]
+    assert action.isEnabled()
+    entry = next(one for one in changed.actions_.entries() if one.text.startswith("Verdict"))
+    assert not entry.why_not
+    before = changed.state.verdicts.before()
+    assert before.toggles["triton"] == "off"
+
+
+def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
+    state, panel = changed.state, changed.verdict
+    hold.touch()
+    changed.actions_["verdict"].trigger()
+    qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "), timeout=10_000)
+    assert not panel.more.isEnabled()
+    hold.unlink()
+    qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
+    said = "B computed wrong numbers; by time: B is FASTER than A"
+    qtbot.waitUntil(lambda: panel.headline.text() == said)
+    assert panel.headline.property("tone") == "bad"
+    assert panel.ratio.text().startswith("B against A: 1.2")
+    assert "x faster (95 % CI 1.2" in panel.ratio.text() and ", 12 pairs in" in panel.ratio.text()
+    shown = texts(panel)
+    assert "Numbers right against float64" in shown and "Numbers WRONG against float64" in shown
+    assert "2 of 26 blocks were void" in shown
+    (kept,) = state.session.comparisons
+    base, other = (state.session.segments[place] for place in kept.facts["segments"])
+    assert base.configuration.toggles["triton"] == "off"
+    assert other.configuration.toggles["triton"] == "on"
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    assert state.running == other.configuration  # the run that was interrupted goes on
+
+
+def test_what_is_chosen_meanwhile_for_another_workload_is_not_what_goes_on(qtbot, changed, hold):
+    state = changed.state
+    ran = state.running
+    hold.touch()
+    changed.actions_["verdict"].trigger()
+    qtbot.waitUntil(lambda: bool(state.session.comparisons), timeout=10_000)
+    state.edit(config_edit.with_workload(state.catalogue, state.configuration, "forward"))
+    state.set_toggle("adamw", "fused")
+    hold.unlink()
+    qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    assert state.running == ran
+    assert (state.configuration.workload, state.pending) == ("forward", {})
+
+
+def test_measuring_on_adds_to_the_comparison(qtbot, changed):
+    state, panel = changed.state, changed.verdict
+    changed.actions_["verdict"].trigger()
+    qtbot.waitUntil(
+        lambda: bool(state.session.comparisons) and not state.verdicts.busy, timeout=20_000
+    )
+    qtbot.waitUntil(lambda: panel.more.isEnabled() and state.runner_state == "running")
+    qtbot.mouseClick(panel.more, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(
+        lambda: state.session.comparisons[0].facts.get("pairs") == 24 and not state.verdicts.busy,
+        timeout=20_000,
+    )
+    assert len(state.session.comparisons) == 1
+
+
+def test_a_comparison_can_be_stopped_and_keeps_its_blocks(qtbot, changed, hold):
+    state = changed.state
+    hold.touch()
+    changed.actions_["verdict"].trigger()
+    qtbot.waitUntil(
+        lambda: bool(state.session.comparisons) and len(state.session.comparisons[0].order) > 2,
+        timeout=10_000,
+    )
+    changed.actions_["stop"].trigger()
+    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    kept = state.session.comparisons[0]
+    assert 2 < len(kept.order) < 26 and not kept.facts.get("final")
+    assert changed.actions_["measure-more"].isEnabled()
+    assert not state.saved
+    state.start()
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    assert not state.verdicts.measuring
+
+
+def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
+    qtbot, changed, monkeypatch
+):
+    state = changed.state
+    calibration.store(
+        Calibration(
+            device=state.catalogue.device_title,
+            software=calibration._software(state.catalogue),
+            floor=0.02,
+            created=1.7e9,
+            pairs=9,
+            seconds=3.0,
+            measured_with="hydra",
+        )
+    )
+    asked = []
+    monkeypatch.setattr(state, "perform", asked.append)
+    changed.verdict.budget.setValue(45)
+    changed.actions_["verdict"].trigger()
+    (command,) = asked
+    assert isinstance(command, protocol.Compare)
+    assert (command.budget_s, command.floor, command.region) == (45.0, 0.02, 0.01)
+
+
+def test_a_calibration_compares_the_configuration_with_itself_and_its_floor_is_shown(
+    qtbot, changed
+):
+    state, panel = changed.state, changed.verdict
+    assert "Noise floor not known" in panel.floor.text() or not panel.floor.text()
+    changed.actions_["calibrate"].trigger()
+    qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
+    (comparison,) = state.session.comparisons
+    arms = [state.session.segments[at].configuration for at in comparison.facts["segments"]]
+    assert arms[0] == arms[1]
+    (found,) = calibration.load(state.catalogue)
+    assert found.kind == calibration.kind_of(state.catalogue, arms[0])
+    assert found.floor == pytest.approx(calibration.floor(comparison))
+    said = f"Noise floor {100 * found.floor:.2g} %, calibrated today"
+    qtbot.waitUntil(lambda: panel.floor.text().startswith(said))
+    assert any("identical arms differ by up to" in one.text for one in state.session.events)
+
+
+def test_a_run_that_ends_by_itself_as_a_comparison_is_asked_for_does_not_go_on(
+    qtbot, ready, monkeypatch
+):
+    state, verdicts = ready.state, ready.state.verdicts
+    monkeypatch.setattr(state, "perform", lambda command: None)
+    sent = []
+    monkeypatch.setattr(state, "send", sent.append)
+    # Its end was told, but not yet that the runner is idle: no other end comes before our own.
+    state._set_state("running", "")
+    verdicts.judge(state.configuration, state.configuration)
+    state._set_state("idle", "")
+    assert verdicts.busy
+    state._set_state("running", "")
+    state.heard.emit(protocol.Finished(reason="done", steps=1))
+    assert not verdicts.busy and not sent
+
+
+def test_an_opened_session_shows_its_verdict_and_cannot_be_measured_on(qtbot, ready, compared):
+    ready.state._show(compared)
+    panel = ready.verdict
+    assert panel.headline.text() == "B computed wrong numbers; by time: UNDECIDED"
+    assert not panel.more.isEnabled()
+    assert "This session is a file" in panel.more.toolTip()
+    assert panel.chart.reason is None
+
+
+def test_evidence_that_is_being_read_is_not_made_anew_by_what_does_not_change_it(ready, compared):
+    panel = ready.verdict
+    ready.state._show(compared)
+    labels = panel.findChildren(QLabel)
+    panel._show()
+    assert panel.findChildren(QLabel) == labels
+
+
+def test_themes_are_followed(ready, compared):
+    from workbench.ui.theming.theme import DARK, LIGHT
+
+    ready.state._show(compared)
+    panel = ready.verdict
+    for theme in (LIGHT, DARK):
+        ready.state.set_theme(theme)
+        assert panel.chart._theme is theme
+
+
+# The plot
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".csv"])
+def test_the_plot_is_exported(qapp, tmp_path, compared, suffix):
+    path = export_plot("verdict", [Run(compared)], tmp_path / f"verdict{suffix}")
+    assert path.stat().st_size > 1000 if suffix != ".csv" else True
+    if suffix == ".csv":
+        lines = path.read_text().splitlines()
+        assert lines[0] == "pair,ratio,ratio_cycles" and len(lines) == 27
+
+
+def test_hatching_and_interval_are_painted_where_they_belong(qapp, tmp_path, compared):
+    def ink(**changes) -> int:
+        comparison = compared.comparisons[0]
+        compared.comparisons[0] = msgspec.structs.replace(comparison, **changes)
+        path = export_plot("verdict", [Run(compared)], tmp_path / "one.png")
+        compared.comparisons[0] = comparison
+        image = QImage(str(path))
+        warning = sum(
+            1
+            for x in range(0, image.width(), 2)
+            for y in range(image.height() // 3, 2 * image.height() // 3, 4)
+            if (color := image.pixelColor(x, y)).red() > color.blue() + 60
+        )
+        return warning
+
+    voids = compared.comparisons[0].voids
+    assert ink() > ink(voids=[""] * len(voids)) + 50
+
+
+def test_strokes_of_a_stripe_stay_inside_of_it():
+    for line in hatch(10.0, 31.0, 100.0):
+        for x, y in ((line.x1(), line.y1()), (line.x2(), line.y2())):
+            assert 10 <= x <= 31 and 0 <= y <= 100
+    assert len(hatch(10.0, 31.0, 100.0)) > 15
+
+
+def test_a_session_without_a_comparison_says_so():
+    assert "alternating blocks" in PLOTS["verdict"].can_show([Run(session())])
+
+
+# Several
+
+
+@pytest.fixture
+def several(ready, compared):
+    """The panel of a reopened session with two comparisons, the first of which was clear."""
+    last = compared.comparisons[0]
+    facts = {**last.facts, "numerics": {}, "reasons": [], "p": 1e-7}
+    first = msgspec.structs.replace(
+        last, ratio=1.12, low=1.11, high=1.13, verdict="SLOWER", facts=facts
+    )
+    compared.comparisons.insert(0, first)
+    ready.desk.bring("verdict")
+    ready.state._show(compared)
+    return ready.verdict
+
+
+@pytest.mark.parametrize("by", ["Enter", "double click"])
+def test_a_row_opens_its_comparison_with_interval_chart_and_evidence(qtbot, several, by):
+    panel, table = several, several.table
+    assert "UNDECIDED" in panel.headline.text() and "Numbers WRONG" in texts(panel)
+    table.setCurrentCell(0, 0)
+    if by == "Enter":
+        qtbot.keyClick(table, Qt.Key.Key_Return)
+    else:
+        place = table.visualItemRect(table.item(0, 1)).center()
+        for click in (qtbot.mouseClick, qtbot.mouseDClick):
+            click(table.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    assert "SLOWER" in panel.headline.text() and "1.12" in panel.ratio.text()
+    assert "Numbers WRONG" not in texts(panel)
+    assert panel.chart.runs[0].comparison == 0 and panel.chart.reason is None
+    assert panel.more.toolTip() == "Only the newest comparison can be measured on."
+    assert "shown above" in table.item(0, 0).toolTip()
+    table.cellActivated.emit(1, 0)
+    assert "UNDECIDED" in panel.headline.text()
+
+
+def test_what_is_compared_next_takes_the_place_of_an_older_one_that_was_opened(several, compared):
+    several.table.cellActivated.emit(0, 0)
+    assert "SLOWER" in several.headline.text()
+    compared.comparisons.append(compared.comparisons[1])
+    several._state.comparisonsChanged.emit()
+    several._show()
+    assert "UNDECIDED" in several.headline.text()
+
+
+@pytest.mark.parametrize(("region", "said"), [(0.0005, "0.05"), (0.0025, "0.25"), (0.01, "1")])
+def test_the_region_of_the_same_is_told_as_it_was_asked_for(region, said):
+    (entry,) = Same(region, Style(DARK)).entries()
+    assert entry.name == f"the same: ±{said} %"

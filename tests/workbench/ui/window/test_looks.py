@@ -1,0 +1,262 @@
+"""How panels look: figures in line, nothing cut off, one colour for one meaning, no jumps."""
+
+from __future__ import annotations
+
+import attribution_samples
+import claims_samples
+import msgspec
+import numpy as np
+import pytest
+from fake_catalogue import catalogue
+from fake_session import session
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFontMetrics
+from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QTextEdit, QVBoxLayout, QWidget
+
+from sessions.model import Configuration, Session
+from sessions.numbers import MISSING
+from sessions.studies import claims
+from sessions.tables import Column, Table
+from workbench import protocol
+from workbench.ui.panels._bar import Bar
+from workbench.ui.panels._compare_tables import DifferencesTable
+from workbench.ui.panels._table import FIGURE_SPACE, POINT_SPACE, CalmTable, aligned, headed
+from workbench.ui.panels._table_view import TableView
+from workbench.ui.panels._widgets import BRIEF, brief_note
+from workbench.ui.panels.attribution import AttributionPanel
+from workbench.ui.plots._arms import WITHOUT, apart
+from workbench.ui.status import StatusBar
+from workbench.ui.theming.theme import DARK
+
+
+def test_points_of_a_column_stand_above_another_and_the_text_is_the_same(qapp):
+    texts = ["19", "15.7", "1,024", "−0.25", MISSING, "below 0.001"]
+    filled = aligned(texts)
+    assert [one.rstrip() for one in filled] == texts
+    metrics = QFontMetrics(QLabel().font())
+    ends = {metrics.horizontalAdvance(one) - _whole(metrics, one) for one in filled[:4]}
+    assert max(ends) - min(ends) <= 2, "from the point to the right edge"
+    assert filled[4:] == texts[4:]
+    assert aligned(["1", "20"]) == ["1", "20"] and aligned(["0.12345", "7"]) == ["0.12345", "7"]
+
+
+def _whole(metrics: QFontMetrics, text: str) -> int:
+    return metrics.horizontalAdvance(text.strip().partition(".")[0])
+
+
+@pytest.mark.parametrize("kind", [CalmTable, TableView, DifferencesTable])
+def test_what_is_copied_from_a_table_by_its_menu_has_no_filling(qtbot, qapp, kind):
+    view = kind()
+    qtbot.addWidget(view)
+    view.show_table(Table("t", [Column("name"), Column("us", "µs")], [["a", 2], ["b", 1.25]]))
+    assert view.item(0, 1).text() == f"2{POINT_SPACE}{2 * FIGURE_SPACE}"
+    view.show_table(view.table)
+    assert view.contextMenuPolicy() == Qt.ContextMenuPolicy.CustomContextMenu
+    view.customContextMenuRequested.emit(view.rect().center())
+    (menu,) = view.findChildren(QMenu)
+    markdown, csv = menu.actions()
+    markdown.trigger()
+    assert qapp.clipboard().text().startswith("### t\n")
+    csv.trigger()
+    assert qapp.clipboard().text().split() == ["name,us", "(µs)", "a,2", "b,1.25"]
+
+
+@pytest.mark.parametrize(
+    ("heading", "shown"),
+    [("time ratio", "Time ratio"), ("p95 (ms)", "p95 (ms)"), ("A", "A"), ("p (Holm)", "p (Holm)")],
+)
+def test_headings_begin_with_a_capital_and_symbols_stay(heading, shown):
+    assert headed(heading) == shown
+
+
+def test_arms_are_told_apart_by_what_differs():
+    rest = "Triton kernels, all: On, AdamW: Fused"
+    assert apart(f"Checkpointing: Full, {rest}", rest) == ("Checkpointing: Full", WITHOUT)
+    assert apart("Triton kernels, all: On", "Triton kernels, all: Off") == (
+        "Triton kernels, all: On",
+        "Triton kernels, all: Off",
+    )
+    assert apart("defaults", "defaults") == ("defaults", "defaults")
+
+
+def test_claims_are_counted_in_grammar():
+    rows = [one for one in claims_samples.rows() if one.result in (claims.HOLDS, claims.FAILS)]
+    holds = next(one for one in rows if one.result == claims.HOLDS)
+    fails = next(one for one in rows if one.result == claims.FAILS)
+    assert claims.count([holds, fails]) == "2 claims: 1 holds, 1 does not hold"
+    assert claims.count([holds] * 2 + [fails] * 3) == "5 claims: 2 hold, 3 do not hold"
+
+
+def test_a_bars_line_stands_level_with_its_button(qtbot):
+    host, bar = QWidget(), Bar(lambda: None)
+    qtbot.addWidget(host)
+    column = QVBoxLayout(host)
+    column.addWidget(bar)
+    column.addWidget(QTextEdit(), 1)
+    bar.say("info", [("did it help?", "info", "accent")], [("Verdict", lambda: None)], DARK)
+    host.resize(330, 400)
+    host.show()
+    qtbot.waitUntil(lambda: 0 < bar.height() < 60)
+    button = bar.findChild(QPushButton)
+    mark, text = bar.findChildren(QLabel)
+    middles = [
+        one.mapTo(bar, one.rect().center()).y() for one in (button, mark, text) if one is not None
+    ]
+    assert max(middles) - min(middles) <= 2, middles
+
+
+def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_whole(qtbot, state):
+    state.session = Session(title="attributed")
+    state.session.studies.append(attribution_samples.study(memory=False))
+    panel = AttributionPanel(state)
+    qtbot.addWidget(panel)
+    panel.resize(1084, 580)  # as in a window of 1440 x 900
+    panel.show()
+    assert panel.headline.property("tone") == "good"
+    table = panel.table
+    columns = [table.horizontalHeaderItem(place).text() for place in range(table.columnCount())]
+    verdict, note = columns.index("Verdict"), columns.index("Note")
+    tones = {table.item(row, verdict).text(): table.item(row, verdict).foreground().color().name()
+             for row in range(table.rowCount())}  # fmt: skip
+    theme = state.theme
+    assert tones["FASTER"] == theme.good and tones["SLOWER"] == theme.bad
+
+    def whole() -> bool:
+        rows = range(table.rowCount())
+        return all(
+            table.sizeHintForRow(row) <= table.rowHeight(row) <= 80 and table.item(row, note).text()
+            for row in rows
+        )
+
+    qtbot.waitUntil(whole)
+    assert table.isColumnHidden(columns.index("Memory ratio")), "there is nothing in it"
+
+
+def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
+    docks = window.desk.docks
+    qtbot.waitUntil(lambda: docks["build"].width() > 340)
+    window.desk.resizeDocks([docks["build"], docks["live"]], [100, 1180], Qt.Orientation.Horizontal)
+    qtbot.waitUntil(lambda: docks["build"].width() < 340)
+    for name in ("build", "toggles"):
+        assert docks[name].width() >= 300
+
+
+def test_a_wider_window_is_wider_where_the_plots_are(qtbot, window):
+    docks = window.desk.docks
+    qtbot.waitUntil(lambda: 340 < docks["build"].width() < 370)
+    window.resize(1900, 1000)
+    qtbot.waitUntil(lambda: window.desk.width() > 1800)
+    qtbot.waitUntil(lambda: docks["build"].width() < 370)
+    assert docks["live"].width() > 1400
+    across = Qt.Orientation.Horizontal
+    window.desk.resizeDocks([docks["build"], docks["live"]], [500, 1400], across)
+    qtbot.waitUntil(lambda: docks["build"].width() > 490)
+    window.resize(1500, 900)
+    qtbot.waitUntil(lambda: window.desk.width() < 1600)
+    qtbot.waitUntil(lambda: 480 < docks["build"].width() < 520)
+
+
+@pytest.fixture
+def offered(state):
+    """The window's state with a catalogue and a configuration, without a runner."""
+    state._take(catalogue())
+    assert state.configuration is not None
+    return state
+
+
+def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, offered):
+    bar = StatusBar(offered)
+    qtbot.addWidget(bar)
+    bar.show()
+    idle = bar.height()
+    offered.progress = protocol.Progress(task="compile", fraction=0.25, text="3 of 12")
+    offered._set_state("building", "")
+    qtbot.waitUntil(bar._progress.isVisible)
+    bar.close_timer()
+    assert bar._cancel.isVisible()
+    assert bar.height() == bar.minimumHeight() == bar.maximumHeight() == idle
+    assert bar._cancel.sizeHint().height() < idle
+
+
+def test_the_status_bar_tells_sizes_and_rates_as_plots_do(qtbot, offered):
+    bar = StatusBar(offered)
+    qtbot.addWidget(bar)
+    offered.session = offered.recorder.session = session()
+    offered.runner_state = "running"
+    steps = offered.session.segments[-1].steps
+    rate, memory = bar._facts["rate"], bar._facts["memory"]
+    bar._show_numbers()
+    assert "e+" not in rate.text() and rate.text().endswith(" steps/s")
+    assert memory.text() == f"{steps['allocated'][-1] / 2**30:.1f} GiB allocated"
+    steps["allocated"][-1] = 512.4 * 2**20
+    steps["t_s"][:] = steps["t_s"][0] + 1e-7 * np.arange(len(steps["t_s"]))
+    bar._show_numbers()
+    assert (rate.text(), memory.text()) == ("10000000 steps/s", "512 MiB allocated")
+    steps["allocated"][-1] = np.nan  # as of kernels that are timed
+    bar._show_numbers()
+    assert not rate.text() and not memory.text()
+
+
+KERNELS = Configuration(family="kernels", preset="")
+
+
+def test_no_toggle_is_on_its_way_while_kernels_are_timed(offered):
+    offered._set_state("running", "Timing kernels")
+    offered.running = KERNELS
+    assert not offered.pending
+    other = {**offered.configuration.toggles, "precision": "amp_bf16"}
+    offered.running = msgspec.structs.replace(offered.configuration, toggles=other)
+    assert list(offered.pending) == ["precision"]
+
+
+def test_a_replay_of_a_benchmark_leaves_the_forms_as_they_are(offered):
+    before = offered.configuration
+    offered.replaying = True
+    started = protocol.SegmentStarted(index=0, configuration=KERNELS, label="rms_norm")
+    assert "segmentsChanged" in offered._take(started)
+    assert offered.configuration == before
+    known = msgspec.structs.replace(before, seed=7)
+    offered._take(protocol.SegmentStarted(index=1, configuration=known, label="other"))
+    assert offered.configuration == known
+
+
+def test_long_names_of_arms_leave_the_numbers_of_a_sweep_in_sight(qtbot, qapp):
+    table = CalmTable()
+    qtbot.addWidget(table)
+    columns = [Column("sequence"), Column("arm"), Column("step time", "ms"), Column("note")]
+    arm = "Gradient checkpointing: Every block, Shared RoPE cache: Shared, AdamW: Fused"
+    table.show_table(Table("points", columns, [["16", arm, 12.5, ""], ["32", arm, 25.0, ""]]))
+    table.resize(520, 200)
+    table.show()
+    assert table.columnViewportPosition(2) > 520, "the names alone fill it"
+    table.narrow(160)
+    assert table.columnWidth(1) == 160 and table.item(0, 1).toolTip() == arm
+    assert table.columnViewportPosition(2) + table.columnWidth(2) < 520
+
+
+def test_the_arms_of_a_study_are_no_changes_on_the_way_and_a_failing_one_changes_no_form(offered):
+    chosen = offered.configuration
+    other = msgspec.structs.replace(chosen, toggles={**chosen.toggles, "precision": "amp_bf16"})
+    offered.send(protocol.Start(configuration=chosen))
+    offered._set_state("running", "")
+    offered.running = other
+    assert list(offered.pending) == ["precision"], "of a run it is"
+    offered.send(protocol.Sweep(base=chosen, axes={"settings.batch": [1]}, arms=[{}]))
+    assert not offered.pending
+    offered._take(protocol.Failure(kind="oom", sentence="No memory for this arm."))
+    assert offered.configuration == chosen
+
+
+def test_long_evidence_is_cut_after_a_clause_and_told_whole_where_one_points(qapp):
+    backends = "; ".join(f"backend {number} needs a GPU of another kind" for number in range(12))
+    whole = f"Effective: chose sdpa_math; flash ratio 0.00, of 3 calls; passed over: {backends}"
+    note = brief_note(whole)
+    shown = note.text().removesuffix(" …")
+    assert shown != note.text() and len(shown) <= BRIEF
+    assert whole.startswith(shown) and whole[len(shown)] == ";"
+    assert "chose sdpa_math; flash ratio 0.00" in shown and backends in " ".join(
+        note.toolTip().split()
+    )
+    assert brief_note("Effective: seen").text() == "Effective: seen"
+    unbroken = brief_note("x" * 300)
+    assert len(unbroken.text()) <= BRIEF + 2 and unbroken.toolTip().count("x") == 300

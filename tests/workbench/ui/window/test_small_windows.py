@@ -1,0 +1,405 @@
+"""In a small window, and in large type, nothing is cut off, squeezed or laid over other things."""
+
+from __future__ import annotations
+
+import attribution_samples
+import msgspec
+import numpy as np
+import pytest
+from fake_session import compared, messages
+from PySide6.QtCore import QRectF, Qt
+from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QImage, QPainter, QPen, QPixmap
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import (
+    QLabel,
+    QLineEdit,
+    QListWidget,
+    QListWidgetItem,
+    QScrollArea,
+    QStackedWidget,
+    QTableView,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions.model import Session
+from sessions.tables import Column, Table
+from workbench.charts.header import Header
+from workbench.charts.layers import Entry, Frame
+from workbench.charts.style import Style
+from workbench.charts.units import MILLISECONDS
+from workbench.client.recorder import Recorder
+from workbench.titles import Titles
+from workbench.ui.controllers import config_edit
+from workbench.ui.panels import _widgets
+from workbench.ui.panels._bar import Bar
+from workbench.ui.panels._compare_tables import _SHARING_PX
+from workbench.ui.panels._segment_model import INTERVAL, condensed
+from workbench.ui.panels._verdicts_table import VerdictsTable
+from workbench.ui.panels.attribution import AttributionPanel
+from workbench.ui.panels.compare import NOTHING, ComparePanel
+from workbench.ui.panels.segments import SegmentsPanel
+from workbench.ui.panels.verdict import JUDGE, VerdictPanel
+from workbench.ui.plots._distributions import Distribution
+from workbench.ui.plots.box import Box
+from workbench.ui.plots.sweep_map import digits_in
+from workbench.ui.theming import stylesheet
+from workbench.ui.theming.theme import DARK, LIGHT
+
+LONG = "relative error 0.022, at most 0.0021 expected, off by 0.03 over 8 steps; " * 3
+BESIDE_PX = 700  # for the panels in a window of 1024 pixels
+
+
+@pytest.fixture
+def judged(state):
+    """A session with three verdicts on arms of long names."""
+    recorder = Recorder(Session(title="judged"))
+    for message in messages("verdict"):
+        recorder.record(message)
+    state.session = recorder.session
+    kept = state.session.comparisons
+    kept += [msgspec.structs.replace(kept[0]) for _ in range(3 - len(kept))]
+    return state.session
+
+
+def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, whole, ready):
+    ready.resize(1024, 700)
+    ready.desk.proportion()
+    for name, dock in ready.desk.docks.items():
+        ready.desk.bring(name)
+        qtbot.waitUntil(dock.widget().isVisible)
+        panels = [dock.widget(), *dock.widget().findChildren(QStackedWidget)]
+        needed = max(one.minimumSizeHint().width() for one in panels)
+        assert needed <= dock.widget().width(), name
+        assert dock.mapTo(ready, dock.rect().topRight()).x() < ready.width(), name
+
+
+def test_a_form_whose_fields_were_changed_is_as_wide_as_its_room(qtbot, ready):
+    state = ready.state
+    ready.resize(1024, 700)
+    for name, value in (("dim", 512), ("n_heads", 8), ("n_layers", 4)):
+        state.edit(config_edit.with_model(state.catalogue, state.configuration, name, value))
+    area = ready.desk.docks["build"].findChild(QScrollArea)
+    body = area.widget()
+    qtbot.waitUntil(lambda: area.viewport().width() < 320)
+    assert len(state.configuration.model) == 3
+    assert body.minimumSizeHint().width() <= area.viewport().width()
+
+
+@pytest.mark.parametrize("height", [120, 400])
+def test_a_bar_of_many_lines_scrolls_where_it_has_no_room_and_squeezes_none(qtbot, height):
+    host, bar = QWidget(), Bar(lambda: None)
+    qtbot.addWidget(host)
+    column = QVBoxLayout(host)
+    snug = _widgets.Snug(bar)
+    column.addWidget(snug)
+    column.addStretch(1)
+    bar.say("bad", [(LONG, "error", "bad")] * 2, [("More", lambda: None)], DARK)
+    host.resize(320, height)
+    host.show()
+
+    def whole() -> bool:
+        labels = [one for one in bar.findChildren(QLabel) if one.text()]
+        return len(labels) == 2 and all(
+            one.height() >= one.heightForWidth(one.width()) for one in labels
+        )
+
+    def scrolls() -> bool:
+        return snug.verticalScrollBar().maximum() > 0
+
+    qtbot.waitUntil(lambda: whole() and scrolls() == (height == 120))
+    assert snug.geometry().bottom() <= host.height()
+    assert bar.height() <= bar.heightForWidth(bar.width()) + 1, "its lines are spread"
+    bar.leave()
+    qtbot.waitUntil(lambda: snug.height() == 0)
+
+
+def test_a_verdict_bar_takes_its_room_from_the_toggles_and_leaves_them_some(qtbot, panel):
+    panel.resize(320, 260)
+    lines = [(2 * LONG, "error", "bad"), ("short", "", "")]
+    panel.verdict.bar.say("bad", lines, [("More", lambda: None)], DARK)
+    rows = panel._body
+    qtbot.waitUntil(lambda: panel.verdict.height() > 60)
+    assert panel.verdict.geometry().bottom() < rows.geometry().top()
+    assert rows.geometry().bottom() <= panel.height() and rows.height() > 40
+    (long,) = (one for one in panel.verdict.findChildren(QLabel) if one.text() == 2 * LONG)
+    qtbot.waitUntil(lambda: long.height() >= long.heightForWidth(long.width()))
+
+
+def test_the_arms_of_verdicts_can_be_told_apart_in_a_narrow_table(qtbot, state, judged):
+    table = VerdictsTable(state)
+    qtbot.addWidget(table)
+    table.show()
+    header = table.horizontalHeader()
+    least = 12 * QFontMetrics(table.font()).averageCharWidth()
+    table.show_comparisons(judged.comparisons, 0)
+    for width in range(1000, BESIDE_PX // 2, -50):
+        table.resize(width, 120)
+        qtbot.waitUntil(lambda width=width: table.viewport().width() <= width)
+        assert all(table.columnWidth(place) >= least for place in (0, 1)), width
+    two_rows = header.sizeHint().height() + 2 * table.rowHeight(0)
+    assert two_rows <= table.minimumSizeHint().height() < table.sizeHint().height()
+    table.resize(2200, 120)
+    qtbot.waitUntil(lambda: abs(header.length() - table.viewport().width()) <= 2)
+
+
+def test_a_verdict_asks_for_no_more_room_than_a_small_window_has(qtbot, state, judged):
+    host = QWidget()  # a window of its own would be as large as its layout asks
+    qtbot.addWidget(host)
+    panel = VerdictPanel(state, host)
+    panel.resize(BESIDE_PX - 30, 300)
+    host.show()
+    qtbot.waitUntil(panel.table.isVisible)
+    hint = panel.minimumSizeHint()
+    assert hint.width() <= BESIDE_PX - 30 and hint.height() <= 300
+    assert panel.judge.text() != JUDGE and panel.judge.accessibleName() == JUDGE
+    qtbot.waitUntil(lambda: panel.table.geometry().bottom() <= panel.height())
+    panel.resize(1400, 600)
+    qtbot.waitUntil(lambda: panel.judge.text() == JUDGE)
+
+
+def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, state):
+    why = "no interval because the segment has no steady steps at all and nobody knows any"
+    columns = ["segment", "settings.sequence", "steady steps", "median", "p95", "ratio",
+               "ratio from", "ratio to", "verdict", "peak memory", "note"]  # fmt: skip
+    rows = [
+        ["a", 1, 9, 1.0, 2.0, 1.0, "–", "–", "", 3, "baseline"],
+        ["b", 2, 9, 1.0, 2.0, 1.0, "–", "–", "", 3, why],
+    ]
+    table = Table("t", [Column(name) for name in columns], rows)
+    panel = SegmentsPanel(state)
+    qtbot.addWidget(panel)
+    panel._pages.setCurrentIndex(1)
+    panel.resize(BESIDE_PX, 200)
+    panel.show()
+    panel.model.show_table(table)
+    panel._names.take([1])
+    place = panel.model._shown.headings.index(INTERVAL)
+    assert condensed(table, 0, Titles()).cells[1][place] == why
+    qtbot.waitUntil(lambda: 0 < panel.table.columnWidth(place) < 0.3 * BESIDE_PX)
+    tip = panel.model.index(1, place).data(Qt.ItemDataRole.ToolTipRole)
+    assert tip == why
+    header = panel.table.horizontalHeader()
+    qtbot.waitUntil(lambda: abs(header.length() - panel.table.viewport().width()) <= 2)
+    panel.resize(360, 200)
+    least = 12 * QFontMetrics(panel.table.font()).averageCharWidth()
+    qtbot.waitUntil(lambda: panel.table.viewport().width() <= 420)
+    assert panel.table.columnWidth(1) >= least
+
+
+def comparing(qtbot, state, height: int) -> ComparePanel:
+    """The panel with a session and two beside it, as wide as a small window lets it be."""
+    first, *others = compared()
+    state.session = first
+    panel = ComparePanel(state)
+    qtbot.addWidget(panel)
+    for one in others:
+        state.compared.add(one)
+    panel.resize(BESIDE_PX, height)
+    panel.show()
+    qtbot.waitUntil(lambda: panel.found is not None, timeout=10_000)
+    return panel
+
+
+def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_titles(qtbot, state):
+    compare = comparing(qtbot, state, 500)
+    table = compare.sessions
+    assert table.textElideMode() == Qt.TextElideMode.ElideMiddle
+    assert max(len(one.title) for one in compared()) > 20
+    header = table.horizontalHeader()
+    needed_px, uneven = table.sizeHintForColumn(0), 0
+    for width in range(1100, 800, -20):
+        compare.resize(width, 500)
+        QTest.qWait(10)
+        title_px, segment_px = table.columnWidth(0), table.columnWidth(1)
+        uneven += title_px > segment_px
+        assert title_px >= min(needed_px, title_px + segment_px - _SHARING_PX), width
+    assert uneven, "the title has what it needs before the other has more"
+    compare.resize(1100, 500)
+    qtbot.waitUntil(lambda: header.length() <= table.viewport().width(), timeout=5000)
+    table.item(0, 0).setText("a title that would push all numbers out of the table " * 3)
+    table._share()
+    assert header.length() <= table.viewport().width()
+    assert table.columnWidth(1) >= _SHARING_PX
+
+
+def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(whole, ready):
+    headers = [table.horizontalHeader() for table in ready.findChildren(QTableView)]
+    named = [header for header in headers if not header.isHidden()]
+    assert len(named) > 5
+    assert all(header.textElideMode() == Qt.TextElideMode.ElideRight for header in named)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+@pytest.mark.parametrize(("enabled", "least"), [(True, 4.5), (False, 2.0)])
+def test_what_a_field_asks_for_can_be_read_before_it_is_filled(qtbot, ready, theme, enabled, least):
+    ready.set_theme(theme.name)
+    alone = QLineEdit()
+    qtbot.addWidget(alone)
+    alone.setPlaceholderText("values between commas")
+    alone.setFixedSize(240, 26)
+    alone.setEnabled(enabled)
+    alone.show()
+    levels = luminances(alone.grab().toImage())
+    ground = float(np.median(levels))
+    ink = max(levels.min(), levels.max(), key=lambda level: abs(level - ground))
+    low, high = sorted((ground, ink))
+    assert (high + 0.05) / (low + 0.05) >= least
+
+
+def luminances(image: QImage) -> np.ndarray:
+    """The relative luminance of the inner pixels, as WCAG defines it."""
+    inner = image.copy(image.rect().adjusted(4, 4, -4, -4)).convertToFormat(
+        QImage.Format.Format_RGB32
+    )
+    rows = np.frombuffer(inner.constBits(), np.uint8).reshape(inner.height(), -1, 4)
+    share = rows[..., 2::-1] / 255.0
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return linear @ np.array([0.2126, 0.7152, 0.0722])
+
+
+def test_the_tables_of_a_comparison_and_an_attribution_stay_in_reach(qtbot, state):
+    compare = comparing(qtbot, state, 300)
+    row = compare.sessions.rowHeight(0)
+    assert row > 0
+    qtbot.waitUntil(lambda: compare.sessions.viewport().height() >= 1.5 * row)
+    state.session = Session(title="attributed")
+    state.session.studies.append(attribution_samples.study())
+    panel = AttributionPanel(state)
+    qtbot.addWidget(panel)
+    panel.resize(BESIDE_PX, 300)
+    panel.show()
+    line = panel.fontMetrics().height()
+    plot = panel.chart.canvas
+    qtbot.waitUntil(lambda: plot.vb.height() > 0)
+    names = plot.axis("left").categories
+    assert plot.vb.height() / len(names) >= 0.9 * line, "names lie over one another"
+    assert panel.table.height() >= 100
+
+
+def test_the_names_in_a_legend_end_where_the_plot_does(qapp):
+    header = Header(Style(DARK))
+    header.readings, header.spare_px = True, 30.0
+    header.setGeometry(QRectF(0, 0, 330, 20))
+    name = "batch 1, Gradient checkpointing: Every block, AdamW: Fused: exponent 0 (−2 to 3)"
+    header.set_entries([Entry(name, "line", QPen(), QBrush(), lambda _: "21 ms", "88 ms")])
+    ((x, _),) = header._places
+    width = header._entry_width(header._entries[0], QFontMetricsF(header._style.font()))
+    assert x + width <= 330
+
+
+def test_the_value_of_the_topmost_box_is_not_cut_off(qapp):
+    style = Style(DARK)
+    shown = Distribution("arm", 0, np.linspace(1.0, 9.0, 200))
+    pixmap = QPixmap(200, 60)
+    painter = _Places(pixmap)
+    Box(shown, 0.0, style).draw(painter, Frame((0.8, 9.2), (-1.4, 0.6), 200.0, 60.0))
+    painter.end()
+    (baseline,) = painter.baselines
+    assert baseline - QFontMetricsF(style.font()).ascent() >= -1.0
+
+
+@pytest.mark.parametrize(("height", "told"), [(100.0, 1), (400.0, 5)])
+def test_the_value_of_a_box_lies_on_no_other_box(qapp, height, told):
+    pixmap = QPixmap(140, int(height))
+    painter = _Places(pixmap)
+    for row in range(5):
+        shown = Distribution(f"arm {row}", row, np.linspace(1.0, 9.0, 200))
+        frame = Frame((0.8, 9.2), (-4.6, 0.6), 140.0, height)
+        Box(shown, -float(row), Style(DARK)).draw(painter, frame)
+    painter.end()
+    assert len(painter.texts) == told
+
+
+class _Places(QPainter):
+    """Paints, and notes at which heights and what it writes."""
+
+    def __init__(self, on: QPixmap) -> None:
+        super().__init__(on)
+        self.baselines: list[float] = []
+        self.texts: list[str] = []
+
+    def drawText(self, place, text) -> None:
+        self.baselines.append(place.y())
+        self.texts.append(text)
+        super().drawText(place, text)
+
+
+@pytest.mark.parametrize("said", ["1.62 ms", "1.6 ms", "2 ms"])
+def test_numbers_of_a_narrow_map_lose_digits_and_not_their_units(qapp, said):
+    metrics = QFontMetricsF(Style(DARK).font())
+    digits = digits_in(metrics.horizontalAdvance(said), metrics, MILLISECONDS, [1.62, 1.57])
+    assert MILLISECONDS.text(1.62, digits) == said
+
+
+def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, state, judged):
+    host = QWidget()
+    qtbot.addWidget(host)
+    panel = VerdictPanel(state, host)
+    panel.resize(BESIDE_PX, 400)
+    host.show()
+    qtbot.waitUntil(panel.table.isVisible)
+    assert panel.progress.isVisible() == bool(panel.progress.text())
+    panel.progress.setText("No other configuration has run yet: run one, then change a toggle.")
+    panel.progress.show()
+    qtbot.waitUntil(lambda: panel.progress.width() > 0.8 * BESIDE_PX)
+    assert panel.progress.geometry().top() > panel.judge.geometry().bottom()
+
+
+def test_an_empty_comparison_says_that_it_is_at_work_and_then_what_it_needs(qtbot, state):
+    first, *others = compared()
+    state.session = first
+    panel = ComparePanel(state)
+    qtbot.addWidget(panel)
+    panel.show()
+    said = panel._empty._line.text
+    assert said() == NOTHING[0]
+    state.compared.add(others[0])
+    qtbot.waitUntil(lambda: said() == "Comparing 2 sessions")
+    qtbot.waitUntil(lambda: panel.found is not None and panel.found.comparison is not None)
+    state.compared.remove(others[0])
+    qtbot.waitUntil(lambda: said() == NOTHING[0])
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT])
+def test_a_section_that_a_report_cannot_have_says_why_in_readable_ink(qtbot, theme):
+    box = QListWidget()
+    qtbot.addWidget(box)
+    box.setStyleSheet(stylesheet.sheet(theme))
+    box.setPalette(stylesheet.palette(theme))
+    item = QListWidgetItem("HHHHHHHH (No claim of a document was measured.)")
+    item.setFlags(Qt.ItemFlag.NoItemFlags)
+    box.addItem(item)
+    box.resize(400, 40)
+    image = box.grab().toImage()
+    row = box.visualItemRect(item)
+    pixels = {
+        image.pixelColor(x, y).getRgbF()[:3]
+        for x in range(row.left() + 4, row.left() + 100)
+        for y in range(row.top() + 2, row.bottom() - 2)
+    }
+    lights = [_luminance(pixel) for pixel in pixels]
+    assert (max(lights) + 0.05) / (min(lights) + 0.05) >= 4.5
+
+
+def _luminance(color: tuple[float, float, float]) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def test_a_long_title_hides_nothing_of_the_toolbar_and_is_told_whole(qtbot, window):
+    words = "everything that the person who named it wanted to say " * 6
+    window.state.rename(words)
+    for width in (1024, 1600):
+        window.resize(width, 700)
+        QTest.qWait(50)
+        buttons = window.toolbar.findChildren(QToolButton)
+        (find,) = (one for one in buttons if one.defaultAction() is window.actions_["palette"])
+        assert find.isVisible() and find.mapTo(window, find.rect().bottomRight()).x() < width
+        assert window._title.isVisible() and "…" in window._title.text()
+        assert words.split() == window._title.toolTip().split()
+    window.state.rename("short")
+    QTest.qWait(50)
+    assert window._title.text() == "short" and not window._title.toolTip()

@@ -1,0 +1,161 @@
+"""Opening the window: fast, without torch, and with a sentence where it cannot be opened."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QTabBar
+
+from workbench.ui.controllers.appearance import Appearance
+from workbench.ui.process import platform_check
+from workbench.ui.window import MainWindow
+
+LIBRARIES_S = 0.4  # Qt, numpy and msgspec on a quiet machine of 2.5 GHz
+OPEN = """
+import time
+began = time.perf_counter()
+import sys
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QApplication
+import numpy.typing, msgspec
+libraries = time.process_time()
+from workbench.ui import app
+application = QApplication(["workbench"])
+window = app.build(application, app.parse(["--settings", sys.argv[1]]))
+window.show()
+window.grab()
+print("shown", time.perf_counter() - began, time.process_time(), libraries)
+heavy = [name for name in ("torch", "triton", "kernels", "models", "workbench.runner", "scipy")
+         if name in sys.modules]
+print("heavy", heavy)
+if "plots" in sys.argv:
+    window.live
+    print("with_plots", [name for name in ("torch", "triton", "kernels") if name in sys.modules])
+window.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory) -> list[dict[str, str]]:
+    """What several starts, one after the other, printed; the first goes on to the live plots."""
+    return [open_window(tmp_path_factory.mktemp("start"), *more) for more in (["plots"], [], [])]
+
+
+def open_window(tmp_path, *more):
+    environment = {
+        **os.environ,
+        "QT_QPA_PLATFORM": "offscreen",
+        "XDG_STATE_HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(tmp_path / "s.ini"), *more],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def test_the_window_opens_without_torch(starts):
+    for seen in starts:
+        assert seen["heavy"] == "[]"
+    assert starts[0]["with_plots"] == "[]"
+
+
+def test_the_window_shows_within_a_second(starts, capsys):
+    """The best of several starts counts.
+
+    A busy or slow machine gets as much more time as it takes to import Qt and numpy alone.
+    """
+    times = [tuple(map(float, seen["shown"].split())) for seen in starts]
+    wall_s, processor_s, libraries_s = (min(values) for values in zip(*times, strict=True))
+    limit_s = max(1.0, libraries_s / LIBRARIES_S)
+    with capsys.disabled():
+        print(
+            f"\nwindow shown after {wall_s:.2f} s, {processor_s:.2f} s of processor, of these "
+            f"{libraries_s:.2f} s for Qt and numpy; limit {limit_s:.2f} s"
+        )
+    assert min(wall_s, processor_s) < limit_s
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "there is no display"),
+        ({"QT_QPA_PLATFORM": "xcb"}, "there is no display"),
+        ({"DISPLAY": ":97", "QT_QPA_PLATFORM": "xcb"}, "DISPLAY=:97 does not answer"),
+        ({"DISPLAY": "nonsense"}, "names no display"),
+        ({"QT_QPA_PLATFORM": "kitchen"}, "QT_QPA_PLATFORM=kitchen is not a platform of Qt's"),
+    ],
+)
+def test_without_a_display_one_sentence_names_the_fix_and_the_exit_code_is_1(
+    tmp_path, environment, expected
+):
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from workbench.ui.app import run; sys.exit(run([]))"],
+        env={**clean, **environment, "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and expected in lines[0], done.stderr
+
+
+def test_a_missing_library_is_named_with_the_package_that_has_it(monkeypatch):
+    monkeypatch.setattr(platform_check, "PACKAGES", {"libno-such-thing.so.7": "libno-such-thing7"})
+    sentence = platform_check.trouble({"QT_QPA_PLATFORM": "offscreen"})
+    assert "libno-such-thing.so.7" in sentence
+    assert "sudo apt install libno-such-thing7" in sentence
+
+
+def test_a_platform_that_needs_no_display_is_no_trouble():
+    assert platform_check.trouble({"QT_QPA_PLATFORM": "offscreen"}) == ""
+    assert platform_check.trouble({"QT_QPA_PLATFORM": "minimal"}) == ""
+
+
+def test_a_file_that_is_not_there_is_a_mistake_of_exit_code_2(tmp_path):
+    from workbench.ui.app import parse
+
+    with pytest.raises(SystemExit) as raised:
+        parse([str(tmp_path / "none.h5")])
+    assert raised.value.code == 2
+
+
+def bars_of(window) -> list[list[str]]:
+    """The tabs of each bar of docks that is seen."""
+    direct = Qt.FindChildOption.FindDirectChildrenOnly
+    bars = window.desk.findChildren(QTabBar, options=direct)
+    return [[bar.tabText(at) for at in range(bar.count())] for bar in bars if bar.isVisible()]
+
+
+def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
+    qapp, qtbot, window, settings, state
+):
+    def each_once(shown) -> bool:
+        tabs = [tab for bar in bars_of(shown) for tab in bar]
+        return len(tabs) == len(set(tabs)) == 11
+
+    qtbot.waitUntil(lambda: each_once(window))
+    window.reset_layout()
+    window.resize(1500, 900)
+    qtbot.wait(50)
+    qtbot.waitUntil(lambda: each_once(window))
+    settings.save_layout("docks", window.desk.saveState())
+    again = MainWindow(state, settings, Appearance(qapp, state, settings))
+    qtbot.addWidget(again)
+    again.show()
+    qtbot.wait(50)
+    qtbot.waitUntil(lambda: each_once(again))

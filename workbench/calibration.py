@@ -1,0 +1,222 @@
+"""What identical arms differ by on this machine, stored; nothing smaller is claimed by a verdict.
+
+One file in the state folder holds floors by machine and by kind. With another device, driver or
+torch, and on a host with another CPU, other cores or another power limit of the GPU, it is another
+machine, and has to be calibrated again: the host launches what the GPU runs. Hosts that are alike
+in all of these share their floors. A kind is a family, a workload and a
+precision: short steps scatter more than long ones. What was never calibrated has the largest floor
+of the machine, the general one, and whoever reads the verdict is told so.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from sessions.model import Configuration, PairedComparison
+from sessions.verdicts.verdict import MIN_PAIRS
+from workbench import state_files, state_folder
+from workbench.protocol import Attribute, Catalogue, Compare, Start, Validate
+
+PRECISION = "precision"  # the toggle that a kind names
+Judging = TypeVar("Judging", Compare, Attribute, Validate, Start)
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """A floor, and the comparison of identical arms that it comes from."""
+
+    device: str
+    software: str = ""  # driver and torch
+    host: str = ""  # CPU, cores, power limit; empty in files of before hosts were told apart
+    floor: float  # a share: 0.004 is 0.4 %
+    created: float  # Unix time
+    pairs: int
+    seconds: float
+    measured_with: str  # family, preset and workload
+    kind: str = ""  # as ``kind_of`` says; empty in files of before kinds were told apart
+    disturbed: str = ""  # who else used the device meanwhile: a clause
+
+
+def path() -> Path:
+    """Where the floors are kept."""
+    return state_folder.path() / "calibration.json"
+
+
+def load(catalogue: Catalogue) -> list[Calibration]:
+    """All calibrations of a runner's machine that can be read, the largest floor first.
+
+    One of which nobody knows the host counts until this host has one of that kind.
+    """
+    machine, host = (catalogue.device_title, _software(catalogue)), _host(catalogue)
+    alike = [one for one in _load_all().values() if (one.device, one.software) == machine]
+    known = {one.kind for one in alike if one.host == host}
+    found = [one for one in alike if one.host == host or (not one.host and one.kind not in known)]
+    return sorted(found, key=lambda one: -one.floor)
+
+
+def kind_of(catalogue: Catalogue, configuration: Configuration) -> str:
+    """What scatters alike: family, workload and precision, in words."""
+    defaults = {toggle.name: toggle.default for toggle in catalogue.toggles}
+    precision = configuration.toggles.get(PRECISION, defaults.get(PRECISION, ""))
+    kind = f"{configuration.family} {configuration.workload}"
+    return f"{kind} in {precision}" if precision else kind
+
+
+def choose(known: Sequence[Calibration], kind: str) -> Calibration | None:
+    """The calibration of a kind, or else the one with the largest floor; None where none is."""
+    own = [one for one in known if one.kind == kind]
+    return next(iter(own or known), None)
+
+
+def respected(catalogue: Catalogue, command: Judging) -> Judging:
+    """The command, told to claim nothing under the floor of what it compares.
+
+    The largest of the kinds' floors counts. ``floor_note`` says whose floor it is where that is not
+    their own; without any calibration the floor is 0.
+    """
+    known = load(catalogue)
+    kinds = dict.fromkeys(kind_of(catalogue, one) for one in _compared(catalogue, command))
+    chosen = {kind: found for kind in kinds if (found := choose(known, kind)) is not None}
+    command.floor = max((one.floor for one in chosen.values()), default=0.0)
+    borrowed = [kind for kind, one in chosen.items() if one.kind != kind]
+    if borrowed:
+        command.floor_note = (
+            f"{' and '.join(borrowed)} {'was' if len(borrowed) == 1 else 'were'} never calibrated: "
+            f"the largest noise floor of this machine counts, {100 * known[0].floor:.2g} % with "
+            f"{known[0].measured_with}"
+        )
+    return command
+
+
+def _compared(catalogue: Catalogue, command: Judging) -> list[Configuration]:
+    """The configurations among which a command says which is faster."""
+    if isinstance(command, Compare):
+        return [command.base, command.other]
+    if isinstance(command, Attribute):
+        return [command.base, _with(command.base, command.toggles)]
+    if isinstance(command, Start):
+        return [command.configuration]
+    off = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
+    return [command.configuration, _with(command.configuration, off)]
+
+
+def _with(configuration: Configuration, toggles: dict[str, str]) -> Configuration:
+    return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **toggles})
+
+
+def calibrated(
+    catalogue: Catalogue, comparison: PairedComparison, configuration: Configuration
+) -> Calibration:
+    """What a comparison of identical arms says of their kind; raises as ``floor``."""
+    return Calibration(
+        device=catalogue.device_title,
+        software=_software(catalogue),
+        host=_host(catalogue),
+        floor=floor(comparison),
+        created=time.time(),
+        pairs=comparison.facts["pairs"],
+        seconds=comparison.facts["seconds"],
+        measured_with=" ".join(
+            (configuration.family, configuration.preset, configuration.workload)
+        ),
+        kind=kind_of(catalogue, configuration),
+        disturbed=comparison.facts.get("others", ""),
+    )
+
+
+def floor(comparison: PairedComparison) -> float:
+    """The largest difference that identical arms may have: the interval's end farther from 1.
+
+    Raises ``ValueError`` with one sentence where too few pairs were measured to say.
+    """
+    pairs = comparison.facts.get("pairs", 0)
+    if pairs < MIN_PAIRS or not comparison.low > 0:
+        seconds = comparison.facts.get("seconds", math.nan)
+        whole = math.ceil(seconds / pairs * MIN_PAIRS) if pairs and seconds > 0 else None
+        allow = "more time" if whole is None else f"about {whole} s in all"
+        raise ValueError(
+            f"{pairs} pairs were measured, at least {MIN_PAIRS} are needed; allow {allow}"
+        )
+    return max(comparison.high, 1 / comparison.low) - 1
+
+
+def store(calibration: Calibration) -> None:
+    """Keep a calibration, in place of an earlier one of its kind; raises ``OSError``."""
+    machine = filter(None, (calibration.device, calibration.software, calibration.host))
+    name = ": ".join(filter(None, (", ".join(machine), calibration.kind)))
+    state_files.write(path(), name, calibration, _load_all())
+
+
+def unstored(error: OSError) -> str:
+    """Why a floor could not be stored, and what to do."""
+    return state_folder.unwritten(path(), error)
+
+
+def describe(calibration: Calibration) -> str:
+    """The calibration in one line."""
+    day = time.strftime("%Y-%m-%d", time.localtime(calibration.created))
+    where = ", ".join(filter(None, (calibration.device, calibration.host)))
+    return (
+        f"identical arms differ by up to {100 * calibration.floor:.2g} % on {where} "
+        f"({_measured(calibration)}, {calibration.pairs} pairs, {day}); nothing smaller is claimed"
+        f"{_doubt(calibration)}"
+    )
+
+
+def age(calibration: Calibration) -> str:
+    """How long ago it was measured, as a person says it."""
+    days = int((time.time() - calibration.created) // 86400)
+    return "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"
+
+
+def told(known: Sequence[Calibration], kind: str) -> str:
+    """What identical arms of a kind differ by, how old that is, and whether it is their own."""
+    found = choose(known, kind)
+    if found is None:
+        return "Noise floor not known: calibrate, or differences of the machine count as real."
+    whose = "" if found.kind == kind else f"; {kind} itself was never calibrated"
+    return (
+        f"Noise floor {100 * found.floor:.2g} %, calibrated {age(found)} with "
+        f"{_measured(found)}{whose}; nothing smaller is claimed{_doubt(found)}."
+    )
+
+
+def _doubt(calibration: Calibration) -> str:
+    """That the floor may be another's doing, and what to do: a clause."""
+    if not calibration.disturbed:
+        return ""
+    found = calibration.disturbed
+    return f"; perhaps too large, as {found} meanwhile: calibrate again without them"
+
+
+def _measured(calibration: Calibration) -> str:
+    """What was run: a kind names the precision, too; and that nobody knows on which host."""
+    precision = calibration.kind.partition(" in ")[2]
+    unknown = "" if calibration.host else ", its host not recorded"
+    return f"{calibration.measured_with}{f' in {precision}' if precision else ''}{unknown}"
+
+
+def _software(catalogue: Catalogue) -> str:
+    found = catalogue.environment
+    return ", ".join(f"{name} {found[name]}" for name in ("driver", "torch") if found.get(name))
+
+
+def _host(catalogue: Catalogue) -> str:
+    """What of the host the scatter of steps depends on, beside the device and its software."""
+    found = catalogue.environment
+    cpu, cores, limit = (found.get(n, "") for n in ("cpu", "cpu_cores", "gpu_power_limit_w"))
+    parts = [
+        cpu if cpu != catalogue.device_title else "",
+        f"{cores} core{'s' * (cores != '1')}" if cores else "",
+        f"GPU limited to {limit} W" if limit else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _load_all() -> dict[str, Calibration]:
+    return state_files.read(path(), Calibration)[0]

@@ -1,0 +1,1 @@
+"""The plotting library below the plots: canvas, axes, layers, pyramids."""

@@ -1,0 +1,385 @@
+"""The plot item that plots draw on: axes with units, layers, legend, lane of markers.
+
+It decimates its layers to the pixels that show them, once per change, and lets the y axis follow
+what is visible.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pyqtgraph as pg
+from PySide6.QtCore import QPointF, QRectF, Qt, Signal
+from PySide6.QtGui import QFontMetricsF, QPainter, QPen
+from PySide6.QtWidgets import QGraphicsScene
+
+from workbench.charts.axis import Axis
+from workbench.charts.header import Header
+from workbench.charts.layers import Entry, Frame, Layer, TrackLayer
+from workbench.charts.markers import Lane, Markers
+from workbench.charts.phases import Phases
+from workbench.charts.style import Style, shade
+from workbench.charts.units import Unit, nice_step
+
+# How far samples may lift the y axis above what it follows: single outliers shall not flatten it.
+_REACH = 0.6
+_BELOW_STRIP_PX = 5.0  # where that note begins: under the colours of the segments
+_NOTE_ROOM = 0.1  # of the axis, for that note
+_NOTE_PX = 300.0  # from the right edge: where the note on what is off the scale ends at most
+_BINS_PER_OCTAVE = 4  # bin widths are rounded to these, so that a growing view shimmers rarely
+
+
+class Canvas(pg.PlotItem):  # type: ignore[misc]
+    """A plot item with layers instead of pyqtgraph's curves; draws nothing by itself.
+
+    ``broken`` announces the first error of an item that could not be painted; ``error`` keeps it.
+    """
+
+    broken = Signal()
+
+    def __init__(self, style: Style) -> None:
+        super().__init__(
+            viewBox=pg.ViewBox(enableMenu=False, defaultPadding=0.0),
+            axisItems={name: Axis(name, style) for name in ("left", "bottom", "right")},
+            enableMenu=False,
+        )
+        self.chart_style = style
+        self.error: Exception | None = None
+        self.layers: list[Layer] = []
+        self.zero = True  # the y axis begins at zero
+        self.captions = True  # phases and markers are named here, not only drawn
+        self.fixed_y: tuple[float, float] | None = None
+        self.least_x: tuple[float, float] | None = None  # what the x axis spans with any data
+        self.follow_x = True  # the x axis spans all data
+        self.follow_y = True
+        self.pad_x = 0.01
+        self._busy = False
+        self._cursor = Cursor(style)
+        self._off_scale = OffScale(style)
+        self.header = Header(style)
+        self.lane = Lane(style)
+        for name in ("left", "bottom", "right"):
+            self.axis(name).setZValue(-1000)  # the grid lies under the data
+        self.hideButtons()
+        self.showAxis("right", False)
+        self.layout.removeItem(self.titleLabel)
+        self.layout.removeItem(self.axes["top"]["item"])
+        self.axes["top"]["item"].hide()
+        self.layout.addItem(self.header, 0, 0, 1, 3)
+        self.layout.addItem(self.lane, 1, 1)
+        for row in (0, 1, 3):
+            self.layout.setRowStretchFactor(row, 0)
+        margin = 12 if style.paper else 6
+        self.layout.setContentsMargins(margin, margin, 2 * margin, margin)
+        self.layout.setRowSpacing(0, 6)
+        self.setMinimumSize(0.0, 0.0)  # its view's: what stands around the plot changes after it
+        self.vb.disableAutoRange()
+        self.vb.setMouseEnabled(x=True, y=False)
+        self.vb.sigXRangeChanged.connect(self._on_x_range)
+        self.vb.sigYRangeChanged.connect(self._on_y_range)
+        self.vb.sigResized.connect(self.relook)
+        for overlay in (self._cursor, self._off_scale):
+            overlay.setParentItem(self.vb)
+
+    def report_error(self, error: Exception) -> None:
+        """Take the error of an item that could not be painted."""
+        if self.error is None:
+            self.error = error
+            self.broken.emit()
+
+    def axis(self, name: str) -> Axis:
+        """The ``left``, ``bottom`` or ``right`` axis."""
+        axis: Axis = self.axes[name]["item"]
+        return axis
+
+    def describe(self, x: tuple[Unit, str], y: tuple[Unit, str]) -> None:
+        """Units and titles of the two axes."""
+        self.axis("bottom").describe(*x)
+        self.axis("left").describe(*y)
+
+    def show_right(self, unit: Unit, title: str, factor: float) -> None:
+        """A second scale: one unit of the left axis is ``factor`` of this ``unit``."""
+        right = self.axis("right")
+        right.factor = factor
+        self.showAxis("right", True)
+        right.describe(unit, title)
+
+    def add(self, layer: Layer) -> None:
+        """Stack a layer; it paints from the next refresh on."""
+        self.layers.append(layer)
+        layer.setParentItem(self.vb)
+
+    def clear_layers(self) -> None:
+        """Back to an empty canvas; ranges stay."""
+        for layer in self.layers:
+            layer.setParentItem(None)
+            if layer.scene() is not None:
+                layer.scene().removeItem(layer)
+        self.layers = []
+        self.error = None
+        self.fixed_y = self.least_x = None
+        self.zero = True
+        self.header.title = self.header.subtitle = ""
+        self.axis("left").categories = None
+        self.showAxis("right", False)
+
+    def align(self, left_px: float, right_px: float) -> None:
+        """Take at least this room left and right of the view, to line up with other plots."""
+        self.axis("left").least_px = left_px
+        self.layout.setColumnMinimumWidth(2, right_px)
+
+    def refresh(self) -> None:
+        """Take in what the sessions have gained, and show it."""
+        for layer in self.layers:
+            layer.pull()
+        if self.follow_x:
+            span = self.x_span()
+            if span is not None:
+                first, last = span
+                pad = self.pad_x * (last - first) or (0.5 if last == first else 0.0)
+                self._busy = True
+                self.vb.setXRange(first - pad, last + pad, padding=0)
+                self._busy = False
+        self.relook()
+
+    def show_x(self, start: float, stop: float) -> None:
+        """Show this range of x, with the data taken in so far."""
+        if stop > start and [start, stop] != self.vb.viewRange()[0]:
+            self._busy = True
+            self.vb.setXRange(start, stop, padding=0)
+            self._busy = False
+        self.relook()
+
+    def x_span(self) -> tuple[float, float] | None:
+        """First and last place of all data, and of what is to come."""
+        spans = [span for layer in self.layers if (span := layer.x_span()) is not None]
+        if not spans:
+            return None
+        spans += [] if self.least_x is None else [self.least_x]
+        return min(span[0] for span in spans), max(span[1] for span in spans)
+
+    def relook(self) -> None:
+        """Decimate for the range that is visible, and let the y axis follow."""
+        if self._busy:
+            return
+        if not self._look():  # axes and legend may have taken all the room for what they held then
+            self._arrange()
+            if not self._look():
+                return
+        if self._arrange():
+            if not self._look():
+                return
+            self._label_marks()
+        self._settle()
+
+    def set_cursor(self, x: float | None) -> None:
+        """Show the cursor's line at ``x`` and the readings there; None takes it away."""
+        self._cursor.show_at(x)
+        self.header.set_cursor(x)
+
+    @property
+    def cursor(self) -> float | None:
+        """Where on x the cursor's line is; None where there is none."""
+        return self._cursor.place
+
+    def entries(self) -> list[Entry]:
+        """All entries of the legend, the series before the phases."""
+        entries = [
+            entry
+            for layer in self.layers
+            if self.captions or not isinstance(layer, Phases)
+            for entry in layer.entries()
+        ]
+        return sorted(entries, key=lambda entry: entry.mark == "patch")
+
+    def resizeEvent(self, event: object) -> None:
+        super().resizeEvent(event)
+        if hasattr(self, "header"):
+            self.header.arrange()
+
+    def _frame(self, rect: QRectF) -> Frame:
+        (left, right), (bottom, top) = self.vb.viewRange()
+        bin_width = (right - left) / (max(1.0, rect.width()) * self.chart_style.density)
+        octaves = math.floor(_BINS_PER_OCTAVE * math.log2(bin_width)) / _BINS_PER_OCTAVE
+        return Frame((left, right), (bottom, top), rect.width(), rect.height(), 2.0**octaves)
+
+    def _look(self) -> bool:
+        """Let the layers look at what is visible; False where there is no room for anything."""
+        rect = self.vb.rect()
+        if rect.width() < 2 or rect.height() < 2:
+            return False
+        frame = self._frame(rect)
+        for layer in self.layers:
+            layer.look_at(frame)
+        if self.follow_y:
+            self._follow_y()
+        return True
+
+    def _arrange(self) -> bool:
+        """Give axes, legend and lane the room they need; whether anything has changed."""
+        changed = [self.axis("left").fit(), self.axis("bottom").fit()]
+        if self.axis("right").isVisible():
+            changed.append(self.axis("right").fit())
+        changed += [self.header.set_entries(self.entries()), self._label_marks()]
+        if not any(changed):
+            return False
+        self._busy = True
+        self.layout.activate()
+        self._busy = False
+        return True
+
+    def _label_marks(self) -> bool:
+        layers = self.layers if self.captions else []
+        marks = [mark for layer in layers if isinstance(layer, Markers) for mark in layer.marks]
+        return self.lane.show_marks(marks, self._frame(self.vb.rect()))
+
+    def _settle(self) -> None:
+        frame = self._frame(self.vb.rect())
+        text = self._above(frame)
+        if text != self._off_scale.text:
+            self._off_scale.text = text
+            self._off_scale.fresh = -math.inf
+        for layer in self.layers:
+            if isinstance(layer, Phases):
+                layer.name_left_of(self._off_scale.left(frame))
+        for layer in [*self.layers, self._cursor, self._off_scale]:
+            layer.settle(frame)
+
+    def _follow_y(self) -> None:
+        if self.fixed_y is not None:
+            self._set_y(*self.fixed_y)
+            return
+        spans = [span for layer in self.layers if (span := layer.y_span()) is not None]
+        loose = [
+            span
+            for layer in self.layers
+            if isinstance(layer, TrackLayer) and (span := layer.extremes()) is not None
+        ]
+        if not loose and not spans:
+            return
+        spans = spans or loose
+        low, high = min(s[0] for s in spans), max(s[1] for s in spans)
+        base = min(0.0, low) if self.zero else low
+        reach = _REACH * ((high - base) or abs(high) or 1.0)
+        for layer in self.layers:
+            if isinstance(layer, TrackLayer):
+                lowest, highest = layer.extremes_within(low - reach, high + reach)
+                low, high = (low if self.zero else min(low, lowest)), max(high, highest)
+        if any(high < span[1] for span in loose):
+            high += _NOTE_ROOM * (high - base)
+        if self.zero:
+            low = min(0.0, low)
+        if high <= low:
+            pad = abs(high) * 0.05 or 1.0
+            low, high = (low, high + pad) if self.zero else (low - pad, high + pad)
+        self._set_y(low, high)
+
+    def _set_y(self, low: float, high: float) -> None:
+        """Round limits up to a step, and keep them while the data still fills them well."""
+        step = nice_step((high - low) / 10)
+        top = high + 0.4 * step
+        bottom = low if self.fixed_y or (self.zero and low >= 0) else low - 0.4 * step
+        if self.fixed_y:
+            top = high
+        old_bottom, old_top = self.vb.viewRange()[1]
+        fits = old_bottom <= bottom and old_top >= top
+        if fits and not self.fixed_y and (top - bottom) > 0.75 * (old_top - old_bottom):
+            return
+        self._busy = True
+        self.vb.setYRange(bottom, top, padding=0)
+        self._busy = False
+
+    def _above(self, frame: Frame) -> str:
+        highest = -math.inf
+        for layer in self.layers:
+            if isinstance(layer, TrackLayer) and (span := layer.extremes()) is not None:
+                highest = max(highest, span[1])
+        if highest <= frame.y[1] or self.fixed_y is not None:
+            return ""
+        return f"above the axis: up to {self.axis('left').unit.text(highest)}"
+
+    def _on_x_range(self) -> None:
+        self.relook()
+
+    def _on_y_range(self) -> None:
+        if not self._busy and self.vb.rect().width() >= 2:
+            self._settle()
+
+
+def canvas_view() -> pg.GraphicsView:
+    """An empty view for one canvas.
+
+    Its scene has no index of its items: the grid's axes grow with the view box and do not tell, so
+    that an index would go on naming, and painting, a canvas that is gone.
+    """
+    view = pg.GraphicsView(background=None)
+    view.scene().setItemIndexMethod(QGraphicsScene.ItemIndexMethod.NoIndex)
+    return view
+
+
+class Cursor(Layer):
+    """The upright line under the mouse, shared by stacked plots."""
+
+    z = 60.0
+
+    def __init__(self, style: Style) -> None:
+        super().__init__()
+        self._style = style
+        self.place: float | None = None
+
+    def show_at(self, place: float | None) -> None:
+        """Move the line; only two strips are painted anew."""
+        for x in (self.place, place):
+            if x is not None and self.frame is not None:
+                left = float(self.frame.px(x)) - 2
+                self.update(QRectF(left, 0, 4, self.frame.height))
+        self.place = place
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        if self.place is None or not frame.x[0] <= self.place <= frame.x[1]:
+            return
+        x = (self.place - frame.x[0]) * frame.width / (frame.x[1] - frame.x[0])
+        painter.setPen(QPen(shade(self._style.theme.text, 0.7), 1))
+        painter.drawLine(QPointF(x, 0), QPointF(x, frame.height))
+
+
+class OffScale(Layer):
+    """Says how far samples reach that the y axis does not show."""
+
+    z = 50.0
+
+    def __init__(self, style: Style) -> None:
+        super().__init__()
+        self._style = style
+        self.text = ""
+
+    def left(self, frame: Frame) -> float:
+        """Where the note begins, in pixels; the right edge where there is none."""
+        metrics = QFontMetricsF(self._style.font(small=True))
+        left = frame.width - metrics.horizontalAdvance(self.text) - 24
+        return left if self.text and left > -4 else frame.width
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        begins = self.left(frame)
+        if begins >= frame.width or self.exposed[1] < frame.width - _NOTE_PX:
+            return
+        style = self._style
+        font = style.font(small=True)
+        metrics = QFontMetricsF(font)
+        left = begins + 16
+        plate = QRectF(begins, _BELOW_STRIP_PX, frame.width - 2 - begins, metrics.height() + 2)
+        painter.fillRect(plate, shade(style.theme.surface, 0.92))
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(shade(style.theme.muted))
+        middle = plate.center().y()
+        painter.drawPolygon(
+            [
+                QPointF(left - 12, middle + 3),
+                QPointF(left - 8, middle - 4),
+                QPointF(left - 4, middle + 3),
+            ]
+        )
+        painter.setFont(font)
+        painter.setPen(shade(style.theme.muted))
+        painter.drawText(QPointF(left, plate.top() + 1 + metrics.ascent()), self.text)

@@ -1,0 +1,415 @@
+"""The layers that a plot stacks on its canvas: lines, bands and samples of tracks.
+
+A layer paints in the pixels of the view box and clips by arithmetic, not by the painter: Qt's SVG
+generator ignores clipping, and cosmetic pens under a transform are not understood by every reader
+of SVG.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPen
+from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
+
+from workbench.charts import strokes
+from workbench.charts.arrays import Array
+from workbench.charts.guard import guarded
+from workbench.charts.sources import Source
+from workbench.charts.style import Style
+from workbench.charts.tracks import View
+from workbench.charts.units import Unit
+
+Pixels = TypeVar("Pixels", float, Array)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the view box shows: ranges in units of the axes, sizes in pixels, one bin's width."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    width: float
+    height: float
+    bin: float = 1.0
+
+    def px(self, x: Pixels) -> Pixels:
+        """Pixels from the left."""
+        return (x - self.x[0]) * (self.width / (self.x[1] - self.x[0]))
+
+    def py(self, y: Pixels) -> Pixels:
+        """Pixels from the top."""
+        return (self.y[1] - y) * (self.height / (self.y[1] - self.y[0]))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the legend: a name, its mark, and the reading at a place of x."""
+
+    name: str
+    mark: str  # "line", "band", "dots" or "patch"
+    pen: QPen
+    brush: QBrush
+    reading: Callable[[float], str] | None = None
+    widest: str = ""  # what a reading may grow to, so that the legend keeps still
+    tail: str = ""  # after the name, and kept whole where the name is elided
+
+
+class Layer(QGraphicsItem):
+    """Base: something painted over the whole view box."""
+
+    z = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frame: Frame | None = None
+        self.fresh = -np.inf  # what lies right of this place of x has changed since last painted
+        self._looked: tuple[float, ...] = ()
+        self.exposed = (-np.inf, np.inf)  # pixels that are being painted
+        self.setZValue(self.z)
+        self.setFlag(QGraphicsItem.GraphicsItemFlag.ItemUsesExtendedStyleOption)
+        self.setAcceptedMouseButtons(Qt.MouseButton.NoButton)
+
+    def entries(self) -> list[Entry]:
+        """What the legend says about this layer; nothing while it has no data."""
+        return []
+
+    def pull(self) -> None:
+        """Take in what the session has gained."""
+
+    def x_span(self) -> tuple[float, float] | None:
+        """First and last place that the layer has something at."""
+        return None
+
+    def look_at(self, frame: Frame) -> None:
+        """Decimate what ``frame`` shows, if it shows anything else than it did."""
+        wanted = (*frame.x, frame.bin)
+        if self.fresh < np.inf or wanted != self._looked:
+            self._looked = wanted
+            self.look(frame)
+
+    def look(self, frame: Frame) -> None:
+        """Decimate what ``frame`` shows; its y range is not settled yet."""
+
+    def y_span(self) -> tuple[float, float] | None:
+        """Lowest and highest value of what is looked at, if the axis shall follow it."""
+        return None
+
+    def settle(self, frame: Frame) -> None:
+        """Paint in this frame from now on; only what is fresh, where the frame is the same."""
+        if frame == self.frame:
+            if self.fresh < np.inf:
+                left = max(0.0, float(frame.px(self.fresh - 2 * frame.bin)) - 4)
+                self.update(QRectF(left, 0, frame.width - left, frame.height))
+        else:
+            self.prepareGeometryChange()
+            self.frame = frame
+            self.update()
+        self.fresh = np.inf
+
+    def boundingRect(self) -> QRectF:
+        if self.frame is None:
+            return QRectF()
+        return QRectF(0, 0, self.frame.width, self.frame.height)
+
+    @guarded
+    def paint(
+        self,
+        painter: QPainter,
+        option: QStyleOptionGraphicsItem,
+        _widget: QWidget | None = None,
+    ) -> None:
+        if self.frame is not None:
+            exposed = option.exposedRect
+            self.exposed = (exposed.left(), exposed.right())
+            self.draw(painter, self.frame)
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """Paint in the pixels of ``frame``."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a layer of tracks appears."""
+
+    name: str
+    style: Style
+    unit: Unit
+    color: int
+    dash: int | None = None  # None: the colour's own
+    width: float = 1.0
+    alpha: float = 1.0
+
+
+class TrackLayer(Layer):
+    """Base of the layers that show tracks: ``tracks`` is asked anew at every pull.
+
+    ``scales``: the y axis follows it. ``shown_as``: what one unit of the view is worth in the
+    look's unit, for a layer that belongs to the right axis.
+    """
+
+    mark = "line"
+
+    def __init__(
+        self,
+        look: Look,
+        tracks: Callable[[], Sequence[Source]],
+        *,
+        scales: bool = True,
+        shown_as: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.in_legend = True
+        self._shown_as = shown_as
+        self.style = look.style
+        self.look_of = look
+        self.scales = scales
+        self._tracks = tracks
+        self._shown: Sequence[Source] = ()
+        self._seen: dict[tuple[str, int], tuple[float, float]] = {}
+        self._views: list[tuple[View, float]] = []
+        self._extremes: tuple[float, float] | None = None
+        self._entry: Entry | None = None
+
+    def pull(self) -> None:
+        self._shown = self._pulled(self._tracks())
+
+    def _pulled(self, tracks: Sequence[Source], kind: str = "") -> list[Source]:
+        """Take in what is new, and note from where on."""
+        shown: list[Source] = []
+        for track in tracks:
+            track.pull()
+            after = track.span
+            if after is None:
+                continue
+            shown.append(track)
+            seen = self._seen.get(track_key := (kind, len(shown)))
+            if seen is None or seen[0] != after[0]:
+                self.fresh = -np.inf
+            elif seen != after:
+                self.fresh = min(self.fresh, seen[1])
+            self._seen[track_key] = after
+        return shown
+
+    def x_span(self) -> tuple[float, float] | None:
+        spans = [track.span for track in self._shown if track.span is not None]
+        if not spans:
+            return None
+        return min(span[0] for span in spans), max(span[1] for span in spans)
+
+    def look(self, frame: Frame) -> None:
+        start, stop = frame.x
+        self._views = [
+            (view, max(track.gap, 2 * frame.bin) if view.dense else track.gap)
+            for track in self._shown
+            if _overlaps(track, start, stop)
+            for view in (track.view(start, stop, frame.bin),)
+        ]
+        self._extremes = self._find_extremes()
+
+    def extremes(self) -> tuple[float, float] | None:
+        """Lowest and highest finite value of what is looked at."""
+        return self._extremes
+
+    def extremes_within(self, low: float, high: float) -> tuple[float, float]:
+        """Lowest and highest value looked at from ``low`` to ``high``; inf and -inf without any."""
+        values = [bound for view, _ in self._views for bound in (view.low, view.high)]
+        seen = np.concatenate([np.empty(0), *values])
+        seen = seen[(seen >= low) & (seen <= high)]
+        return float(seen.min(initial=np.inf)), float(seen.max(initial=-np.inf))
+
+    def _find_extremes(self) -> tuple[float, float] | None:
+        views = [view for view, _ in self._views if len(view.low)]
+        if not views:
+            return None
+        low = min(float(np.fmin.reduce(view.low)) for view in views)
+        high = max(float(np.fmax.reduce(view.high)) for view in views)
+        return (low, high) if np.isfinite(low) and np.isfinite(high) else None
+
+    def y_span(self) -> tuple[float, float] | None:
+        return self.extremes() if self.scales else None
+
+    def reading(self, x: float) -> str:
+        """The value at ``x`` as text; NaN asks for the newest."""
+        return self.look_of.unit.text(self.value(x) * self._shown_as)
+
+    def value(self, x: float) -> float:
+        """The value at ``x``; NaN asks for the newest."""
+        return _value(self._shown, x)
+
+    def entries(self) -> list[Entry]:
+        if not self.in_legend or (self.extremes() is None and not self._has_values()):
+            return []
+        if self._entry is None:
+            self._entry = self._new_entry()
+        return [self._entry]
+
+    def _new_entry(self) -> Entry:
+        pen, brush = self.pens()
+        widest = self.look_of.unit.text(-888.8 / self.look_of.unit.scale)
+        return Entry(self.look_of.name, self.mark, pen, brush, self.reading, widest)
+
+    def pens(self) -> tuple[QPen, QBrush]:
+        """What the layer is drawn with."""
+        look = self.look_of
+        return look.style.pen(look.color, look.dash, look.width), QBrush(Qt.BrushStyle.NoBrush)
+
+    def _pixels(self, view: View, frame: Frame) -> tuple[Array, Array, Array]:
+        """Places, tops and bottoms in pixels, of what is being painted and a little beyond."""
+        per_px = (frame.x[1] - frame.x[0]) / frame.width
+        start = frame.x[0] + (self.exposed[0] - _BEYOND_PX) * per_px
+        stop = frame.x[0] + (self.exposed[1] + _BEYOND_PX) * per_px
+        first = max(0, int(np.searchsorted(view.x, start)) - 1)
+        part = slice(first, int(np.searchsorted(view.x, stop)) + 1)
+        return frame.px(view.x[part]), frame.py(view.high[part]), frame.py(view.low[part])
+
+    def _has_values(self) -> bool:
+        return bool(np.isfinite(_value(self._shown, float("nan"))))
+
+
+class Line(TrackLayer):
+    """A line through the values, broken at NaN and at gaps."""
+
+    z = 30.0
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        pen, _ = self.pens()
+        for view, gap in self._views:
+            x, top, bottom = self._pixels(view, frame)
+            gap_px = gap * frame.width / (frame.x[1] - frame.x[0])
+            if view.dense and not self.style.paper:
+                if view.height > _RAGGED_PX * (frame.y[1] - frame.y[0]) / frame.height:
+                    strokes.ragged(painter, pen, x, top, bottom, gap_px, frame)
+                    continue
+                x, y = x, (top + bottom) / 2
+                strokes.polyline(painter, pen, x, y, gap_px, frame, joined=False)
+                continue
+            dense, least_px = view.dense, self.style.least_px
+            if len(x) > 2 and len(x) * least_px > 2 * (x[-1] - x[0]):
+                x, top, bottom = strokes.merged(x, top, bottom, gap_px, least_px)
+                dense, gap_px = True, max(gap_px, 2 * least_px)
+            x, y = strokes.zigzag(x, top, bottom) if dense else (x, top)
+            strokes.polyline(painter, pen, x, y, gap_px, frame, joined=self.style.paper)
+
+
+class Band(TrackLayer):
+    """The area between two tracks of the same places, such as the 5th and 95th percentile."""
+
+    z = 10.0
+    mark = "band"
+
+    def __init__(
+        self,
+        look: Look,
+        lows: Callable[[], Sequence[Source]],
+        highs: Callable[[], Sequence[Source]],
+    ) -> None:
+        super().__init__(look, lows)
+        self._highs = highs
+        self._shown_highs: Sequence[Source] = ()
+
+    def pull(self) -> None:
+        super().pull()
+        self._shown_highs = self._pulled(self._highs(), "high")
+
+    def look(self, frame: Frame) -> None:
+        super().look(frame)
+        start, stop = frame.x
+        highs = [
+            track.view(start, stop, frame.bin)
+            for track in self._shown_highs
+            if _overlaps(track, start, stop)
+        ]
+        self._views = [
+            (View(low.x, low.low, high.high, low.dense), gap)
+            for (low, gap), high in zip(self._views, highs, strict=True)
+        ]
+        self._extremes = self._find_extremes()
+
+    def reading(self, x: float) -> str:
+        low, high = _value(self._shown, x), _value(self._shown_highs, x)
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return "–"
+        unit = self.look_of.unit
+        first, last = unit.text(min(low, high)), unit.text(max(low, high))
+        number, _, symbol = first.partition(" ")
+        return f"{number}–{last}" if last.endswith(f" {symbol}") else f"{first} – {last}"
+
+    def _new_entry(self) -> Entry:
+        return dataclasses.replace(super()._new_entry(), widest="888–888 ms/s")
+
+    def pens(self) -> tuple[QPen, QBrush]:
+        look = self.look_of
+        return QPen(Qt.PenStyle.NoPen), QBrush(look.style.color(look.color, look.alpha))
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        # Flat edges of a translucent area look the same without antialiasing, at half the cost.
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, self.style.paper)
+        _, brush = self.pens()
+        for view, gap in self._views:
+            gap_px = gap * frame.width / (frame.x[1] - frame.x[0])
+            x, top, bottom = self._pixels(view, frame)
+            strokes.area(painter, brush, x, top, bottom, gap_px, frame)
+
+
+class Samples(TrackLayer):
+    """Every sample: faint points while they can be told apart, else the range of each column."""
+
+    z = 20.0
+    mark = "dots"
+
+    def pens(self) -> tuple[QPen, QBrush]:
+        look = self.look_of
+        color = look.style.color(look.color, look.alpha)
+        pen = QPen(color, 1.7 * look.style.line_px)
+        pen.setCapStyle(Qt.PenCapStyle.RoundCap)
+        return pen, QBrush(color)
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        pen, brush = self.pens()
+        wide = QPen(pen)
+        wide.setWidthF(2 * pen.widthF())
+        for view, gap in self._views:
+            x, top, bottom = self._pixels(view, frame)
+            if not view.dense:
+                painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+                few = len(view.x) <= _FEW
+                strokes.points(painter, wide if few else pen, x, top, frame)
+            elif self.style.paper:
+                painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+                gap_px = gap * frame.width / (frame.x[1] - frame.x[0])
+                strokes.area(painter, brush, x, top, bottom, gap_px, frame)
+            else:
+                painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
+                strokes.columns(painter, QPen(brush.color(), 1), x, top, bottom, frame)
+
+
+_BEYOND_PX = 6.0
+_RAGGED_PX = 2.0  # mean height of a dense view's places from which it is not a thin line
+_FEW = 60  # samples, that may be drawn larger
+
+
+def _overlaps(track: Source, start: float, stop: float) -> bool:
+    return track.span is not None and track.span[0] <= stop and track.span[1] >= start
+
+
+def _value(tracks: Sequence[Source], x: float) -> float:
+    """The value at ``x`` of the track that began last before it; NaN for x: the newest value."""
+    begun = [track for track in tracks if track.span is not None and not x < track.span[0]]
+    if not begun:
+        return float("nan")
+    track = max(begun, key=lambda track: track.span or (0.0, 0.0))
+    return track.at(track.span[1] if np.isnan(x) and track.span else x)
+
+
+def dot(painter: QPainter, center: QPointF, radius: float, color: QColor) -> None:
+    """A filled circle."""
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(color)
+    painter.drawEllipse(center, radius, radius)

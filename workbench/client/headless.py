@@ -1,0 +1,295 @@
+"""A run without a window: the same runner, recorder and journal, driven to the end of one run."""
+
+from __future__ import annotations
+
+import functools
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from sessions.model import Session
+from workbench import interrupts, protocol
+from workbench.client.journal import Journal
+from workbench.client.recorder import Recorder
+from workbench.client.runner_process import NotStarted, Runner
+
+PATIENCE_S = 1.0  # from Ctrl+C to the end by force: what is steps so far has arrived by then
+Watcher = Callable[[protocol.AnyMessage], None]
+Chooser = Callable[[protocol.Catalogue], protocol.Command]
+
+
+class Plan(Protocol):
+    """Commands that are run one after the other in one session, each with its time.
+
+    What ``begin``, ``heed``, ``tell`` and ``finish`` give is recorded and journaled like what the
+    runner says.
+    """
+
+    @property
+    def allowed_s(self) -> float:
+        """Seconds that the command in flight may take; infinite where nothing bounds it."""
+
+    def begin(
+        self, catalogue: protocol.Catalogue, session: Session
+    ) -> Iterable[protocol.AnyMessage]:
+        """Take the session, before anything is asked for."""
+
+    def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
+        """The next command for an idle runner; None where all is done."""
+
+    def heed(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
+        """Take a message of the runner, once it is recorded."""
+
+    def tell(self) -> Iterable[protocol.AnyMessage]:
+        """What there is to record between two commands."""
+
+    def cut(self, command: protocol.Command | None) -> bool:
+        """The time of a command is over: whether it is to be cancelled. From any thread."""
+
+    def lost(self) -> bool:
+        """The runner is gone: whether to go on with another."""
+
+    def finish(self, why: str = "") -> Iterable[protocol.AnyMessage]:
+        """No command will come any more; ``why`` where there would have been some."""
+
+
+@dataclass
+class Outcome:
+    """What a run gave: its session, how it ended, and what went wrong.
+
+    ``journal`` is for the caller to remove once the session is safe; without a segment there is
+    nothing to keep, and it is gone already.
+    """
+
+    session: Session
+    journal: Path
+    reason: str = "died"  # done, stopped, cancelled, failed; died: the runner was lost
+    failures: list[protocol.Failure] = field(default_factory=list)
+    unjournaled: str = ""  # why the journal ends early, told already; it is no failure of the run
+
+    @property
+    def mistake(self) -> str:
+        """Why nothing ran, where what was asked cannot be; otherwise empty."""
+        mistakes = [failure.sentence for failure in self.failures if failure.kind == "mistake"]
+        return mistakes[-1] if mistakes and self.reason == "failed" else ""
+
+
+def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
+    """Run the command (Start, Bench) that ``choose`` makes of the catalogue.
+
+    Ctrl+C cancels and keeps what was measured, and a warning in the session tells of it; a runner
+    that does not hear it is ended after ``PATIENCE_S``, or by another Ctrl+C, and not blamed. So do
+    SIGTERM (``timeout``, a batch system) and SIGHUP (a connection that is lost).
+    """
+    return run_plan(_Once(choose), watch=watch)
+
+
+def run_plan(plan: Plan, *, watch: Watcher = lambda _message: None) -> Outcome:
+    """Run one command after the other in one session, as ``plan`` gives them.
+
+    A command that fails, or is cut off, does not end the plan; Ctrl+C does, and a runner that is
+    lost where the plan does not go on with another.
+    """
+    interrupt = _Interrupt()
+    with interrupts.handled_by(interrupt.cancel, heed_ignored=True):
+        return _Driver(plan, watch, interrupt).drive()
+
+
+class _Driver:
+    """Runs a plan: one runner, or several after one another."""
+
+    def __init__(self, plan: Plan, watch: Watcher, interrupt: _Interrupt) -> None:
+        self._plan = plan
+        self._watch = watch
+        self._journal = Journal()
+        self._recorder = Recorder(Session())
+        self._outcome = Outcome(self._recorder.session, self._journal.path)
+        self._interrupt = interrupt
+        self._begun = False
+        self._last_s = 0.0
+        self._at = "while the runner started"
+        self._timer: threading.Timer | None = None
+
+    def drive(self) -> Outcome:
+        """Run the plan to its end."""
+        try:
+            goes_on = True
+            while goes_on and not self._interrupt.pressed:
+                try:
+                    runner = Runner(self._journal)
+                except NotStarted as error:
+                    self._outcome.failures.append(error.failure)
+                    break
+                goes_on = self._drive(runner)
+            if self._interrupt.pressed:
+                if self._outcome.reason == "died":
+                    self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
+                told = f"interrupted with {self._interrupt.by} {self._at}"
+                self._own([protocol.Note(kind="warning", text=told)])
+            self._own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
+            if complaint := self._journal.complaint():  # that no runner was left to bring
+                self._record(complaint)
+                self._outcome.unjournaled = complaint.sentence
+        finally:
+            self._journal.close(keep=bool(self._recorder.session.segments))
+        return self._outcome
+
+    def _drive(self, runner: Runner) -> bool:
+        """Ask one runner as long as it lives; True where another one is to go on."""
+        self._interrupt.asked, self._interrupt.runner = False, runner
+        outcome, asked = self._outcome, False
+        catalogue: protocol.Catalogue | None = None
+        try:
+            for message in runner.messages():
+                if self._interrupt.pressed and _is_obituary(message, runner):
+                    continue  # it did what the person wanted
+                message = self._record(message)
+                self._own(self._plan.heed(message))
+                match message:
+                    case protocol.Catalogue():
+                        catalogue = message
+                        if self._interrupt.pressed:
+                            outcome.reason = "cancelled"
+                            return False
+                        if not self._begun:
+                            self._begun = True
+                            self._own(self._plan.begin(catalogue, self._recorder.session))
+                        asked = self._ask(runner, catalogue)
+                        if not asked:
+                            outcome.reason = "done"
+                            return False
+                    case protocol.State() if not self._interrupt.pressed:
+                        doing = f"at {message.text!r}" if message.text else f"while {message.state}"
+                        self._at = doing
+                    case protocol.Failure() if message.kind == protocol.JOURNAL:
+                        outcome.unjournaled = message.sentence
+                    case protocol.Failure() if message.kind != protocol.UNREAD:
+                        outcome.failures.append(message)
+                    case protocol.Failure() | protocol.Finished():
+                        if isinstance(message, protocol.Finished):
+                            outcome.reason = message.reason
+                        else:  # nothing will finish
+                            outcome.failures.append(message)
+                            outcome.reason = "failed"
+                        assert catalogue is not None
+                        if self._interrupt.pressed or not self._ask(runner, catalogue):
+                            return False
+                        outcome.reason = "died"  # unless it finishes
+        finally:
+            self._disarm()
+            runner.close()
+        goes_on = asked and not self._interrupt.pressed and self._plan.lost()
+        self._own(self._plan.tell())
+        return goes_on
+
+    def _ask(self, runner: Runner, catalogue: protocol.Catalogue) -> bool:
+        """Send the next command, and see that it does not take too long; False where none is."""
+        self._disarm()
+        self._interrupt.asked = True
+        command = self._plan.next(catalogue)
+        self._own(self._plan.tell())
+        if command is None:
+            return False
+        # A decode state may take long to write, and is what the run was for.
+        self._interrupt.patience_s = None if getattr(command, "save_state", "") else PATIENCE_S
+        runner.send(command)
+        if math.isfinite(self._plan.allowed_s):
+            self._timer = threading.Timer(self._plan.allowed_s, self._cut, (runner, command))
+            self._timer.daemon = True
+            self._timer.start()
+        return True
+
+    def _cut(self, runner: Runner, command: protocol.Command) -> None:
+        if self._plan.cut(command):
+            runner.cancel()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _own(self, messages: Iterable[protocol.AnyMessage]) -> None:
+        """Record and journal messages that no runner sent."""
+        for message in messages:
+            message.t_s = self._last_s
+            self._recorder.record(message)
+            self._journal.write(message)
+            self._watch(message)
+
+    def _record(self, message: protocol.AnyMessage) -> protocol.AnyMessage:
+        """The message once it is recorded, or the failure that it does not fit."""
+        self._last_s = message.t_s = message.t_s or self._last_s
+        try:
+            self._recorder.record(message)
+        except protocol.WireError as error:
+            message = protocol.Failure(
+                kind="wire",
+                sentence=f"A message of the runner does not fit the session: {error}.",
+                fix="It was left out of the session.",
+            )
+        self._watch(message)
+        return message
+
+
+def _is_obituary(message: protocol.AnyMessage, runner: Runner) -> bool:
+    """Whether it tells that the runner was ended because it did not hear Cancel."""
+    died = isinstance(message, protocol.Failure) and message.kind == "died"
+    return died and runner.ended_by_force
+
+
+class _Once:
+    """The plan of a single command."""
+
+    allowed_s = math.inf
+
+    def __init__(self, choose: Chooser) -> None:
+        self._choose: Chooser | None = choose
+
+    def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
+        choose, self._choose = self._choose, None
+        return None if choose is None else choose(catalogue)
+
+    def begin(self, *_: object) -> tuple[()]:
+        return ()
+
+    heed = tell = finish = begin
+
+    def cut(self, _: object) -> bool:
+        return False
+
+    def lost(self) -> bool:
+        return False
+
+
+class _Interrupt:
+    """Lets Ctrl+C cancel the run, and what else asks this process to end.
+
+    KeyboardInterrupt would end the generator of messages, and with it all that is still to come.
+    """
+
+    def __init__(self) -> None:
+        earlier = interrupts.noted()  # while a run before this one was saved, say
+        self.pressed = earlier is not None
+        self.by = interrupts.SIGNALS[earlier] if earlier else ""
+        self.runner: Runner | None = None
+        self.asked = False  # for anything: until then there is nothing to wait for
+        self.patience_s: float | None = PATIENCE_S  # with a runner that is asked to end
+
+    def cancel(self, number: int, frame: FrameType | None) -> None:
+        """Ask the runner to end the run; again: end the runner."""
+        again, self.pressed = self.pressed, True
+        interrupts.note(number, frame)
+        self.by = self.by or interrupts.SIGNALS[signal.Signals(number)]
+        if self.runner is None:
+            return
+        end: Callable[[], None] = self.runner.abandon
+        if self.asked:
+            patient = functools.partial(self.runner.cancel, self.patience_s)
+            end = self.runner.terminate if again else patient
+        # Not here: the interrupted code may hold the lock that sending takes.
+        threading.Thread(target=end, name="canceller", daemon=True).start()

@@ -1,0 +1,236 @@
+"""The journal: every line of the wire, appended as it arrives, so that a crash loses nothing.
+
+A session that was never saved is rebuilt by replaying its journal. Lines are written unbuffered: a
+killed window loses no line that it had read, and the last line may be cut short. A journal that
+cannot be written (a full disk) ends no run: it ends there, and a person is told so once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from sessions.model import Configuration, Event, Session
+from workbench import protocol, state_folder
+from workbench.client.recorder import Recorder
+
+KEPT = 20  # journals of unsaved sessions that are kept
+CHECK_S = 1.0  # between two checks that the file is still in its folder
+RECOVERED_LABEL = "Recovered: its first line was damaged"
+
+
+class Journal:
+    """An open journal file; one per session, however many runners it sees.
+
+    Nothing here raises for a file that cannot be written: ``complaint`` tells.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._file: io.FileIO | None = None
+        self._untold: protocol.Failure | None = None
+        self._checked_s = time.monotonic()
+        self.path = _new_path() if path is None else path
+        try:
+            if path is None:
+                _forget_old(state_folder.prepare())
+            self._file = io.FileIO(self.path, "ab", opener=state_folder.opener)
+            state_folder.narrow(self.path)
+        except OSError as error:
+            self._end(f"cannot be written ({error.strerror})")
+            return
+        # Held until this process closes it or ends, however it ends: it tells a journal in use from
+        # one that was left behind. Some network drives have no locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def append(self, line: bytes) -> None:
+        """Append one line of the wire; one that was cut short is ended, so that the next is not."""
+        file = self._file
+        if file is None:
+            return
+        rest = memoryview(line if line.endswith(b"\n") else line + b"\n")
+        try:
+            while rest:  # a disk that is almost full takes a part
+                rest = rest[file.write(rest) :]
+        except OSError as error:
+            self._end(f"cannot be written ({error.strerror})")
+            return
+        if time.monotonic() - self._checked_s >= CHECK_S:
+            self._check_place(file)
+
+    def _check_place(self, file: io.FileIO) -> None:
+        """End the journal if its file or folder was removed: the system writes on all the same."""
+        self._checked_s = time.monotonic()
+        try:
+            is_there = os.path.samestat(self.path.stat(), os.fstat(file.fileno()))
+        except OSError:
+            is_there = False
+        if not is_there:
+            self._end("was removed or moved by another program")
+
+    def complaint(self) -> protocol.Failure | None:
+        """What a person is to be told of a journal that could not be written; once."""
+        untold, self._untold = self._untold, None
+        return untold
+
+    def _end(self, why: str) -> None:
+        """Write nothing more: lines after a gap would be replayed as if there were none."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+        self._untold = protocol.Failure(
+            kind=protocol.JOURNAL,
+            sentence=f"The journal {self.path} {why}: what is measured goes on, but a crash would "
+            "lose what is not saved.",
+            fix=f"Save the session soon; {state_folder.ELSEWHERE}, and start again.",
+        )
+
+    def write(self, message: protocol.Message) -> None:
+        """Append a message of the window's own (a note, a new title)."""
+        self.append(protocol.encode(message))
+
+    def close(self, *, keep: bool = True) -> None:
+        """Close the file; ``keep=False`` removes it, for a session that is safe in its own file."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # of a network drive, which may write this late
+                file.close()
+        if not keep:
+            discard(self.path)
+
+
+def discard(path: Path) -> None:
+    """Remove a journal that nobody needs; one that cannot be removed, or never was, is left."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def replay(path: Path) -> Iterator[protocol.AnyMessage]:
+    """Yield the journal's messages in order, and pass over what is none (a last line cut short).
+
+    Zeros that a power cut left, or a line end that was damaged, cost no message beside them.
+    """
+    with path.open("rb") as lines:
+        for line in lines:
+            for part in (line, *_messages_within(line)):
+                try:
+                    yield protocol.decode_message(part)
+                except protocol.WireError:
+                    continue
+                if part is line:
+                    break
+
+
+def _messages_within(line: bytes) -> Iterator[bytes]:
+    """Yield the parts of a damaged line that begin as a message does."""
+    starts = [match.start() for match in re.finditer(rb'\{"type":"', line)]
+    for start, stop in itertools.pairwise([*starts, len(line)]):
+        yield line[start : line.rfind(b"}", start, stop) + 1]
+
+
+def without_message(path: Path) -> str:
+    """Why a file is no journal."""
+    return f"{path}: no message in it; a journal holds one JSON message a line"
+
+
+def recover(path: Path) -> Session:
+    """Rebuild the session of a journal; raises ``OSError`` or ``ValueError`` with one sentence."""
+    recorder = Recorder(Session(title=f"Recovered {path.stem}"))
+    lost, is_empty = 0, True
+    for message in replay(path):
+        is_empty = False
+        try:
+            recorder.record(message)
+        except protocol.WireError:
+            lost += not _record_with_segment(recorder, message)
+    if is_empty:
+        raise ValueError(without_message(path))
+    if lost:
+        text = f"{lost} of the journal's messages could not be read and were left out"
+        recorder.session.events.append(Event(recorder.last_s, "warning", text))
+    return recorder.session
+
+
+def _record_with_segment(recorder: Recorder, message: protocol.AnyMessage) -> bool:
+    """Record a message of a segment whose first line was damaged; return False if it fits nowhere.
+
+    The segment gets the configuration of the segment before it, or of what was ordered.
+    """
+    if getattr(message, "segment", None) != recorder.next_segment:
+        return False
+    started = protocol.SegmentStarted(
+        t_s=message.t_s,
+        index=recorder.next_segment,
+        configuration=_last_configuration(recorder.session),
+        label=RECOVERED_LABEL,
+    )
+    recorder.record(started)
+    try:
+        recorder.record(message)
+    except protocol.WireError:
+        return False
+    return True
+
+
+def _last_configuration(session: Session) -> Configuration:
+    if session.segments:
+        return session.segments[-1].configuration
+    for order in reversed(session.orders):
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(order.command.get("configuration"), Configuration)
+    return Configuration(family="unknown", preset="unknown")
+
+
+def unfinished() -> list[Path]:
+    """Return journals that were never saved, newest first, without those in use."""
+    return [path for path in reversed(_by_age(state_folder.path())) if not _in_use(path)]
+
+
+def has_segment(path: Path) -> bool:
+    """Return True if a run had begun by the journal's end; raises ``OSError``."""
+    return any(isinstance(message, protocol.SegmentStarted) for message in replay(path))
+
+
+def _new_path() -> Path:
+    """A path that no other session has; the process number alone returns in every container."""
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    path = state_folder.path() / f"{stem}.journal"
+    number = 1
+    while path.exists():
+        number += 1
+        path = state_folder.path() / f"{stem}-{number}.journal"
+    return path
+
+
+def _by_age(directory: Path) -> list[Path]:
+    """The folder's journals, oldest first."""
+    ages = {}
+    for path in directory.glob("*.journal"):
+        with contextlib.suppress(FileNotFoundError):  # another process may have removed it
+            ages[path] = path.stat().st_mtime
+    return sorted(ages, key=ages.__getitem__)
+
+
+def _in_use(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _forget_old(directory: Path) -> None:
+    for path in _by_age(directory)[:-KEPT]:
+        if not _in_use(path):
+            discard(path)

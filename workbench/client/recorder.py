@@ -1,0 +1,454 @@
+"""Folds the runner's messages into a session: the same for a live run, a replay and a recovery."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sessions.ceilings import describe
+from sessions.columns import Columns
+from sessions.model import (
+    METRIC_COLUMNS,
+    SAMPLING,
+    STEP_COLUMNS,
+    TELEMETRY_COLUMNS,
+    Event,
+    MetricSeries,
+    Order,
+    PairedComparison,
+    Phase,
+    PhaseSpan,
+    Segment,
+    Session,
+    Study,
+)
+from sessions.plain_text import clip
+from sessions.verdicts import work
+from sessions.verdicts.background import BACKGROUND
+from workbench import protocol, titles
+
+LONGEST_TEXT = 4000  # characters that a segment keeps of what it generated
+LONGEST_NAME, LONGEST_NOTE = 1_000, 1_000_000  # characters; session files hold no more
+
+
+class Recorder:
+    """Builds ``session`` from messages; one that belongs to no session (State ...) is passed over.
+
+    A runner that dies may be followed by another one, with a clock and segment numbers of its own:
+    they are moved so that the session's go on from where they were, even if the machine's clock was
+    set back in between.
+    """
+
+    def __init__(self, session: Session | None = None) -> None:
+        self.session = session or Session()
+        self._begun = False  # whether a runner has introduced itself
+        self._offset_s = 0.0
+        self._last_s = 0.0  # the latest time of all messages so far, on the session's clock
+        self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
+        self._open: Segment | None = None  # the last that began, until its run ends
+        self._described: dict[tuple[str, str], protocol.MetricInfo] = {}  # by family and name
+        self._comparisons: dict[int, int] = {}  # the same, to places in the session
+        self._paired = False  # whether other segments' blocks are run beside the open one
+        self._studies: dict[int, int] = {}
+
+    @property
+    def last_s(self) -> float:
+        """The latest time so far, on the session's clock."""
+        return self._last_s
+
+    @property
+    def next_segment(self) -> int:
+        """The number that the present runner gives its next segment."""
+        return max(self._segments, default=-1) + 1
+
+    def record(self, message: protocol.AnyMessage) -> Segment | None:
+        """Take one message; returns the segment that it changed, if any.
+
+        Raises ``WireError``, and leaves the session as it was, for a message that does not fit
+        what came before it.
+        """
+        session = self.session
+        if not isinstance(message, protocol.Catalogue):
+            self._last_s = max(self._last_s, message.t_s + self._offset_s)
+        match message:
+            case protocol.Catalogue():
+                self._begin(message)
+            case protocol.CeilingsFound():
+                if message.ceilings is not None:
+                    kept = message.source == "kept"
+                    source = "kept from an earlier run" if kept else "measured in this one"
+                    session.environment["ceilings"] = f"{describe(message.ceilings)} ({source})"
+            case protocol.Ordered():
+                session.orders.append(self._order(message))
+            case protocol.SegmentStarted():
+                return self._begin_segment(message)
+            case protocol.PhaseChanged():
+                segment = self._segment(message.segment)
+                _check_phase(message.phase)
+                if self._is_beside(segment):
+                    return segment
+                now = message.t_s + self._offset_s
+                _close_phase(segment, now)
+                segment.phases.append(PhaseSpan(message.phase, now, now))
+                return segment
+            case protocol.Steps():
+                segment = self._segment(message.segment)
+                columns = self._columns(message.columns, STEP_COLUMNS)
+                segment.steps.append(columns)  # type: ignore[attr-defined]
+                if len(columns["t_s"]) and not self._is_beside(segment):
+                    _close_phase(segment, float(columns["t_s"][-1]))
+                return segment
+            case protocol.Metrics():
+                segment = self._segment(message.segment)
+                self._measure(segment, message)
+                return segment
+            case protocol.Generated():
+                segment = self._segment(message.segment)
+                _write(segment, message)
+                return segment
+            case protocol.TelemetrySamples():
+                columns = self._columns(message.columns, TELEMETRY_COLUMNS)
+                table = session.telemetry.setdefault(message.device, Columns(TELEMETRY_COLUMNS))
+                table.append(columns)  # type: ignore[attr-defined]
+            case protocol.Sampling():
+                how = {f"{SAMPLING}{name}": text for name, text in message.how.items()}
+                session.environment = {**session.environment, **how}
+            case protocol.Facts():
+                segment = self._segment(message.segment)
+                segment.ledger.update(message.ledger)
+                return segment
+            case protocol.EvidenceFound():
+                segment = self._segment(message.segment)
+                segment.evidence = list(message.evidence)
+                return segment
+            case protocol.ComparisonStarted():
+                self._begin_comparison(message)
+            case protocol.ComparisonFacts():
+                self._state(self._comparison(message.comparison), **message.facts)
+            case protocol.BlockDone():
+                place = self._comparison(message.comparison)
+                session.comparisons[place] = _with_blocks(
+                    session.comparisons[place], [message.block]
+                )
+            case protocol.NumericsChecked():
+                self._take_numerics(message)
+            case protocol.Judged():
+                self._take_judgement(message)
+            case protocol.StudyStarted():
+                self._studies[message.index] = len(session.studies)
+                start_s = message.t_s + self._offset_s
+                asked = dict(message.asked)
+                session.studies.append(Study(message.kind, message.title, start_s, asked))
+            case protocol.StudyRows():
+                self._take_rows(message)
+            case protocol.StudyFacts():
+                place = self._study(message.study)
+                study = session.studies[place]
+                facts = {**study.facts, **message.facts}
+                session.studies[place] = dataclasses.replace(study, facts=facts)
+            case protocol.Note():
+                self._event(message.t_s, message.kind, message.text)
+            case protocol.Described():
+                session.title = clip(message.title, LONGEST_NAME)
+                session.notes = clip(message.notes, LONGEST_NOTE)
+            case protocol.Failure():
+                kind = "warning" if message.kind == protocol.JOURNAL else "error"
+                self._event(message.t_s, kind, message.sentence)
+                if message.fatal:
+                    self._end_segment(message.t_s + self._offset_s)
+            case protocol.Finished():
+                self._end_segment(message.t_s + self._offset_s)
+        return None
+
+    def _begin(self, catalogue: protocol.Catalogue) -> None:
+        session = self.session
+        if not self._begun and not session.segments:
+            session.created = catalogue.created
+        self._begun, self._open = True, None
+        self._offset_s = max(catalogue.created - session.created, self._last_s)
+        self._segments, self._comparisons = {}, {}
+        # A study of our own goes on, whichever runner it asks.
+        self._studies = {i: at for i, at in self._studies.items() if i == protocol.OWN_STUDY}
+        self._described = {
+            (family.name, metric.name): metric
+            for family in catalogue.families
+            for metric in family.metrics
+        }
+        session.environment = dict(catalogue.environment)
+        session.titles = {**session.titles, **titles.offered(catalogue)}
+
+    def _order(self, message: protocol.Ordered) -> Order:
+        """What was asked for; the blocks that a comparison goes on from are the session's own."""
+        session = self.session
+        claims = self._studies.get(protocol.OWN_STUDY)
+        if claims is not None and session.studies[claims].facts.get("final"):
+            claims = None
+        command = msgspec.to_builtins(message.command)
+        return Order(
+            start_s=message.t_s + self._offset_s,
+            command={name: value for name, value in command.items() if name != "before"},
+            segments=len(session.segments),
+            comparisons=len(session.comparisons),
+            studies=len(session.studies),
+            claims=claims,
+        )
+
+    def _begin_segment(self, message: protocol.SegmentStarted) -> Segment:
+        self._end_segment(message.t_s + self._offset_s)
+        segment = Segment(
+            index=len(self.session.segments),
+            configuration=message.configuration,
+            label=clip(message.label, LONGEST_NAME),
+            start_s=message.t_s + self._offset_s,
+            ledger=dict(message.ledger),
+        )
+        self.session.segments.append(segment)
+        self._segments[message.index] = self._open = segment
+        return segment
+
+    def _is_beside(self, segment: Segment) -> bool:
+        """Return True for a baseline that is over, of which blocks are run beside the open one."""
+        return self._paired and segment is not self._open
+
+    def _end_segment(self, stop_s: float) -> None:
+        """The last phase ends with its run: nothing builds or warms up until the next begins."""
+        self._paired = False
+        if self._open is not None:
+            _close_phase(self._open, stop_s)
+            self._open = None
+
+    def _measure(self, segment: Segment, message: protocol.Metrics) -> None:
+        matrices = {
+            name: _matrix(name, rows, segment.metrics.get(name))
+            for name, rows in message.values.items()
+        }
+        for name, values_RC in matrices.items():
+            if name not in segment.metrics:
+                segment.metrics[name] = self._new_series(segment, name, values_RC.shape)
+            batch = {"t_s": [message.t_s + self._offset_s], "values": values_RC[None]}
+            segment.metrics[name].table.append(batch)  # type: ignore[attr-defined]
+
+    def _new_series(self, segment: Segment, name: str, shape: tuple[int, ...]) -> MetricSeries:
+        rows, columns = shape
+        dtypes = METRIC_COLUMNS | {"values": f"({rows},{columns}){METRIC_COLUMNS['values']}"}
+        found = self._described.get((segment.configuration.family, name))
+        return MetricSeries(
+            title=found.title if found else name,
+            unit=found.unit if found else "",
+            help=found.help if found else "",
+            row=found.row if found else "row",
+            column=found.column if found else "column",
+            shape=(rows, columns),
+            table=Columns(dtypes),
+        )
+
+    def _segment(self, index: int) -> Segment:
+        try:
+            return self._segments[index]
+        except KeyError:
+            raise protocol.WireError(f"segment {index} was never started") from None
+
+    def _begin_comparison(self, message: protocol.ComparisonStarted) -> None:
+        comparisons = self.session.comparisons
+        self._paired = bool(message.asked.get(BACKGROUND))
+        segments = [self._segment(index).index for index in message.segments]
+        started = PairedComparison(
+            arms=message.arms,
+            order=[],
+            medians_ms=[],
+            ratio=math.nan,
+            low=math.nan,
+            high=math.nan,
+            verdict="UNDECIDED",
+            facts={
+                **message.asked,
+                "segments": segments,
+                "history": [],
+                **work.facts_of([self.session.segments[place].configuration for place in segments]),
+                **_foretold(message),
+            },
+        )
+        started = _with_blocks(started, message.before)
+        for place, earlier in enumerate(comparisons):
+            if message.before and _blocks_of(earlier) == _blocks_of(started):
+                history = earlier.facts.get("history", [])
+                facts = {**started.facts, "history": history}
+                comparisons[place] = msgspec.structs.replace(started, facts=facts)
+                self._comparisons[message.index] = place
+                return
+        self._comparisons[message.index] = len(comparisons)
+        comparisons.append(started)
+
+    def _comparison(self, index: int) -> int:
+        try:
+            return self._comparisons[index]
+        except KeyError:
+            raise protocol.WireError(f"comparison {index} was never started") from None
+
+    def _take_numerics(self, message: protocol.NumericsChecked) -> None:
+        place = self._comparison(message.comparison)
+        if not 0 <= message.arm < len(self.session.comparisons[place].arms):
+            raise protocol.WireError(f"comparison {message.comparison} has no arm {message.arm}")
+        numerics = self.session.comparisons[place].facts.get("numerics", {})
+        found = {**numerics, str(message.arm): msgspec.to_builtins(message.numerics)}
+        self._state(place, numerics=found)
+
+    def _take_judgement(self, message: protocol.Judged) -> None:
+        place = self._comparison(message.comparison)
+        found = message.judgement
+        history = self.session.comparisons[place].facts["history"]
+        if found.low is not None and (not history or history[-1][0] != found.pairs):
+            history = [*history, [found.pairs, found.ratio, found.low, found.high]]
+        told = msgspec.to_builtins(found)
+        ends = {name: told.pop(name) for name in ("ratio", "low", "high")}
+        verdict = told.pop("verdict")
+        self._state(place, history=history, seconds=message.seconds, final=message.final, **told)
+        self.session.comparisons[place] = msgspec.structs.replace(
+            self.session.comparisons[place],
+            verdict=verdict,
+            **{name: math.nan if end is None else end for name, end in ends.items()},
+        )
+
+    def _study(self, index: int) -> int:
+        try:
+            return self._studies[index]
+        except KeyError:
+            raise protocol.WireError(f"study {index} was never started") from None
+
+    def _take_rows(self, message: protocol.StudyRows) -> None:
+        # A new study each time: another thread may be saving the old one.
+        place = self._study(message.study)
+        study = self.session.studies[place]
+        more = _study_columns(message)
+        known = {} if message.replace else study.tables.get(message.table, {})
+        if known:
+            kinds = [{name: c.dtype.kind for name, c in each.items()} for each in (known, more)]
+            if kinds[0] != kinds[1]:
+                raise protocol.WireError(
+                    f"table {message.table[:40]!r}: columns {sorted(more)} in a study where they "
+                    f"were {sorted(known)}, or text where there were numbers"
+                )
+            more = {name: np.concatenate([known[name], more[name]]) for name in known}
+        tables = {**study.tables, message.table: more}
+        self.session.studies[place] = dataclasses.replace(study, tables=tables)
+
+    def _state(self, place: int, **facts: Any) -> None:
+        comparison = self.session.comparisons[place]
+        self.session.comparisons[place] = msgspec.structs.replace(
+            comparison, facts={**comparison.facts, **facts}
+        )
+
+    def _columns(
+        self, columns: Mapping[str, list[float | None]], dtypes: Mapping[str, str]
+    ) -> dict[str, np.ndarray]:
+        """The columns as numbers that their dtypes can hold, on the session's clock."""
+        if "t_s" not in columns or not columns.keys() <= dtypes.keys():
+            raise protocol.WireError(
+                f"columns {sorted(columns)}: expected t_s, and others of {sorted(dtypes)}"
+            )
+        if len({len(values) for values in columns.values()}) > 1:
+            lengths = {name: len(values) for name, values in columns.items()}
+            raise protocol.WireError(f"columns of one batch differ in length: {lengths}")
+        found = {name: np.asarray(values, np.float64) for name, values in columns.items()}
+        for name, values in found.items():
+            if np.dtype(dtypes[name]).kind in "iu":
+                _check_whole(name, values, np.iinfo(dtypes[name]))
+        if "phase" in found and found["phase"].size:
+            _check_phase(int(found["phase"].max()))
+        found["t_s"] += self._offset_s
+        return found
+
+    def _event(self, t_s: float, kind: str, text: str) -> None:
+        event = Event(t_s + self._offset_s, kind, clip(text, LONGEST_NOTE))
+        self.session.events.append(event)
+
+
+def _foretold(message: protocol.ComparisonStarted) -> dict[str, Any]:
+    made = message.prediction
+    return {} if made is None else {"prediction": msgspec.to_builtins(made)}
+
+
+def _study_columns(message: protocol.StudyRows) -> dict[str, np.ndarray]:
+    """The rows' columns: FP64, or objects where they are text."""
+    for name in (message.table, *message.columns):
+        if not name.isidentifier() or not name.isascii():
+            raise protocol.WireError(f"{name[:40]!r} is no name of a table or column of a study")
+    lengths = {name: len(values) for name, values in message.columns.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise protocol.WireError(f"columns of one batch are empty or differ in length: {lengths}")
+    found = {}
+    for name, values in message.columns.items():
+        is_text = {isinstance(value, str) for value in values}
+        if len(is_text) > 1:
+            raise protocol.WireError(f"column {name[:40]!r} of a study mixes text and numbers")
+        found[name] = np.array(values, object if True in is_text else np.float64)
+    return found
+
+
+def _matrix(name: str, rows: list[list[float | None]], known: MetricSeries | None) -> np.ndarray:
+    """The numbers (rows, columns) of one metric, FP32, NaN for None."""
+    lengths = {len(row) for row in rows}
+    if len(lengths) != 1 or lengths == {0}:
+        raise protocol.WireError(f"metric {name[:40]!r}: rows of {sorted(lengths)} columns")
+    values = np.array(rows, np.float64)
+    if known is not None and values.shape != known.shape:
+        raise protocol.WireError(
+            f"metric {name[:40]!r}: {values.shape} in a segment where it was {known.shape}"
+        )
+    with np.errstate(over="ignore"):  # what FP32 cannot hold is infinite
+        return values.astype(np.float32)
+
+
+def _write(segment: Segment, message: protocol.Generated) -> None:
+    """Keep the newest text in the ledger, and no other: a session is about time, not words."""
+    begins = message.start == 0
+    before = "" if begins else str(segment.ledger.get("text", ""))
+    segment.ledger["text"] = (before + message.text)[-LONGEST_TEXT:]
+    if begins:
+        segment.ledger["prompt"] = message.prompt[-LONGEST_TEXT:]
+
+
+def _close_phase(segment: Segment, stop_s: float) -> None:
+    if segment.phases:
+        last = segment.phases[-1]  # what the client says of a runner's death has no time
+        segment.phases[-1] = PhaseSpan(last.phase, last.start_s, max(last.stop_s, stop_s))
+
+
+def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> PairedComparison:
+    """The comparison with more blocks: a new one, for another thread may be saving the old one."""
+    clocks = [math.nan if block.clock_mhz is None else block.clock_mhz for block in blocks]
+    means = [math.nan if block.mean_ms is None else block.mean_ms for block in blocks]
+    return msgspec.structs.replace(
+        comparison,
+        order=comparison.order + [block.arm for block in blocks],
+        medians_ms=comparison.medians_ms + [block.median_ms for block in blocks],
+        pairs=comparison.pairs + [block.pair for block in blocks],
+        clocks_mhz=comparison.clocks_mhz + clocks,
+        voids=comparison.voids + [block.void for block in blocks],
+        means_ms=comparison.means_ms + means,
+        builds=comparison.builds + [block.build for block in blocks],
+    )
+
+
+def _blocks_of(comparison: PairedComparison) -> object:
+    """What tells a comparison from every other."""
+    return comparison.arms, comparison.order, comparison.medians_ms, comparison.pairs
+
+
+def _check_whole(name: str, values: np.ndarray, limits: np.iinfo) -> None:
+    # NaN and what is too large would turn into some other number, with no more than a warning.
+    whole = (values >= limits.min) & (values <= limits.max) & (values == np.floor(values))
+    if not whole.all():
+        raise protocol.WireError(
+            f"column {name}: expected whole numbers from {limits.min} to {limits.max}"
+        )
+
+
+def _check_phase(phase: int) -> None:
+    if phase not in Phase._value2member_map_:
+        raise protocol.WireError(f"phase {phase} is none of {[int(known) for known in Phase]}")

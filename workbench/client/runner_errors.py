@@ -1,0 +1,89 @@
+"""What is said of a runner that did not start, spoke something else, or ended unasked."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from workbench.client.runner_command import HERE, OPTION, VARIABLE, shown
+from workbench.exit_reasons import how_ended
+from workbench.protocol import VERSION, Failure
+
+AGAIN = "Start a new runner; everything measured so far is kept."
+TRY = (
+    "Try the command in a terminal. ssh has to get along without a terminal and a password here "
+    "(`ssh -T`, a key), nothing may print before the runner does, and both sides need the same "
+    "version of the workbench."
+)
+SHOWN = 200  # characters of a line
+
+
+def not_started(command: tuple[str, ...], error: OSError) -> Failure:
+    """The system could not start the command."""
+    reason = error.strerror or str(error)
+    if command == HERE:
+        sentence = f"The runner could not be started: {reason}."
+        return _fatal(sentence, "Free some space or repair the installation, then try again.")
+    sentence = f"The command `{shown(command)}` could not be started: {reason}."
+    return _fatal(sentence, f"It comes from {OPTION} or {VARIABLE}. {TRY}")
+
+
+def never_spoke(
+    command: tuple[str, ...], code: int, babble: Sequence[str], log: Sequence[str]
+) -> Failure:
+    """A person's command ended before the first message."""
+    last = next((line for line in reversed(log) if line.strip()), "")
+    said = f"the last on its standard error was {_brief(last)!r}" if last else (
+        "it wrote nothing to its standard error")  # fmt: skip
+    if babble:
+        said += f", and on its standard output stood {_brief(babble[0])!r}, which is no message"
+    sentence = f"The command `{shown(command)}` {how_ended(code)} before a runner spoke; {said}."
+    return _fatal(sentence, TRY, [*babble, *log])
+
+
+def no_runner(command: tuple[str, ...], babble: Sequence[str], log: Sequence[str]) -> Failure:
+    """A command goes on and on, and nothing that it says is a message."""
+    last = f"; the last on its standard error was {_brief(log[-1])!r}" if log else ""
+    sentence = (
+        f"The command `{shown(command)}` does not speak the runner's protocol: its standard "
+        f"output begins with {_brief(babble[0])!r}{last}."
+    )
+    return _fatal(sentence, TRY, [*babble[:20], *log])
+
+
+def banner(command: tuple[str, ...], babble: Sequence[str]) -> Failure:
+    """Something stood before the first message; the runner itself is well."""
+    return Failure(
+        kind="wire",
+        sentence=f"The command `{shown(command)}` printed {_brief(babble[0])!r} before the "
+        "runner's first message; it was left out.",
+        fix="Let the host's login files print nothing where there is no terminal, or try `ssh -T`.",
+        detail="\n".join(babble),
+    )
+
+
+def other_version(command: tuple[str, ...], version: int) -> Failure:
+    """The runner speaks another version of the protocol than this program."""
+    which = "" if command == HERE else f", started by `{shown(command)}`,"
+    sentence = f"The runner{which} speaks version {version} of the protocol, this side {VERSION}."
+    return _fatal(sentence, "Install the same version of the workbench on both sides.")
+
+
+def ended(code: int, cancelled_by: str | None, log: Sequence[str]) -> Failure:
+    """A runner that had spoken ended unasked, or was ended because it did not hear Cancel."""
+    if cancelled_by:
+        sentence = f"The run did not stop when cancelled, so its runner was {cancelled_by}."
+    else:
+        sentence = f"The runner {how_ended(code)}."
+        if code == -signal.SIGKILL:
+            sentence += " The system does this when memory runs out."
+    return _fatal(sentence, AGAIN, log)
+
+
+def _brief(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+
+
+def _fatal(sentence: str, fix: str, said: Sequence[str] = ()) -> Failure:
+    return Failure(kind="died", sentence=sentence, fix=fix, detail="\n".join(said), fatal=True)

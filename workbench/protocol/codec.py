@@ -1,0 +1,70 @@
+"""The codec of the wire: one JSON line a command or message."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from workbench.protocol.commands import AnyCommand, Command
+from workbench.protocol.messages import AnyMessage, Message, _Introduction
+
+_Line = TypeVar("_Line")
+
+
+class WireError(Exception):
+    """A line on the wire is not a message: says what it was and why."""
+
+
+def encodable(value: Any) -> Any:
+    """The value with U+FFFD for what UTF-8 cannot hold."""
+    match value:
+        case str():
+            return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
+        case list():
+            return [encodable(each) for each in value]
+        case dict():
+            return {encodable(key): encodable(each) for key, each in value.items()}
+    return value
+
+
+def decoded(decoder: msgspec.json.Decoder[_Line], line: bytes) -> _Line:
+    """What the line holds; raises ``WireError``."""
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        shown = line[:80].decode("utf-8", "replace").strip()
+        raise WireError(f"not a message: {shown!r} ({error})") from None
+
+
+_encoder = msgspec.json.Encoder()  # writes NaN as null
+_commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
+_messages: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+_introductions = msgspec.json.Decoder(_Introduction)
+
+
+def encode(item: Command | Message) -> bytes:
+    """One line, newline included; what UTF-8 cannot hold (a file name's odd byte) is U+FFFD."""
+    try:
+        return _encoder.encode(item) + b"\n"
+    except UnicodeEncodeError:
+        return _encoder.encode(encodable(msgspec.to_builtins(item))) + b"\n"
+
+
+def decode_command(line: bytes) -> AnyCommand:
+    """The command on one line; raises ``WireError``."""
+    return decoded(_commands, line)
+
+
+def version_of(line: bytes) -> int | None:
+    """The version of a catalogue, of whatever version; None for any other line."""
+    try:
+        return _introductions.decode(line).version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def decode_message(line: bytes) -> AnyMessage:
+    """The message on one line; raises ``WireError``."""
+    return decoded(_messages, line)

@@ -1,0 +1,334 @@
+"""The messages between window and runner: JSON lines of tagged structs.
+
+Commands go to the runner's standard input, messages come from its standard output, one JSON object
+a line. Whatever else a library prints in the runner goes to standard error and is log text. The
+stream of messages is also the journal: a session is rebuilt by replaying it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from sessions.model import (
+    Ceilings,
+    Configuration,
+    Evidence,
+    Judgement,
+    Numerics,
+    Prediction,
+    Scalar,
+)
+from workbench.protocol.catalogue import Blocked, FamilyInfo, ToggleInfo, WorkloadInfo, ended
+from workbench.protocol.commands import Block, RunCommand
+from workbench.protocol.option_order import LeftOut, TogglePreset
+
+VERSION = 4
+# The index of a study that is written beside the runner, which counts its own from 0.
+OWN_STUDY = -1
+JOURNAL = "journal"  # the kind of the failure to write the journal, which ends no run
+UNREAD = "unread"  # that of a line which the runner could not read as a command
+
+
+class Message(msgspec.Struct, kw_only=True, tag_field="type"):
+    """Base of all messages; ``t_s`` is seconds since the runner's session clock began."""
+
+    t_s: float = 0.0
+
+
+class Catalogue(Message, tag="catalogue"):
+    """What this runner has; always its first message."""
+
+    version: int
+    created: float  # Unix time at t_s = 0
+    device: str  # "cuda" or "cpu"
+    device_title: str
+    environment: dict[str, str]
+    families: list[FamilyInfo]
+    workloads: list[WorkloadInfo]
+    toggles: list[ToggleInfo]
+    operators: dict[str, str]  # operator: which implementations are available, or why not
+    presets: list[TogglePreset] = []
+
+
+class _Introduction(msgspec.Struct, tag_field="type", tag="catalogue"):
+    """What the catalogues of all versions have."""
+
+    version: int
+
+
+class Availability(Message, tag="availability"):
+    """Answer to Check: the blocked options by toggle and option, and all that is wrong.
+
+    ``toggles`` is what every toggle comes to, ``left_out`` what it was to be rather.
+    """
+
+    configuration: Configuration
+    blocked: dict[str, dict[str, Blocked]]
+    problems: list[str] = []  # reasons why this configuration cannot start as it is
+    toggles: dict[str, str] = {}
+    left_out: list[LeftOut] = []
+
+
+class CeilingsFound(Message, tag="ceilings"):
+    """What the device reaches at best. ``source``: "kept" from an earlier run, or "measured" now.
+    ``why``: what is wrong with the kept file, if anything; None: nothing usable is kept.
+    """
+
+    ceilings: Ceilings | None
+    source: str
+    why: str = ""
+
+
+class Predicted(Message, tag="predicted"):
+    """Answer to Predict."""
+
+    base: Configuration
+    other: Configuration
+    prediction: Prediction
+
+
+class State(Message, tag="state"):
+    """What the runner does now: idle, building, running, paused, stopping."""
+
+    state: str
+    text: str = ""
+
+
+class Progress(Message, tag="progress"):
+    """How far a long operation is; ``fraction`` is None where the end is not known."""
+
+    task: str
+    fraction: float | None = None
+    text: str = ""
+
+
+class Ordered(Message, tag="ordered"):
+    """The runner takes up this command; all that follows, until the next one, comes of it."""
+
+    command: RunCommand
+
+
+class SegmentStarted(Message, tag="segment"):
+    """Every step from here on belongs to this segment."""
+
+    index: int
+    configuration: Configuration
+    label: str
+    reused: bool = False  # built before: nothing was built or compiled for it
+    ledger: dict[str, Scalar] = {}
+
+
+class PhaseChanged(Message, tag="phase"):
+    """The segment's current phase from ``t_s`` on."""
+
+    segment: int
+    phase: int
+
+
+class Steps(Message, tag="steps"):
+    """A batch of finished steps: columns as in ``sessions.model.STEP_COLUMNS``; None is NaN."""
+
+    segment: int
+    columns: dict[str, list[float | None]]
+
+
+class Metrics(Message, tag="metrics"):
+    """What the segment's model measured of itself at ``t_s``: rows of columns by metric; None is
+    NaN.
+    """
+
+    segment: int
+    values: dict[str, list[list[float | None]]]
+
+
+class Generated(Message, tag="text"):
+    """More of the text that the segment's first sequence writes.
+
+    ``sequence`` counts the texts of a segment's arm, ``start`` the tokens before this piece: at 0
+    the text begins, after ``prompt``. A text may end where the next begins, or be left out.
+    """
+
+    segment: int
+    sequence: int
+    start: int
+    text: str
+    prompt: str = ""
+
+
+class TelemetrySamples(Message, tag="telemetry"):
+    """A batch of device samples: columns as in ``TELEMETRY_COLUMNS``; None is NaN."""
+
+    device: str  # "gpu0", "cpu"; of other ranks "gpu1", "cpu1" ...
+    columns: dict[str, list[float | None]]
+
+
+class Sampling(Message, tag="sampling"):
+    """How often each column of a device's telemetry is sampled, or ``ABSENT`` and why it is not."""
+
+    device: str
+    how: dict[str, str]
+
+
+class Facts(Message, tag="facts"):
+    """More of the segment's ledger: what became known while it ran (compile time, loss ...)."""
+
+    segment: int
+    ledger: dict[str, Scalar]
+
+
+class EvidenceFound(Message, tag="evidence"):
+    """What showed that the segment's options took effect, or did not."""
+
+    segment: int
+    evidence: list[Evidence]
+
+
+class ComparisonStarted(Message, tag="comparison"):
+    """Two arms are built and begin to alternate; ``asked`` is what the command asked for.
+
+    With ``before`` it takes the place of the comparison that consists of these blocks.
+    """
+
+    index: int
+    arms: list[str]  # labels, the base first
+    segments: list[int]  # that the arms' steps belong to
+    asked: dict[str, Scalar]
+    before: list[Block] = []
+    prediction: Prediction | None = None  # where it was asked for
+
+
+class ComparisonFacts(Message, tag="compared"):
+    """More of how a comparison is measured, as ``asked`` holds it."""
+
+    comparison: int
+    facts: dict[str, Scalar]
+
+
+class BlockDone(Message, tag="block"):
+    """A block has ended."""
+
+    comparison: int
+    block: Block
+
+
+class NumericsChecked(Message, tag="numerics"):
+    """How far an arm's outputs are from the reference's."""
+
+    comparison: int
+    arm: int
+    numerics: Numerics
+
+
+class Judged(Message, tag="judged"):
+    """What the pairs so far show; ``seconds`` is how long they took, with those of before."""
+
+    comparison: int
+    judgement: Judgement
+    seconds: float
+    final: bool = False
+
+
+class StudyStarted(Message, tag="study"):
+    """A study begins; ``kind`` names it ("sweep" ...), ``asked`` is what the command asked for."""
+
+    index: int
+    kind: str
+    title: str
+    asked: dict[str, Scalar | list[Scalar]]
+
+
+class StudyRows(Message, tag="rows"):
+    """More rows of one of a study's tables: columns of numbers, or of text; None is NaN.
+
+    With ``replace`` they take the place of the rows so far.
+    """
+
+    study: int
+    table: str
+    columns: dict[str, list[float | str | None]]
+    replace: bool = False
+
+
+class StudyFacts(Message, tag="found"):
+    """More of what a study found."""
+
+    study: int
+    facts: dict[str, Scalar | list[Scalar]]
+
+
+class Note(Message, tag="note"):
+    """Something worth a mark on the timeline: a toggle, a warning, a note by the user."""
+
+    kind: str  # "toggle", "note", "error", "warning", "info"
+    text: str
+
+
+class Described(Message, tag="described"):
+    """The person gave the session a title or notes (written by the window, for the journal)."""
+
+    title: str
+    notes: str
+
+
+class Failure(Message, tag="failure"):
+    """Something went wrong, for a person to read: one sentence, and what to do.
+
+    ``set`` names the choices that make the fix, as ``Blocked.set`` does; also ``"batch"``.
+    ``clears``: "triton" where clearing Triton's cache of compiled kernels is the fix.
+    """
+
+    # mistake, out-of-memory, cuda, model, compile, capture, nan, slower, hang, wire, died, journal,
+    # unread, unwritten, ranks
+    kind: str
+    sentence: str
+    fix: str = ""
+    set: dict[str, str] = {}
+    clears: Literal["", "triton"] = ""
+    detail: str = ""  # traceback, for the log
+    fatal: bool = False  # the runner cannot go on; a new one is needed
+
+    @property
+    def said(self) -> str:
+        """What went wrong and what to do, for one line."""
+        return ended(self.sentence, self.fix)
+
+
+class Finished(Message, tag="finished"):
+    """The run ended: ``reason`` is done, stopped, cancelled or failed."""
+
+    reason: str
+    steps: int
+
+
+AnyMessage = (
+    Catalogue
+    | Availability
+    | CeilingsFound
+    | Predicted
+    | State
+    | Progress
+    | Ordered
+    | SegmentStarted
+    | PhaseChanged
+    | Steps
+    | Metrics
+    | Generated
+    | TelemetrySamples
+    | Sampling
+    | Facts
+    | EvidenceFound
+    | ComparisonStarted
+    | ComparisonFacts
+    | BlockDone
+    | NumericsChecked
+    | Judged
+    | StudyStarted
+    | StudyRows
+    | StudyFacts
+    | Note
+    | Described
+    | Failure
+    | Finished
+)

@@ -1,0 +1,1 @@
+"""Configurations: what they may hold, and what a runner makes of them."""

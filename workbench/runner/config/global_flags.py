@@ -1,0 +1,76 @@
+"""Switches of the whole process, torch's and Python's, which a file may set for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.backends import cuda, cudnn, mkldnn
+from torch.utils import _device
+
+from workbench.runner.instruments import timing
+
+_Switch = tuple[Callable[[], Any], Callable[[Any], object]]  # what it is, and setting it
+
+# Of torch's own choice among its attention backends, by toggle.
+SDP: dict[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
+    "sdp_flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    "sdp_mem_efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    "sdp_cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    "sdp_math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+}
+
+
+def _attribute(owner: Any, name: str) -> _Switch:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+# Torch's newer names for TF32, the general ones first: what these set otherwise than the older ones
+# (below) know, makes asking the latter an error.
+_FP32 = [
+    _attribute(owner, "fp32_precision")
+    for owner in (
+        *(torch.backends, cuda.matmul, cudnn, cudnn.conv, cudnn.rnn),
+        *(mkldnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn),
+    )
+]
+_ALL: tuple[_Switch, ...] = (
+    *_FP32,
+    (torch.get_default_dtype, torch.set_default_dtype),
+    # Asked as it is kept: the CPU may be a default too, which has a hand in every call of torch.
+    (lambda: _device.CURRENT_DEVICE, torch.set_default_device),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    *SDP.values(),
+    (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (sys.getswitchinterval, sys.setswitchinterval),
+)
+
+
+@contextlib.contextmanager
+def put_back() -> Iterator[None]:
+    """Whatever is switched inside holds there, and not for what comes after."""
+    before = [get() for get, _ in _ALL]
+    try:
+        yield
+    finally:
+        timing.restore_clocks()
+        for (get, put), value in zip(_ALL, before, strict=True):
+            if _differs(get, value):
+                put(value)
+
+
+def _differs(get: Callable[[], Any], value: Any) -> bool:
+    try:
+        return bool(get() != value)
+    except RuntimeError:  # it was set by the other name, to what this one has no word for
+        return True

@@ -1,0 +1,445 @@
+"""Turns what a person asked for into a situation that can be built, or says what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import torch
+
+import models
+from kernels import hardware
+from sessions.model import Configuration, Scalar
+from workbench import protocol
+from workbench.protocol import MOST_PAIRING_SHARE, OR, Availability, Blocked, Field, Start
+from workbench.protocol.catalogue import expected
+from workbench.runner.config import user_model
+from workbench.runner.failures import Mistake
+from workbench.runner.toggles import Situation, Toggle, all_toggles
+from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.toggles.data_parallel import ranks_of
+from workbench.runner.toggles.pipeline_parallel import of_stages
+from workbench.runner.toggles.tensor_parallel import of_shares
+from workbench.runner.wire import Wire
+from workbench.runner.workloads import Workload, all_workloads
+
+if TYPE_CHECKING:
+    from workbench.runner.context import Rig
+
+# A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
+# One that needs many times what there is would only thrash the host.
+HOPELESS = 8
+LONGEST_S = 1e9
+FIRST_FAMILY = "hydra"  # what a first start chooses, and the demo runs
+
+# What the options of the precision toggle mean for an estimate of memory.
+_SIZES = {"fp32": "fp32", "tf32": "fp32", "amp_fp16": "amp", "amp_bf16": "amp", "bf16": "half"}
+
+Value = TypeVar("Value")
+
+
+def resolve(configuration: Configuration, device: torch.device) -> Situation:
+    """Fill in every default and check every name and value.
+
+    Of options joined by ``protocol.OR`` the first that can be used is taken; what was passed over
+    is in ``left_out``. Raises ``Mistake`` or ``models.ConfigurationError`` with one sentence.
+    """
+    _check_seed(configuration.seed)
+    family = _known("family", configuration.family, families())
+    workload = _known("workload", configuration.workload, all_workloads())
+    if workload.name not in family.workloads:
+        raise Mistake(
+            f"workload: {family.name} has no workload {workload.name!r}; "
+            f"expected one of {family.workloads}"
+        )
+    preset = configuration.preset or default_preset(family, device)
+    base = family.configure(preset, configuration.model)
+    toggles = {
+        name: toggle.default_option(device) for name, toggle in all_toggles().items()
+    } | configuration.toggles
+    for name, option in configuration.toggles.items():
+        check_choice(configuration, f"toggles.{name}", option)
+    preferred = {name: option.split(OR) for name, option in toggles.items() if OR in option}
+    toggles |= {name: options[0] for name, options in preferred.items()}
+    resolved = msgspec.structs.replace(
+        configuration,
+        preset=preset,
+        model=dataclasses.asdict(base) if family is user_model.FAMILY else configuration.model,
+        settings=_settings(configuration.settings, workload, family.suggested(preset, device.type)),
+        toggles=toggles,
+    )
+    for name in toggles.keys() - configuration.toggles.keys():
+        if _why(name, toggles[name], Situation(resolved, device, family, base, workload, base)):
+            toggles[name] = all_toggles()[name].off  # a default is no demand
+    left_out = _settle(preferred, Situation(resolved, device, family, base, workload, base))
+    config = _configured(Situation(resolved, device, family, base, workload, base))
+    situation = Situation(resolved, device, family, config, workload, base, left_out)
+    family.check_memory(
+        config, memory_bytes=HOPELESS * hardware.of(device).total_bytes, **_sizes(situation)
+    )
+    return situation
+
+
+def footprint(situation: Situation) -> models.Footprint | None:
+    """The estimate of a step's memory; None for a model whose costs nobody knows."""
+    step: dict[str, Any] = {
+        "fused": _fused(situation),
+        "compiled": situation.option("compile") != "off",
+        "device_type": situation.device.type,
+        "rope_shared": situation.option("rope_cache") == "shared",
+        "workspace_bytes": _handles(situation) * hardware.of(situation.device).workspace_bytes,
+        **_sizes(situation),
+    }
+    if staged := of_stages(situation, step):
+        return staged
+    found = situation.family.footprint(situation.config, sharding=_sharding(situation), **step)
+    return (of_shares(situation, step) or found) if found.total else None
+
+
+def _handles(situation: Situation) -> int:
+    """How many workspaces cuBLAS has: the forward pass's thread and the backward pass's, and the
+    same again on the stream that a CUDA graph is captured on.
+    """
+    captured = situation.option("cuda_graphs") == "on"
+    captured |= situation.option("compile") in WITH_GRAPHS
+    return (2 if situation.workload.trains else 1) * (2 if captured else 1)
+
+
+def _fused(situation: Situation) -> bool:
+    """Whether the library's kernels run: all, or the one that decides on a family's memory."""
+    decisive = ""
+    if situation.family is not user_model.FAMILY:
+        decisive = situation.family.costs(situation.config).decisive
+    chosen = situation.option(f"triton_{decisive}") if decisive else "follow"
+    return (situation.option("triton") if chosen == "follow" else chosen) in ("on", "triton")
+
+
+def _sharding(situation: Situation) -> models.Sharding | None:
+    """What ranks hold a share of, if they do."""
+    stage = situation.option("sharding")
+    if stage == "off":
+        return None
+    return models.Sharding(
+        ranks=ranks_of(situation),
+        shares_gradients=stage != "optimizer",
+        shares_weights=stage == "full",
+    )
+
+
+def _sizes(situation: Situation) -> dict[str, Any]:
+    """What a step's memory is estimated from."""
+    settings, scheme = situation.configuration.settings, situation.option("quantization")
+    return {
+        "workload": situation.workload.name,
+        "batch": -(-int(settings["batch"]) // ranks_of(situation)),
+        "sequence": situation.workload.sequence(settings),
+        "precision": _SIZES[situation.option("precision")],
+        "checkpointing": situation.option("checkpointing"),
+        "chunk": int(settings.get("chunk", 0)),
+        "attention": situation.option("attention"),
+        "quantization": "" if scheme == "none" else scheme,
+    }
+
+
+def check_choice(configuration: Configuration, field: str, value: Scalar) -> None:
+    """Raise ``Mistake`` or ``models.ConfigurationError`` for a value that a preset, a workload, a
+    toggle, or a field of the model that is a choice never has, whatever stands beside it.
+
+    ``field`` is named as by ``Configuration.replaced``.
+    """
+    family = _known("family", configuration.family, families())
+    group, _, name = field.partition(".")
+    if field == "preset":
+        _known(field, str(value), family.presets)
+    elif field == "workload":
+        _known(f"{field} of {family.name}", str(value), dict.fromkeys(family.workloads))
+    elif group == "model":
+        family.check_choice(name, value)
+    elif group == "toggles":
+        toggle = _known("toggle", name, all_toggles())
+        for one in str(value).split(OR):
+            _known(f"toggle {name}", one, toggle.options)
+
+
+def families() -> dict[str, models.Family]:
+    """The bundled families by name, what a first start chooses first, and a person's own files."""
+    first = {FIRST_FAMILY: models.FAMILIES[FIRST_FAMILY]}
+    return {**first, **models.FAMILIES, user_model.FAMILY.name: user_model.FAMILY}
+
+
+def _why(name: str, option: str, situation: Situation) -> Blocked | None:
+    """Why an option of a toggle cannot be used in this situation."""
+    toggle = all_toggles()[name]
+    if option == toggle.off:
+        return None
+    if situation.family is user_model.FAMILY and (why := _not_of(toggle, situation.config)):
+        return Blocked(*why, {name: toggle.off}, absent=True)
+    return toggle.blocked(option, situation)
+
+
+def _not_of(toggle: Toggle, config: user_model.OwnConfig) -> tuple[str, str] | None:
+    """Why a toggle does not act on a model of one's own, and what to do."""
+    if toggle.bundled:
+        return toggle.bundled, "Choose a bundled family."
+    if not toggle.operators or not user_model.called(config).isdisjoint(toggle.operators):
+        return None
+    acts = f"acts on kernels.{toggle.operators[0]}"
+    if len(toggle.operators) > 1:
+        acts = "acts on operators of kernels"
+    return f"{acts}, which your file does not call", "Call it there, or choose a bundled family."
+
+
+def _settle(
+    preferred: Mapping[str, Sequence[str]], situation: Situation
+) -> tuple[protocol.LeftOut, ...]:
+    """Let each of these toggles take the first of its options that can be used, or the last.
+
+    In order of stage: a later toggle sees what the earlier ones have come to.
+    """
+    toggles = situation.configuration.toggles
+    left_out: list[protocol.LeftOut] = []
+    for name in (name for name in all_toggles() if name in preferred):
+        passed: list[tuple[str, Blocked]] = []
+        for option in preferred[name]:
+            toggles[name] = option
+            config = _configured(situation)
+            why = _why(name, option, dataclasses.replace(situation, config=config))
+            if why is None or option == preferred[name][-1]:
+                break
+            passed.append((option, why))
+        left_out += [
+            protocol.LeftOut(
+                toggle=name, option=option, taken=toggles[name], reason=why.reason, fix=why.fix
+            )
+            for option, why in passed
+        ]
+    return tuple(left_out)
+
+
+def demand(rig: Rig, *configurations: Configuration) -> list[Situation]:
+    """What is asked for, all of which can be used; raises as ``resolve`` and ``require_unblocked``.
+
+    What a preset leaves out is told.
+    """
+    situations = [resolve(one, rig.device) for one in configurations]
+    for situation in situations:
+        require_unblocked(situation)
+    tell_left_out(rig.wire, situations)
+    return situations
+
+
+def tell_left_out(wire: Wire, situations: Iterable[Situation]) -> None:
+    """A note, once, for every option that was preferred and is not used."""
+    for one in dict.fromkeys(each for situation in situations for each in situation.left_out):
+        toggle = all_toggles()[one.toggle]
+        text = (
+            f"{toggle.title}: {toggle.options[one.taken]} in place of "
+            f"{toggle.options[one.option]}, which cannot be used: {one.reason}"
+        )
+        wire.send(protocol.Note(kind="warning", text=text))
+
+
+def _configured(situation: Situation) -> Any:
+    """The model's configuration as the toggles change it; one that is blocked changes nothing."""
+    for name, toggle in all_toggles().items():
+        option = situation.option(name)
+        if toggle.configure is None or option == toggle.off or _why(name, option, situation):
+            continue
+        fields = toggle.configure(option, situation.config)
+        config = dataclasses.replace(situation.config, **fields)
+        situation = dataclasses.replace(situation, config=config)
+    return situation.config
+
+
+def check_limits(start: Start) -> None:
+    """Raise ``Mistake`` for a length of the run that is none, or a share that leaves it none."""
+    if start.steps is not None and start.steps < 1:
+        raise Mistake(f"steps = {_shown(start.steps)}: a run has at least one step")
+    if start.seconds is not None and not 0 < start.seconds <= LONGEST_S:
+        raise Mistake(f"seconds = {start.seconds:g} is outside of 0 to {LONGEST_S:g}")
+    if not 0 <= start.pairing_share <= MOST_PAIRING_SHARE:
+        share = f"pairing_share = {start.pairing_share:g}"
+        raise Mistake(f"{share} is outside of 0 to {MOST_PAIRING_SHARE:g}")
+
+
+def require_unblocked(situation: Situation) -> None:
+    """Raise ``Mistake`` for the first option that is asked for and cannot be used."""
+    for name in all_toggles():
+        option = situation.option(name)
+        if why := _why(name, option, situation):
+            raise Mistake(f"toggle {name}={option} cannot be used: {why.reason}. {why.fix}")
+
+
+def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
+    """Every option that cannot be used in this situation, by toggle.
+
+    Of two options that do not go together one toggle knows why: it is told of the other too. A fix
+    by toggles names all that could not stay as they are.
+    """
+    found: dict[str, dict[str, Blocked]] = {}
+    chosen = {
+        name: option
+        for name, toggle in all_toggles().items()
+        if (option := situation.option(name)) != toggle.off and not _why(name, option, situation)
+    }
+    for name, toggle in all_toggles().items():
+        for option in toggle.options:
+            why = _why(name, option, situation) or _opposed(name, option, situation, chosen)
+            if why:
+                whole = _complete(why, name, option, situation, chosen)
+                found.setdefault(name, {})[option] = whole
+    return found
+
+
+def _opposed(
+    name: str, option: str, situation: Situation, chosen: Mapping[str, str]
+) -> Blocked | None:
+    """Which of the ``chosen`` options of other toggles could not be used beside this one, and why.
+
+    None of an option that is chosen itself, or leaves the model alone.
+    """
+    if option in (all_toggles()[name].off, situation.option(name)):
+        return None
+    beside = switched(situation, {name: option})
+    for other, its_option in chosen.items():
+        if other != name and (why := _why(other, its_option, beside)):
+            toggle = all_toggles()[other]
+            reason = f"does not go with {toggle.title}: {why.reason}"
+            fix = f"Choose {toggle.title}: {toggle.options[toggle.off]}."
+            return Blocked(reason, fix, {other: toggle.off})
+    return None
+
+
+def _complete(
+    why: Blocked, name: str, option: str, situation: Situation, chosen: Mapping[str, str]
+) -> Blocked:
+    """The reason with a fix after which all others that are ``chosen`` can be used, or are off.
+
+    Where the fix would need what cannot be used either, that is the reason.
+    """
+    toggles = all_toggles()
+    if not why.set or not why.set.keys() <= toggles.keys():
+        return why
+    needed, given_up = dict(why.set), dict[str, str]()
+    while True:
+        fixed = switched(situation, {**given_up, **needed, name: option})
+        inner = next(filter(None, (_why(each, needed[each], fixed) for each in needed)), None)
+        left = chosen.keys() - {name, *needed, *given_up}
+        more = {each: toggles[each].off for each in left if _why(each, chosen[each], fixed)}
+        if inner is not None:
+            if not inner.set or not inner.set.keys() <= toggles.keys() - needed.keys():
+                return inner
+            needed |= inner.set
+            why = msgspec.structs.replace(why, fix=f"{why.fix} {inner.fix}")
+        elif more:
+            given_up |= more
+        else:
+            break
+    fix = why.fix
+    if given_up:
+        titles = " and ".join(sorted(toggles[each].title for each in given_up))
+        fix = f"{fix} {titles} cannot stay as chosen then."
+    return msgspec.structs.replace(why, fix=fix, set={**needed, **given_up})
+
+
+def switched(situation: Situation, options: Mapping[str, str]) -> Situation:
+    """The situation with other options of some toggles."""
+    toggles = {**situation.configuration.toggles, **options}
+    configuration = msgspec.structs.replace(situation.configuration, toggles=toggles)
+    found = dataclasses.replace(situation, configuration=configuration)
+    if all(all_toggles()[name].configure is None for name in options):
+        return found
+    config = _configured(dataclasses.replace(found, config=situation.base))
+    return dataclasses.replace(found, config=config)
+
+
+def availability(configuration: Configuration, device: torch.device) -> Availability:
+    """What is blocked under a configuration, and what keeps it from starting as it is."""
+    try:
+        situation = resolve(configuration, device)
+    except ValueError as error:
+        return Availability(configuration=configuration, blocked={}, problems=[str(error)])
+    blocked = blocked_options(situation)
+    try:
+        require_unblocked(situation)
+        problems = []
+    except Mistake as mistake:
+        problems = [str(mistake)]
+    return Availability(
+        configuration=configuration,
+        blocked=blocked,
+        problems=problems,
+        toggles=situation.configuration.toggles,
+        left_out=list(situation.left_out),
+    )
+
+
+def default_preset(family: models.Family, device: torch.device) -> str:
+    """The preset that a first start on this device chooses."""
+    return family.default_preset(hardware.of(device).total_bytes, device.type)
+
+
+def _known(what: str, name: str, allowed: Mapping[str, Value]) -> Value:
+    if name not in allowed:
+        raise Mistake(f"{what}: unknown {name!r}; expected {expected(name, allowed)}")
+    return allowed[name]
+
+
+def _settings(
+    asked: Mapping[str, Scalar], workload: Workload, suggested: Mapping[str, Scalar]
+) -> dict[str, Scalar]:
+    fields = {field.name: field for field in workload.fields}
+    for name in asked:
+        _known(f"setting of {workload.name}", name, fields)
+    return {
+        name: _number(field, asked.get(name, suggested.get(name, field.default)))
+        for name, field in fields.items()
+    }
+
+
+def _number(field: Field, value: Scalar) -> int | float:
+    """``value`` as the field's kind, whole or not; raises ``Mistake``."""
+    return _real(field, value) if isinstance(field.default, float) else _whole(field, value)
+
+
+def _real(field: Field, value: Scalar) -> float:
+    low, high = field.minimum or 0.0, field.maximum or float("inf")
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError, OverflowError):
+        number = float("nan")
+    if not low <= number <= high:  # nor is NaN
+        raise Mistake(
+            f"setting {field.name} = {_shown(value)} is not a number from {low:g} to {high:g}"
+        )
+    return number
+
+
+def _whole(field: Field, value: Scalar) -> int:
+    low, high = field.minimum or 0, field.maximum or float("inf")
+    try:
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise ValueError
+        number = int(value)
+    except (ValueError, TypeError, OverflowError):
+        raise Mistake(
+            f"setting {field.name} = {_shown(value)} is not a whole number from {low:.0f} to "
+            f"{high:.0f}"
+        ) from None
+    if not low <= number <= high:
+        raise Mistake(
+            f"setting {field.name} = {_shown(number)} is outside of {low:.0f} to {high:.0f}"
+        )
+    return number
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise Mistake(f"seed = {_shown(seed)} is outside of 0 to 2^63 - 1")
+
+
+def _shown(value: Scalar) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"

@@ -1,0 +1,453 @@
+"""A model of one's own: any ``torch.nn.Module``, from a Python file, as a family made on the fly.
+
+The file has a function, ``build`` unless ``FILE.py:name`` names another, that takes nothing and
+returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
+
+* ``make_inputs(batch)`` gives what the module is called with, random, on the CPU: a tensor (dense
+  or sparse), or a tuple of arguments. Each may be a dict, a list, a named tuple, a dataclass or
+  another object that holds tensors. A dict of the parameters of ``forward`` is its keywords.
+  Called for every batch of a ring, seeded; batches may differ in shape.
+* ``loss(output, *inputs)`` gives the mean loss, one number; only the training step needs it.
+
+The module may give one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
+are checked if equal inputs give equal outputs. One that draws random numbers in training alone
+(dropout) is checked in evaluation mode, and told so. State may lie in buffers, attributes, global
+variables of the file and closures: every configuration has its own. State that Python cannot copy
+(an iterator) leaves the numbers unchecked.
+
+It computes in the precision that is chosen; complex parameters stay complex, in FP32 at least. What
+it sets of torch's or Python's switches (default dtype, gradients, threads, TF32, the collection of
+garbage) is put back after it: they are toggles here, or hold for all configurations.
+
+The file is run in the runner, once for the weights and once for every configuration around them,
+and so is what it imports from beside it, which counts as a part of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import itertools
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from models import ConfigurationError, Costs, Family, Footprint, Model
+from models.family import Batch, setting
+from models.initialisation import Take
+from models.layers.quantized_linear import QuantizedLinear
+from sessions.model import OWN
+from workbench.runner.config import global_flags, neighbour_modules
+from workbench.runner.environment import host
+from workbench.runner.failures import Mistake, OwnModelError
+from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
+
+BUILD = "build"
+_MOST_BYTES = 10_000_000
+_PACKAGES = Path(kernels.__file__).absolute().parents[1]
+_SHAPE = "(module, make_inputs) or (module, make_inputs, loss)"
+_numbers = itertools.count()
+_drawers: dict[OwnConfig, Parts] = {}  # of the file built last
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig:
+    """Which file; ``sha256`` is filled in when it is read, and keeps a session reproducible."""
+
+    source: str = setting(
+        "", "File", "A Python file whose build() returns a module: FILE.py or FILE.py:function."
+    )
+    sha256: str = setting("", "SHA-256", "Of the file; empty takes the file as it is.")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the model, and the global variables that it has in this build."""
+
+    file: str
+    names: dict[str, Any]
+
+    def __deepcopy__(self, memo: object) -> Source:
+        """Return the same: a module cannot be copied."""
+        return self
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What ``build()`` returned."""
+
+    module: nn.Module
+    make_inputs: Callable[[int], Any]
+    loss: Callable[..., Any] | None
+    sources: tuple[Source, ...] = ()
+
+
+class OwnModel(Model):
+    """The person's module, behind what the runner asks of a model."""
+
+    repeats = False  # it may draw random numbers, or overwrite its inputs
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[..., Any] | None,
+        sources: tuple[Source, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.sources = sources
+        self.own_loss = loss
+        self._names = frozenset(_parameters_of(module))
+
+    def train(self, mode: bool = True) -> OwnModel:
+        """Set the mode of every module, also where a person's ``train()`` raises."""
+        try:
+            super().train(mode)
+        except Exception:  # noqa: BLE001 - it may raise anything
+            for module in self.modules():
+                module.training = mode
+        return self
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return what the module returns; a dict of its parameters' names is its keywords."""
+        if len(inputs) == 1 and isinstance(inputs[0], dict) and self._names.issuperset(inputs[0]):
+            return self.module(**inputs[0])
+        return self.module(*inputs)
+
+    def loss(self, *batch: Any) -> Tensor:
+        """The person's loss of the module's output."""
+        if self.own_loss is None:
+            raise Mistake(f"own: build() returned no loss, which the training step needs: {_SHAPE}")
+        value = self.own_loss(self(*batch), *batch)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise Mistake(f"loss() returned {shown}; expected a tensor of one number")
+        if torch.is_grad_enabled() and not value.requires_grad:
+            raise Mistake(
+                "own: the loss depends on no parameter that asks for gradients (requires_grad), "
+                "which the training step needs; measure it with workload forward"
+            )
+        return value.float().reshape(())
+
+    def carried(self) -> dict[str, Tensor]:
+        """The module's buffers, which its calls may change: running means, counts. No codes."""
+        return {
+            f"{name}.{buffer}".lstrip("."): tensor
+            for name, module in self.module.named_modules()
+            if not isinstance(module, QuantizedLinear)
+            for buffer, tensor in module.named_buffers(recurse=False)
+        }
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The parameters alone: every structure has buffers of its own."""
+        state = self.state_dict(keep_vars=True)
+        return {name: each for name, each in state.items() if isinstance(each, nn.Parameter)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFamily(Family):
+    """The family of whatever file is named."""
+
+    def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> OwnConfig:
+        """The file as it is now; raises ``ConfigurationError``, and runs nothing of it."""
+        config: OwnConfig = super().configure(preset, overrides)
+        path, _ = split(config.source)
+        digest = _digest(path)
+        if config.sha256 not in ("", digest):
+            raise ConfigurationError(
+                f"own: {path} has changed since: its SHA-256 was {config.sha256[:12]}... and is "
+                f"{digest[:12]}...; start anew without sha256 to run it as it is"
+            )
+        return replace(config, source=f"{path}:{split(config.source)[1]}", sha256=digest)
+
+    def check_memory(self, config: OwnConfig, *, sequence: int, **step: Any) -> None:
+        """Nothing is known of the memory that it takes; its inputs have no sequence to choose."""
+        if sequence != 1:
+            raise ConfigurationError(
+                f"own: sequence = {sequence}, but make_inputs(batch) decides on all but the batch; "
+                "leave sequence at 1"
+            )
+
+    def footprint(self, config: OwnConfig, **step: Any) -> Footprint:
+        """Zeros: not known before it is built."""
+        return Footprint(**{role.name: 0 for role in fields(Footprint)})
+
+    def build(
+        self,
+        config: OwnConfig,
+        device: torch.device | str = "meta",
+        dtype: torch.dtype = torch.float32,
+    ) -> Model:
+        """The structure that its file gives, whatever the values."""
+        return self.materialise(config, device, dtype)
+
+    def materialise(
+        self,
+        config: OwnConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> Model:
+        """The model with the weights that its file gives it under ``seed``."""
+        parts = load(config, seed)
+        return _cast(OwnModel(parts.module, parts.loss, parts.sources), device, dtype)
+
+    def weights(
+        self, config: OwnConfig, device: torch.device, dtype: torch.dtype, seed: int, take: Take
+    ) -> dict[str, nn.Parameter]:
+        """Those of ``materialise``, all of which are in memory at first."""
+        model = self.materialise(config, device, dtype, seed)
+        for prefix, module in model.named_modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                taken = take(f"{prefix}.{name}".removeprefix("."), parameter)
+                if taken is not parameter:
+                    setattr(module, name, taken)
+        return model.weights()
+
+    def share(self, config: OwnConfig, weights: Mapping[str, nn.Parameter]) -> Model:
+        """Another structure around the same parameters; its buffers are its own."""
+        parts = load(config, 0)
+        model = OwnModel(parts.module, parts.loss, parts.sources)
+        model.load_state_dict(weights, strict=False, assign=True)
+        first = next(iter(weights.values()))
+        return _cast(model, first.device, precision(weights.values()))
+
+
+def fresh(config: OwnConfig) -> OwnModel:
+    """Return the model as its file builds it, on the CPU and in the file's own precision."""
+    parts = load(config, 0)
+    return OwnModel(parts.module, parts.loss, parts.sources)
+
+
+def kind(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """What a tensor of a model in ``dtype`` is: complex numbers and whole ones stay such."""
+    if tensor.is_complex():
+        return torch.complex128 if dtype == torch.float64 else torch.complex64
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def precision(tensors: Iterable[Tensor]) -> torch.dtype:
+    """What a model of these parameters is in; of complex ones alone, that of their parts."""
+    kinds = [each.dtype for each in tensors]
+    real = [each for each in kinds if each.is_floating_point]
+    parts = [each.to_real() for each in kinds if each.is_complex]
+    return next(iter([*real, *parts]), torch.float32)
+
+
+def _cast(model: OwnModel, device: torch.device | str, dtype: torch.dtype) -> OwnModel:
+    """As ``Module.to``, which would cut complex numbers down to their real parts."""
+    model._apply(lambda each: each.to(device, kind(each, dtype)))
+    return model
+
+
+def split(source: str) -> tuple[Path, str]:
+    """Return ``FILE.py:function`` as an absolute path and a name.
+
+    A relative path that does not exist is looked up beside the installed packages, so that a file
+    of theirs has the same name on every host. Raises ``ConfigurationError``.
+    """
+    text, colon, name = source.rpartition(":")
+    if not colon or not name.isidentifier():
+        text, name = source, BUILD
+    if not text.strip():
+        raise ConfigurationError(
+            "own: no file is named; choose one with Open model..., or with --model FILE.py:build"
+        )
+    path = Path(text).expanduser()
+    bundled = _PACKAGES / path
+    if not path.is_absolute() and not path.exists() and bundled.is_file():
+        return bundled, name
+    return path.absolute(), name
+
+
+def called(config: OwnConfig) -> frozenset[str]:
+    """The operators of ``kernels`` that the file names, which is read and not run.
+
+    As ``kernels.rms_norm`` under whatever name the package is imported, or as imported from it.
+    """
+    return _called(split(config.source)[0], config.sha256) if config.source else frozenset()
+
+
+@functools.lru_cache(maxsize=16)
+def _called(path: Path, sha256: str) -> frozenset[str]:
+    if neighbour_modules.is_shadowed("kernels", path.parent):
+        return frozenset()
+    nodes = neighbour_modules.syntax_nodes(_read(path))
+    names: set[str] = set()
+    aliases: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            aliases |= {each.asname or each.name for each in node.names if each.name == "kernels"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "kernels":
+            names |= {each.name for each in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names |= {node.attr} if node.value.id in aliases else set()
+    return frozenset(names & kernels.OPS.keys())
+
+
+def _digest(path: Path) -> str:
+    """Of the file, and of those that it imports from beside it, if any."""
+    found = hashlib.sha256(_read(path))
+    for each in neighbour_modules.files_beside(path, _read):
+        found.update(str(each.relative_to(path.parent)).encode() + b"\0" + _read(each))
+    return found.hexdigest()
+
+
+def load(config: OwnConfig, seed: int) -> Parts:
+    """Run the file and its function. Raises ``Mistake`` or ``OwnModelError``."""
+    path, name = split(config.source)
+    module = types.ModuleType(f"own_model_{next(_numbers)}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look it up
+    content = _read(path)
+
+    def run() -> None:
+        exec(compile(content, path, "exec"), module.__dict__)
+
+    with (
+        torch.random.fork_rng(devices=[]),
+        global_flags.put_back(),
+        neighbour_modules.importing(path, module, _read),
+    ):
+        torch.default_generator.manual_seed(seed)
+        _own(path, "the file", run)
+        build = getattr(module, name, None)
+        if not callable(build):
+            raise Mistake(f"own: {path} has no function {name}(); it must return {_SHAPE}")
+        found = _own(path, f"{name}()", build)
+    files = set(map(str, neighbour_modules.files_beside(path, _read)))
+    loaded = [module, *(m for m in sys.modules.values() if getattr(m, "__file__", None) in files)]
+    sources = tuple(Source(Path(str(m.__file__)).name, vars(m)) for m in loaded)
+    parts = replace(_parts(path, name, found), sources=sources)
+    _drawers.clear()
+    _drawers[config] = parts
+    return parts
+
+
+def _parts(path: Path, name: str, found: Any) -> Parts:
+    shown = f"own: {name}() of {path} returned"
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        raise Mistake(f"{shown} {what}; expected {_SHAPE}")
+    module, make_inputs, loss = (*found, None)[:3]
+    if not isinstance(module, nn.Module):
+        raise Mistake(f"{shown} {type(module).__name__} for the module; expected a torch.nn.Module")
+    for what, value in (("make_inputs", make_inputs), ("loss", loss)):
+        if not callable(value) and (what, value) != ("loss", None):
+            raise Mistake(f"{shown} {type(value).__name__} for {what}; expected a function")
+    lazy = nn.parameter.UninitializedTensorMixin
+    if any(isinstance(each, lazy) for each in (*module.parameters(), *module.buffers())):
+        raise Mistake(
+            f"{shown} a module with lazy layers, which have no weights yet; call it once in "
+            f"{name}(), on make_inputs(1)"
+        )
+    if not any(True for _ in module.parameters()):
+        raise Mistake(f"{shown} a module without parameters; there is nothing to run or train")
+    return Parts(module, make_inputs, loss)
+
+
+def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:
+    path, _ = split(config.source)
+    parts = _drawers[config] if config in _drawers else load(config, 0)
+    with torch.random.fork_rng(devices=[]), global_flags.put_back():
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        found = _own(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
+    if not tensors(found):
+        raise Mistake(
+            f"own: make_inputs({batch}) returned {type(found).__name__}; expected {SUPPORTED}"
+        )
+    several = isinstance(found, tuple | list)
+    if is_named_tuple(found):  # one argument, unless the module takes its parts
+        several = len(_parameters_of(parts.module, required=True)) > 1
+    return (tuple(found) if several else (found,)), ()
+
+
+def _parameters_of(module: nn.Module, *, required: bool = False) -> list[str]:
+    """Return the names of what ``forward`` takes; none where Python does not know them."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return [p.name for p in named if not required or p.default is p.empty]
+
+
+def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
+    """Call what the person wrote; raise ``OwnModelError`` with that code's own traceback."""
+    try:
+        return call()
+    except torch.OutOfMemoryError:
+        raise
+    except (MemoryError, RecursionError) as error:
+        nested = neighbour_modules.too_deeply_nested(path, _read)
+        if nested is None and isinstance(error, MemoryError):
+            raise
+        if nested is None:
+            raise _own_error(path, what, error) from None
+        raise OwnModelError(
+            f"{nested}: an expression or a statement nests too deeply for Python's parser; divide "
+            "it into several",
+            "".join(traceback.format_exception_only(error)),
+        ) from None
+    except SyntaxError as error:
+        detail = "".join(traceback.format_exception_only(error))
+        where = f"{error.filename or path}, line {error.lineno}"
+        raise OwnModelError(f"{where}: {error.msg}", detail) from None
+    except BaseException as error:  # noqa: BLE001 - a person's file may raise anything
+        raise _own_error(path, what, error) from None
+
+
+def _own_error(path: Path, what: str, error: BaseException) -> OwnModelError:
+    """Return the error for what a person's code raised: the line, and that code's traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
+    line = f", line {frames[own[-1]].lineno}" if own else ""
+    text = (str(error).strip().split("\n") or [""])[0]
+    detail = "".join(traceback.format_list(frames[own[0] :] if own else frames))
+    detail += "".join(traceback.format_exception_only(error))
+    sentence = f"{path}{line}: {what} raised {type(error).__name__}: {text or 'no message'}"
+    return OwnModelError(sentence, detail)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it is larger than {_MOST_BYTES:,} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError also for a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(f"own: cannot read {str(path)!r} on {host()}: {reason}") from None
+
+
+def _unknown(config: OwnConfig) -> Costs:
+    """Nothing is known before it is built, so nothing may be estimated."""
+    raise ConfigurationError("own: what a model of your own costs is not known before it is built")
+
+
+FAMILY = OwnFamily(
+    name=OWN,
+    title="Own model",
+    help=__doc__ or "",
+    config=OwnConfig,
+    presets={"file": OwnConfig()},
+    suggestions={"file": {"cpu": (4, 1)}},
+    construct=lambda config: OwnModel(nn.Identity(), None),
+    check=lambda config: None,
+    costs=_unknown,
+    workloads=("forward", "train"),
+    first_choice="file",
+    draw=_draw,
+)

@@ -1,0 +1,262 @@
+"""What every run of one runner shares: the device, its instruments and what was built on it."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import math
+import statistics
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from sessions.ceilings import FASTEST
+from sessions.model import Ceilings, Phase, Scalar
+from sessions.verdicts.comparison import OTHERS, OWN_PEAK
+from workbench import protocol
+from workbench.runner.failures import Cancelled
+from workbench.runner.instruments import timing
+from workbench.runner.instruments.clocks import ClockMeter
+from workbench.runner.instruments.contention import BUSY, CPU_BUSY, Alarm
+from workbench.runner.instruments.memory import GpuMemory, HostMemory, Memory, make_memory
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.instruments.rank_telemetry import Companions
+from workbench.runner.instruments.telemetry import Sample, Sampler, Telemetry, make_sampler
+from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
+from workbench.runner.instruments.watchdog import Watchdog
+from workbench.runner.roofline.ceilings import Roof, matrix_dtype
+from workbench.runner.roofline.predict import Predictor
+from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.wire import Wire
+
+if TYPE_CHECKING:
+    from workbench.runner.experiments.pairing import SteadySegment
+
+SAMPLES = 1200  # of telemetry that are kept: a minute
+RECENT_NS = 200_000_000
+
+
+@dataclass
+class Rig:
+    """The instruments around one device, all reporting to one wire."""
+
+    wire: Wire
+    device: torch.device
+    arms: Arms = field(default_factory=Arms)
+    segments: int = 0  # that were begun
+    segment: int = -1  # that steps and phases belong to now
+    comparisons: int = 0
+    paired_blocks: int = 0  # that ran in the background of runs
+    steady: dict[bytes, SteadySegment] = field(default_factory=dict)  # the last by configuration
+    studies: int = 0
+    samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    clock: HostClock | GpuClock = field(init=False)
+    clocks: ClockMeter = field(init=False)  # how fast the GPU ran
+    memory: GpuMemory | HostMemory = field(init=False)
+    phases: PhaseTracker = field(init=False)
+    watchdog: Watchdog = field(init=False)
+    roof: Roof = field(init=False)
+    predictor: Predictor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = make_clock(self.device)
+        self.clocks = ClockMeter(self.device, self._no_cycles)
+        self.memory = make_memory(self.device, self.arms.others_bytes)
+        self.phases = PhaseTracker(self._phase_changed)
+        self.watchdog = Watchdog(self.wire)
+        self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
+        self.predictor = Predictor(self.roof)
+        self._alarm = Alarm()
+        self._companions = Companions(self.wire, self.device)
+        self._arm: weakref.ref[Arm] | None = None  # that steps
+        self._sampler: Sampler | None = None
+        self._own_peaks: dict[int, float] = {}  # by segment
+        self._roofless: dict[int, tuple[str, int]] = {}  # by segment: dtype, devices
+
+    def start(self) -> None:
+        """Start the threads that watch."""
+        self.watchdog.start()
+        self._sampler = make_sampler(self.device)
+        Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
+
+    def follow(self, arm: Arm | None) -> None:
+        """Another arm steps than before, or none: watch its memory, and the devices it uses."""
+        self.memory.follow(arm)
+        self._arm = None if arm is None else weakref.ref(arm)
+        self._companions.follow()
+
+    def begin_segment(self) -> int:
+        """The number of a new segment, to which steps and phases belong from here on.
+
+        On a GPU with nothing built on it, ceilings that are not known are measured before; on the
+        CPU only when asked for.
+        """
+        self.clock.drain(wait=True)  # what is left is of steps before a failure, and of another
+        if self.device.type == "cuda" and self.roof.found is None and not self.arms.count:
+            with contextlib.suppress(torch.OutOfMemoryError):  # others have the memory
+                self.roof.measure()
+        self.segment, self.segments = self.segments, self.segments + 1
+        return self.segment
+
+    def telemetry_between(self, start_ns: int, stop_ns: int) -> list[Sample]:
+        """What telemetry read in a stretch of ``perf_counter_ns``, or else just before it."""
+        samples = list(self.samples)
+        first = bisect.bisect_left(samples, start_ns, key=lambda sample: sample[0])
+        inside = [sample for taken_ns, sample in samples[first:] if taken_ns <= stop_ns]
+        if not inside and first and start_ns - samples[first - 1][0] < RECENT_NS:
+            inside = [samples[first - 1][1]]
+        return inside
+
+    def others_percent(self, start_ns: int, stop_ns: int) -> float | None:
+        """Median share of the device that other processes used; None where it is not known."""
+        found = [sample["others"] for sample in self.telemetry_between(start_ns, stop_ns)
+                 if "others" in sample]  # fmt: skip
+        return statistics.median(found) if found else None
+
+    def disturbance(self, start_ns: int, stop_ns: int) -> str:
+        """Who else worked on the device in that stretch, and how much: a clause, or nothing."""
+        share = self.others_percent(start_ns, stop_ns)
+        on_gpu = self.device.type == "cuda"
+        if share is None or share < (BUSY if on_gpu else CPU_BUSY):
+            return ""
+        who = "others" if self._sampler is None else self._sampler.others.who
+        return f"{who} used {share:.0f} % of the {'GPU' if on_gpu else 'CPU'}"
+
+    def sm_clock_mhz(self, start_ns: int, stop_ns: int) -> float | None:
+        """The GPU's mean SM clock in a stretch of time, by readings; None where it is not known."""
+        if self.device.type != "cuda":
+            return None
+        found = [sample["sm_clock"] for sample in self.telemetry_between(start_ns, stop_ns)
+                 if sample.get("sm_clock")]  # fmt: skip
+        return statistics.fmean(found) if found else None
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was queued."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Nothing steps in here, which would count as a hang; what raises ends the run."""
+        watched, self.watchdog.active = self.watchdog.active, False
+        yield
+        if watched:
+            self.watchdog.active = True
+            self.watchdog.begin(self.phases.phase)
+
+    def check_cancelled(self) -> None:
+        """Raise ``Cancelled`` if that was asked for."""
+        if self.wire.cancelled.is_set():
+            raise Cancelled
+
+    def state(self, state: str, text: str = "") -> None:
+        """Tell what the runner does now."""
+        self.wire.send(protocol.State(state=state, text=text))
+
+    def note(self, kind: str, text: str) -> None:
+        """Put something on the timeline; ``kind`` as in ``protocol.Note``."""
+        self.wire.send(protocol.Note(kind=kind, text=text))
+
+    def send_steps(self, laps: list[Lap], block: int = 0) -> None:
+        """Send finished steps, with the memory as it is now; ``block`` is 0 outside of one."""
+        memory = self.memory.sample()
+        if not math.isnan(memory.reserved):
+            self.phases.memory_reserved(memory.reserved)
+        if names := timing.take_replaced():
+            self.note(
+                "warning",
+                f"the model's file replaced {', '.join(names)}: step times do not use it, and it "
+                "was put back",
+            )
+        if not laps:
+            return
+        columns: dict[str, list[float | None]] = {
+            "t_s": [self.wire.seconds(lap.start_ns) for lap in laps],
+            "wall_ms": [lap.wall_ms for lap in laps],
+            "phase": [int(lap.phase) for lap in laps],
+            "allocated": [memory.allocated_of(lap.start_ns) for lap in laps],
+            "peak": [memory.peak_of(lap.start_ns) for lap in laps],
+        }
+        if block:
+            columns["block"] = [block] * len(laps)
+        if laps[0].gpu_ms is not None:
+            columns["gpu_ms"] = [lap.gpu_ms for lap in laps]
+            columns["reserved"] = [memory.reserved] * len(laps)
+        self.wire.send(protocol.Steps(segment=self.segment, columns=columns))
+        if any(lap.phase == Phase.STEADY and lap.start_ns >= memory.since_ns for lap in laps):
+            self._tell_own(memory)
+
+    def _tell_own(self, memory: Memory) -> None:
+        """Tell the segment's highest peak without what was held for other configurations."""
+        arm = None if self._arm is None else self._arm()
+        peaks = [memory.peak - memory.others]
+        if self.device.type == "cuda" and arm is not None and arm.divided is not None:
+            peaks += arm.divided.peaks[1:]
+        own = max(peaks)  # of the rank that needs most
+        if not own > self._own_peaks.get(self.segment, 0.0):
+            return
+        self._own_peaks[self.segment] = own
+        facts: dict[str, Scalar] = {OWN_PEAK: own, OTHERS: memory.others}
+        self.wire.send(protocol.Facts(segment=self.segment, ledger=facts))
+
+    def facts_of(self, arm: Arm, segment: int) -> dict[str, Scalar]:
+        """The arm's ledger, and what the segment's steps are set against, or will be once known."""
+        facts = {**arm.ledger, **arm.counted}
+        devices = 1 if arm.divided is None or self.device.type == "cpu" else arm.divided.ranks
+        dtype = matrix_dtype(arm.situation)
+        if self.roof.found is None:
+            self._roofless[segment] = dtype, devices
+            return facts
+        return {**facts, **_roof_facts(self.roof.found, dtype, devices)}
+
+    def _ceilings_known(self, found: Ceilings) -> None:
+        for segment, (dtype, devices) in self._roofless.items():
+            facts = _roof_facts(found, dtype, devices)
+            self.wire.send(protocol.Facts(segment=segment, ledger=facts))
+        self._roofless.clear()
+
+    def answer(self, asked: protocol.Predict) -> None:
+        """Say what the roofline makes of two configurations."""
+        made = self.predictor.of(asked.base, asked.other)
+        self.wire.send(protocol.Predicted(base=asked.base, other=asked.other, prediction=made))
+
+    def _no_cycles(self, why: str) -> None:
+        self.note("warning", f"the clock of a block is the mean of its readings: {why}")
+
+    def _phase_changed(self, phase: Phase) -> None:
+        self.watchdog.begin(phase)
+        self.memory.new_phase()
+        if self.segment >= 0:
+            self.wire.send(protocol.PhaseChanged(segment=self.segment, phase=int(phase)))
+
+    def _telemetry_seen(self, sample: Sample) -> None:
+        who = "" if self._sampler is None else self._sampler.others.who
+        share, other = self._companions.busiest_others()
+        if share > sample.get("others", 0.0):  # it disturbs the step on whichever device
+            sample, who = {**sample, "others": share}, other
+        self.samples.append((time.perf_counter_ns(), sample))
+        if self.device.type != "cuda":
+            return
+        if "sm_clock" in sample:
+            self.phases.clock_mhz(sample["sm_clock"])
+        if told := self._alarm.told(sample.get("others"), who, time.perf_counter()):
+            self.wire.send(protocol.Note(kind="warning", text=told))
+
+
+def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:
+    """What the ledger says of the ceilings that steps in ``dtype`` on so many devices have."""
+    facts: dict[str, Scalar] = {
+        "bytes_per_s": known.bytes_per_s,
+        "ceilings_created": known.created,
+        "matrix_dtype": dtype,
+    }
+    if dtype in known.flops_per_s:
+        facts["matrix_flops_per_s"] = devices * known.flops_per_s[dtype]
+    if not known.disturbed:  # else the device may reach more
+        facts[FASTEST] = devices * max(known.flops_per_s.values())
+    return facts

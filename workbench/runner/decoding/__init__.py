@@ -1,0 +1,1 @@
+"""Decoding: rounds of steps, saved decode states, generated text."""

@@ -1,0 +1,150 @@
+"""Generated text: what the first sequence writes, read back a few times a second between steps.
+
+No step waits for a reading: on the GPU it is a copy into pinned memory, queued behind the steps so
+far. What is written faster than it is read is left out, whole rounds at a time.
+"""
+
+from __future__ import annotations
+
+import codecs
+import statistics
+import time
+from typing import NamedTuple
+
+import torch
+
+from sessions.model import Scalar
+from workbench import protocol
+from workbench.runner.config.data import SYNTHETIC
+from workbench.runner.variants.variant import Arm
+from workbench.runner.wire import Wire
+
+PERIOD_NS = 250_000_000
+
+
+class _Reading(NamedTuple):
+    """A copy on its way: of round ``number``, of which so many tokens are written."""
+
+    t_s: float
+    number: int
+    written: int
+
+
+class Spelling:
+    """Tokens as text: bytes where the data is a file's, else their numbers.
+
+    Where tokens are bytes, one of no byte is shown by its number, in angle brackets; a character
+    may begin in one piece and end in the next.
+    """
+
+    def __init__(self, data: str) -> None:
+        self._bytes = data != SYNTHETIC
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def begin(self) -> None:
+        """The next tokens are those of another text."""
+        self._decoder.reset()
+
+    def text(self, tokens: list[int]) -> str:
+        """The next tokens of a text."""
+        if not self._bytes:
+            return "".join(f"{token} " for token in tokens)
+        # An unfinished character before a token that is no byte is spelt out as broken.
+        return "".join(
+            self._decoder.decode(bytes([token]))
+            if token < 256
+            else f"{self._decoder.decode(b'', final=True)}⟨{token}⟩"
+            for token in tokens
+        )
+
+
+class TextReader:
+    """Reads the text of one segment's arm; ``poll`` is called between steps."""
+
+    def __init__(self, wire: Wire, segment: int, arm: Arm) -> None:
+        self._wire, self._segment, self._arm = wire, segment, arm
+        self._spelling = Spelling(arm.configuration.data)
+        self._number, self._told = -1, 0  # of which round how many tokens were sent
+        self._reading: _Reading | None = None
+        self._due_ns = 0
+        self._prefills_ms: list[float] = []
+        if arm.text is None or arm.rounds is None:
+            return
+        on_gpu = arm.text.is_cuda
+        (prompt_BS,) = arm.batches.inputs
+        self._event = torch.cuda.Event() if on_gpu else None
+        self._written, self._prompt = (
+            torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
+            for source in (arm.text, prompt_BS[0])
+        )
+
+    def poll(self) -> None:
+        """Take a reading if one is due, and send the one that was taken if it has arrived."""
+        now_ns = time.perf_counter_ns()
+        if self._arm.text is None or (self._reading is None and now_ns < self._due_ns):
+            return
+        if self._reading is None:
+            self._take()
+            self._due_ns = now_ns + PERIOD_NS
+        if self._event is None or self._event.query():
+            self._send()
+
+    def finish(self) -> None:
+        """Send how the segment's text ended; waits for its last step."""
+        if self._arm.text is None:
+            return
+        self._take()
+        if self._event is not None:
+            self._event.synchronize()
+        self._send()
+
+    def _take(self) -> None:
+        text, rounds = self._arm.text, self._arm.rounds
+        assert text is not None and rounds is not None
+        self._written.copy_(text, non_blocking=True)
+        self._prompt.copy_(self._arm.batches.inputs[0][0], non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+        self._reading = _Reading(self._wire.seconds(), rounds.number, rounds.done + 1)
+
+    def _send(self) -> None:
+        reading, self._reading = self._reading, None
+        assert reading is not None
+        if reading.number == self._number + 1 and self._number >= 0:
+            self._send_piece(reading, self._number, self._written.shape[1])
+        self._send_piece(reading, reading.number, reading.written)
+        self._send_prefills()
+
+    def _send_piece(self, reading: _Reading, number: int, count: int) -> None:
+        """Send what is new of a round's first ``count`` tokens."""
+        if number != self._number:
+            self._number, self._told = number, 0
+            self._spelling.begin()
+        new = self._written[number % 2, self._told : count].tolist()
+        if not new:
+            return
+        prompt = ""
+        if self._told == 0:
+            prompt = Spelling(self._arm.configuration.data).text(self._prompt.tolist())
+        self._wire.send(
+            protocol.Generated(
+                t_s=reading.t_s,
+                segment=self._segment,
+                sequence=number,
+                start=self._told,
+                prompt=prompt,
+                text=self._spelling.text(new),
+            )
+        )
+        self._told = count
+
+    def _send_prefills(self) -> None:
+        assert self._arm.rounds is not None
+        spent_ms = self._arm.rounds.spent_ms()
+        if spent_ms:
+            self._prefills_ms += spent_ms
+            ledger: dict[str, Scalar] = {
+                "prefills": len(self._prefills_ms),
+                "prefill_ms": round(statistics.median(self._prefills_ms), 4),
+            }
+            self._wire.send(protocol.Facts(segment=self._segment, ledger=ledger))

@@ -1,0 +1,79 @@
+"""Steps that come in rounds: what has to be done before the first of each, and how long it took.
+
+Decoding fills a cache step by step and must go back when it is full; generation then takes in
+another prompt. That is no step's time: it is done between two steps, and measured by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from workbench.runner.instruments import timing
+
+Begin = Callable[[int, bool], None]  # the round's number, and whether it follows another
+KEPT = 1000  # of what beginnings took, until somebody asks
+
+
+class Rounds:
+    """Begins a round of ``length`` steps when the one before is over."""
+
+    def __init__(self, length: int, begin: Begin, device: torch.device) -> None:
+        self.length = length
+        self.number = 0  # of the present round
+        self._begin = begin
+        self._left = 0  # steps of the round
+        self._on_gpu = device.type == "cuda"
+        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=KEPT)
+        self._spent_ms: deque[float] = deque(maxlen=KEPT)
+
+    @property
+    def done(self) -> int:
+        """Steps of the present round that were asked for."""
+        return self.length - self._left
+
+    def ready(self) -> bool:
+        """Be ready for one more step; True where a round was begun for it, which took time."""
+        begins = self._left == 0
+        if begins:
+            self.number += 1
+            self._measure(True)
+        self._left -= 1
+        return begins
+
+    def restart(self) -> None:
+        """Begin the present round anew, whatever steps were taken; the very first, too.
+
+        What began before is forgotten: at first it compiles and allocates.
+        """
+        self._pending.clear()
+        self._spent_ms.clear()
+        self._measure(False)
+
+    def go_to(self, number: int, done: int) -> None:
+        """Be in round ``number`` after ``done`` steps of it, which somebody else has restored."""
+        self.number, self._left = number, self.length - done
+
+    def spent_ms(self) -> list[float]:
+        """How long each beginning took of those that ended since the last call; never waits."""
+        while self._pending and timing.has_passed(self._pending[0][1]):
+            start, stop = self._pending.popleft()
+            self._spent_ms.append(timing.elapsed_ms(start, stop))
+        spent = list(self._spent_ms)
+        self._spent_ms.clear()
+        return spent
+
+    def _measure(self, following: bool) -> None:
+        self._left = self.length
+        if self._on_gpu:
+            start, stop = (timing.Event(enable_timing=True) for _ in range(2))
+            timing.record(start)
+            self._begin(self.number, following)
+            timing.record(stop)
+            self._pending.append((start, stop))
+        else:
+            began_ns = timing.now_ns()
+            self._begin(self.number, following)
+            self._spent_ms.append((timing.now_ns() - began_ns) * 1e-6)

@@ -1,0 +1,1 @@
+"""Experiments: a run, a comparison, a sweep and others."""

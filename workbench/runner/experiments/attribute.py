@@ -1,0 +1,421 @@
+"""A run that attributes: a base and what toggles make of it, in interleaved rounds.
+
+Each arm is first looked at by itself: numbers, evidence, and on a GPU the peak memory of its steps
+with nothing else there. Then all alternate, each round every arm once in random order. Effects are
+sent after each round, so that whoever stops, or kills, keeps what was measured. What cannot be
+built, or not in time, or does not fit in memory, is an arm without numbers and with a reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from models import ConfigurationError
+from sessions.model import Scalar
+from sessions.studies import attribution
+from sessions.studies.attribution_rows import Arm, arm_rows, effect_rows
+from sessions.verdicts import verdict
+from workbench import protocol
+from workbench.protocol.catalogue import expected
+from workbench.runner.config.resolve import LONGEST_S, demand, require_unblocked, resolve
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks
+from workbench.runner.experiments.blocks import Contender, TimedBlock
+from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.run import RunEnded
+from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.instruments.memory import free_memory
+from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.variants.variant import label
+
+HOPELESS_ROUNDS = 8  # so many without a whole pair of blocks end the run
+MOST_ORDERS = 64
+LOOKING = 2 / 3  # of the time for building, where every arm is built once more after the looks
+COUNTED = "counted by the allocator, each arm alone: it repeats exactly and needs no interval"
+NOT_COUNTED = "not measured: on the CPU nothing counts what one arm among others allocates"
+
+
+class AttributeRun:
+    """Alternates all arms until every effect is settled, time is spent, or a command ends it."""
+
+    def __init__(self, rig: Rig, command: protocol.Attribute) -> None:
+        self._rig = rig
+        self._command = command
+        self._random = random.Random(command.seed)
+        self._alternation = Alternation(
+            rig,
+            command.budget_s,
+            2 * verdict.MIN_PAIRS,
+            "Configurations are being compared; stop before changing one.",
+        )
+        self._alternation.when_alone = lambda: self._tell(**self._alternation.rebuilding())
+        self._names: list[str] = []  # of the toggles that can be used
+        self._blocked: dict[str, str] = {}
+        self._can_be: Callable[[attribution.Subset], bool] = bool  # by places of the names
+        self._orders: list[tuple[int, ...]] = []
+        self._arms: list[Arm] = []
+        self._study = -1
+        self._began = 0.0
+        self._building_since = 0.0
+        self._blocks: list[tuple[int, int, TimedBlock]] = []  # round, arm, block
+        self._effects: list[attribution.Effect] = []
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._alternation.steps
+
+    def execute(self) -> None:
+        """Measure to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
+        self._announce(self._prepare())
+        self._building_since = self._alternation.now()
+        try:
+            self._look_at_all()
+            self._build_all()
+            self._measure()
+        finally:
+            self._rig.watchdog.active = False
+            self._report(final=True)
+
+    # What is asked
+
+    def _prepare(self) -> Situation:
+        """Check what is asked, and settle which arms there are; the base."""
+        command, rig = self._command, self._rig
+        if not 0 < command.budget_s <= LONGEST_S:
+            raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
+        if command.build_s is not None and not 0 < command.build_s <= LONGEST_S:
+            raise Mistake(f"build_s = {command.build_s:g} is outside of 0 to {LONGEST_S:g}")
+        for name in ("region", "floor", "half_width"):
+            if not 0 <= (value := getattr(command, name)) < 1:
+                raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
+        if not 1 <= command.orders <= MOST_ORDERS:
+            raise Mistake(f"orders = {command.orders} is outside of 1 to {MOST_ORDERS}")
+        (base,) = demand(rig, command.base)
+        if command.timed == attribution.BACKWARD and not base.workload.trains:
+            raise Mistake("timed: only a training step has a backward pass; choose workload train")
+        self._check_names(base)
+        self._find_usable(base)
+        count = len(self._names)
+        if command.mode == "shapley" and count:
+            self._orders = attribution.sampled_orders(
+                count, command.orders, command.seed, self._can_be
+            )
+        try:
+            subsets = attribution.subsets(command.mode, count, self._orders, self._can_be)
+        except ValueError as error:
+            reasons = "; ".join(f"{name}: {why}" for name, why in self._blocked.items())
+            raise Mistake(f"{error}{'; ' if reasons else ''}{reasons}") from None
+        for number, subset in enumerate(subsets):
+            self._add_arm(base, number, subset)
+        rig.arms.keep_only(*(one.situation for one in self._alternation.contenders))
+        return base
+
+    def _check_names(self, base: Situation) -> None:
+        for name, option in self._command.toggles.items():
+            toggle = all_toggles().get(name)
+            if toggle is None:
+                raise Mistake(f"toggle: unknown {name!r}; expected {expected(name, all_toggles())}")
+            if option not in toggle.options:
+                allowed = expected(option, toggle.options)
+                raise Mistake(f"toggle {name}: unknown {option!r}; expected {allowed}")
+            if base.option(name) == option:
+                raise Mistake(f"toggle {name}: the base has {option!r} already; leave it out")
+
+    def _find_usable(self, base: Situation) -> None:
+        """Which toggles can be used together, in whichever order they are named; why others not."""
+
+        @functools.cache
+        def why_not(names: frozenset[str]) -> str:
+            try:
+                self._situation(base, sorted(names))
+            except (Mistake, ConfigurationError) as error:
+                return str(error)
+            return ""
+
+        asked = self._command.toggles
+        catalogue = [name for name in all_toggles() if name in asked]
+        usable = attribution.in_turn(catalogue, lambda names: not why_not(names))
+        self._names = [name for name in asked if name in usable]
+        self._blocked = {
+            name: why_not(frozenset([*usable, name])) for name in asked if name not in usable
+        }
+        self._can_be = lambda chosen: not why_not(frozenset(self._names[one] for one in chosen))
+
+    def _situation(self, base: Situation, names: Sequence[str]) -> Situation:
+        chosen = {name: self._command.toggles[name] for name in names}
+        toggles = {**base.configuration.toggles, **chosen}
+        situation = resolve(
+            msgspec.structs.replace(base.configuration, toggles=toggles), self._rig.device
+        )
+        require_unblocked(situation)
+        return situation
+
+    def _add_arm(self, base: Situation, number: int, subset: attribution.Subset) -> None:
+        names = [self._names[place] for place in sorted(subset)]
+        arm = Arm(subset, self._title(names))
+        self._arms.append(arm)
+        try:
+            situation = self._situation(base, names)
+        except (Mistake, ConfigurationError) as error:
+            arm.state, arm.reason = "blocked", str(error)
+        else:
+            contender = Contender(number, 0, situation, f"arm {number}", arm.title)
+            contender.timed = self._command.timed
+            self._alternation.contenders.append(contender)
+
+    def _title(self, names: Sequence[str]) -> str:
+        if not names:
+            return "base"
+        toggles = self._command.toggles
+        if self._command.mode == "ladder":
+            return f"+ {names[-1]}={toggles[names[-1]]}"
+        left_out = [name for name in self._names if name not in names]
+        if self._command.mode == "leave-one-out":
+            return f"all but {' and '.join(left_out)}" if left_out else "all"
+        return ", ".join(f"{name}={toggles[name]}" for name in names)
+
+    def _announce(self, base: Situation) -> None:
+        rig, command = self._rig, self._command
+        self._study, rig.studies = rig.studies, rig.studies + 1
+        configuration = base.configuration
+        asked: dict[str, Scalar | list[Scalar]] = {
+            "family": configuration.family,
+            "preset": configuration.preset,
+            "workload": configuration.workload,
+            "mode": command.mode,
+            "toggles": [f"{name}={option}" for name, option in command.toggles.items()],
+            "budget_s": command.budget_s,
+            "region": command.region,
+            "floor": command.floor,
+            "floor_note": command.floor_note,
+            "half_width": command.half_width,
+            "seed": command.seed,
+        }
+        if command.timed != attribution.WHOLE_STEP:
+            asked["timed"] = command.timed
+        if self._orders:
+            asked["orders"] = len(self._orders)
+        title = f"{configuration.family} {configuration.workload}: {command.mode}"
+        if command.timed == attribution.BACKWARD:
+            title += " of the backward pass"
+        rig.wire.send(
+            protocol.StudyStarted(index=self._study, kind="attribution", title=title, asked=asked)
+        )
+        if self._blocked:
+            options = [f"{name}={command.toggles[name]}" for name in self._blocked]
+            self._send("blocked", {"toggle": [*options], "reason": [*self._blocked.values()]})
+        self._tell(
+            memory=COUNTED if self._counts_memory else NOT_COUNTED,
+            base=label(base.configuration, rig.device),
+        )
+
+    # Measuring
+
+    @property
+    def _counts_memory(self) -> bool:
+        return self._rig.device.type == "cuda"
+
+    def _look_at(self, contender: Contender) -> None:
+        """Build an arm and learn of it what cannot be learned while it alternates."""
+        arm, alternation = self._arms[contender.number], self._alternation
+        alternation.begin(contender)
+        alternation.settle(contender)
+        assert contender.arm is not None
+        arm.evidence = contender.arm.find_evidence()
+        arm.numerics = alternation.check(contender)
+        if self._counts_memory:
+            arm.peak_bytes = self._peak(contender)
+
+    def _look_at_all(self) -> None:
+        """On a GPU each arm has the memory to itself: only so its peak is its own."""
+        alternation = self._alternation
+        share = LOOKING if self._counts_memory else 1.0
+        for contender in list(alternation.contenders):
+            if self._leave_out(contender, share):
+                continue
+            alternation.alone = self._counts_memory or alternation.alone
+            self._guard(contender, self._look_at)
+            if self._counts_memory:
+                alternation.alone = False
+                alternation.forget()
+            self._send_arms()
+
+    def _leave_out(self, contender: Contender, share: float) -> bool:
+        """Whether the time for building is over; the base is built in any case."""
+        if self._command.build_s is None or contender.number == 0:
+            return False
+        allowed_s = share * self._command.build_s
+        spent_s = self._alternation.now() - self._building_since
+        if spent_s < allowed_s:
+            return False
+        arm = self._arms[contender.number]
+        arm.state = "not built"
+        once = ", the rest being kept for building them again" if share < 1 else ""
+        arm.reason = (
+            f"building those before it took {spent_s:.0f} s, of {allowed_s:.0f} s that it may{once}"
+        )
+        contender.arm = None
+        self._alternation.contenders.remove(contender)
+        return True
+
+    def _peak(self, contender: Contender) -> float:
+        """The peak memory of a few steps."""
+        rig = self._rig
+        rig.memory.new_phase()
+        blocks.warm_up_block(rig, contender)
+        self._alternation.take_commands()
+        return rig.memory.sample().peak
+
+    def _guard(self, contender: Contender, act: Callable[[Contender], None]) -> None:
+        """Do something with an arm, which may fail or not fit: it is without numbers then."""
+        alternation = self._alternation
+        alone = alternation.alone
+        try:
+            act(contender)
+            return
+        except Exception as error:
+            if isinstance(error, (Cancelled, RunEnded)) or is_fatal(error):
+                raise
+            failure = explain(error)
+        # Outside of the except clause: its traceback would keep the tensors of the failed build.
+        arm = self._arms[contender.number]
+        arm.state = "out of memory" if failure.kind == "out-of-memory" else "failed"
+        arm.reason = failure.sentence
+        contender.arm = None
+        self._rig.arms.forget(contender.situation, contender.copy)
+        alternation.contenders.remove(contender)
+        alternation.alone = alone
+        gc.collect()
+        free_memory()
+        text = f"{arm.title}: {arm.state}: {arm.reason}"
+        self._rig.wire.send(protocol.Note(kind="warning", text=text))
+
+    def _build_all(self) -> None:
+        """Have every arm warm, or none where they do not fit together."""
+        alternation = self._alternation
+        for contender in list(alternation.contenders):
+            if contender.arm is None and not alternation.alone:
+                if self._leave_out(contender, 1.0):
+                    continue
+                self._rig.state("building", f"Building {contender.name}")
+                self._guard(contender, self._build)
+        for contender in alternation.contenders:
+            alternation.set_steps(contender)
+
+    def _build(self, contender: Contender) -> None:
+        self._alternation.build(contender)
+        self._alternation.warm_up(contender)
+
+    def _measure(self) -> None:
+        rig, alternation, budget_s = self._rig, self._alternation, self._command.budget_s
+        verdict.load()
+        rig.state("running", f"Alternating {len(alternation.contenders)} arms")
+        self._began = self._alternation.now()
+        number = 0
+        while len(alternation.contenders) > 1:
+            order = list(alternation.contenders)
+            self._random.shuffle(order)
+            for contender in order:
+                self._guard(contender, functools.partial(self._block, number))
+            number += 1
+            if verdict.is_look(number):
+                self._report()
+            spent_s = self._alternation.now() - self._began
+            rig.wire.send(
+                protocol.Progress(
+                    task="alternating",
+                    fraction=min(1.0, spent_s / budget_s),
+                    text=f"{number} rounds of {len(alternation.contenders)} arms",
+                )
+            )
+            hopeless = number >= HOPELESS_ROUNDS and not any(e.judgement for e in self._effects)
+            if attribution.settled(self._effects) or spent_s >= budget_s or hopeless:
+                return
+
+    def _block(self, number: int, contender: Contender) -> None:
+        def keep(done: TimedBlock) -> None:
+            self._blocks.append((number, contender.number, done))
+            clock = done.clock_mhz
+            self._send(
+                "blocks",
+                {
+                    "round": [number],
+                    "arm": [contender.number],
+                    "median_ms": [done.median_ms],
+                    "clock_mhz": [clock],
+                    "mean_ms": [done.mean_ms],
+                    "void": [done.void],
+                },
+                replace=False,
+            )
+
+        self._alternation.block(contender, keep)
+
+    # What is told
+
+    def _report(self, final: bool = False) -> None:
+        """Send the arms and their effects as they are now."""
+        command = self._command
+        missing = {n: arm.reason for n, arm in enumerate(self._arms) if arm.state != "measured"}
+        titles = [f"{name}={command.toggles[name]}" for name in self._names]
+        subsets = [arm.on for arm in self._arms]
+        wanted = attribution.contrasts(command.mode, titles, subsets, missing, self._orders)
+        medians = self._table([block.median_ms for _, _, block in self._blocks])
+        clocks = self._table([block.clock_mhz for _, _, block in self._blocks])
+        means = self._table([block.mean_ms for _, _, block in self._blocks])
+        seconds = self._alternation.now() - self._began if self._began else 0.0
+        self._effects = attribution.measure(
+            wanted,
+            medians,
+            clocks,
+            means,
+            region=command.region,
+            floor=command.floor,
+            half_width=command.half_width,
+            seconds=seconds,
+        )
+        peaks = [arm.peak_bytes for arm in self._arms]
+        memory = attribution.memory(wanted, peaks) if self._counts_memory else []
+        self._send("effects", effect_rows(self._effects, memory))
+        self._send_arms(medians)
+        if final:
+            more_s = attribution.more_s(self._effects)
+            self._tell(
+                final=True,
+                seconds=seconds,
+                **({} if more_s is None else {"more_s": more_s}),
+                rounds=len(medians),
+                settled=attribution.settled(self._effects),
+                **self._alternation.rebuilding(),
+            )
+
+    def _send_arms(self, medians: attribution.Table | None = None) -> None:
+        table = self._table([]) if medians is None else medians
+        self._send("arms", arm_rows(self._arms, table))
+
+    def _table(self, values: Sequence[float | None]) -> attribution.Table:
+        """A value of each block as (rounds, arms)."""
+        return attribution.rounds(
+            [number for number, _, _ in self._blocks],
+            [arm for _, arm, _ in self._blocks],
+            [math.nan if value is None else value for value in values],
+            [block.void for _, _, block in self._blocks],
+            len(self._arms),
+        )
+
+    def _send(
+        self, table: str, columns: dict[str, list[float | str | None]], replace: bool = True
+    ) -> None:
+        self._rig.wire.send(
+            protocol.StudyRows(study=self._study, table=table, columns=columns, replace=replace)
+        )
+
+    def _tell(self, **facts: Scalar) -> None:
+        self._rig.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))

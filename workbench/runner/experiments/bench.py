@@ -1,0 +1,208 @@
+"""A run that times the kernel library: a segment for every operator, case, direction, contender."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+import kernels
+from kernels import Case, hardware
+from kernels.measure.bench import Row, bench, default_cases
+from kernels.measure.eight_bit import ceilings_for
+from kernels.measure.host_cost import RECORDED, HostCost, host_costs
+from kernels.measure.rounds import Timings
+from sessions.model import KERNELS, Configuration, Phase, Scalar
+from sessions.verdicts import verdict
+from sessions.verdicts.rounds import paired_logs
+from workbench import protocol
+from workbench.runner.config.resolve import LONGEST_S
+from workbench.runner.context import Rig
+from workbench.runner.experiments.run import RunEnded
+from workbench.runner.failures import Cancelled, Mistake
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class BenchRun:
+    """Times one operator after another until all are done or a command ends it."""
+
+    def __init__(self, rig: Rig, command: protocol.Bench) -> None:
+        self._rig = rig
+        self._command = command
+        self._segments: dict[int, int] = {}  # of a row's id, while the row lives
+        self._sent: set[int] = set()  # ids of rows whose times were sent
+        self._budget_s = command.budget_s  # of a case
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Time all that was asked for; raises ``Mistake`` or ``Cancelled``."""
+        budget_s = self._command.budget_s
+        if budget_s is not None and not 0 < budget_s <= LONGEST_S:
+            raise Mistake(f"budget_s = {budget_s:g} is outside of 0 to {LONGEST_S:g}")
+        names = self._command.operators or sorted(kernels.OPS)
+        for name in names:
+            if name not in kernels.OPS:
+                raise Mistake(f"unknown operator {name!r}; expected one of {sorted(kernels.OPS)}")
+        dtype = self._dtype()
+        chosen = {name: self._cases(name) for name in names}
+        if self._command.tune and (
+            missing := kernels.OPS["rms_norm"].unavailable("triton", self._rig.device.type)
+        ):
+            raise Mistake(f"tune: there is nothing to tune: {missing}")
+        if budget_s is not None:
+            self._budget_s = budget_s / max(1, sum(map(len, chosen.values())))
+        self._rig.state("running", "Timing kernels")
+        for done, name in enumerate(names):
+            self._tell(done / len(names), name)
+            self._bench(name, dtype, chosen[name])
+        self._tell(1.0, "")
+
+    def _dtype(self) -> torch.dtype:
+        asked, device = self._command.dtype, self._rig.device
+        if asked and asked not in DTYPES:
+            raise Mistake(f"unknown dtype {asked!r}; expected one of {sorted(DTYPES)}")
+        return DTYPES[asked] if asked else hardware.of(device).precision
+
+    def _cases(self, name: str) -> tuple[Case, ...]:
+        """The cases of an operator that are asked for, none of them unknown."""
+        op, command = kernels.OPS[name], self._command
+        if command.every_case:
+            return tuple(op.cases)
+        if not command.cases:
+            return default_cases(op, self._rig.device.type)
+        if found := tuple(case for case in op.cases if case.name in command.cases):
+            return found
+        allowed = ", ".join(case.name for case in op.cases)
+        raise Mistake(f"cases: {name} has none of {command.cases}; expected some of {allowed}")
+
+    def _bench(self, name: str, dtype: torch.dtype, cases: tuple[Case, ...]) -> None:
+        op, device, command = kernels.OPS[name], self._rig.device, self._command
+        asked = command.implementations or op.implementations
+        ours = [name for name in asked if name in op.implementations]
+        host = {} if command.forward_only else host_costs(op, device, dtype, ours)
+        kept: list[Row] = []
+        rows = bench(
+            op,
+            device,
+            dtype,
+            cases=cases,
+            only=command.implementations,
+            forward_only=command.forward_only,
+            tune=command.tune,
+            budget_s=self._budget_s,
+            enough=self._enough,
+        )
+        for row in rows:
+            if not any(row is known for known in kept):
+                kept.append(row)
+                self._segment(row, _host_facts(host.get(row.impl, {}), row.direction))
+            self._facts(row)
+            self._steps(row)
+            self._take_commands()
+        self._segments.clear()
+        self._sent.clear()
+
+    def _segment(self, row: Row, facts: dict[str, Scalar]) -> None:
+        rig = self._rig
+        index = rig.begin_segment()
+        self._segments[id(row)] = index
+        configuration = Configuration(
+            family=KERNELS,
+            preset=row.op,
+            workload=row.direction,
+            settings={"case": row.case, "dtype": row.dtype},
+            toggles={"implementation": row.impl},
+        )
+        label = f"{row.op} {row.case} {row.direction}: {row.impl}"
+        rig.wire.send(
+            protocol.SegmentStarted(
+                index=index, configuration=configuration, label=label, ledger={**facts}
+            )
+        )
+
+    def _steps(self, row: Row) -> None:
+        """The calls of a row, once they are timed; a block of them is a round."""
+        if not row.times_us or id(row) in self._sent:
+            return
+        self._sent.add(id(row))
+        rig, index = self._rig, self._segments[id(row)]
+        rig.wire.send(protocol.PhaseChanged(segment=index, phase=Phase.STEADY))
+        took_ms = [us / 1e3 for us in row.times_us]
+        clock = "gpu_ms" if rig.device.type == "cuda" else "wall_ms"
+        columns: dict[str, list[float | None]] = {
+            "t_s": [rig.wire.seconds(int(began_s * 1e9)) for began_s in row.began_s],
+            "phase": [int(Phase.STEADY)] * len(took_ms),
+            "block": [*row.rounds],
+            clock: [*took_ms],
+        }
+        self.steps += len(took_ms)
+        rig.wire.send(protocol.Steps(segment=index, columns=columns))
+
+    def _facts(self, row: Row) -> None:
+        limits = ceilings_for(row.work, str(self._rig.device), DTYPES[row.dtype])
+        ledger: dict[str, Scalar] = {
+            "floor_us": row.floor_us,
+            "bytes": row.work.bytes,
+            "flops": row.work.flops,
+            "bytes_per_s": limits.bytes_per_s,
+            "flops_per_s": limits.flops_per_s,
+            "matrix_dtype": limits.dtype,
+        }
+        measured = {
+            "error": row.error,
+            "max_difference": row.difference,
+            "mean_difference": row.mean_difference,
+            "first_s": row.first_s,
+            "kernel_us": row.kernel_us,
+            "autotune_s": row.autotune_s,
+        }
+        ledger |= {k: v for k, v in measured.items() if v is not None and math.isfinite(v)}
+        if row.tiles:
+            ledger["tiles"] = "\n".join(map(str, row.tiles))
+        if row.problem:
+            ledger["failure"] = row.problem
+        index = self._segments[id(row)]
+        self._rig.wire.send(protocol.Facts(segment=index, ledger=ledger))
+
+    def _enough(self, timed: Sequence[Timings]) -> bool:
+        """Between two rounds: whether all are known as well against the first as a verdict asks."""
+        self._take_commands()
+        first, *others = ((one.us, one.rounds) for one in timed)
+        if not others or not verdict.is_look(timed[0].rounds[-1]):
+            return False
+        found = [paired_logs(first, other) for other in others]
+        if any(verdict.paths(logs)[1][-1] > verdict.HALF_WIDTH for logs in found):
+            return False  # without a bootstrap each round
+        return all(
+            len(logs) >= verdict.MIN_PAIRS
+            and verdict.interval(logs).half_width <= verdict.HALF_WIDTH
+            for logs in found
+        )
+
+    def _tell(self, fraction: float, text: str) -> None:
+        self._rig.wire.send(protocol.Progress(task="timing kernels", fraction=fraction, text=text))
+
+    def _take_commands(self) -> None:
+        if self._rig.wire.cancelled.is_set():
+            raise Cancelled
+        while (command := self._rig.wire.pending()) is not None:
+            match command:
+                case protocol.Cancel():
+                    raise Cancelled
+                case protocol.Pause() | protocol.Resume() | protocol.Apply() | protocol.Baseline():
+                    pass  # nothing runs that could be paused or changed
+                case _:
+                    passed_on = None if isinstance(command, protocol.Stop) else command
+                    raise RunEnded("stopped", passed_on)
+
+
+def _host_facts(costs: dict[str, HostCost], direction: str) -> dict[str, Scalar]:
+    facts: dict[str, Scalar] = {}
+    ways = {"": direction} | ({"_recorded": RECORDED} if direction == "forward" else {})
+    for suffix, way in ways.items():
+        if way in costs:
+            facts[f"host_us{suffix}"] = costs[way].call_us
+            facts[f"host_outside_us{suffix}"] = costs[way].outside_us
+    return facts

@@ -1,0 +1,224 @@
+"""One block of a paired comparison: steps of one arm without a pause, and whether they count.
+
+A block begins with a few steps that are not timed, because caches hold what the other arm left.
+Nothing looks into it while it is timed; what voids it is read before and after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from sessions.ceilings import impossible
+from sessions.model import PairedComparison, Phase
+from sessions.studies.attribution import WHOLE_STEP
+from sessions.verdicts.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
+from workbench import protocol
+from workbench.runner.context import Rig
+from workbench.runner.instruments.clocks import moved
+from workbench.runner.instruments.contention import BUSY, VOID
+from workbench.runner.instruments.telemetry import Sample
+from workbench.runner.instruments.timing import Lap
+from workbench.runner.toggles import Situation
+from workbench.runner.variants.backward_pass import Pace, backward_pass
+from workbench.runner.variants.variant import Arm
+
+SETTLING_STEPS = 2
+LEAST_STEPS = 5  # of a block, where the budget would not hold enough longer ones
+CLOCK_RANGE = 0.05  # by which the SM clock may move within a block
+# Of NVML's reasons for a lower clock: hardware slowdown, thermal (software, hardware), power brake.
+# A power cap is none of them: under load it is the usual state, and cycles tell its effect.
+THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
+
+
+@dataclass
+class Contender:
+    """One side of a comparison; ``arm`` is None while it has made room for the others."""
+
+    number: int
+    copy: int  # 1 where its configuration is the other's, so that it is built by itself
+    situation: Situation
+    name: str
+    title: str = ""  # what tells it from the others; otherwise its configuration does
+    segment: int = -1
+    arm: Arm | None = None
+    build_s: float = 0.0
+    warm_up_s: float = 0.0
+    step_ms: float = math.nan
+    steps: int = MIN_BLOCK_STEPS  # of a block
+    timed: str = WHOLE_STEP  # what of a step a block times
+    diverged: bool = False  # its loss was not finite in some block
+    least_ms: float = math.nan  # that a step can take on this device
+
+
+@dataclass(frozen=True)
+class TimedBlock:
+    """A block that ran to its end."""
+
+    median_ms: float
+    clock_mhz: float | None
+    void: str
+    steps: int
+    mean_ms: float
+    diverged: bool = False  # the loss of its last step is not finite
+
+
+def message_of(done: TimedBlock, arm: int, pair: int, build: int = 0) -> protocol.Block:
+    """Return what a comparison keeps of a block."""
+    return protocol.Block(
+        arm=arm,
+        pair=pair,
+        median_ms=done.median_ms,
+        clock_mhz=done.clock_mhz,
+        void=done.void,
+        mean_ms=done.mean_ms,
+        build=build,
+    )
+
+
+def comparison_of(blocks: list[protocol.Block]) -> PairedComparison:
+    """Return the comparison that consists of these blocks, not judged."""
+    return PairedComparison(
+        arms=[],
+        order=[block.arm for block in blocks],
+        medians_ms=[block.median_ms for block in blocks],
+        ratio=math.nan,
+        low=math.nan,
+        high=math.nan,
+        verdict="UNDECIDED",
+        pairs=[block.pair for block in blocks],
+        clocks_mhz=[math.nan if block.clock_mhz is None else block.clock_mhz for block in blocks],
+        voids=[block.void for block in blocks],
+        means_ms=[math.nan if block.mean_ms is None else block.mean_ms for block in blocks],
+        builds=[block.build for block in blocks],
+    )
+
+
+def impossible_arm(contenders: list[Contender], blocks: list[protocol.Block]) -> str:
+    """Say which arm is faster than the device can run it, as a clause; empty where none is."""
+    for contender in contenders:
+        timed = [b.median_ms for b in blocks if b.arm == contender.number and not b.void]
+        device_type = contender.situation.device.type
+        if timed and (why := impossible(median(timed), contender.least_ms, device_type)):
+            return f"{contender.name}: {why}"
+    return ""
+
+
+def block_steps(
+    step_ms: float, budget_s: float, rounds: int, least_ms: float, arms: int = 2
+) -> int:
+    """Steps of a block: 20 and 50 ms at least, fewer where the budget would not hold ``rounds``."""
+    share_ms = 1000 * budget_s / (arms * rounds)
+    wanted = max(MIN_BLOCK_STEPS, math.ceil(max(MIN_BLOCK_MS, least_ms) / step_ms))
+    affordable = int(share_ms / step_ms) - SETTLING_STEPS
+    return max(min(wanted, affordable), LEAST_STEPS, math.ceil(MIN_BLOCK_MS / step_ms))
+
+
+def warm_up_block(rig: Rig, contender: Contender) -> TimedBlock | None:
+    """A short block that is none of the comparison's; None where a command ended it early."""
+    return run_block(rig, dataclasses.replace(contender, steps=LEAST_STEPS), 0)
+
+
+def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
+    """Run a block and send its steps; None where a command ended it early.
+
+    ``number`` is the block's in the comparison, from 1 on; the steps of a block 0 are warm-up.
+    """
+    arm = contender.arm
+    assert arm is not None
+    rig.segment = contender.segment
+    rig.follow(arm)
+    with arm.entered():
+        pace = _pace(arm, contender.timed)
+        settle(rig, pace)
+        mark = rig.clocks.mark()
+        events, reserved = rig.phases.events, rig.memory.sample().reserved
+        start_ns = time.perf_counter_ns()
+        done, output = _run(rig, pace, contender.steps, MIN_BLOCK_MS if number else 0.0)
+        laps = rig.clock.drain(wait=True)
+        clock_mhz = rig.clocks.mean_mhz(mark, rig.clocks.mark())
+        stop_ns = time.perf_counter_ns()
+    if done < contender.steps:
+        rig.send_steps(_marked(laps, Phase.WARM_UP))
+        return None
+    void = ""
+    phase = Phase.STEADY if number else Phase.WARM_UP
+    if rig.phases.events != events:
+        phase = rig.phases.last_event
+        void = f"a {phase.title} happened in it"
+    elif not math.isnan(reserved) and rig.memory.sample().reserved != reserved:
+        phase = Phase.WARM_UP
+        void = "the allocator took or gave back memory in it"
+    elif rig.device.type == "cuda":
+        samples = rig.telemetry_between(start_ns, stop_ns)
+        void = throttled(samples) or contended(samples)
+        phase = Phase.WARM_UP if void else phase
+    if contender.timed != WHOLE_STEP:
+        phase = Phase.WARM_UP  # parts of steps are none of the segment's steady steps
+    rig.send_steps(_marked(laps, phase), block=number)
+    times = [lap.step_ms for lap in laps]
+    if clock_mhz is None:
+        clock_mhz = rig.sm_clock_mhz(start_ns, stop_ns)
+    diverged = arm.trainer is not None and not math.isfinite(float(output))
+    return TimedBlock(median(times), clock_mhz, void, len(laps), fmean(times), diverged)
+
+
+def settle(rig: Rig, pace: Pace) -> None:
+    """Run the few steps of an arm that are not timed, because caches hold what another one left."""
+    _run(rig, pace, SETTLING_STEPS)
+    rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
+
+
+def throttled(samples: list[Sample]) -> str:
+    """Why the clock of these samples makes a block void, or nothing."""
+    bits = 0
+    for sample in samples:
+        bits |= int(sample.get("throttle", 0))
+    reasons = dict.fromkeys(reason for bit, reason in THROTTLED.items() if bits & bit)
+    if reasons:
+        return f"the GPU's clock was throttled ({', '.join(reasons)})"
+    clocks = [sample["sm_clock"] for sample in samples if sample.get("sm_clock")]
+    if moved(clocks, CLOCK_RANGE):
+        return f"the SM clock moved by more than {100 * CLOCK_RANGE:g} % in it"
+    return ""
+
+
+def contended(samples: list[Sample]) -> str:
+    """Whether others worked on the GPU during these samples, or nothing."""
+    return VOID if any(sample.get("others", 0.0) >= BUSY for sample in samples) else ""
+
+
+def _pace(arm: Arm, timed: str) -> Pace:
+    """Return what is called before each step and as the step, and so what a block times."""
+    return (arm.ready, arm.step) if timed == WHOLE_STEP else backward_pass(arm)
+
+
+def _run(rig: Rig, pace: Pace, steps: int, least_ms: float = 0.0) -> tuple[int, Any]:
+    """Step so many times, or until a command waits; how many were made, and the last's output.
+
+    Goes on until ``least_ms`` have passed or enough steps were made: how many that takes was
+    planned from steps that may have been slower.
+    """
+    (ready, step), lap = pace, rig.clock.lap
+    phases, watchdog, wire = rig.phases, rig.watchdog, rig.wire
+    now_ns, done, output = 0, 0, None
+    until_ns = time.perf_counter_ns() + 1e6 * least_ms
+    rig.clock.begin()
+    while done < steps or (done < MIN_BLOCK_STEPS and now_ns < until_ns):
+        if wire.waiting:
+            break
+        if ready():
+            rig.clock.begin()
+        output = None  # whose memory the step may need
+        output = step()
+        now_ns = watchdog.beat_ns = lap(phases.step_phase(now_ns))
+        done += 1
+    return done, output
+
+
+def _marked(laps: list[Lap], phase: Phase) -> list[Lap]:
+    return [lap._replace(phase=phase) for lap in laps]

@@ -1,0 +1,182 @@
+"""The checks of the validation checklist: each looks at a built arm and says what it found."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from sessions.sizes import size_text
+from sessions.studies.checklist import FAIL, NOT_APPLICABLE, NOT_CHECKED, PASS, UNDECIDED
+from workbench.runner.config.resolve import footprint
+from workbench.runner.failures import explain, is_fatal
+from workbench.runner.numerics import comparison
+from workbench.runner.profiling.probes import allocations, graphs, syncs
+from workbench.runner.profiling.probes.graphs import Break
+from workbench.runner.variants.graph_pools import resident_bytes
+from workbench.runner.variants.optimizers import moments
+from workbench.runner.variants.variant import Arm
+
+SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds
+ESTIMATE_FACTOR = 2.0  # by which the memory may exceed its estimate
+# A graph's pool holds whole segments: one of 2 MiB for what is small, of 20 MiB for what is not.
+SEGMENTS_BYTES = 22 << 20
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one check ended: ``lines`` are those of source that it points at."""
+
+    status: str
+    evidence: str
+    lines: list[str] = field(default_factory=list)
+
+
+def passed(evidence: str) -> Result:
+    """The check holds, and this shows it."""
+    return Result(PASS, evidence)
+
+
+def fails(evidence: str, lines: list[str] | None = None) -> Result:
+    """The check does not hold, or could not be shown to."""
+    return Result(FAIL, evidence, lines or [])
+
+
+def undecided(evidence: str) -> Result:
+    """Too little was measured to tell."""
+    return Result(UNDECIDED, evidence)
+
+
+def not_applicable(evidence: str) -> Result:
+    """There is nothing to check, and why."""
+    return Result(NOT_APPLICABLE, evidence)
+
+
+def right_numbers(arm: Arm, between: comparison.Between = comparison.go_on) -> Result:
+    """Outputs, and in training losses, against the reference; ``between`` as in the latter."""
+    with arm.entered():
+        step(arm, arm.steps_to_settle())
+    found = comparison.check(arm, arm.situation, between)
+    if found.ok is None:
+        return Result(NOT_CHECKED, found.text.removeprefix("not checked: "))
+    text = f"against {found.reference}: {found.text}"
+    return passed(text) if found.ok else fails(text)
+
+
+def no_syncs(arm: Arm) -> Result:
+    """Nothing in a step makes the host wait for the device."""
+    device = arm.situation.device
+    with arm.entered():
+        if arm.divided is not None:
+            arm.divided.spread()
+        on_host = arm.trainer.on_host() if arm.trainer is not None else ()
+        with syncs.watching(device, on_host, compiled=is_compiled(arm)) as found:
+            step(arm, SYNC_STEPS)
+    if found:
+        total = sum(found.values()) / SYNC_STEPS
+        lines = [str(each) for each, _ in found.most_common()]
+        return fails(f"{total:g} times a step the host waits, or would on a GPU", lines)
+    if arm.situation.on_gpu:
+        return passed(f"{SYNC_STEPS} steps, and CUDA reported no operation that waits")
+    hidden = "; compiled code was not looked into" if is_compiled(arm) else ""
+    return passed(f"{SYNC_STEPS} steps, and no operation would wait on a GPU{hidden}")
+
+
+def fixed_graph(
+    arm: Arm, breaks: list[Break], events: Callable[[], int], steps: Callable[[], int]
+) -> Result:
+    """What is compiled or captured is so once, and whole.
+
+    ``breaks`` are those of the first step, ``events`` counts compilations and captures so far,
+    ``steps`` runs some and tells how many.
+    """
+    captured = arm.situation.option("cuda_graphs") != "off"
+    if not captured and not is_compiled(arm):
+        return _if_it_were_compiled(arm)
+    before, known = events(), len(arm.compiles.recompiles)
+    count = steps()
+    again = arm.compiles.recompiles[known:]
+    if events() != before or again or arm.compiles.given_up:
+        return fails(
+            f"in {count} steps after the first there were {events() - before} more compilations or "
+            "captures",
+            list(dict.fromkeys(again + arm.compiles.given_up)),
+        )
+    if breaks:
+        number = f"{len(breaks)} graph break{'' if len(breaks) == 1 else 's'}"
+        return fails(f"{number} in the first step", [str(each) for each in breaks])
+    what = "compiled without a graph break" if is_compiled(arm) else "captured"
+    return passed(f"{what} in the first step, and nothing anew in {count} more")
+
+
+def _if_it_were_compiled(arm: Arm) -> Result:
+    nothing = "nothing is compiled or captured"
+    batch = arm.batches.inputs + (arm.batches.targets if arm.situation.workload.trains else ())
+    if arm.situation.workload.decodes:
+        return not_applicable(nothing)
+    try:
+        with arm.entered(), torch.set_grad_enabled(arm.situation.workload.trains):
+            found = graphs.trace(arm.compute, batch)
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        return not_applicable(f"{nothing}; torch.compile would fail: {explain(error).sentence}")
+    would = f"torch.compile would make {found.graphs} graph{'' if found.graphs == 1 else 's'} of it"
+    result = not_applicable(f"{nothing}; {would}, with {len(found.breaks)} breaks")
+    return Result(result.status, result.evidence, [str(each) for each in found.breaks])
+
+
+def steady_memory(arm: Arm, steps: int) -> Result:
+    """Steps leave nothing behind, and take about what was estimated."""
+    half = max(2, steps // 2)
+    with arm.entered():
+        step(arm, 2)  # what is made lazily, once, is no leak
+        first, second = (
+            allocations.of(lambda: step(arm, half), arm.situation.device) for _ in range(2)
+        )
+        standing = _standing_bytes(arm)
+    if first.left > 0 and second.left > 0:
+        return fails(
+            f"each step leaves {second.left / half:,.0f} bytes behind: {first.left:,} after "
+            f"{half} steps, {first.left + second.left:,} after {2 * half}"
+        )
+    text = f"nothing is left behind by {2 * half} steps"
+    estimate = footprint(arm.situation)
+    if estimate is None:
+        return passed(f"{text}; there is no estimate for this model")
+    pools = resident_bytes(arm)
+    measured = standing + max(first.highest, second.highest) + pools
+    estimated = estimate.total - estimate.cache - estimate.workspaces  # neither is measured
+    text += (
+        f"; {size_text(measured)} at most, {measured / estimated:.2f} times the "
+        f"{size_text(estimated)} that were estimated"
+    )
+    if measured > ESTIMATE_FACTOR * estimated + (SEGMENTS_BYTES if pools else 0):
+        return fails(f"{text}, and at most {ESTIMATE_FACTOR:g} is expected")
+    return passed(text)
+
+
+def _standing_bytes(arm: Arm) -> int:
+    """What lies there between steps: weights, buffers, optimizer; caches are not counted."""
+    tensors = (*arm.model.parameters(), *arm.model.buffers())
+    held = {each.data_ptr(): each.nbytes for each in tensors}
+    if arm.trainer is None:
+        return sum(held.values())
+    if arm.trainer.shards is not None:
+        return arm.trainer.shards.standing_bytes + sum(each.nbytes for each in arm.model.buffers())
+    return sum(held.values()) + moments(arm.trainer.optimizer).bytes
+
+
+def is_compiled(arm: Arm) -> bool:
+    """Whether torch.compile was asked for, or an operator compiles a function of its own."""
+    return arm.situation.option("compile") != "off" or arm.compiles.graphs > 0
+
+
+def step(arm: Arm, count: int) -> None:
+    """So many steps that nobody times, and nothing of them kept; inside ``arm.entered()``."""
+    for _ in range(count):
+        arm.ready()
+        arm.step()
+    gc.collect()  # cycles that wait for the collector are no leak

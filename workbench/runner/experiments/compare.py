@@ -1,0 +1,303 @@
+"""A run that compares two configurations: two warm arms, alternating block by block.
+
+The verdict so far is sent after each pair, so that whoever stops, or kills, keeps what was
+measured. Where building is cheap, both arms are built again several times on the way.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from sessions.model import Configuration, Judgement, Prediction, Scalar
+from sessions.verdicts import verdict
+from workbench import protocol
+from workbench.runner.config.resolve import LONGEST_S, demand
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks, rebuilding
+from workbench.runner.experiments.blocks import Contender, TimedBlock
+from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.failures import Mistake
+from workbench.runner.suggested_fixes import slower_when_compiled
+from workbench.runner.variants.variant import title
+
+ORDERS = ("random", "abba")
+HOPELESS_PAIRS = 8  # so many pairs given up in a row, and none ever whole, end the comparison
+
+
+def _is_clear(judgement: Judgement) -> bool:
+    return judgement.verdict != "UNDECIDED"
+
+
+class CompareRun:
+    """Alternates two arms until the verdict is settled, time is spent, or a command ends it.
+
+    ``decides``: whether a judgement answers what is asked. Until one does it goes on, however
+    narrow the interval is.
+    """
+
+    def __init__(
+        self,
+        rig: Rig,
+        command: protocol.Compare,
+        decides: Callable[[Judgement], bool] = _is_clear,
+    ) -> None:
+        self._rig = rig
+        self._command = command
+        self._decides = decides
+        self._random = random.Random(command.seed)
+        self._index = -1
+        self._blocks = list(command.before)
+        self._alternation = Alternation(
+            rig,
+            command.budget_s,
+            2 * verdict.MIN_PAIRS,
+            "Two configurations are being compared; stop before changing one.",
+            len(self._blocks),
+        )
+        self._alternation.when_alone = self._tell_alone
+        self._began = self._ended = 0.0  # by the alternation's clock
+        self._began_ns = 0
+        self._judgement: Judgement | None = None
+        self._prediction: Prediction | None = None
+        self._plan = rebuilding.Plan()
+        self._build = max((block.build for block in self._blocks), default=0)
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._alternation.steps
+
+    @property
+    def configuration(self) -> Configuration:
+        """The one to change if the comparison fails."""
+        return self._command.other
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """What the pairs so far show."""
+        return self._judgement
+
+    @property
+    def interval(self) -> verdict.Interval:
+        """The interval of the log ratio, as the judgement has it."""
+        pairs = verdict.pairs(blocks.comparison_of(self._blocks))
+        return verdict.interval(pairs.logs, builds=pairs.builds, least=self._plan.least)
+
+    @property
+    def seconds(self) -> float:
+        """How long the pairs took so far."""
+        if not self._began:
+            return self._command.before_s
+        return self._command.before_s + (self._ended or self._alternation.now()) - self._began
+
+    def execute(self) -> None:
+        """Compare to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
+        self._prepare()
+        self._predict()
+        try:
+            for contender in self._alternation.contenders:
+                self._alternation.begin(contender)
+            self._announce()
+            for contender in self._alternation.contenders:
+                self._look_at(contender)
+            self._measure()
+        finally:
+            self._ended = self._alternation.now()
+            self._rig.watchdog.active = False
+            if self._index >= 0:
+                self._judge(final=True)
+
+    def _prepare(self) -> None:
+        command, rig = self._command, self._rig
+        if not 0 < command.budget_s <= LONGEST_S:
+            raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
+        if command.order not in ORDERS:
+            raise Mistake(f"order: unknown {command.order!r}; expected one of {ORDERS}")
+        if command.build_count < 0 or command.build_count == 2:
+            raise Mistake(
+                f"build_count = {command.build_count}: expected 1 (build once), at least "
+                f"{verdict.LEAST_BUILDS} (two do not show how far builds differ), or 0 (automatic)"
+            )
+        for name in ("region", "floor", "half_width"):
+            if not 0 <= (value := getattr(command, name)) < 1:
+                raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
+        situations = demand(rig, command.base, command.other)
+        a, b = (one.configuration for one in situations)
+        titles = title(a, b, rig.device), title(b, a, rig.device)
+        self._alternation.contenders = [
+            Contender(number, number if a == b else 0, situation, "AB"[number], titles[number])
+            for number, situation in enumerate(situations)
+        ]
+        rig.arms.keep_only(*situations)
+        warm = all(rig.arms.has(c.situation, c.copy) for c in self._alternation.contenders)
+        if self._blocks and not warm:  # those of before ran in a build that is no more
+            self._build += 1
+
+    def _predict(self) -> None:
+        """Before anything is built: what is measured must not be known to the prediction."""
+        if self._command.predict:
+            self._rig.state("building", "Predicting from the roofline")
+            a, b = (one.situation.configuration for one in self._alternation.contenders)
+            self._prediction = self._rig.predictor.of(a, b)
+
+    def _announce(self) -> None:
+        rig, command = self._rig, self._command
+        contenders = self._alternation.contenders
+        self._index, rig.comparisons = rig.comparisons, rig.comparisons + 1
+        rig.wire.send(
+            protocol.ComparisonStarted(
+                index=self._index,
+                arms=[one.title for one in contenders],
+                segments=[one.segment for one in contenders],
+                asked={
+                    "budget_s": command.budget_s,
+                    "region": command.region,
+                    "floor": command.floor,
+                    "floor_note": command.floor_note,
+                    "half_width": command.half_width,
+                    "order": command.order,
+                    "seed": command.seed,
+                    "identical": contenders[1].copy == 1,
+                    "build_count": command.build_count,
+                    **self._alternation.rebuilding(),
+                },
+                before=command.before,
+                prediction=self._prediction,
+            )
+        )
+
+    def _tell_alone(self) -> None:
+        """Memory may run out in the check or in any block, long after the announcement."""
+        if self._index >= 0:
+            facts = self._alternation.rebuilding()
+            self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
+
+    def _look_at(self, contender: Contender) -> None:
+        """Warm up, ask for evidence, check the numbers."""
+        self._alternation.settle(contender)
+        found = self._alternation.check(contender)
+        self._rig.wire.send(
+            protocol.NumericsChecked(comparison=self._index, arm=contender.number, numerics=found)
+        )
+
+    def _measure(self) -> None:
+        rig, command = self._rig, self._command
+        first = 1 + max((block.pair for block in self._blocks), default=-1)
+        whole = given_up = 0
+        verdict.load()
+        self._plan_builds()
+        rig.state("running", "Alternating A and B")
+        self._began, self._began_ns = self._alternation.now(), time.perf_counter_ns()
+        build_since, in_build = self._began, 0
+        for pair in range(first, first + 1_000_000):
+            if in_build >= rebuilding.PAIRS and self._should_rebuild(build_since):
+                self._rebuild()
+                build_since, in_build = self._alternation.now(), 0
+            turned = (
+                bool(self._random.getrandbits(1)) if command.order == "random" else pair % 2 == 1
+            )
+            if self._pair(pair, turned):
+                whole += 1
+                in_build += 1
+            else:
+                given_up += 1
+            spent_s = self._alternation.now() - self._began
+            if whole and verdict.is_look(whole):
+                self._judge()
+            self._tell(spent_s / command.budget_s)
+            found = self._judgement
+            enough = found is not None and found.settled and self._decides(found)
+            if enough or spent_s >= command.budget_s or (given_up >= HOPELESS_PAIRS and not whole):
+                return
+
+    def _plan_builds(self) -> None:
+        """Decide how often both arms are built, and report why only once, if so."""
+        alternation, command = self._alternation, self._command
+        if not alternation.alone and rebuilding.is_worth_a_trial(
+            alternation.contenders, command.build_count, command.budget_s
+        ):
+            # The first build also filled caches, and the warm-up waited for the clock. A second
+            # one shows what building again takes.
+            self._rig.state("building", "Building A and B again")
+            alternation.rebuild(self._random)
+        if alternation.alone:
+            self._plan = rebuilding.Plan()  # each pair has a build of its own
+        else:
+            before = len({block.build for block in command.before})
+            self._plan = rebuilding.plan_for(
+                alternation.contenders, command.build_count, command.budget_s, before
+            )
+        facts: dict[str, Scalar] = {"one_build": self._plan.why}
+        self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
+
+    def _should_rebuild(self, since: float) -> bool:
+        """Return True if the present build was measured long enough, and another one can be."""
+        now, alternation = self._alternation.now(), self._alternation
+        slice_s = self._plan.seconds(now - self._began)
+        if alternation.alone or now - since < slice_s:
+            return False
+        rebuild_s = sum(map(rebuilding.rebuild_seconds, alternation.contenders))
+        ends = self._began + self._command.budget_s
+        return now + rebuild_s + slice_s / 2 < ends
+
+    def _rebuild(self) -> None:
+        self._rig.state("building", "Building A and B again")
+        self._alternation.rebuild(self._random)
+        self._build += 1
+        self._rig.state("running", "Alternating A and B")
+
+    def _pair(self, pair: int, turned: bool) -> bool:
+        """Run both blocks of a pair, each again while it is void; whether both came to count."""
+        contenders = self._alternation.contenders
+        return all(
+            self._block(one, pair) for one in (reversed(contenders) if turned else contenders)
+        )
+
+    def _block(self, contender: Contender, pair: int) -> bool:
+        def keep(done: TimedBlock) -> None:
+            build = pair if self._alternation.alone else self._build
+            block = blocks.message_of(done, contender.number, pair, build)
+            self._blocks.append(block)
+            self._rig.wire.send(protocol.BlockDone(comparison=self._index, block=block))
+
+        return self._alternation.block(contender, keep)
+
+    def _judge(self, final: bool = False) -> None:
+        command, seconds = self._command, self.seconds
+        self._judgement = verdict.judge(
+            blocks.comparison_of(self._blocks),
+            region=command.region,
+            floor=command.floor,
+            half_width=command.half_width,
+            seconds=seconds,
+            least_builds=self._plan.least,
+        )
+        if why := blocks.impossible_arm(self._alternation.contenders, self._blocks):
+            self._judgement = verdict.invalidated(self._judgement, why)
+        if final and (others := self._others()):
+            facts: dict[str, Scalar] = {"others": others}
+            self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
+        self._rig.wire.send(
+            protocol.Judged(
+                comparison=self._index, judgement=self._judgement, seconds=seconds, final=final
+            )
+        )
+        advice = slower_when_compiled(command.base, command.other, self._judgement)
+        if final and advice is not None:
+            self._rig.wire.send(advice)
+
+    def _others(self) -> str:
+        """On the CPU, where others always run, no block is void for it; the reader must know."""
+        rig = self._rig
+        if rig.device.type == "cuda" or not self._began:
+            return ""
+        return rig.disturbance(self._began_ns, time.perf_counter_ns())
+
+    def _tell(self, fraction: float) -> None:
+        judgement = self._judgement
+        text = "" if judgement is None else f"{judgement.pairs} pairs, {judgement.verdict}"
+        self._rig.wire.send(
+            protocol.Progress(task="alternating", fraction=min(1.0, fraction), text=text)
+        )

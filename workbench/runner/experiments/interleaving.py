@@ -1,0 +1,336 @@
+"""Warm arms that take turns on one device, block by block.
+
+Each is built, looked at for evidence, checked against a reference and warmed up. Where they do not
+fit in memory together, each block builds its arm anew. Commands are taken between blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import time
+from collections.abc import Callable
+
+from sessions import numerics as checked
+from sessions.ceilings import limit_ms
+from sessions.model import Numerics, Phase, Scalar
+from workbench import protocol
+from workbench.runner import suggested_fixes
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks, rebuilding
+from workbench.runner.experiments.blocks import Contender, TimedBlock
+from workbench.runner.experiments.run import RunEnded
+from workbench.runner.failed_options import failed_options
+from workbench.runner.failures import (
+    MEMORY_MAY_CURE,
+    Cancelled,
+    Mistake,
+    explain,
+    is_fatal,
+    trying_again,
+)
+from workbench.runner.instruments.memory import free_memory
+from workbench.runner.numerics import comparison
+from workbench.runner.variants.variant import Arm, label
+
+TRIES = 3  # of a block that is void, before its pair is given up
+WARM_UP_S = 10.0  # at most, for an arm that does not become steady
+
+
+class Alternation:
+    """Builds contenders and runs their blocks; what is measured goes to whoever asks for it.
+
+    ``rounds`` is how many blocks of each contender the budget should hold. ``busy`` is the sentence
+    for a person who changes toggles meanwhile. ``before`` blocks were timed already.
+    """
+
+    def __init__(self, rig: Rig, budget_s: float, rounds: int, busy: str, before: int = 0) -> None:
+        self._rig = rig
+        self._budget_s = budget_s
+        self._rounds = rounds
+        self._busy = busy
+        self._number = before  # of the last block that was timed
+        self.contenders: list[Contender] = []
+        self.alone = False  # each block builds its arm anew, with the memory to itself
+        self.why_alone = ""  # a clause, once it is known
+        self.when_alone: Callable[[], None] = lambda: None  # called once it is
+        self.steps = 0
+        self._paused_s = 0.0
+
+    def now(self) -> float:
+        """Seconds of ``perf_counter``, which stand still in a pause."""
+        return time.perf_counter() - self._paused_s
+
+    def begin(self, contender: Contender) -> None:
+        """Begin the contender's segment and build its arm."""
+        rig = self._rig
+        contender.segment = rig.begin_segment()
+        configuration = contender.situation.configuration
+        rig.wire.send(
+            protocol.SegmentStarted(
+                index=contender.segment,
+                configuration=configuration,
+                label=f"{contender.name}: {contender.title or label(configuration, rig.device)}",
+                reused=rig.arms.has(contender.situation, contender.copy),
+            )
+        )
+        rig.state("building", f"Building {contender.name}")
+        try:
+            self.build(contender)
+        except (Cancelled, RunEnded):
+            raise
+        except Exception as error:
+            base = self.contenders[0] if self.contenders else contender
+            before = None if base is contender else base.situation.configuration
+            if failed := failed_options(error, configuration, before):
+                rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=failed))
+            raise
+
+    def build(self, contender: Contender) -> Arm:
+        """The contender's arm after its first step; alone in memory if it must be."""
+        if self.alone:
+            self._make_room(contender)
+        try:
+            return self._enter(contender)
+        except Exception as error:
+            self._rig.arms.forget(contender.situation, contender.copy)
+            failure = explain(error)
+            if failure.kind not in MEMORY_MAY_CURE or self.alone or is_fatal(error):
+                raise
+        # Outside of the except clause: its traceback would keep the tensors of the failed build.
+        return self._go_alone(contender, failure)
+
+    def rebuilding(self) -> dict[str, Scalar]:
+        """Whether each block builds its arm anew, and why, for a session's facts."""
+        why = self.why_alone if self.alone else ""
+        return {"rebuilt_each_block": self.alone, "rebuilt_because": why}
+
+    def check(self, contender: Contender) -> Numerics:
+        """The contender's numbers against a reference, in the state that is timed.
+
+        To be called once it has settled: a model that adapts has chosen by then. Warms up again,
+        and so knows better how long a block is: the first steps after a build may be slower.
+        """
+        if contender.arm is None:
+            self.build(contender)
+        rig = self._rig
+        rig.segment = contender.segment
+        rig.state("running", f"Checking the numbers of {contender.name}")
+        assert contender.arm is not None  # no name of its own: it may have to make room below
+        with rig.unwatched():
+            found = comparison.check(contender.arm, contender.situation, rig.check_cancelled)
+        rig.arms.keep_numbers(contender.situation, found)
+        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(found)))
+        free_memory()
+        rig.memory.new_phase()  # what the check took is no step's
+        rig.state("running", f"Warming up {contender.name}")
+        self.warm_up(contender)
+        self.set_steps(contender)
+        return found
+
+    def settle(self, contender: Contender) -> None:
+        """Warm up, send the evidence, and settle how long a block is."""
+        rig = self._rig
+        self.take_commands()
+        if contender.arm is None:  # it has made room for another
+            self.build(contender)
+        rig.segment = contender.segment
+        rig.state("running", f"Warming up {contender.name}")
+        self.warm_up(contender)
+        assert contender.arm is not None
+        evidence = contender.arm.find_evidence()
+        rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
+        self.set_steps(contender)
+
+    def set_steps(self, contender: Contender) -> None:
+        """Settle how long a block is: the budget is shared among all contenders."""
+        least_ms = 500 * contender.build_s if self.alone else 0.0
+        contender.steps = blocks.block_steps(
+            contender.step_ms, self._budget_s, self._rounds, least_ms, len(self.contenders)
+        )
+
+    def warm_up(self, contender: Contender) -> None:
+        """Step until the phase is steady, and what adapts has chosen; the last steps tell the time.
+
+        Only the former gives up after a while.
+        """
+        rig, began = self._rig, self.now()
+        rig.phases.restart()
+        until = began + WARM_UP_S
+        steady = False
+        contender.step_ms = math.nan
+        adapting = _steps_to_settle(contender)
+        while math.isnan(contender.step_ms) or (not steady and self.now() < until) or adapting > 0:
+            done = self._attempt(contender, blocks.warm_up_block)
+            self.take_commands()
+            if done is None:
+                adapting = _steps_to_settle(contender)  # it may have been built anew
+            else:
+                adapting -= done.steps
+                self.steps += done.steps
+                contender.step_ms = max(done.median_ms, 1e-3)
+                steady = rig.phases.phase is Phase.STEADY
+        contender.warm_up_s = self.now() - began
+
+    def block(self, contender: Contender, keep: Callable[[TimedBlock], None]) -> bool:
+        """Run a block, again while it is void; whether one came to count. ``keep`` gets all."""
+        tries = 0
+        while tries < TRIES:
+            if contender.arm is None:
+                self.build(contender)
+                self.warm_up(contender)
+            run = functools.partial(blocks.run_block, number=self._number + 1)
+            done = self._attempt(contender, run)
+            self.take_commands()
+            if done is None:
+                continue  # a command came in between, or memory was short: it goes on
+            tries += 1
+            self._number += 1
+            self.steps += done.steps
+            keep(done)
+            self._tell_diverged(contender, done)
+            if not done.void:
+                return True
+        return False
+
+    def _tell_diverged(self, contender: Contender, done: TimedBlock) -> None:
+        """Tell, once of each, that what is timed computes with numbers that mean nothing."""
+        if done.diverged and not contender.diverged:
+            contender.diverged = True
+            found = suggested_fixes.not_finite(f"loss of {contender.name}")
+            configuration = contender.situation.configuration
+            self._rig.wire.send(suggested_fixes.cure(found, configuration, self._rig.device))
+
+    def take_commands(self) -> None:
+        """Act on what waits; raises ``Cancelled`` or ``RunEnded``."""
+        rig = self._rig
+        self._rig.check_cancelled()
+        while (command := rig.wire.pending()) is not None:
+            if isinstance(command, protocol.Pause):
+                command = self._pause()
+            if self._waves_off(command):
+                continue
+            match command:
+                case protocol.Resume():
+                    pass
+                case protocol.Cancel():
+                    raise Cancelled
+                case protocol.Stop():
+                    raise RunEnded("stopped")
+                case _:
+                    raise RunEnded("stopped", command)
+
+    def _pause(self) -> protocol.Command:
+        """Wait for the command that ends the pause, whose time is nobody's."""
+        rig, began = self._rig, time.perf_counter()
+        with rig.unwatched():
+            rig.state("paused")
+            command = rig.wire.next()
+            while self._waves_off(command):
+                command = rig.wire.next()
+        self._paused_s += time.perf_counter() - began
+        rig.state("running")
+        return command
+
+    def _waves_off(self, command: protocol.Command) -> bool:
+        """Whether it changes nothing: a person who changes toggles is told why."""
+        if isinstance(command, protocol.Apply):
+            self._rig.wire.send(explain(Mistake(self._busy)))
+        # A prediction would be late: what it is of may be measured already.
+        passed_over = protocol.Apply | protocol.Predict | protocol.Pause | protocol.Baseline
+        return isinstance(command, passed_over)
+
+    def rebuild(self, chance: random.Random) -> None:
+        """Build all arms again, in random order and at other addresses, and warm them up."""
+        order = list(self.contenders)
+        chance.shuffle(order)
+        rebuilding.release(self._rig, order)
+        taken = []
+        for contender in order:
+            taken.append(rebuilding.take_memory(self._rig.device, chance))
+            self.take_commands()
+            self.build(contender)
+            if self.alone:
+                return
+        del taken  # it is no arm's memory
+        for contender in order:
+            self.warm_up(contender)
+
+    def forget(self) -> None:
+        """Free every arm and all weights, so that the next arm has the memory to itself."""
+        for contender in self.contenders:
+            contender.arm = None
+        self._rig.arms.forget_all()
+
+    def _enter(self, contender: Contender) -> Arm:
+        rig = self._rig
+        began = time.perf_counter()
+        reused = rig.arms.has(contender.situation, contender.copy)
+        rig.segment = contender.segment
+        rig.watchdog.active = True
+        with rig.phases.during(Phase.BUILD):
+            arm = rig.arms.get(contender.situation, rig.phases, contender.copy)
+        with arm.entered():
+            if not reused and arm.prepare():
+                self._rig.check_cancelled()
+            rig.phases.restart()
+            if not reused:
+                with arm.watched():
+                    arm.restart()
+                    rig.clock.begin()
+                    arm.step()
+                    rig.synchronize()
+                rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
+                arm.restart()
+                rig.send_steps(rig.clock.drain(wait=True))
+        self._rig.check_cancelled()
+        contender.arm = arm
+        contender.build_s = time.perf_counter() - began
+        if not reused:
+            arm.made_s = contender.build_s
+        facts = rig.facts_of(arm, contender.segment)
+        contender.least_ms = limit_ms(facts)
+        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))
+        return arm
+
+    def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Arm:
+        """Build the arm with the memory to itself; raises what fails even so."""
+        self.alone = True
+        contender.arm = None
+        self._make_room(contender)
+        self._rig.note("info", f"{contender.name}: {trying_again(failure)}")
+        arm = self._enter(contender)
+        self.why_alone = "the arms do not fit in memory together"
+        if failure.kind == "capture":  # it hides what it failed of, which may have been memory
+            self.why_alone = f"{contender.name} could be captured only with the memory to itself"
+        self._rig.note("warning", f"{self.why_alone}: each block builds its arm anew")
+        self.when_alone()
+        return arm
+
+    def _make_room(self, contender: Contender) -> None:
+        """Free the other arms, whose place in memory this one needs."""
+        for other in self.contenders:
+            if other is not contender:
+                other.arm = None
+        if contender.arm is None:
+            self._rig.arms.forget_arms()
+            free_memory()
+
+    def _attempt(
+        self, contender: Contender, run: Callable[[Rig, Contender], TimedBlock | None]
+    ) -> TimedBlock | None:
+        """A block; None where it was ended early, or needs the other arms' place in memory."""
+        try:
+            return run(self._rig, contender)
+        except Exception as error:
+            failure = explain(error)
+            if self.alone or is_fatal(error) or failure.kind != "out-of-memory":
+                raise
+            self._rig.clock.drain(wait=True)  # steps of no block
+        self._go_alone(contender, failure)
+        return None
+
+
+def _steps_to_settle(contender: Contender) -> int:
+    return 0 if contender.arm is None else contender.arm.steps_to_settle()

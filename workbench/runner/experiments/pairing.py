@@ -1,0 +1,236 @@
+"""Background pairing: a run returns to its baseline in short blocks, for a small part of its time.
+
+What ran before a toggle and what ran after it share neither clock, temperature nor load, so that
+the ratio of the two says little. A block of the baseline beside a block of the present
+configuration, in random order, shares all of these. One such pair now and then makes the ratio in
+the table a paired one while the run goes on. Blocks are judged as those of a comparison are.
+
+Both arms train the same weights, as in a comparison: a block of the baseline is some steps more.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sessions.ceilings import limit_ms
+from sessions.model import Configuration, Numerics, Phase, Scalar
+from sessions.verdicts import verdict
+from sessions.verdicts.background import BACKGROUND
+from sessions.verdicts.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
+from sessions.verdicts.work import difference
+from workbench import protocol
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks
+from workbench.runner.experiments.blocks import LEAST_STEPS, Contender
+from workbench.runner.failures import explain, is_fatal
+from workbench.runner.instruments.memory import free_memory
+from workbench.runner.instruments.timing import Lap
+from workbench.runner.toggles import Situation
+from workbench.runner.variants.variant import Arm, title
+
+FIRST_S = 0.5  # of steady steps before the first pair
+LONGEST_MS = 500.0  # of a block, unless its fewest steps take longer
+ONE_BUILD = "the blocks ran beside a run, in which nothing is built again"
+
+
+@dataclass(eq=False)
+class SteadySegment:
+    """A segment that became steady: what it ran, its number, and how long a step took at last."""
+
+    situation: Situation
+    index: int
+    step_ms: float = math.nan
+
+
+class Pairing:
+    """Runs the pairs of one run: ``share`` of the time at most goes to the baseline's blocks."""
+
+    def __init__(self, rig: Rig, start: protocol.Start) -> None:
+        self._rig, self._start = rig, start
+        # Of so many steps none is another's, and a state is that of the configuration's own steps.
+        exact = start.steps is not None or start.load_state or start.save_state
+        self._share = 0.0 if exact else start.pairing_share
+        self._random = random.Random(start.configuration.seed)
+        self._baseline: SteadySegment | None = None
+        self._now: SteadySegment | None = None
+        self._contenders: list[Contender] = []  # baseline and present one, while they are paired
+        self._checked: dict[int, Numerics] = {}  # what was sent of their numbers
+        self._index = -1  # of the comparison
+        self._blocks: list[protocol.Block] = []
+        self._began = self._due = 0.0  # by ``time.perf_counter``
+        if start.baseline is not None:
+            self._choose(start.baseline)
+
+    def begin(self, situation: Situation, segment: int) -> None:
+        """Follow another segment of the run; its first pair comes once it is steady."""
+        self._now = SteadySegment(situation, segment)
+        self._due = math.inf if self._share == 0 else 0.0
+
+    def choose(self, command: protocol.Baseline) -> None:
+        """Take another baseline, which has run before in this runner, from the next toggle on."""
+        self._choose(command.configuration)
+
+    def _choose(self, configuration: Configuration) -> None:
+        if _without_toggles(configuration) == _without_toggles(self._start.configuration):
+            segment = self._rig.steady.get(msgspec.json.encode(configuration))
+            self._baseline = segment or self._baseline
+
+    def see(self, laps: Sequence[Lap]) -> None:
+        """Take the present segment's last steps: how long they took, and that they are steady."""
+        segment = self._now
+        if segment is None or not laps or laps[-1].phase != Phase.STEADY:
+            return
+        seen, segment.step_ms = not math.isnan(segment.step_ms), laps[-1].step_ms
+        if self._share and not seen:
+            self._rig.steady[msgspec.json.encode(segment.situation.configuration)] = segment
+            self._baseline = self._baseline or segment
+
+    def due(self) -> bool:
+        """Return True if a pair should run between two steps."""
+        if self._due == math.inf or self._now is None or math.isnan(self._now.step_ms):
+            return False
+        now = time.perf_counter()
+        if not self._due:
+            self._due = now + FIRST_S
+        return now >= self._due and self._rig.phases.phase is Phase.STEADY
+
+    def run(self, arm: Arm) -> int:
+        """Run a pair; ``arm`` is the present one, and left. Return how many steps of it were made.
+
+        What fails ends the pairing: the run goes on without, and says so once.
+        """
+        if not self._contenders and not self._start_pairs(arm):
+            self._due = math.inf
+            return 0
+        began, made, own_s = time.perf_counter(), 0, 0.0
+        pair = 1 + max((block.pair for block in self._blocks), default=-1)
+        order = list(self._contenders)
+        self._random.shuffle(order)
+        try:
+            for contender in order:
+                since = time.perf_counter()
+                done = blocks.run_block(self._rig, contender, self._rig.paired_blocks + 1)
+                if done is None:
+                    return made  # a command waits
+                self._rig.paired_blocks += 1
+                if contender.number == 1:
+                    made, own_s = done.steps, time.perf_counter() - since
+                self._keep(blocks.message_of(done, contender.number, pair))
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            failure = explain(error)
+        else:
+            spent_s = time.perf_counter() - began - own_s
+            self._due = time.perf_counter() + spent_s * (1 / self._share - 1)
+            if verdict.is_look(pair + 1) and self._judge():
+                self.end()
+            return made
+        # Outside of the except clause: its traceback would keep the tensors of the failed step.
+        self._rig.clock.drain(wait=True)
+        self._rig.note("info", f"background pairing ended: {failure.sentence}")
+        self.end()
+        free_memory()
+        return made
+
+    def end(self) -> None:
+        """End the comparison with what it has, until another segment begins."""
+        self._due = math.inf
+        if self._contenders:
+            self._judge(final=True)
+            self._contenders = []
+
+    def _start_pairs(self, arm: Arm) -> bool:
+        """Begin a comparison with the baseline, if there is another one that is still built."""
+        rig, base, now = self._rig, self._baseline, self._now
+        assert base is not None and now is not None
+        a, b = base.situation.configuration, now.situation.configuration
+        if a == b or difference(a, b)[0] or arm.divided is not None:
+            return False  # itself, another model, or ranks that would have to follow
+        if not rig.arms.has(base.situation):
+            rig.note("info", "no background pairing: the baseline is no longer in memory")
+            return False
+        with rig.unwatched():
+            verdict.load()
+        first = rig.arms.get(base.situation, rig.phases)
+        rig.arms.get(now.situation, rig.phases)  # the last to be freed
+        titles = title(a, b, rig.device), title(b, a, rig.device)
+        self._contenders = [
+            _contender(number, segment, built, titles[number])
+            for number, (segment, built) in enumerate(((base, first), (now, arm)))
+        ]
+        for contender, built in zip(self._contenders, (first, arm), strict=True):
+            contender.least_ms = limit_ms(rig.facts_of(built, contender.segment))
+        self._blocks, self._checked, self._began = [], {}, time.perf_counter()
+        self._index, rig.comparisons = rig.comparisons, rig.comparisons + 1
+        facts: dict[str, Scalar] = {
+            BACKGROUND: True,
+            "share": self._share,
+            "region": verdict.REGION,
+            "floor": self._start.floor,
+            "floor_note": self._start.floor_note,
+            "half_width": verdict.HALF_WIDTH,
+            "order": "random",
+            "one_build": ONE_BUILD,
+        }
+        rig.wire.send(
+            protocol.ComparisonStarted(
+                index=self._index,
+                arms=list(titles),
+                segments=[base.index, now.index],
+                asked=facts,
+            )
+        )
+        return True
+
+    def _keep(self, block: protocol.Block) -> None:
+        self._blocks.append(block)
+        self._rig.wire.send(protocol.BlockDone(comparison=self._index, block=block))
+
+    def _judge(self, final: bool = False) -> bool:
+        """Send what the pairs so far show; return True if more would change nothing."""
+        rig, seconds = self._rig, time.perf_counter() - self._began
+        for arm, contender in enumerate(self._contenders):
+            known = rig.arms.numbers_of(contender.situation)
+            if known is not None and self._checked.get(arm) != known:
+                self._checked[arm] = known
+                rig.wire.send(
+                    protocol.NumericsChecked(comparison=self._index, arm=arm, numerics=known)
+                )
+        judgement = verdict.judge(
+            blocks.comparison_of(self._blocks), floor=self._start.floor, seconds=seconds
+        )
+        if why := blocks.impossible_arm(self._contenders, self._blocks):
+            judgement = verdict.invalidated(judgement, why)
+        rig.wire.send(
+            protocol.Judged(
+                comparison=self._index, judgement=judgement, seconds=seconds, final=final
+            )
+        )
+        return judgement.settled and judgement.verdict != "UNDECIDED"
+
+
+def _without_toggles(configuration: Configuration) -> Configuration:
+    return msgspec.structs.replace(configuration, toggles={})
+
+
+def _contender(number: int, segment: SteadySegment, arm: Arm, name: str) -> Contender:
+    """Return the side of a pair, whose blocks are short."""
+    steps = max(MIN_BLOCK_STEPS, math.ceil(MIN_BLOCK_MS / segment.step_ms))
+    return Contender(
+        number=number,
+        copy=0,
+        situation=segment.situation,
+        name="AB"[number],
+        title=name,
+        segment=segment.index,
+        arm=arm,
+        step_ms=segment.step_ms,
+        steps=max(LEAST_STEPS, min(steps, int(LONGEST_MS / segment.step_ms))),
+    )

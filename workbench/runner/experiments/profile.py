@@ -1,0 +1,289 @@
+"""A run that profiles: marked steps of their own under torch.profiler, never inside timed blocks.
+
+Each configuration is built, warmed up and timed without a profiler; then some steps run under it,
+their modules marked. How long the GPU had nothing to do is what kernels leave of the *unprofiled*
+step: the profiler makes the host slower, and hardly the kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity
+
+from sessions.model import Scalar
+from sessions.studies import breakdown
+from workbench import protocol
+from workbench.runner.config.resolve import demand
+from workbench.runner.context import Rig
+from workbench.runner.environment import host
+from workbench.runner.experiments import blocks
+from workbench.runner.experiments.blocks import Contender, TimedBlock
+from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.failures import Mistake, unwritten
+from workbench.runner.profiling import findings, marks, roles, sums, trace
+from workbench.runner.profiling.probes import recordings
+from workbench.runner.profiling.trace import Trace
+from workbench.runner.toggles import Situation
+from workbench.runner.toggles.compile import repeated_blocks
+from workbench.runner.variants.graph_pools import resident_bytes
+from workbench.runner.variants.variant import Arm, label
+from workbench.runner.workloads import Step
+
+MOST_STEPS = 100
+TIMED_S = 1.0  # without the profiler, before it and after it
+BUSY = "These steps are being profiled; stop before changing a toggle."
+
+
+class ProfileRun:
+    """Profiles one configuration after another."""
+
+    def __init__(self, rig: Rig, command: protocol.Profile) -> None:
+        self._rig = rig
+        self._command = command
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
+        command, rig = self._command, self._rig
+        self._check()
+        situations = demand(rig, *command.configurations)
+        rig.arms.keep_only(*situations)
+        files: list[Path | None] = [Path(one) for one in command.traces]
+        files = files or [None] * len(situations)
+        try:
+            for number, (situation, file) in enumerate(zip(situations, files, strict=True)):
+                self._tell(number / len(situations))
+                self._profile(situation, file)
+            self._tell(1.0)
+        finally:
+            rig.watchdog.active = False
+
+    def _check(self) -> None:
+        command = self._command
+        if not command.configurations:
+            raise Mistake("configurations: none was named; a profile needs one at least")
+        if not 1 <= command.steps <= MOST_STEPS:
+            raise Mistake(f"steps = {command.steps} is outside of 1 to {MOST_STEPS}")
+        if len(command.traces) not in (0, len(command.configurations)):
+            raise Mistake(
+                f"traces: {len(command.traces)} files for {len(command.configurations)} "
+                "configurations; name one for each, or none"
+            )
+        for file in map(Path, command.traces):
+            if not file.parent.is_dir():
+                raise Mistake(
+                    f"{file}: there is no folder {file.parent} on {host()} to save the trace in"
+                )
+
+    # One configuration
+
+    def _profile(self, situation: Situation, file: Path | None) -> None:
+        rig = self._rig
+        turns = Alternation(rig, TIMED_S, 1, BUSY)
+        contender = Contender(0, 0, situation, "Profile")
+        turns.contenders = [contender]
+        turns.begin(contender)
+        turns.settle(contender)
+        rig.state("running", "Timing steps without the profiler")
+        timed: list[TimedBlock] = []
+        turns.block(contender, timed.append)
+        before = timed[-1]
+        self.steps += turns.steps
+        arm = contender.arm
+        assert arm is not None
+        peak = self._peak(arm)
+        rig.state("running", "Profiling")
+        rig.watchdog.active = False  # reading a trace takes long, and is no hang
+        with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
+            path = Path(folder) / "trace.json"
+            held, profiled_us = self._record(arm, path, arm.step, self._command.steps)
+            turns.take_commands()
+            rig.state("running", "Reading the trace")
+            found = findings.read(path, arm)
+            if file is not None:
+                try:
+                    findings.keep(path, file)
+                except OSError as error:
+                    rig.wire.send(unwritten("The trace", file, error))
+                    file = None
+            course = roles.course(found, held)
+            if (beside := self._without_graphs(arm, path)) is not None:
+                plain = findings.read(path, arm)
+                sums.name_replayed(found, plain)
+                found.untold = found.untold or plain.untold
+                course = roles.replayed(roles.course(plain, beside), held)
+        rig.watchdog.active = True
+        rig.watchdog.begin(rig.phases.phase)
+        rig.state("running", "Timing steps after the profiler")
+        turns.warm_up(contender)
+        # They may be slower, and so are no steady steps of the segment.
+        while (after := blocks.run_block(rig, contender, 0)) is None:
+            turns.take_commands()
+        notes = findings.notes(arm, before, found)
+        if situation.on_gpu and (disturbed := findings.disturbed(before, after)):
+            notes.append(disturbed)
+            rig.wire.send(protocol.Note(kind="warning", text=disturbed))
+        busy_us = sums.busy_us(found) / len(found.steps) if situation.on_gpu else math.nan
+        rig.predictor.profiled(situation, max(0.0, 1 - busy_us / (1e3 * before.median_ms)))
+        self._send(situation, found, course, file, {
+            "step_us": 1e3 * before.median_ms,
+            "after_us": 1e3 * after.median_ms,
+            "profiled_us": profiled_us,
+            "busy_us": busy_us,
+            "peak_bytes": peak,
+            "notes": notes,
+        })  # fmt: skip
+
+    def _peak(self, arm: Arm) -> float:
+        """Bytes held at most over a plain step, pools of graphs too; NaN where nobody says."""
+        if self._rig.device.type != "cuda":
+            return math.nan
+        with arm.entered():
+            torch.cuda.reset_peak_memory_stats(self._rig.device)
+            arm.step()
+            self._rig.synchronize()
+        return float(torch.cuda.max_memory_allocated(self._rig.device) + resident_bytes(arm))
+
+    def _without_graphs(self, arm: Arm, path: Path) -> roles.Known | None:
+        """Write the trace of the same step without its CUDA graphs, where it has any and can."""
+        if uncaptured := getattr(arm.step, "uncaptured", None):
+            return self._record(arm, path, uncaptured, 1)[0]
+        index = self._rig.device.index
+        if not (findings.has_inductors_graphs(arm) and recordings.can_launch(index)):
+            return None
+        with recordings.launched(index):
+            return self._record(arm, path, arm.step, 1)[0]
+
+    def _record(self, arm: Arm, path: Path, step: Step, steps: int) -> tuple[roles.Known, float]:
+        """Run the marked steps and write their trace; what was held, and the time of a step."""
+        rig = self._rig
+        on_gpu = rig.device.type == "cuda"
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+        if on_gpu:
+            # Else CUPTI stays attached, and every later step of this process is slower.
+            os.environ.setdefault("TEARDOWN_CUPTI", "1")
+        gradients: list[set[int]] = []
+        with arm.entered():
+            if arm.divided is not None:
+                arm.divided.spread()
+            held = roles.known(arm, rig.device)
+            profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+            with _marked(arm, gradients), profiler:
+                self._step(arm, step)  # in which the profiler sets itself up
+                rig.synchronize()
+                gradients.clear()
+                began = torch.cuda.Event(enable_timing=True) if on_gpu else None
+                ended = torch.cuda.Event(enable_timing=True) if on_gpu else None
+                began_ns = time.perf_counter_ns()
+                if began is not None:
+                    began.record()
+                for _ in range(steps):
+                    with record_function(trace.STEP):
+                        self._step(arm, step)
+                if ended is not None:
+                    ended.record()
+                rig.synchronize()
+                profiled_us = (time.perf_counter_ns() - began_ns) / 1e3
+            if began is not None and ended is not None:
+                profiled_us = 1e3 * began.elapsed_time(ended)
+        profiler.export_chrome_trace(str(path))
+        held.gradients = gradients
+        self.steps += steps
+        return held, profiled_us / steps
+
+    def _step(self, arm: Arm, step: Step) -> None:
+        arm.ready()
+        step()
+
+    # Telling
+
+    def _send(
+        self,
+        situation: Situation,
+        found: Trace,
+        course: dict[str, list[float]],
+        file: Path | None,
+        facts: dict[str, Scalar | list[Scalar]],
+    ) -> None:
+        rig, count = self._rig, len(found.steps)
+        index, rig.studies = rig.studies, rig.studies + 1
+        configuration = situation.configuration
+        text = label(configuration, rig.device)
+        name = configuration.title
+        asked: dict[str, Scalar | list[Scalar]] = {
+            "configuration": msgspec.json.encode(configuration).decode(),
+            "label": text,
+            "steps": self._command.steps,
+            "device": rig.device.type,
+        }
+        wire = rig.wire
+        title = f"{name}: {text}"
+        wire.send(protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, asked=asked))
+        on_gpu = rig.device.type == "cuda"
+        rows = sums.device_rows(found) if on_gpu else sums.host_rows(found)
+        self._rows(index, "kernels", {
+            "name": [row.name for row in rows],
+            "module": [row.module for row in rows],
+            "phase": [row.phase for row in rows],
+            "kind": [row.kind for row in rows],
+            "operator": [row.operator for row in rows],
+            "calls": [row.calls / count for row in rows],
+            "us": [row.us / count for row in rows],
+        })  # fmt: skip
+        least = rig.predictor.rows(situation)
+        if isinstance(least, str):
+            facts["no_least"] = least
+        else:
+            self._rows(index, "least", {
+                "name": [row.name for row in least],
+                "calls": [row.calls for row in least],
+                "bytes": [row.bytes for row in least],
+                "flops": [row.flops for row in least],
+                "us": [row.us for row in least],
+            })  # fmt: skip
+        gaps = sums.gaps(found)
+        self._rows(index, "gaps", {
+            "module": [gap.module for gap in gaps],
+            "count": [gap.count / count for gap in gaps],
+            "us": [gap.us / count for gap in gaps],
+        })  # fmt: skip
+        self._rows(index, "memory", {name: [*values] for name, values in course.items()})
+        self._rows(index, "peak", findings.peak_by_role(course, situation))
+        if file is not None:
+            facts["trace"] = str(file)
+        finite = {k: v for k, v in facts.items() if not isinstance(v, float) or math.isfinite(v)}
+        wire.send(protocol.StudyFacts(study=index, facts=finite))
+
+    def _rows(self, study: int, table: str, columns: dict[str, list[float | str | None]]) -> None:
+        if next(iter(columns.values())):
+            self._rig.wire.send(protocol.StudyRows(study=study, table=table, columns=columns))
+
+    def _tell(self, fraction: float) -> None:
+        self._rig.wire.send(protocol.Progress(task="profiling", fraction=fraction))
+
+
+@contextlib.contextmanager
+def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
+    """Mark modules where that disturbs nothing, and note where the gradients of each step lie."""
+    with contextlib.ExitStack() as stack:
+        if not findings.is_compiled(arm):
+            stack.enter_context(marks.modules_marked(arm.model))
+        elif arm.situation.option("compile_scope") == "blocks":
+            stack.enter_context(marks.blocks_marked(arm.model, repeated_blocks(arm.model)))
+        if arm.trainer is not None:
+            stack.enter_context(
+                marks.before_updates(
+                    arm.trainer.stepped, lambda: gradients.append(roles.gradient_addresses(arm))
+                )
+            )
+        yield

@@ -1,0 +1,115 @@
+"""When a comparison builds both arms again, so that its interval holds what differs between builds.
+
+Two builds of one step lie at other addresses and differ by some tenths of a percent for as long as
+they live. Which of them a run gets is chance, so a verdict about configurations needs several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import random
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from sessions.verdicts.verdict import LEAST_BUILDS
+from sessions.verdicts.verdict_words import duration
+from workbench.runner.context import Rig
+from workbench.runner.experiments.blocks import Contender
+from workbench.runner.instruments.memory import free_memory
+
+ONE = 1  # the number of builds that switches rebuilding off; 0 leaves the choice to ``plan``
+SHARE = 0.25  # of the time, at most, that building again may take where nobody chose a number
+TRIAL_SHARE = 0.5  # of the budget, at most, that the first build took for a trial of another one
+LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, for the last may not end
+GROWTH = 1 / 8  # of the time so far, which a build is measured at least: hours need no hundreds
+PAIRS = 2  # of a build, at least
+# A random piece of memory taken before each build moves what is built behind it.
+STEP_BYTES = {"cuda": 2 << 20, "cpu": 64 << 10}
+MOST_STEPS = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long one build is measured at first; ``why`` says why there is only one, as a clause."""
+
+    slice_s: float = math.inf
+    growth: float = 0.0  # of the time so far, as ``GROWTH``
+    why: str = ""
+
+    def seconds(self, spent_s: float) -> float:
+        """How long to measure a build where so much time was spent on all of them."""
+        return max(self.slice_s, self.growth * spent_s)
+
+    @property
+    def least(self) -> int:
+        """How many builds there must be before anything is claimed."""
+        return 1 if math.isinf(self.slice_s) else LEAST_BUILDS
+
+
+def plan(count: int, budget_s: float, rebuild_s: float, pair_s: float, before: int = 0) -> Plan:
+    """Divide the budget into builds.
+
+    ``count``: how many were requested, 0 for as many as are cheap. ``rebuild_s``: seconds that
+    building both arms and warming them up takes; ``pair_s``: seconds of a pair of blocks.
+    ``before``: builds that were measured earlier.
+    """
+    if count == ONE:
+        return Plan(why="one build was requested")
+    if count:
+        return Plan(max(budget_s / count - rebuild_s, 0.0))
+    slice_s = max((1 / SHARE - 1) * rebuild_s, PAIRS * pair_s)
+    if max(1, LEAST_PLANNED - before) * (slice_s + rebuild_s) > budget_s:
+        again = f"building both arms again takes about {duration(rebuild_s)}"
+        return Plan(why=f"{again}, too long for a budget of {duration(budget_s)}")
+    return Plan(slice_s, GROWTH)
+
+
+def is_worth_a_trial(contenders: list[Contender], count: int, budget_s: float) -> bool:
+    """Return True if building both arms once more, to time it, costs little for the budget."""
+    arms = [contender.arm for contender in contenders]
+    if count == ONE or any(arm is None or not arm.made_s or arm.divided for arm in arms):
+        return False
+    made_s = sum(arm.made_s for arm in arms if arm is not None)
+    return count > ONE or made_s <= TRIAL_SHARE * budget_s
+
+
+def plan_for(contenders: list[Contender], count: int, budget_s: float, before: int = 0) -> Plan:
+    """Divide the budget by what was seen of arms that are built and warm."""
+    arms = [contender.arm for contender in contenders]
+    if any(arm is None or not arm.made_s for arm in arms):
+        return Plan(why="how long building takes is not known")
+    if any(arm is not None and arm.divided is not None for arm in arms):
+        return Plan(why="arms of several ranks are built once")
+    rebuild_s = sum(rebuild_seconds(contender) for contender in contenders)
+    pair_s = sum(contender.steps * contender.step_ms for contender in contenders) / 1000
+    return plan(count, budget_s, rebuild_s, pair_s, before)
+
+
+def rebuild_seconds(contender: Contender) -> float:
+    """Return how long building and warming up took, the last time that it was done."""
+    return contender.warm_up_s + (0.0 if contender.arm is None else contender.arm.made_s)
+
+
+def release(rig: Rig, contenders: list[Contender]) -> None:
+    """Free the contenders' arms and give their memory back."""
+    models = []
+    for contender in contenders:
+        if contender.arm is not None:
+            models.append(weakref.ref(contender.arm.model))
+        contender.arm = None
+        rig.arms.forget(contender.situation, contender.copy)
+    if any(model() is not None for model in models):  # compiled code holds its model in a cycle
+        gc.collect()
+    free_memory()
+
+
+def take_memory(device: torch.device, chance: random.Random) -> torch.Tensor | None:
+    """Take a random piece of memory; None where there is none to spare."""
+    with contextlib.suppress(RuntimeError):  # torch.OutOfMemoryError is one; on the CPU it is not
+        size = chance.randint(1, MOST_STEPS) * STEP_BYTES[device.type]
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    return None

@@ -1,0 +1,435 @@
+"""A run that measures one configuration at many sizes: a point for each combination and each arm.
+
+The sizes come in random order and the arms in turn within each, in random order too, so that a
+clock that drifts looks like scatter and not like scaling, and arms at one size are measured close
+together. Each point is built alone in memory; what it cannot share with the next is freed. What
+does not fit, cannot be asked for, or fails, is a point with its reason, and the sweep goes on; a
+preset or an option that does not exist is refused before the first. Each arm's numbers are checked
+once, at its smallest size, after that was timed; along a field that is no size, such as a toggle,
+for each of its values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from dataclasses import dataclass
+
+import msgspec
+
+from sessions.model import Configuration, Numerics, Phase, Scalar
+from sessions.studies import sweep
+from workbench import protocol
+from workbench.runner.config.resolve import (
+    LONGEST_S,
+    check_choice,
+    require_unblocked,
+    resolve,
+    tell_left_out,
+)
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks
+from workbench.runner.experiments.blocks import Contender
+from workbench.runner.experiments.interleaving import WARM_UP_S, Alternation
+from workbench.runner.experiments.run import RunEnded
+from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.numerics import comparison
+from workbench.runner.toggles import Situation
+from workbench.runner.variants.variant import label
+
+MOST_POINTS = 2000
+BLOCKS = 10  # of a point: as long as the time allows, so that they hardly depend on one another
+TRIES = 2  # so many times as many blocks are run at most, where some are void
+
+_OUTCOMES = {"out-of-memory": sweep.OUT_OF_MEMORY, "mistake": sweep.REFUSED}
+
+Cell = float | str | None
+Kind = tuple[Scalar, ...]  # the arm of a point, and its value of each field that is no size
+
+
+@dataclass
+class Point:
+    """One combination of values under one arm; ``mistake`` is why it cannot be asked for."""
+
+    values: tuple[Scalar, ...]
+    arm: int
+    configuration: Configuration
+    situation: Situation | None = None
+    mistake: str = ""
+
+
+class SweepRun:
+    """Measures one point after another until all are done or a command ends it."""
+
+    def __init__(self, rig: Rig, command: protocol.Sweep) -> None:
+        self._rig = rig
+        self._command = command
+        self._fields = list(command.axes)
+        self._arms = command.arms or [{}]
+        self._points: dict[str, list[Cell]] = {}  # the table so far
+        self._smallest: dict[Kind, Point] = {}  # of each, where the numbers are checked
+        self._kinds: dict[Kind, Point] = {}  # a point of each that was taken
+        self._checked: set[Kind] = set()
+        self._before: Configuration | None = None
+        self._index = -1
+        # A point is alone in memory: that it does not fit is told, and not got around.
+        self._builder = Alternation(rig, command.seconds, BLOCKS, _REFUSAL)
+        self._builder.alone = True
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Sweep to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what is fatal."""
+        points = self._plan()
+        self._announce(points)
+        try:
+            for done, point in enumerate(points):
+                name = self._name(point)
+                self._tell(done / len(points), f"{done + 1} of {len(points)}, {name}")
+                self._take(point, name)
+            self._tell(1.0, "")
+        finally:
+            self._rig.watchdog.active = False
+            self._tell_of_unchecked()
+            self._find(final=True)
+
+    # What is asked for
+
+    def _plan(self) -> list[Point]:
+        """Every point, in the order in which they are run.
+
+        Raises ``Mistake`` or ``models.ConfigurationError``.
+        """
+        command = self._command
+        if not 0 < command.seconds <= LONGEST_S:
+            raise Mistake(f"seconds = {command.seconds:g} is outside of 0 to {LONGEST_S:g}")
+        if len(self._fields) not in (1, 2):
+            raise Mistake(
+                f"{len(self._fields)} fields were given to sweep over, expected 1 or 2; name each "
+                "with its values"
+            )
+        for field, values in command.axes.items():
+            _check_axis(field, values)
+            for value in values:  # one that no situation allows is misspelt, and no point
+                check_choice(command.base, field, value)
+        sizes = list(itertools.product(*command.axes.values()))
+        count = len(sizes) * len(self._arms)
+        if count > MOST_POINTS:
+            raise Mistake(
+                f"{count} points were asked for, at most {MOST_POINTS} are measured; name fewer "
+                "values or arms"
+            )
+        shuffled = random.Random(command.seed)
+        axes = [*command.axes.values()]
+        points = []
+        for places in sweep.balanced_order([*map(len, axes)], shuffled):
+            size = tuple(axis[place] for axis, place in zip(axes, places, strict=True))
+            arms = list(enumerate(self._arms))
+            shuffled.shuffle(arms)
+            points += [self._point(size, arm, toggles) for arm, toggles in arms]
+        if all(point.mistake for point in points):
+            raise Mistake(points[0].mistake)
+        tell_left_out(self._rig.wire, filter(None, (point.situation for point in points)))
+        for point in sorted(points, key=self._size_of, reverse=True):
+            if not point.mistake:
+                self._smallest[self._kind(point)] = point
+        return points
+
+    def _kind(self, point: Point) -> Kind:
+        """What the numbers of a point have in common with those of others."""
+        return (point.arm, *self._told_apart(point).values())
+
+    def _told_apart(self, point: Point) -> dict[str, Scalar]:
+        """Its values of the fields that are no sizes, by the columns of the tables."""
+        axes = zip("xy", self._command.axes.items(), point.values, strict=False)
+        return {name: value for name, axis, value in axes if not _is_size(*axis)}
+
+    def _size_of(self, point: Point) -> int:
+        """From small to large: the places of its values among those that were asked for."""
+        places = 0
+        for values, value in zip(self._command.axes.values(), point.values, strict=True):
+            numbers = all(map(sweep.is_number, values))
+            places += (sorted(values, key=float) if numbers else values).index(value)
+        return places
+
+    def _point(self, values: tuple[Scalar, ...], arm: int, toggles: dict[str, str]) -> Point:
+        asked = self._command.base
+        asked = msgspec.structs.replace(asked, toggles={**asked.toggles, **toggles})
+        try:
+            for field, value in zip(self._fields, values, strict=True):
+                asked = asked.replaced(field, value)
+        except ValueError as error:
+            raise Mistake(str(error)) from None
+        point = Point(values, arm, asked)
+        try:
+            point.situation = resolve(asked, self._rig.device)
+            require_unblocked(point.situation)
+        except ValueError as error:
+            point.mistake = str(error)
+        return point
+
+    def _announce(self, points: list[Point]) -> None:
+        rig, command, base = self._rig, self._command, self._command.base
+        self._index, rig.studies = rig.studies, rig.studies + 1
+        axes = {f"values_{place}": values for place, values in enumerate(command.axes.values())}
+        rig.wire.send(
+            protocol.StudyStarted(
+                index=self._index,
+                kind=sweep.KIND,
+                title=f"{base.family} {base.workload} over {' and '.join(self._fields)}",
+                asked={
+                    "fields": [*self._fields],
+                    **axes,
+                    "arms": [*self._arm_names(points)],
+                    "toggles": [msgspec.json.encode(arm).decode() for arm in self._arms],
+                    "base": msgspec.json.encode(base).decode(),
+                    "seconds": command.seconds,
+                    "seed": command.seed,
+                    "points": len(points),
+                    "order": "sizes in random order, the arms in turn within each",
+                },
+            )
+        )
+        on_gpu = rig.device.type == "cuda"
+        self._find(
+            clock="GPU" if on_gpu else "host",
+            memory="allocated on the GPU" if on_gpu else "resident set of the process",
+        )
+
+    def _arm_names(self, points: list[Point]) -> list[str]:
+        """What each arm switches, as segments are named; told apart where two say the same."""
+        names: list[str] = []
+        for arm, toggles in enumerate(self._arms):
+            known = [p.situation for p in points if p.arm == arm and p.situation is not None]
+            name = (
+                label(known[0].configuration, self._rig.device)
+                if known
+                else ", ".join(f"{toggle}={option}" for toggle, option in toggles.items())
+            )
+            names.append(f"{name} ({arm + 1})" if name in names else name)
+        return names
+
+    def _name(self, point: Point) -> str:
+        arm = f", arm {point.arm + 1}" if len(self._arms) > 1 else ""
+        return f"{self._size(point)}{arm}"
+
+    def _size(self, point: Point) -> str:
+        pairs = zip(self._fields, point.values, strict=True)
+        return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in pairs)
+
+    # Measuring
+
+    def _take(self, point: Point, name: str) -> None:
+        """Measure a point, or learn why not; either way it is told."""
+        self._kinds.setdefault(self._kind(point), point)
+        if point.situation is None or point.mistake:
+            self._tell_point(point, sweep.REFUSED, point.mistake)
+            self._builder.take_commands()
+            return
+        fatal: Exception | None = None
+        try:
+            self._measure(point, point.situation, name)
+        except (Cancelled, RunEnded):
+            raise
+        except Exception as error:  # noqa: BLE001 - a model may raise anything: it is a point
+            failure = explain(error)
+            self._tell_point(point, _OUTCOMES.get(failure.kind, sweep.FAILED), failure.sentence)
+            fatal = error if is_fatal(error) else None
+        else:
+            return
+        # Outside of the except clause: its traceback would keep the tensors of what failed.
+        if fatal is not None:
+            raise fatal
+        self._make_room(None)
+
+    def _measure(self, point: Point, situation: Situation, name: str) -> None:
+        rig = self._rig
+        self._make_room(situation.configuration)
+        contender = Contender(0, 0, situation, name)
+        self._builder.begin(contender)
+        arm = contender.arm
+        assert arm is not None
+        rig.state("running", f"Warming up {name}")
+        steady = self._warm_up(contender)
+        evidence = arm.find_evidence()
+        rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
+        rig.state("running", f"Measuring {name}")
+        medians, voids, peak = self._run_blocks(contender)
+        if point is self._smallest.get(self._kind(point)):
+            self._check(point, contender, name)
+        notes = [f"{len(voids)} void blocks: {voids[0]}"] if voids else []
+        if not steady:
+            notes.append(f"the steps had not become steady after {WARM_UP_S:g} s")
+        if contender.diverged:
+            notes.append("its loss is not finite (NaN or infinite): its numbers mean nothing")
+        if idle := [one.toggle for one in evidence if one.status == "no effect"]:
+            notes.append(f"took no effect: {', '.join(idle)}")
+        found = sweep.typical(medians)
+        tokens = float(arm.ledger.get("tokens_per_step", math.nan))
+        self._tell_point(
+            point,
+            sweep.MEASURED if medians else sweep.VOID,
+            "; ".join(notes),
+            median_ms=found.ms,
+            low_ms=found.low_ms,
+            high_ms=found.high_ms,
+            error=found.error,
+            tokens_per_s=1e3 * tokens / found.ms,
+            peak_bytes=peak,
+            blocks=len(medians),
+        )
+
+    def _check(self, point: Point, contender: Contender, name: str) -> None:
+        """Compare the arm's numbers with a reference, once it was timed."""
+        rig = self._rig
+        rig.state("running", f"Checking the numbers of {name}")
+        rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
+        assert contender.arm is not None
+        try:
+            found = comparison.check(contender.arm, contender.situation, rig.check_cancelled)
+        except Cancelled:
+            text = "not checked: cancelled"
+            self._tell_numbers(point, Numerics(reference="", ok=None, text=text))
+            raise
+        text = f"at {self._size(point)}: {found.text}"
+        self._tell_numbers(point, msgspec.structs.replace(found, text=text))
+
+    def _tell_of_unchecked(self) -> None:
+        """That nobody knows of what was not measured at its smallest size."""
+        for kind, point in sorted(self._kinds.items(), key=lambda item: item[1].arm):
+            if kind not in self._checked:
+                values = [str(value) for value in self._told_apart(point).values()]
+                at = f"at {', '.join(values)}: " if values else ""
+                text = f"{at}not checked: its smallest size was not measured"
+                self._tell_numbers(point, Numerics(reference="", ok=None, text=text))
+
+    def _warm_up(self, contender: Contender) -> bool:
+        """Step until the phase is steady, and what adapts has chosen; whether it became steady.
+
+        The last block tells the time.
+        """
+        rig = self._rig
+        assert contender.arm is not None
+        rig.phases.restart()
+        until = self._builder.now() + WARM_UP_S
+        adapting = contender.arm.steps_to_settle()
+        steps = 1
+        while True:
+            began = self._builder.now()
+            block = blocks.run_block(rig, dataclasses.replace(contender, steps=steps), 0)
+            self._builder.take_commands()
+            if block is not None:
+                self.steps += block.steps
+                contender.step_ms = max(block.median_ms, 1e-3)
+                if self._builder.now() - began < 0.1:
+                    steps = blocks.LEAST_STEPS
+                adapting -= block.steps
+                if adapting > 0:
+                    continue
+                if rig.phases.phase is Phase.STEADY:
+                    return True
+            if block is not None and self._builder.now() > until:
+                return False
+
+    def _run_blocks(self, contender: Contender) -> tuple[list[float], list[str], float]:
+        """For the time that a point has: medians of the blocks that count, why others do not, and
+        the highest memory in any.
+        """
+        rig, seconds = self._rig, self._command.seconds
+        share_ms = max(1e3 * seconds / BLOCKS, blocks.MIN_BLOCK_MS)
+        contender.steps = max(1, math.ceil(share_ms / contender.step_ms))
+        medians: list[float] = []
+        voids: list[str] = []
+        peaks: list[float] = []
+        rig.memory.new_phase()
+        began = self._builder.now()
+        while len(medians) + len(voids) < TRIES * BLOCKS:
+            block = blocks.run_block(rig, contender, len(medians) + len(voids) + 1)
+            self._builder.take_commands()
+            if block is None:
+                continue  # a command came in between
+            self.steps += block.steps
+            peaks.append(rig.memory.sample().peak)
+            contender.diverged |= block.diverged
+            if block.void:
+                voids.append(block.void)
+            else:
+                medians.append(block.median_ms)
+            spent = self._builder.now() - began > TRIES * seconds
+            if len(medians) >= (sweep.LEAST_BLOCKS if spent else BLOCKS):
+                break
+        return medians, voids, max(peaks)
+
+    def _make_room(self, following: Configuration | None) -> None:
+        """Free all that the next point does not share: weights stay where only sizes differ."""
+        before, self._before = self._before, following
+        if before is not None and following is not None:
+            before = msgspec.structs.replace(before, settings=following.settings)
+        if following is not None and before == following:
+            self._rig.arms.forget_arms()
+        else:
+            self._rig.arms.forget_all()
+
+    # Telling
+
+    def _tell_point(
+        self, point: Point, outcome: str, reason: str, blocks: int = 0, **found: float
+    ) -> None:
+        """Send a point, and the exponents anew."""
+        row = _cells(dict(zip("xy", point.values, strict=False)))
+        row |= {"arm": point.arm, "outcome": outcome, "reason": reason, "blocks": blocks}
+        row |= {name: found.get(name, math.nan) for name in _MEASURED}
+        for name, cell in row.items():
+            self._points.setdefault(name, []).append(cell)
+        self._send(sweep.POINTS, {name: [cell] for name, cell in row.items()})
+        if fitted := sweep.fits(self._points):
+            self._send(sweep.FITS, fitted, replace=True)
+
+    def _tell_numbers(self, point: Point, found: Numerics) -> None:
+        self._checked.add(self._kind(point))
+        right = None if found.ok is None else float(found.ok)
+        row: dict[str, Cell] = {"arm": point.arm, "right": right, "text": found.text}
+        row |= _cells(self._told_apart(point))
+        self._send(sweep.NUMBERS, {name: [cell] for name, cell in row.items()})
+
+    def _send(self, table: str, columns: dict[str, list[Cell]], replace: bool = False) -> None:
+        self._rig.wire.send(
+            protocol.StudyRows(study=self._index, table=table, columns=columns, replace=replace)
+        )
+
+    def _find(self, **facts: Scalar) -> None:
+        self._rig.wire.send(protocol.StudyFacts(study=self._index, facts={**facts}))
+
+    def _tell(self, fraction: float, text: str) -> None:
+        self._rig.wire.send(protocol.Progress(task="sweep", fraction=fraction, text=text))
+
+
+_REFUSAL = "A sweep is being measured; stop it before changing a toggle."
+_MEASURED = ("median_ms", "low_ms", "high_ms", "error", "tokens_per_s", "peak_bytes")
+
+
+def _cells(values: dict[str, Scalar]) -> dict[str, Cell]:
+    """Values of axes as tables hold them: numbers, or words."""
+    return {
+        name: float(value) if sweep.is_number(value) else str(value)
+        for name, value in values.items()
+    }
+
+
+def _is_size(field: str, values: list[Scalar]) -> bool:
+    """Whether a field changes how much is computed, and not what: one check tells of all values."""
+    if field.startswith(("model.", "settings.")):
+        return all(map(sweep.is_number, values))
+    return field in ("preset", "data")
+
+
+def _check_axis(field: str, values: list[Scalar]) -> None:
+    if not values:
+        raise Mistake(f"{field}: no values were given to sweep over; name at least one")
+    if len(set(values)) < len(values):
+        raise Mistake(f"{field}: a value is given twice in {values}; name each once")
+    if len({sweep.is_number(value) for value in values}) > 1:
+        raise Mistake(f"{field}: {values} mixes numbers and words; name values of one kind")
+    if not all(math.isfinite(float(value)) for value in values if sweep.is_number(value)):
+        raise Mistake(f"{field}: {values} holds a number that is not finite; leave it out")

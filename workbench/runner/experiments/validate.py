@@ -1,0 +1,279 @@
+"""A run that goes through the validation checklist for one configuration, check by check.
+
+The arm is built anew, so that what its first step compiles is seen. A check that raises has failed,
+with the sentence that a person would read; what was found so far is sent after each.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sessions.model import Configuration, Judgement, Scalar
+from sessions.studies.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, NOT_CHECKED, PASS
+from sessions.verdicts.expectation import at_most
+from sessions.verdicts.verdict_words import judgement_words, more_text
+from workbench import protocol
+from workbench.runner.config.resolve import demand, require_unblocked, resolve
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks, checks
+from workbench.runner.experiments.blocks import Contender
+from workbench.runner.experiments.checks import Result, fails, not_applicable, passed, undecided
+from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.run import RunEnded
+from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.instruments.memory import free_memory
+from workbench.runner.profiling.probes.graphs import Break
+from workbench.runner.toggles import Situation, Stage, all_toggles
+from workbench.runner.toggles.data_parallel import ranks_of
+from workbench.runner.toggles.micro_batches import least_batch
+from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
+from workbench.runner.variants.variant import Arm, label
+
+COPY = 9  # of an arm: one that no other run has built or warmed up
+MOST_STEPS = 10_000
+_BUSY = "A configuration is being checked; stop before changing it."
+
+
+class ValidateRun:
+    """Goes through the checks; one that cannot be built at all fails the run."""
+
+    def __init__(self, rig: Rig, command: protocol.Validate) -> None:
+        self._rig = rig
+        self._command = command
+        self._situation: Situation | None = None
+        self._arms = Alternation(rig, command.budget_s, 1, _BUSY)
+        self._breaks: list[Break] = []
+        self._contender: Contender | None = None
+        self._index = -1
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Check to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
+        situation = self._prepare()
+        rig = self._rig
+        try:
+            self._contender = self._build(situation, "Checked")
+            self._breaks = list(self._arm.compiles.read().breaks)  # later checks look for others
+            self._announce(situation)
+            for number, name in enumerate(CHECKS):
+                rig.state("running", f"Checking: {CHECKS[name]}")
+                rig.wire.send(
+                    protocol.Progress(
+                        task="checking", fraction=number / len(CHECKS), text=CHECKS[name]
+                    )
+                )
+                self._report(name, self._ask(name))
+                self._arms.take_commands()
+        finally:
+            rig.watchdog.active = False
+            rig.arms.forget(situation, COPY)
+
+    def _prepare(self) -> Situation:
+        command, rig = self._command, self._rig
+        if not 4 <= command.steps <= MOST_STEPS:
+            raise Mistake(f"steps = {command.steps} is outside of 4 to {MOST_STEPS}")
+        if command.expect_speedup is not None and not 0 < command.expect_speedup < 1e6:
+            raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
+        if wrong := [batch for batch in command.batches if batch < 1]:
+            raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
+        (situation,) = demand(rig, command.configuration)
+        self._situation = situation
+        rig.arms.keep_only(situation)
+        return situation
+
+    def _build(self, situation: Situation, name: str) -> Contender:
+        contender = Contender(0, COPY, situation, name)
+        self._arms.begin(contender)
+        # A check may take long without a step, which would count as a hang.
+        self._rig.watchdog.active = False
+        self.steps += 1
+        return contender
+
+    def _announce(self, situation: Situation) -> None:
+        rig, command = self._rig, self._command
+        self._index, rig.studies = rig.studies, rig.studies + 1
+        configuration = situation.configuration
+        asked: dict[str, Scalar | list[Scalar]] = {
+            "configuration": msgspec.json.encode(configuration).decode(),
+            "steps": command.steps,
+            "batches": [*self._batches(situation)],
+            "expect_speedup": command.expect_speedup or 0.0,
+            "budget_s": command.budget_s,
+        }
+        parts = (configuration.family, configuration.preset, configuration.workload)
+        title = f"{' '.join(filter(None, parts))}: {label(configuration, rig.device)}"
+        rig.wire.send(protocol.StudyStarted(index=self._index, kind=KIND, title=title, asked=asked))
+
+    def _ask(self, name: str) -> Result:
+        try:
+            match name:
+                case "numerics":
+                    return checks.right_numbers(self._arm, self._rig.check_cancelled)
+                case "syncs":
+                    return checks.no_syncs(self._arm)
+                case "graph":
+                    return checks.fixed_graph(
+                        self._arm, self._breaks, self._events, self._watch_steps
+                    )
+                case "memory":
+                    return checks.steady_memory(self._arm, self._command.steps)
+                case "speedup":
+                    return self._speedup()
+                case _:
+                    return self._other_batches()
+        except (RunEnded, Cancelled):
+            raise
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            failure = explain(error)
+        free_memory()  # outside of the except clause, whose traceback keeps tensors
+        return fails(failure.sentence)
+
+    @property
+    def _arm(self) -> Arm:
+        assert self._contender is not None and self._contender.arm is not None
+        return self._contender.arm
+
+    def _leave_arm(self) -> Situation:
+        """Make room for other arms; what was checked."""
+        assert self._situation is not None
+        self._contender = None
+        self._rig.arms.forget(self._situation, COPY)
+        free_memory()
+        return self._situation
+
+    def _report(self, name: str, result: Result) -> None:
+        send = self._rig.wire.send
+        for line in result.lines:
+            send(
+                protocol.StudyRows(
+                    study=self._index, table="lines", columns={"check": [name], "line": [line]}
+                )
+            )
+        send(
+            protocol.StudyRows(
+                study=self._index,
+                table="checks",
+                columns={
+                    "check": [name],
+                    "status": [result.status],
+                    "evidence": [result.evidence],
+                },
+            )
+        )
+
+    # Checks that take more than the arm
+
+    def _events(self) -> int:
+        return self._rig.phases.events
+
+    def _watch_steps(self) -> int:
+        """Timed steps in the arm's segment, so that a compilation among them shows there."""
+        assert self._contender is not None
+        self._contender.steps = self._command.steps
+        while (done := blocks.run_block(self._rig, self._contender, 0)) is None:
+            self._arms.take_commands()
+        self.steps += done.steps
+        return done.steps
+
+    def _speedup(self) -> Result:
+        command, situation = self._command, self._leave_arm()
+        base = _eager(situation)
+        if base == situation.configuration:
+            return not_applicable("nothing is switched on that could make it faster")
+        margin = max(command.region, command.floor)
+        wanted = command.expect_speedup
+        most = 1 / wanted if wanted is not None else 1 + margin  # of the base's step time
+
+        run = CompareRun(
+            self._rig,
+            protocol.Compare(
+                base=base,
+                other=situation.configuration,
+                budget_s=command.budget_s,
+                region=command.region,
+                floor=command.floor,
+                floor_note=command.floor_note,
+                seed=situation.configuration.seed,
+            ),
+            decides=lambda judgement: at_most(judgement, most, margin).holds is not None,
+        )
+        try:
+            run.execute()
+        finally:
+            self.steps += run.steps
+        assert run.judgement is not None
+        found = at_most(run.judgement, most, margin, run.interval, run.seconds)
+        expected = f"at least {wanted:g}x faster" if wanted is not None else "not slower"
+        text = f"{_speed_text(run.judgement, margin)}; expected {expected}"
+        if found.holds is not None:
+            return passed(text) if found.holds else fails(text)
+        reasons = found.reasons
+        if found.more_s is not None:
+            facts: dict[str, Scalar | list[Scalar]] = {
+                "more_s": found.more_s,
+                "seconds": run.seconds,
+            }
+            self._rig.wire.send(protocol.StudyFacts(study=self._index, facts=facts))
+            reasons = [*reasons, more_text(found.more_s, run.seconds)]
+        return undecided("; ".join([text, *reasons]))
+
+    def _batches(self, situation: Situation) -> list[int]:
+        own = int(situation.configuration.settings["batch"])
+        parts = ranks_of(situation) * least_batch(situation)
+        if pipeline_ranks_of(situation) > 1:
+            parts = max(2, parts)
+        others = (parts, own + parts)  # each rank and micro-batch has at least one sequence
+        return self._command.batches or [batch for batch in others if batch != own]
+
+    def _other_batches(self) -> Result:
+        situation = self._leave_arm()
+        said: list[str] = []
+        states: set[str] = set()
+        for batch in self._batches(situation):
+            settings = {**situation.configuration.settings, "batch": batch}
+            other = resolve(
+                msgspec.structs.replace(situation.configuration, settings=settings),
+                self._rig.device,
+            )
+            try:
+                result = self._one_batch(other)
+            finally:
+                self._rig.arms.forget(other, COPY)
+                free_memory()
+            states.add(result.status)
+            said.append(f"batch {batch}: {result.evidence}")
+            self._arms.take_commands()
+        worst = next(each for each in (FAIL, NOT_CHECKED, PASS, NOT_APPLICABLE) if each in states)
+        return Result(worst, "; ".join(said))
+
+    def _one_batch(self, situation: Situation) -> Result:
+        try:
+            require_unblocked(situation)
+            batch = situation.configuration.settings["batch"]
+            contender = self._build(situation, f"Batch {batch}")
+            assert contender.arm is not None
+            return checks.right_numbers(contender.arm)
+        except (RunEnded, Cancelled):
+            raise
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            return fails(explain(error).sentence)
+
+
+def _speed_text(found: Judgement, region: float) -> str:
+    """How much faster or slower the arm is than with everything off, as far as its pairs say."""
+    pairs = f"{found.pairs} pair{'' if found.pairs == 1 else 's'}"
+    return f"{judgement_words(found, region)} against everything off, {pairs}"
+
+
+def _eager(situation: Situation) -> Configuration:
+    """The same model with every toggle off but those that make another model of it."""
+    toggles = {
+        name: option if all_toggles()[name].stage == Stage.MODEL else all_toggles()[name].off
+        for name, option in situation.configuration.toggles.items()
+    }
+    return msgspec.structs.replace(situation.configuration, toggles=toggles)

@@ -1,0 +1,1 @@
+"""Export of a model to other formats."""

@@ -1,0 +1,36 @@
+"""Which options failed when a configuration could not be built, compiled, captured or stepped."""
+
+from __future__ import annotations
+
+from models.execution.cuda_graph import CaptureError
+from sessions.model import Configuration, Evidence
+from workbench.runner.failures import explain, is_of_compiler, is_of_triton
+from workbench.runner.toggles import all_toggles
+
+
+def failed_options(
+    error: BaseException, asked: Configuration, before: Configuration | None = None
+) -> list[Evidence]:
+    """The options that failed with ``error``; ``before`` is the configuration that still worked.
+
+    Of what was changed since, the part that the error names; all of it where it names none. With
+    nothing to go back to only what the error names: anything may be short of memory.
+    """
+    changed = {
+        name: option
+        for name, option in asked.toggles.items()
+        if name in all_toggles()
+        and option != (all_toggles()[name].off if before is None else before.toggles.get(name))
+    }
+    named = {name: option for name, option in changed.items() if _named(error, name, option)}
+    blamed = named or ({} if before is None else changed)
+    why = explain(error).sentence
+    return [Evidence(name, option, "failed", why) for name, option in blamed.items()]
+
+
+def _named(error: BaseException, toggle: str, option: str) -> bool:
+    if isinstance(error, CaptureError):
+        return toggle == "cuda_graphs"
+    if is_of_compiler(error):
+        return toggle == "compile"
+    return is_of_triton(error) and (toggle == "triton" or option == "triton")

@@ -1,0 +1,1 @@
+"""Instruments that watch a running step: time, memory, telemetry, phases."""

@@ -1,0 +1,157 @@
+"""Memory between steps: the caching allocator's counters, or the resident set on the CPU.
+
+Reading the allocator takes tens of microseconds, so it is sampled and not read at every step. What
+a step takes and gives back within it no sample sees: the allocator counts its peak, and of the
+resident set the kernel does (Linux: ``VmHWM``, which ``clear_refs`` lowers). Where that cannot be
+had, the peak of the resident set is that of the samples.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+import torch
+
+from workbench.runner.variants.graph_pools import resident_bytes
+
+if TYPE_CHECKING:
+    from workbench.runner.variants.variant import Arm
+
+
+class Memory(NamedTuple):
+    """Bytes now, and the highest allocated since the phase began; NaN where unknown.
+
+    ``others``: of what is allocated, what is held for others than the arm that steps. The phase
+    began at ``since_ns`` of ``perf_counter_ns``, and ``before`` is the highest of what came before.
+    """
+
+    allocated: float
+    reserved: float
+    peak: float
+    others: float = math.nan
+    before: float = math.nan
+    since_ns: int = 0
+
+    def peak_of(self, start_ns: int) -> float:
+        """The peak that counts for a step which began then."""
+        return self.peak if start_ns >= self.since_ns else self.before
+
+    def allocated_of(self, start_ns: int) -> float:
+        """What that step held: no more than the peak of its phase, which may be over."""
+        return min(self.allocated, self.peak_of(start_ns))
+
+
+class GpuMemory:
+    """Samples PyTorch's caching allocator; what CUDA graphs hold is added to its peak.
+
+    ``others_bytes`` counts what is held for others than an arm.
+    """
+
+    def __init__(
+        self, device: torch.device, others_bytes: Callable[[Arm], int] = lambda _: 0
+    ) -> None:
+        self._device = device
+        self._count_others = others_bytes
+        self._others_bytes = 0
+        self._arm: weakref.ref[Arm] | None = None  # that steps; it may be freed meanwhile
+        self._pool_bytes: int | None = None  # of its graphs; None: to be counted, which takes long
+        self._before = math.nan
+        self._since_ns = 0
+
+    def sample(self) -> Memory:
+        """The allocator's counters now."""
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        if self._pool_bytes is None:
+            arm = None if self._arm is None else self._arm()
+            self._pool_bytes = 0 if arm is None else resident_bytes(arm)
+            self._others_bytes = 0 if arm is None else self._count_others(arm)
+        peak = allocated["peak"] + self._pool_bytes
+        now = Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
+        return now._replace(before=self._before, since_ns=self._since_ns)
+
+    def follow(self, arm: Arm | None) -> None:
+        """Begin a new peak if another arm steps than before; None if none does."""
+        if (self._arm and self._arm()) is not arm:
+            self._arm = None if arm is None else weakref.ref(arm)
+            self.new_phase()
+
+    def new_phase(self) -> None:
+        """Begin a new peak; from any thread."""
+        peak = torch.cuda.max_memory_allocated(self._device) + (self._pool_bytes or 0)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before, self._since_ns = float(peak), time.perf_counter_ns()
+        self._pool_bytes = None
+
+
+class HostMemory:
+    """Samples the resident set of this process, and the highest that it has been."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._peak = 0.0
+        self._counts = False  # whether the kernel counts the peak of this phase
+        self._before = math.nan
+        self._since_ns = 0
+        self._arm: weakref.ref[Arm] | None = None
+
+    def sample(self) -> Memory:
+        """The resident set now."""
+        resident = float(self._process.memory_info().rss)
+        self._peak = max(self._peak, resident, _highest_resident() if self._counts else 0.0)
+        now = Memory(resident, math.nan, self._peak)
+        return now._replace(before=self._before, since_ns=self._since_ns)
+
+    def follow(self, arm: Arm | None) -> None:
+        """Begin a new peak if another arm steps than before; None if none does."""
+        if (self._arm and self._arm()) is not arm:
+            self._arm = None if arm is None else weakref.ref(arm)
+            self.new_phase()
+
+    def new_phase(self) -> None:
+        """Begin a new peak; from any thread."""
+        self._before, self._since_ns = self.sample().peak, time.perf_counter_ns()
+        self._peak, self._counts = 0.0, _forget_highest_resident()
+
+
+def _highest_resident() -> float:
+    """Bytes, since that was last forgotten; 0 where nobody counts them."""
+    try:
+        found = re.search(rb"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_bytes(), re.M)
+    except OSError:
+        return 0.0
+    return 1024.0 * int(found[1]) if found else 0.0
+
+
+def _forget_highest_resident() -> bool:
+    """Let it be what is resident now; whether that could be done."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def make_memory(device: torch.device, others_bytes: Callable[[Arm], int]) -> GpuMemory | HostMemory:
+    """The sampler for this device."""
+    return GpuMemory(device, others_bytes) if device.type == "cuda" else HostMemory()
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the free bytes of the device's memory, or of the host's where that computes."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def free_memory() -> None:
+    """Give the allocator's cached memory back, for what is built next."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

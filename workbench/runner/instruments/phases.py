@@ -1,0 +1,143 @@
+"""Phases of a run: what a step was spent on, and when steps become comparable.
+
+A step is steady when nothing was compiled or captured in it and for a while before, the allocator
+holds what it held, and the GPU's clock has not moved by more than 2 % within the last second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from sessions.model import Phase
+from workbench.runner.instruments import autotuning
+from workbench.runner.instruments.clocks import moved
+
+QUIET_STEPS = 3  # steps without an event before steps count as steady
+QUIET_S = 0.1  # and this long
+CLOCK_TOLERANCE = 0.02
+CLOCK_SAMPLES = 20  # of telemetry: one second
+
+Changed = Callable[[Phase], None]
+
+
+class PhaseTracker:
+    """Follows one runner's phases; ``changed`` is called at each change, as it happens."""
+
+    def __init__(self, changed: Changed) -> None:
+        self._changed = changed
+        self.phase = Phase.WARM_UP
+        self._events = 0  # compiles, captures: whatever voids the step it happens in
+        self._event_phase = Phase.COMPILE
+        self._seen = 0
+        self._quiet_steps = 0
+        self._quiet_since_ns = 0
+        self._reserved = float("nan")
+        self._clocks: deque[float] = deque(maxlen=CLOCK_SAMPLES)
+        self._clocks_lock = threading.Lock()  # telemetry adds to them from a thread of its own
+        self._watches_compiles = False
+
+    @property
+    def events(self) -> int:
+        """How many compiles and captures there have been; ``last_event`` is the latest's phase."""
+        return self._events
+
+    @property
+    def last_event(self) -> Phase:
+        """What the latest of the events was."""
+        return self._event_phase
+
+    def watch_compiles(self) -> None:
+        """Let torch say when it compiles or tunes; backward graphs do so in autograd's threads."""
+        if self._watches_compiles:
+            return
+        self._watches_compiles = True
+        from torch._dynamo.callback import callback_handler  # seconds: only where one compiles
+
+        open_spans: list[contextlib.AbstractContextManager[None]] = []
+
+        def started(*_: object) -> None:
+            open_spans.append(self.during(Phase.COMPILE))
+            open_spans[-1].__enter__()
+
+        def ended(*_: object) -> None:
+            if open_spans:
+                open_spans.pop().__exit__(None, None, None)
+
+        callback_handler.register_start_callback(started)
+        callback_handler.register_end_callback(ended)
+        from torch._dynamo import utils
+
+        if logger := getattr(utils, "ChromiumEventLogger", None):
+            autotuning.watch(logger, lambda: self.during(Phase.AUTOTUNE))
+
+    @contextlib.contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Everything inside is ``phase``; the step that it happens in is not steady.
+
+        Inside of another event, the step counts as that one's: tuning is a part of compiling.
+        """
+        before = self.phase
+        self._events += 1
+        self._event_phase = phase
+        self._enter(phase)
+        try:
+            yield
+        finally:
+            if Phase.BUILD < before < Phase.WARM_UP:
+                self._event_phase = before
+            self._enter(before if before < Phase.WARM_UP else Phase.WARM_UP)
+
+    def restart(self) -> None:
+        """A new segment: steps warm up again."""
+        self._seen = self._events
+        with self._clocks_lock:
+            self._clocks.clear()  # under a power limit every configuration has its own clock
+        self._unsettle()
+        self._enter(Phase.WARM_UP)
+
+    def step_phase(self, now_ns: int) -> Phase:
+        """The phase of the step that has just been called."""
+        if self._seen != self._events:
+            self._seen = self._events
+            self._unsettle()
+            self._enter(Phase.WARM_UP)
+            return self._event_phase
+        if self.phase is Phase.STEADY:
+            return Phase.STEADY
+        if self._quiet_steps == 0:
+            self._quiet_since_ns = now_ns
+        self._quiet_steps += 1
+        quiet_s = (now_ns - self._quiet_since_ns) * 1e-9
+        if self._quiet_steps > QUIET_STEPS and quiet_s > QUIET_S:
+            self._enter(Phase.STEADY)
+        return Phase.WARM_UP
+
+    def memory_reserved(self, reserved: float) -> None:
+        """The allocator's reserved bytes, at any moment; a change voids steadiness."""
+        if reserved != self._reserved and self._reserved == self._reserved:
+            self._restart_warm_up()
+        self._reserved = reserved
+
+    def clock_mhz(self, clock: float) -> None:
+        """The SM clock, at any moment; that it moves voids steadiness."""
+        with self._clocks_lock:
+            self._clocks.append(clock)
+            recent = list(self._clocks)
+        if moved(recent, CLOCK_TOLERANCE):
+            self._restart_warm_up()
+
+    def _restart_warm_up(self) -> None:
+        self._unsettle()
+        if self.phase is Phase.STEADY:
+            self._enter(Phase.WARM_UP)
+
+    def _unsettle(self) -> None:
+        self._quiet_steps = 0
+
+    def _enter(self, phase: Phase) -> None:
+        if phase is not self.phase:
+            self.phase = phase
+            self._changed(phase)

@@ -1,0 +1,92 @@
+"""Telemetry of the devices that the other ranks of a divided step use, beside the runner's own.
+
+They are sampled as long as the ranks are there, whichever arm steps: a GPU that waits for its turn
+shows that too. Without a GPU a rank is a process, of which only the resident memory is known.
+"""
+
+from __future__ import annotations
+
+import psutil
+import pynvml
+import torch
+
+from workbench import protocol
+from workbench.runner.instruments.contention import CpuOthers, GpuOthers
+from workbench.runner.instruments.telemetry import NvmlSampler, Sample, Sampler, Telemetry
+from workbench.runner.ranks import group as groups
+from workbench.runner.wire import Wire
+
+
+class ProcessSampler:
+    """Resident memory of another rank's process."""
+
+    def __init__(self, rank: int, pid: int) -> None:
+        self.device = f"cpu{rank}"
+        self._process = psutil.Process(pid)
+        self.others: GpuOthers | CpuOthers = CpuOthers()
+
+    def fast(self) -> Sample:
+        """Resident bytes; nothing of a process that has ended."""
+        try:
+            return {"memory_used": float(self._process.memory_info().rss)}
+        except psutil.NoSuchProcess:
+            return {}
+
+    def slow(self) -> Sample:
+        """Nothing is slow to read here."""
+        return {}
+
+    def how(self) -> dict[str, str]:
+        """How what the host as a whole counts is sampled, the runner's own telemetry tells."""
+        return {}
+
+
+class Companions:
+    """Samples what the present group of ranks uses; ``follow`` is told when another arm steps."""
+
+    def __init__(self, wire: Wire, device: torch.device) -> None:
+        self._wire, self._device = wire, device
+        self._group: groups.Group | None = None
+        self._running: list[Telemetry] = []
+        self._others: dict[str, tuple[float, str]] = {}  # by device: share of others, and who
+
+    def follow(self) -> None:
+        """Begin or end to sample, where the ranks are others than before."""
+        group = groups.current()
+        if group is self._group:
+            return
+        self.stop()
+        self._group = group
+        if group is None:
+            return
+        for rank, pid in enumerate(group.pids, 1):
+            try:
+                self._begin(self._sampler(rank, pid))
+            except (pynvml.NVMLError, psutil.Error) as error:
+                text = f"the device of rank {rank} is not sampled: {error}"
+                self._wire.send(protocol.Note(kind="warning", text=text))
+
+    def stop(self) -> None:
+        """Sample no more."""
+        for telemetry in self._running:
+            telemetry.stop()
+        self._running, self._others, self._group = [], {}, None
+
+    def busiest_others(self) -> tuple[float, str]:
+        """% of one of the devices that other processes use, at most, and who; 0 where unknown."""
+        return max(list(self._others.values()), default=(0.0, ""))
+
+    def _begin(self, sampler: Sampler) -> None:
+        def seen(sample: Sample) -> None:
+            if "others" in sample:
+                self._others[sampler.device] = sample["others"], sampler.others.who
+
+        telemetry = Telemetry(self._wire, sampler, seen, main=False)
+        self._running.append(telemetry)
+        telemetry.start()
+
+    def _sampler(self, rank: int, pid: int) -> Sampler:
+        """Rank n uses the nth of the GPUs that this process sees."""
+        if self._device.type == "cuda":
+            return NvmlSampler(torch.device("cuda", rank))
+        return ProcessSampler(rank, pid)

@@ -1,0 +1,354 @@
+"""Samples the device in threads of its own: NVML for a GPU, psutil where there is none.
+
+Fast readings (1 to 10 us a call on an H200) come 20 times a second. GPM metrics, where offered, are
+averages over the time since the previous sample. Slow ones (energy 4 ms, PCIe 21 ms a call) have a
+thread of their own, once in two seconds, so that they delay nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import psutil
+import pynvml
+import torch
+
+from sessions.model import ABSENT, TELEMETRY_COLUMNS
+from workbench import protocol
+from workbench.runner.instruments.contention import READ_S, RETRY_S, CpuOthers, GpuOthers
+from workbench.runner.wire import Wire
+
+PERIOD_S = 0.05
+GPM_PERIOD_S = 0.1  # the driver averages over at least this long
+SLOW_PERIOD_S = 2.0
+BATCH = 2
+OFTEN = f"every {PERIOD_S:g} s"
+ACTIVITY = ("sm_active", "sm_occupancy", "tensor_active", "dram_active")
+
+Sample = dict[str, float]
+
+
+class Sampler(Protocol):
+    """Reads one device; columns it leaves out are recorded as NaN."""
+
+    device: str
+    others: GpuOthers | CpuOthers
+
+    def fast(self) -> Sample:
+        """What is cheap to read."""
+        ...
+
+    def slow(self) -> Sample:
+        """What takes milliseconds to read; empty where there is nothing of the kind."""
+        ...
+
+    def how(self) -> dict[str, str]:
+        """How often each measure of utilization is sampled, or ``ABSENT`` and the reason."""
+        ...
+
+
+class HostSampler:
+    """CPU busy percent of the machine, resident memory of the runner, clock."""
+
+    device = "cpu"
+
+    def __init__(self, why_no_gpu: str = "a CPU has no such counter") -> None:
+        self._why_no_gpu = why_no_gpu
+        self._why_no_clock = ""
+        self._process = psutil.Process()
+        self.others: GpuOthers | CpuOthers = CpuOthers()
+
+    def fast(self) -> Sample:
+        """Busy % since this thread's last call, resident bytes, and what others use."""
+        sample = {
+            "busy": psutil.cpu_percent(),
+            "memory_used": float(self._process.memory_info().rss),
+        }
+        mhz, self._why_no_clock = _cpu_mhz()
+        if not self._why_no_clock:
+            sample["sm_clock"] = mhz
+        return sample | _others(self.others)
+
+    def slow(self) -> Sample:
+        """Nothing is slow to read here."""
+        return {}
+
+    def how(self) -> dict[str, str]:
+        """The host is read as fast as everything; what a GPU counts is absent."""
+        absent = dict.fromkeys(ACTIVITY, f"{ABSENT}{self._why_no_gpu}")
+        clock = f"{ABSENT}{self._why_no_clock}" if self._why_no_clock else OFTEN
+        return {"busy": OFTEN, "others": f"every {READ_S:g} s", "sm_clock": clock} | absent
+
+
+class NvmlSampler:
+    """One GPU through NVML, found by the UUID that torch gives (indices may differ)."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = device.index or 0
+        self.device = f"gpu{index}"
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(index).uuid
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        self._gpm, self._no_gpm = _Gpm.offered(self._handle)
+        self.others: GpuOthers | CpuOthers = GpuOthers(self._handle)
+        self._readings = _Readings(
+            {
+                "busy": lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu,
+                "memory_used": lambda: pynvml.nvmlDeviceGetMemoryInfo(self._handle).used,
+                "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000,
+                "sm_clock": lambda: pynvml.nvmlDeviceGetClockInfo(
+                    self._handle, pynvml.NVML_CLOCK_SM
+                ),
+                "temperature": lambda: pynvml.nvmlDeviceGetTemperature(
+                    self._handle, pynvml.NVML_TEMPERATURE_GPU
+                ),
+                "throttle": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
+            }
+        )
+        self._slow_readings = _Readings(
+            {
+                "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000,
+                "pcie_tx_mb_s": lambda: (
+                    pynvml.nvmlDeviceGetPcieThroughput(self._handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
+                    / 1000
+                ),
+                "pcie_rx_mb_s": lambda: (
+                    pynvml.nvmlDeviceGetPcieThroughput(self._handle, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+                    / 1000
+                ),
+            }
+        )
+
+    def fast(self) -> Sample:
+        """Busy, memory, power, clock, temperature, throttle reasons; GPM metrics when due."""
+        sample = self._readings.read() | _others(self.others)
+        if self._gpm is not None:
+            sample |= self._gpm.read()
+        return sample
+
+    def slow(self) -> Sample:
+        """Energy and PCIe throughput."""
+        return self._slow_readings.read()
+
+    def how(self) -> dict[str, str]:
+        """Busy is the driver's own average, over 1/6 to 1 s; GPM's are over the time between."""
+        why_not = dict(self._readings.why_not)
+        why_not |= dict.fromkeys(ACTIVITY, self._no_gpm) if self._gpm is None else self._gpm.why_not
+        if self.others.why_not:
+            why_not["others"] = self.others.why_not
+        often = dict.fromkeys(("busy", "sm_clock", "power_w", "temperature"), OFTEN)
+        often["others"] = f"every {READ_S:g} s"
+        often |= dict.fromkeys(ACTIVITY, f"mean of {GPM_PERIOD_S:g} s")
+        return {
+            name: f"{ABSENT}{why_not[name]}" if name in why_not else period
+            for name, period in often.items()
+        }
+
+
+class _Gpm:
+    """Activity metrics of Hopper and later, averaged between two samples."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._metrics = {
+            "sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL,
+            "sm_occupancy": pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+            "tensor_active": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+            "dram_active": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+        }
+        self.why_not: dict[str, str] = {}  # of the metrics that the last reading lacked
+        self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+        pynvml.nvmlGpmSampleGet(handle, self._samples[0])
+        self._calls = 0
+
+    @classmethod
+    def offered(cls, handle: Any) -> tuple[_Gpm | None, str]:
+        """The reader, or None and the reason why there is none."""
+        try:
+            if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                return None, "this GPU has no GPM metrics; Hopper and later have"
+            return cls(handle), ""
+        except pynvml.NVMLError as error:
+            return None, f"NVML: {error}"
+        except AttributeError:
+            return None, "the installed nvidia-ml-py knows no GPM metrics"
+
+    def read(self) -> Sample:
+        """The averages since the last reading, at every second call; otherwise nothing."""
+        self._calls += 1
+        if self._calls % round(GPM_PERIOD_S / PERIOD_S):
+            return {}
+        before, after = self._samples
+        try:
+            pynvml.nvmlGpmSampleGet(self._handle, after)
+            request = pynvml.c_nvmlGpmMetricsGet_t()
+            request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+            request.numMetrics = len(self._metrics)
+            request.sample1, request.sample2 = before, after
+            for place, metric in enumerate(self._metrics.values()):
+                request.metrics[place].metricId = metric
+            pynvml.nvmlGpmMetricsGet(request)
+        except pynvml.NVMLError as error:
+            self.why_not = dict.fromkeys(self._metrics, f"NVML: {error}")
+            return {}
+        self._samples = [after, before]
+        read = dict(zip(self._metrics, request.metrics, strict=False))
+        self.why_not = {
+            name: f"NVML: {pynvml.NVMLError(metric.nvmlReturn)}"
+            for name, metric in read.items()
+            if metric.nvmlReturn != pynvml.NVML_SUCCESS
+        }
+        return {name: one.value for name, one in read.items() if name not in self.why_not}
+
+
+class _Readings:
+    """Calls of NVML by column. One that fails is asked again only after a while."""
+
+    def __init__(self, calls: dict[str, Callable[[], float]]) -> None:
+        self._calls = calls
+        self._again_s: dict[str, float] = {}
+        self.why_not: dict[str, str] = {}  # of those that failed
+
+    def read(self) -> Sample:
+        """What can be read now."""
+        sample, now_s = {}, time.monotonic()
+        for name, call in self._calls.items():
+            if self._again_s.get(name, 0.0) > now_s:
+                continue
+            try:
+                sample[name] = float(call())
+                self.why_not.pop(name, None)
+            except pynvml.NVMLError as error:
+                self._again_s[name] = now_s + RETRY_S
+                self.why_not[name] = f"NVML: {error}"
+        return sample
+
+
+def _cpu_mhz() -> tuple[float, str]:
+    """The mean clock of the CPU's cores, and why it is not known; empty where it is."""
+    if not hasattr(psutil, "cpu_freq"):  # it is left out where the platform has no way to ask
+        return math.nan, "psutil cannot ask for a CPU's clock on this platform"
+    try:
+        frequency = psutil.cpu_freq()
+    except (OSError, NotImplementedError) as error:
+        return math.nan, f"psutil cannot read the CPU's clock: {str(error) or type(error).__name__}"
+    if frequency is None or not frequency.current > 0:
+        return math.nan, "psutil finds no clock of this CPU; many virtual machines tell none"
+    return float(frequency.current), ""
+
+
+def sensors(device: torch.device) -> dict[str, str]:
+    """How often each sensor is sampled, or ``ABSENT`` and why, as one reading finds it."""
+    sampler = make_sampler(device)
+    sampler.fast()
+    return sampler.how()
+
+
+def _others(others: GpuOthers | CpuOthers) -> Sample:
+    share = others.read()
+    return {} if share is None else {"others": share}
+
+
+class Telemetry:
+    """Runs a sampler's two lanes and sends what they read; ``seen`` gets every fast sample.
+
+    How things are sampled is told of the ``main`` device; the others are sampled alike.
+    """
+
+    def __init__(
+        self, wire: Wire, sampler: Sampler, seen: Callable[[Sample], None], main: bool = True
+    ) -> None:
+        self._wire = wire
+        self._main = main
+        self._sampler = sampler
+        self._seen = seen
+        self._slow_sample: Sample = {}
+        self._told: dict[str, str] = {}  # how each measure is sampled
+        self._stopped = threading.Event()
+        self._threads = [
+            threading.Thread(
+                target=self._told_of, args=(lane, what), name=f"telemetry-{name}", daemon=True
+            )
+            for name, lane, what in (
+                ("fast", self._fast_lane, "clocks, utilization and memory of the device"),
+                ("slow", self._slow_lane, "energy and PCIe throughput"),
+            )
+        ]
+
+    def start(self) -> None:
+        """Begin to sample."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop sampling."""
+        self._stopped.set()
+
+    def _told_of(self, lane: Callable[[], None], what: str) -> None:
+        """Run a lane; that it died is told, because all that it reads is missing from then on."""
+        try:
+            lane()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the thread is over
+            if not self._stopped.is_set():
+                of = "" if self._main else f"{self._sampler.device.upper()}: "
+                text = f"{of}{what} are not recorded any more: {type(error).__name__}: {error}"
+                self._wire.send(protocol.Note(kind="warning", text=text))
+
+    def _fast_lane(self) -> None:
+        rows: list[tuple[float, Sample]] = []
+        self._sampler.fast()  # the first interval of this thread begins
+        while not self._stopped.wait(PERIOD_S):
+            sample = self._sampler.fast()
+            self._seen(sample)
+            late, self._slow_sample = self._slow_sample, {}
+            rows.append((self._wire.seconds(), sample | late))
+            if len(rows) >= BATCH:
+                self._tell(self._sampler.how())
+                self._send(rows)
+                rows = []
+
+    def _tell(self, how: dict[str, str]) -> None:
+        """Tell how things are sampled, and of each measure that was lost, or is back."""
+        if how == self._told:
+            return
+        device = self._sampler.device
+        if self._main:
+            self._wire.send(protocol.Sampling(device=device, how=how))
+        of = "" if self._main else f"{device.upper()} "
+        for name, text in how.items():
+            lost = text.startswith(ABSENT)
+            if name in self._told and lost != self._told[name].startswith(ABSENT):
+                said = (
+                    f"no longer measured ({text.removeprefix(ABSENT)})"
+                    if lost
+                    else "measured again"
+                )
+                kind = "warning" if lost else "info"
+                self._wire.send(protocol.Note(kind=kind, text=f"telemetry: {of}{name} is {said}"))
+        self._told = how
+
+    def _slow_lane(self) -> None:
+        while not self._stopped.wait(SLOW_PERIOD_S):
+            self._slow_sample = self._sampler.slow()
+
+    def _send(self, rows: list[tuple[float, Sample]]) -> None:
+        columns: dict[str, list[float | None]] = {"t_s": [t_s for t_s, _ in rows]}
+        for name in TELEMETRY_COLUMNS:
+            if any(name in sample for _, sample in rows):
+                columns[name] = [sample.get(name) for _, sample in rows]
+        message = protocol.TelemetrySamples(device=self._sampler.device, columns=columns)
+        self._wire.send(message)
+
+
+def make_sampler(device: torch.device) -> Sampler:
+    """NVML on a GPU whose driver answers, otherwise the host."""
+    if device.type == "cuda":
+        try:
+            return NvmlSampler(device)
+        except pynvml.NVMLError as error:
+            return HostSampler(f"NVML: {error}")
+    return HostSampler()

@@ -1,0 +1,1 @@
+"""Checks of a variant's numbers against a reference."""

@@ -1,0 +1,318 @@
+"""What a person's model remembers beside its weights: found, compared, and carried to a reference.
+
+The state of a model is the difference between it and a fresh build: buffers, attributes of modules,
+global and class variables of its files, and variables of closures. What equals the fresh
+build is a constant, which a reference takes from its own build, in its own precision. What steps
+have produced is carried over. A table that is computed in the first call is a constant too: it is
+the same after any batch and with any weights, and the reference's own calls compute it.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from workbench.runner.config.user_model import OwnModel, kind
+from workbench.runner.numerics.run_state import are_same
+from workbench.runner.structures import is_named_tuple, tensors
+
+_INTERNAL = frozenset(vars(nn.Module()))
+_CODE = (types.FunctionType, types.MethodType, types.ModuleType, type, nn.Module)
+_WRAPPERS = (property, staticmethod, classmethod, types.GetSetDescriptorType)
+_MISSING = object()
+
+
+class NotCarried(Exception):  # noqa: N818 - a reason, not an error
+    """State that no reference can begin from; the text is a clause that says what it is."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable that a model may keep state in, and how to set it."""
+
+    value: Any
+    set: Callable[[Any], object]
+    is_buffer: bool = False
+
+
+def roots(model: OwnModel) -> list[tuple[str, Any]]:
+    """Return all that a model's code can reach, with names, for ``run_state``."""
+    named = [("the module", model.module), ("loss", model.own_loss)]
+    return [*named, *((source.file, source.names) for source in model.sources)]
+
+
+def variables(model: OwnModel) -> dict[str, Variable]:
+    """Return what the model may keep state in, by a name that a fresh build has as well."""
+    found: dict[str, Variable] = {}
+    functions = [model.own_loss] if model.own_loss is not None else []
+    classes: dict[type, None] = {}
+    for path, module in model.module.named_modules():
+        prefix = f"{path}." if path else ""
+        classes[type(module)] = None
+        for name, value in module._buffers.items():
+            setting = _setting(module._buffers, name)
+            found[f"{prefix}{name}"] = Variable(value, setting, is_buffer=True)
+        for name, value in vars(module).items():
+            if isinstance(value, types.FunctionType):
+                functions.append(value)
+            elif name not in _INTERNAL and not isinstance(value, _CODE):
+                found[f"{prefix}{name}"] = Variable(value, _setting(vars(module), name))
+    for source in model.sources:
+        for name, value in source.names.items():
+            if name.startswith("__"):
+                continue
+            if isinstance(value, type) and value.__module__ == source.names.get("__name__"):
+                classes[value] = None
+            elif isinstance(value, types.FunctionType):
+                functions.append(value)
+            elif not isinstance(value, _CODE):
+                found[f"{source.file}: {name}"] = Variable(value, _setting(source.names, name))
+    for owner in classes:
+        if owner.__module__.partition(".")[0] == "torch":
+            continue
+        for name, value in vars(owner).items():
+            if isinstance(value, types.FunctionType):
+                functions.append(value)
+            elif not name.startswith("__") and not isinstance(value, (*_CODE, *_WRAPPERS)):
+                found[f"{owner.__qualname__}.{name}"] = Variable(value, _of_class(owner, name))
+    for function in functions:
+        for name, cell in _cells(function):
+            if not isinstance(value := _content(cell), _CODE) and value is not _MISSING:
+                key = f"{function.__qualname__}: {name}"
+                found[key] = Variable(value, _of_cell(cell))
+    return found
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The variables of an arm's model that its steps have changed.
+
+    ``built`` are those of a fresh build in FP32. ``constants`` are names whose value the reference
+    computes by itself. ``unclear`` are names of which nobody knows what is state.
+    """
+
+    changed: Mapping[str, Any]
+    built: Mapping[str, Variable]
+    constants: Mapping[str, Any]
+    unclear: tuple[str, ...]
+
+    def put_into(self, model: OwnModel, dtype: torch.dtype | None) -> None:
+        """Let a fresh build go on from this state, in ``dtype``, or as it is in the arm.
+
+        Raises ``NotCarried``.
+        """
+        own = variables(model)
+        classes = {
+            value.__qualname__: value
+            for source in model.sources
+            for value in source.names.values()
+            if isinstance(value, type)
+        }
+        for name, value in self.changed.items():
+            if name in self.constants and dtype is not None:
+                value = self.constants[name]
+            fresh = own.get(name)
+            made = _portable(name, value, fresh and fresh.value, dtype, classes)
+            if fresh is not None:
+                made = self._with_constants(name, made, value, fresh, dtype)
+                fresh.set(made)
+            elif not _add(model, name, made):
+                raise NotCarried(f"{name} appeared in a step")
+
+    def _with_constants(
+        self, name: str, made: Any, value: Any, fresh: Variable, dtype: torch.dtype | None
+    ) -> Any:
+        """Take elements of a tensor that no step has changed from the fresh build."""
+        built = self.built[name].value if name in self.built else None
+        if dtype is None or not _is_float(built) or not _is_float(value):
+            return made
+        if built.shape != value.shape or not isinstance(fresh.value, Tensor):
+            return made
+        same = _as_in_arm(self.built[name], value.dtype).to(value.device) == value
+        return torch.where(same, built.to(made.device, made.dtype), made)
+
+
+def find(model: OwnModel, fresh: Mapping[str, Variable], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the variables of an arm's model, in ``dtype``, that differ from a fresh FP32 build."""
+    found = {}
+    for name, variable in variables(model).items():
+        other = fresh.get(name)
+        expected = _MISSING if other is None else _in_arm(other, dtype)
+        if not same_values(variable.value, expected):
+            found[name] = variable.value
+    return found
+
+
+def unclear(changed: Mapping[str, Any], fresh: Mapping[str, Variable]) -> tuple[str, ...]:
+    """Return the variables that steps changed, and that began from values that were rounded.
+
+    What the rounding has done cannot be told apart from what the steps have done.
+    """
+    names = []
+    for name, value in changed.items():
+        variable = fresh.get(name)
+        built = None if variable is None or not variable.is_buffer else variable.value
+        if not _is_float(built) or not _is_float(value) or built.shape != value.shape:
+            continue
+        rounded = built.to(value.device).to(value.dtype)
+        moved = rounded != value
+        lossy = rounded.to(built.dtype) != built.to(value.device)
+        if bool((moved & lossy).any()):
+            names.append(name)
+    return tuple(names)
+
+
+def has_floats(value: Any) -> bool:
+    """Return True if a value holds a floating-point tensor."""
+    return any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors(value))
+
+
+def copied(value: Any) -> Any:
+    """Return a copy that later calls do not change."""
+    return _portable("", value, value, None, {})
+
+
+def same_values(one: Any, other: Any, depth: int = 0) -> bool:
+    """Return True if two variables hold the same: bits of tensors, contents of containers."""
+    if one is other or depth > 20 or isinstance(one, (*_CODE, torch.Generator)):
+        return True
+    if isinstance(one, Tensor):
+        if not isinstance(other, Tensor) or one.layout != other.layout:
+            return False
+        if one.layout != torch.strided:
+            one, other = one.to_dense(), other.to_dense()
+        return are_same(one, other)
+    if type(one).__module__ == "numpy" and hasattr(one, "tobytes"):
+        return type(other) is type(one) and one.tobytes() == other.tobytes()
+    if type(one).__qualname__ != type(other).__qualname__:
+        return False
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(
+            same_values(value, other[key], depth + 1) for key, value in one.items()
+        )
+    if isinstance(one, list | tuple | collections.deque):
+        return len(one) == len(other) and all(
+            same_values(a, b, depth + 1) for a, b in zip(one, other, strict=True)
+        )
+    if isinstance(getattr(one, "__dict__", None), dict) and vars(one):
+        return same_values(vars(one), vars(other), depth + 1)
+    try:
+        return bool(one == other) or one != one or _is_opaque(one)
+    except Exception:  # noqa: BLE001 - an object's comparison may raise anything
+        return True
+
+
+def _portable(
+    name: str, value: Any, fresh: Any, dtype: torch.dtype | None, classes: Mapping[str, type]
+) -> Any:
+    """Return a copy of an arm's value for another build, whose own value is ``fresh``."""
+
+    def inner(key: Any, child: Any) -> Any:
+        mine = _child(fresh, key)
+        return _portable(f"{name}[{key!r:.30}]", child, mine, dtype, classes)
+
+    if isinstance(value, Tensor):
+        detached = value.detach().clone()
+        return detached if dtype is None else detached.to(kind(detached, dtype))
+    if isinstance(value, Mapping):
+        made: Any = copy.copy(value)
+        for key, child in value.items():
+            made[key] = inner(key, child)
+        return made
+    if isinstance(value, list | tuple | collections.deque):
+        parts = [inner(place, child) for place, child in enumerate(value)]
+        if isinstance(value, collections.deque):
+            return collections.deque(parts, value.maxlen)
+        return type(value)(*parts) if is_named_tuple(value) else type(value)(parts)
+    if isinstance(value, (*_CODE, torch.Generator)):
+        if fresh is None:
+            raise NotCarried(f"{name} is a {type(value).__name__}")
+        return fresh
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or not attributes:
+        return copy.copy(value)
+    owner = type(value)
+    mine = type(fresh) if type(fresh).__qualname__ == owner.__qualname__ else owner
+    object_made: Any = object.__new__(classes.get(owner.__qualname__, mine))
+    for key, child in attributes.items():
+        object_made.__dict__[key] = inner(key, child)
+    return object_made
+
+
+def _child(value: Any, key: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(key)
+    if isinstance(value, list | tuple) and isinstance(key, int) and key < len(value):
+        return value[key]
+    return getattr(value, key, None) if isinstance(key, str) else None
+
+
+def _in_arm(variable: Variable, dtype: torch.dtype) -> Any:
+    """Return a fresh FP32 build's value as an arm in ``dtype`` begins with it."""
+    if variable.is_buffer and isinstance(variable.value, Tensor):
+        return variable.value.to(kind(variable.value, dtype))
+    return variable.value
+
+
+def _as_in_arm(variable: Variable, dtype: torch.dtype) -> Tensor:
+    value: Tensor = variable.value
+    return value.to(dtype)
+
+
+def _is_float(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided
+
+
+def _is_opaque(value: Any) -> bool:
+    """Return True for an object that compares by identity, of which nothing is known."""
+    return getattr(type(value), "__eq__", None) is getattr(object, "__eq__", None)
+
+
+def _add(model: OwnModel, name: str, value: Any) -> bool:
+    """Set a variable that the fresh build does not have yet."""
+    file, colon, short = name.rpartition(": ")
+    if colon:
+        for source in model.sources:
+            if source.file == file:
+                source.names[short] = value
+                return True
+        return False
+    path, _, short = name.rpartition(".")
+    try:
+        owner = model.module.get_submodule(path)
+    except AttributeError:
+        return False
+    vars(owner)[short] = value
+    return True
+
+
+def _cells(function: Callable[..., Any]) -> Iterator[tuple[str, types.CellType]]:
+    inner = getattr(function, "__func__", function)
+    if isinstance(inner, types.FunctionType):
+        yield from zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _MISSING
+
+
+def _setting(held: Any, name: str) -> Callable[[Any], object]:
+    return lambda value: held.__setitem__(name, value)
+
+
+def _of_class(owner: type, name: str) -> Callable[[Any], object]:
+    return lambda value: setattr(owner, name, value)
+
+
+def _of_cell(cell: types.CellType) -> Callable[[Any], object]:
+    return lambda value: setattr(cell, "cell_contents", value)

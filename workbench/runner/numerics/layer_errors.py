@@ -1,0 +1,143 @@
+"""Systematic errors of single layers, which rounding hides in the distance of the outputs.
+
+In 16 bits the outputs of a right model are off by 1 %, and an error of 2 % in one layer adds little
+to that. But it points somewhere: along the derivative of the outputs with respect to that layer's
+scale, J. Rounding errors are spread over all outputs, and their projection on J is small. So the
+error e of the outputs is read as an error of layer l of <e, J_l> / |J_l|^2.
+
+One backward pass gives <e, J_l> for all layers. |J_l| is measured by backward passes of random
+vectors, whose projections have its mean square. What rounding does to a projection is measured on
+the plain model in the arm's precision.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.runner.failures import is_fatal, lacks_memory
+from workbench.runner.numerics.outputs import measurable
+from workbench.runner.numerics.reference import Outputs, Plain, plain_kernels
+from workbench.runner.roofline.ceilings import fp32_products
+from workbench.runner.structures import cast_floats
+from workbench.runner.variants.compiles import eager
+
+SMALLEST = 0.01  # of a layer's scale: no less is called an error
+COARSE = 1e-4  # a tolerance below it shows such an error without this
+_PROBES = 6
+_DEVIATIONS = 5.0  # of rounding's projections, within which all of them are taken to lie
+Projections = dict[str, float]  # by layer
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """One layer whose scale is off, and by how much it may be; both are shares of the scale."""
+
+    layer: str
+    error: float
+    allowed: float
+
+    @property
+    def text(self) -> str:
+        """The error in words."""
+        return (
+            f"the scale of layer {self.layer} is off by {self.error:+.1%}, at most "
+            f"{self.allowed:.1%} expected"
+        )
+
+
+@fp32_products(tf32=False)
+def find(
+    model: Plain, own: Outputs, plain: Outputs, reference: Outputs, place: int
+) -> LayerError | None:
+    """Return the layer that is off by most of what it may be if that is too far, else None.
+
+    ``place``: which of several outputs is looked at. Where derivatives cannot be had (memory, or an
+    operator without a backward pass), nothing is known, and None is returned too.
+    """
+    exact = reference.all[place].double()
+    errors = [torch.nan_to_num(each.all[place].double() - exact, 0.0, 0.0, 0.0)
+              for each in (own, plain)]  # fmt: skip
+    deviation = float(errors[1].square().mean().sqrt())
+    if not deviation or not bool(errors[0].any()):
+        return None
+    for checkpointing in ("none", "full"):  # activations of all blocks may not fit
+        try:
+            return _find(model, errors, deviation, place, checkpointing)
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            if not lacks_memory(error):
+                return None
+        gc.collect()
+    return None
+
+
+def _find(
+    model: Plain, errors: list[Tensor], deviation: float, place: int, checkpointing: str
+) -> LayerError | None:
+    with plain_kernels(), torch.enable_grad(), eager():
+        output, layers = _differentiable(model, place, checkpointing)
+        vectors = [error.to(output.dtype).reshape(output.shape) for error in errors]
+        mine, rounding = (_project(output, layers, vector) for vector in vectors)
+        generator = torch.Generator(output.device).manual_seed(0)
+        squares = dict.fromkeys(mine, 0.0)
+        for _ in range(_PROBES):
+            probe = torch.randn(
+                output.shape, dtype=output.dtype, device=output.device, generator=generator
+            )
+            for layer, product in _project(output, layers, probe).items():
+                squares[layer] += product * product / _PROBES
+    return _worst(mine, rounding, squares, deviation)
+
+
+def _worst(
+    mine: Projections, rounding: Projections, squares: Projections, deviation: float
+) -> LayerError | None:
+    seen = {layer for layer, square in squares.items() if square > 0}
+    if not seen:
+        return None
+    mean = sum(rounding[x] ** 2 / squares[x] for x in seen) / len(seen)
+    spread = max(deviation, math.sqrt(mean))
+    found = []
+    for layer in seen:
+        error = (mine[layer] - rounding[layer]) / squares[layer]
+        chance = _DEVIATIONS * spread / math.sqrt(squares[layer])
+        allowed = max(SMALLEST, abs(rounding[layer]) / squares[layer] + chance)
+        found.append(LayerError(layer, error, allowed))
+    worst = max(found, key=lambda each: abs(each.error) / each.allowed)
+    return worst if abs(worst.error) > worst.allowed else None
+
+
+def _differentiable(
+    model: Plain, place: int, checkpointing: str
+) -> tuple[Tensor, Mapping[str, list[Tensor]]]:
+    """Return an output of the plain model in FP32, and the parameters of each layer."""
+    built = model.model(torch.float32)
+    built.set_checkpointing(checkpointing)
+    layers: dict[str, list[Tensor]] = {}
+    for name, parameter in built.named_parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(True)
+            layers.setdefault(name.rpartition(".")[0], []).append(parameter)
+    inputs = cast_floats(model.inputs(), torch.float32)
+    values = built(*inputs)
+    return measurable(model.compared(values))[place], layers
+
+
+def _project(output: Tensor, layers: Mapping[str, list[Tensor]], vector: Tensor) -> Projections:
+    """Return the product of a vector with the derivative by each layer's scale."""
+    parameters = [parameter for held in layers.values() for parameter in held]
+    gradients = torch.autograd.grad(
+        output, parameters, vector, retain_graph=True, allow_unused=True
+    )
+    by_parameter = {
+        id(parameter): 0.0 if gradient is None else float((parameter.detach() * gradient).sum())
+        for parameter, gradient in zip(parameters, gradients, strict=True)
+    }
+    return {layer: sum(by_parameter[id(each)] for each in held) for layer, held in layers.items()}

@@ -1,0 +1,52 @@
+"""Infinities that belong to a model: those of a mask, which its plain form has in the same places.
+
+What is infinite elsewhere, or is no number at all, is an error wherever it comes from.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from workbench.runner.failures import is_fatal
+from workbench.runner.numerics.isolation import undisturbed
+from workbench.runner.numerics.outputs import measurable
+from workbench.runner.numerics.reference import Plain
+from workbench.runner.variants.variant import Arm
+
+Counts = tuple[float, float, float]  # of outputs that are NaN, infinite, negatively infinite
+
+
+def count(outputs: list[torch.Tensor]) -> torch.Tensor:
+    """The ``Counts`` of all outputs together, on their device."""
+    kinds = ("isnan", "isposinf", "isneginf")
+    return torch.stack([sum(getattr(y, kind)().sum() for y in outputs) for kind in kinds]).double()
+
+
+def expected(arm: Arm, batch: int) -> Counts | None:
+    """What an arm, which is entered, rightly gives for the ring's ``batch``; None if it is wrong.
+
+    It makes a step for it, and the reference a pass; the arm's batch is the same afterwards.
+    """
+    batches = arm.batches
+    advances = batches.advances
+    try:
+        with undisturbed(arm) as put_back:
+            batches.go_to(batch + 1)
+            own = [y.clone() for y in measurable(arm.step())]
+            nan, positive, negative = count(own).tolist()
+            put_back()
+            batches.go_to(batch + 1)
+            reference = Plain(arm, arm.situation, arm.plain_weights()).reference()[0].all
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        return None
+    finally:
+        batches.go_to(advances)
+    if [y.shape for y in own] != [exact.shape for exact in reference]:
+        return None
+    for y, exact in zip(own, reference, strict=True):
+        alike = (y == exact) | (y.isnan() & exact.isnan())
+        if bool((~y.isfinite() & ~alike).any()) or bool(y.isnan().all()):
+            return None
+    return nan, positive, negative

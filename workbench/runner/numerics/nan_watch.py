@@ -1,0 +1,84 @@
+"""Whether what steps give is still finite, looked at between them without making any step wait.
+
+A sum is not finite where one of its terms is not. On the GPU it is queued behind the step and read
+once it is done; what is NaN in training stays so, and a look now and then finds it. Infinities may
+be a model's own, as of a mask: once each batch of the ring is looked at for that, which takes a
+pass, and from then on NaN and infinities are counted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workbench.runner.numerics.masked_inf import Counts, count
+from workbench.runner.numerics.outputs import measurable
+
+PERIOD_NS = 500_000_000
+_NONE: Counts = (0.0, 0.0, 0.0)
+
+
+def _nothing_infinite(batch: int) -> Counts | None:
+    return None
+
+
+class FiniteWatch:
+    """Looks at the outputs of one segment; ``poll`` is called between steps.
+
+    ``expected`` tells what is not finite in a batch's outputs and may be so; None: none of it may.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        expected: Callable[[int], Counts | None] = _nothing_infinite,
+    ) -> None:
+        on_gpu = device.type == "cuda"
+        self._copy = torch.empty(len(_NONE), dtype=torch.float64, pin_memory=on_gpu)
+        self._event = torch.cuda.Event() if on_gpu else None
+        self._expected = expected
+        self._known: dict[int, Counts] = {}  # by batch; once there is one, all is counted
+        self._batch = 0  # that was looked at last
+        self._taken = False
+        self._due_ns = 0
+        self.found = False  # something was not finite
+
+    def poll(self, output: Any, batch: int = 0) -> bool:
+        """Look if a look is due; True the first time that something is found not to be finite."""
+        if self.found:
+            return False
+        if not self._taken:
+            if time.perf_counter_ns() < self._due_ns:
+                return False
+            if not (found := measurable(output)):
+                return False
+            if self._known:
+                self._copy.copy_(count(found), non_blocking=True)
+            else:
+                total = sum(each.detach().sum(dtype=torch.float32) for each in found)
+                self._copy.copy_(total, non_blocking=True)
+            if self._event is not None:
+                self._event.record()
+            self._taken, self._batch = True, batch
+        if self._event is not None and not self._event.query():
+            return False
+        self._taken = False
+        self.found = not self._is_right()
+        self._due_ns = time.perf_counter_ns() + PERIOD_NS
+        return self.found
+
+    def _is_right(self) -> bool:
+        nan, positive, negative = self._copy.tolist()
+        seen = nan, positive, negative
+        counted = bool(self._known)
+        if seen == _NONE if counted else math.isfinite(nan):
+            return True
+        if self._batch not in self._known:
+            if (expected := self._expected(self._batch)) is None:
+                return False
+            self._known[self._batch] = expected
+        return not counted or seen == self._known[self._batch]

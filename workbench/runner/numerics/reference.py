@@ -1,0 +1,205 @@
+"""The plain model of an arm's own weights: every operator in PyTorch, on the batch of the arm.
+
+It is the reference in FP64, where that fits, else in FP32; and in the arm's own precision it shows
+how far rounding alone takes a model from that reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import kernels
+from models import Model
+from models.layers.fake_quantized import fake_quantize_as
+from models.layers.quantized_linear import quantize_linears
+from models.model import Promise
+from workbench.runner.config import user_model
+from workbench.runner.config.data import Tensors
+from workbench.runner.failures import Mistake, is_fatal
+from workbench.runner.instruments.memory import free_bytes
+from workbench.runner.numerics import rng, routing_ties
+from workbench.runner.numerics.carried_state import NotCarried
+from workbench.runner.numerics.isolation import constants_of, kept_state, share
+from workbench.runner.numerics.outputs import measurable
+from workbench.runner.numerics.routing_ties import Nudge, nudged
+from workbench.runner.roofline.ceilings import fp32_products
+from workbench.runner.structures import cast_floats, map_tensors, tensors
+from workbench.runner.toggles import Situation
+from workbench.runner.variants.compiles import eager
+from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.weights import Parameters
+from workbench.runner.workloads import Compute
+
+_ROOM = 4  # times the reference's weights and outputs must be free for it
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model gives for the batch: outputs, and the loss where it is trained."""
+
+    values: torch.Tensor
+    loss: float | None
+    promise: Promise | None = None
+    several: tuple[torch.Tensor, ...] = ()  # where the model gives more than ``values``
+    drew: bool = False  # random numbers
+    carries: bool = False  # what it leaves in buffers is another
+
+    @classmethod
+    def of(cls, output: Any, loss: float | None, promise: Promise | None = None) -> Outputs:
+        """Of whatever a model gives; raises ``Mistake`` where nothing of it can be compared."""
+        found = tuple(measurable(output))
+        if not found:
+            raise Mistake("the outputs hold no floating-point numbers, which could be compared")
+        return cls(found[0], loss, promise, found if len(found) > 1 else ())
+
+    @property
+    def all(self) -> tuple[torch.Tensor, ...]:
+        """Each output."""
+        return self.several or (self.values,)
+
+    def at(self, place: int) -> Outputs:
+        """The same with this output for ``values``."""
+        return replace(self, values=self.all[place])
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Plain models of one arm, made anew for every call, in the mode that the arm's model is in."""
+
+    arm: Arm
+    situation: Situation
+    weights: Parameters
+
+    @fp32_products(tf32=False)
+    def reference(self) -> tuple[Outputs, str]:
+        """The outputs in the widest dtype that fits, and that dtype's name."""
+        with plain_kernels():
+            if self._fits(torch.float64):
+                try:
+                    outputs = self._given(self.model(torch.float64))
+                    # An operator may compute in FP32 whatever it is given: say what came out.
+                    return outputs, str(outputs.values.dtype).removeprefix("torch.")
+                except Exception as error:  # a model of one's own may know FP32 alone
+                    if is_fatal(error) or isinstance(error, NotCarried):
+                        raise
+            return self._given(self.model(torch.float32)), "float32"
+
+    @fp32_products(tf32=False)
+    def moved(self, dtype: torch.dtype, nudge: Nudge) -> Outputs:
+        """The reference's outputs in ``dtype``, of weights that are nudged."""
+        with plain_kernels():
+            return self._given(self.model(dtype, nudge))
+
+    def outputs(
+        self, adapted: bool = True, *, again: bool = False, quantized: bool = True
+    ) -> Outputs:
+        """Return those in the arm's precision and flags, with its choices if ``adapted``.
+
+        ``again``: of the same model after a call for another batch, with its state put back.
+        """
+        model = self.model(None)
+        if adapted:
+            take_choices(model, self.arm.model)
+        if self.arm.quantization and quantized:
+            quantize_linears(model, self.arm.quantization)
+        with contextlib.ExitStack() as stack:
+            for flag in self.arm.flags:
+                stack.enter_context(flag())
+            with plain_kernels():
+                if again:
+                    self._given(model, self.arm.autocast, self.arm.batches.following())
+                return self._given(model, self.arm.autocast)
+
+    def model(self, dtype: torch.dtype | None, nudge: Nudge = routing_ties.NONE) -> Model:
+        """Around these weights, or around copies of them in another dtype."""
+        held: dict[str, torch.Tensor] = dict(self.weights)
+        if dtype is not None:
+            cast = {n: x.detach().to(user_model.kind(x, dtype)) for n, x in self.weights.items()}
+            cast = constants_of(self.arm, cast, dtype)
+            held = {n: nudged(x, nudge, place) for place, (n, x) in enumerate(cast.items())}
+        model = share(self.arm, held, dtype)
+        fake_quantize_as(model, self.arm.model)
+        model.train(self.situation.workload.trains)
+        rng.take_modes(model, self.arm.model)
+        return model
+
+    def _given(
+        self,
+        model: Model,
+        wrap: Callable[[Compute], Compute] = lambda compute: compute,
+        batch: tuple[Tensors, Tensors] | None = None,
+    ) -> Outputs:
+        """Return what a model gives for a batch (the arm's current one) without any cache."""
+        arm, workload = self.arm, self.situation.workload
+        dtype = user_model.precision(model.parameters())
+        given, targets = batch or (arm.batches.inputs, arm.batches.targets)
+        inputs = self.inputs(cast_floats(given, dtype))
+        # What a person's file compiles by itself has one budget of recompiles for all copies of it.
+        with torch.no_grad(), eager():
+            put_back = kept_state(model, arm)
+            carried = {name: tensor.clone() for name, tensor in model.carried().items()}
+            before = rng.states(model, self.situation.device)
+            hooks = count_hooks(model)
+            values = wrap(model)(*inputs)
+            if count_hooks(model) != hooks:
+                raise NotCarried("its calls register hooks")
+            carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
+            loss = None
+            values = map_tensors(values, torch.clone)
+            put_back()
+            if workload.trains:
+                loss = float(wrap(model.loss)(*cast_floats(given, dtype), *targets))
+                put_back()
+            drew = rng.states(model, self.situation.device) != before
+        values = self.compared(values)
+        promise = None if workload.decodes else model.promise()
+        return replace(Outputs.of(values, loss, promise), drew=drew, carries=carries)
+
+    def inputs(self, inputs: Tensors | None = None) -> Tensors:
+        """Return what the model is called with: in decoding the prompt and a token after it."""
+        inputs = self.arm.batches.inputs if inputs is None else inputs
+        if not self.situation.workload.decodes:
+            return inputs
+        (tokens,) = inputs
+        return (torch.cat([tokens, tokens[:, -1:]], dim=1),)
+
+    def compared(self, values: Any) -> Any:
+        """Return the part of the outputs that the workload gives too."""
+        workload = self.situation.workload
+        return values[:, -1:] if workload.decodes or workload.name == "prefill" else values
+
+    def _fits(self, dtype: torch.dtype) -> bool:
+        """Whether weights and outputs in ``dtype`` leave most of the memory free."""
+        numbers = sum({id(each): each.numel() for each in self.weights.values()}.values())
+        each = int(getattr(self.situation.config, "vocabulary", 1))  # outputs of a token
+        numbers += sum(x.numel() for x in tensors(self.arm.batches.inputs)) * each
+        return _ROOM * numbers * dtype.itemsize < free_bytes(self.situation.device)
+
+
+@contextlib.contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Every operator in PyTorch that has an implementation there."""
+    plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
+    with kernels.using(**plain):
+        yield
+
+
+def count_hooks(model: Model) -> int:
+    """Return how many hooks the model's modules have."""
+    return sum(
+        len(held)
+        for module in model.modules()
+        for name, held in vars(module).items()
+        if name.endswith("_hooks") and isinstance(held, dict)
+    )
+
+
+def take_choices(model: Model, other: Model) -> None:
+    """Let a model that adapts go on from what another of its structure has chosen."""
+    for name, tensor in other.adapted().items():
+        model.adapted()[name].copy_(tensor)

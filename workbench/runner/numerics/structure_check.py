@@ -1,0 +1,92 @@
+"""An arm's modules in FP32, where a fault of one layer is not hidden by rounding.
+
+In 16 bits, an error of 2 % in a layer that adds a tenth to the stream is below one rounding of the
+outputs. The same modules, called uncompiled with FP32 weights, must agree with the plain model to
+``LARGEST``, whatever the arm's precision is. What is special to 16 bits, to compiled code or to
+caches is not seen here, but by the outputs of the arm itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.func import functional_call
+
+from workbench.runner.config.user_model import OwnModel
+from workbench.runner.failures import is_fatal
+from workbench.runner.numerics.distances import distance
+from workbench.runner.numerics.isolation import kept_state
+from workbench.runner.numerics.outputs import measurable
+from workbench.runner.numerics.reference import Plain, plain_kernels, take_choices
+from workbench.runner.roofline.ceilings import fp32_products
+from workbench.runner.structures import cast_floats, map_tensors
+from workbench.runner.variants.compiles import eager
+
+LARGEST = 1e-4  # relative; FP32 kernels are off by 1e-6
+
+
+@dataclass(frozen=True)
+class StructureError:
+    """How far the arm's modules are off in FP32."""
+
+    relative_error: float
+
+    @property
+    def text(self) -> str:
+        """The error in words."""
+        return (
+            f"with FP32 weights its modules are off by {self.relative_error:.2g}, at most "
+            f"{LARGEST:.2g} expected"
+        )
+
+
+def find(model: Plain, put_back: Callable[[], None]) -> StructureError | None:
+    """Return by how much the arm's modules are off in FP32 if that is too far, else None.
+
+    Nothing is known, and None is returned too, of weights that are divided or quantized, of a model
+    that adapts, and of kernels that take no FP32.
+    """
+    arm = model.arm
+    if arm.divided is not None or arm.quantization or arm.model.adapted():
+        return None
+    try:
+        found = _error(model)
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        return None
+    finally:
+        put_back()
+    return None if found <= LARGEST or math.isnan(found) else StructureError(found)
+
+
+def _error(model: Plain) -> float:
+    arm = model.arm
+    with torch.no_grad(), eager():
+        with plain_kernels(), fp32_products(tf32=False):
+            plain = model.model(torch.float32)
+            take_choices(plain, arm.model)
+            restore = kept_state(plain, arm)
+            # Of each call its own, which a model may overwrite.
+            inputs = [map_tensors(cast_floats(model.inputs(), torch.float32), torch.clone)
+                      for _ in range(2)]  # fmt: skip
+            expected = [y.clone() for y in measurable(plain(*inputs[0]))]
+            restore()
+        values = {
+            **dict(plain.named_parameters(remove_duplicate=False)),
+            **dict(plain.named_buffers(remove_duplicate=False)),
+        }
+        named = {name for name, _ in arm.model.named_parameters(remove_duplicate=False)}
+        if not named <= values.keys():
+            return 0.0
+        if arm.remembered is not None and isinstance(arm.model, OwnModel):
+            arm.remembered.carried.put_into(arm.model, torch.float32)
+        device = arm.situation.device.type
+        with arm.entered(), torch.autocast(device, enabled=False), fp32_products(tf32=False):
+            own = measurable(functional_call(arm.model, values, inputs[1], tie_weights=False))
+    if [y.shape for y in own] != [y.shape for y in expected]:
+        return math.inf
+    return max(distance(y, exact).relative_error for y, exact in zip(own, expected, strict=True))

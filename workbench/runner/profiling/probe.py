@@ -1,0 +1,56 @@
+"""A marked step: one small eager forward pass that shows which number formats really compute."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from models import Model
+from workbench.runner.config.data import Tensors
+from workbench.runner.config.user_model import OwnModel
+from workbench.runner.variants.compiles import eager
+from workbench.runner.workloads import Compute
+
+_PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
+
+
+@dataclass(frozen=True)
+class Probe:
+    """``linear_dtypes``: what linear layers returned; ``ran``: the names of those layers."""
+
+    linear_dtypes: frozenset[torch.dtype]
+    ran: frozenset[str]
+
+
+def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> Probe:
+    """Run ``model`` once on few inputs as its arm would, and look at every linear layer."""
+    dtypes: dict[str, torch.dtype] = {}
+
+    def watch(name: str, module: nn.Module) -> RemovableHandle:
+        def seen(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+            dtypes[name] = output.dtype
+
+        return module.register_forward_hook(seen)
+
+    hooks = [
+        watch(name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, _PRODUCTS)
+    ]
+    training = model.training
+    # A file's model may compile itself; of ours, attention by flex holds all weights uncompiled.
+    alone = eager() if isinstance(model, OwnModel) else contextlib.nullcontext()
+    try:
+        with torch.no_grad(), alone:
+            wrap(model.eval())(*inputs)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return Probe(frozenset(dtypes.values()), frozenset(dtypes))

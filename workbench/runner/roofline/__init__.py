@@ -1,0 +1,1 @@
+"""Counted work, measured ceilings, and predictions from both."""

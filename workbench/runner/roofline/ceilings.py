@@ -1,0 +1,175 @@
+"""Measures what this device reaches at best, once, and takes it from the kept file after that."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch.backends import cudnn
+
+from kernels import hardware
+from kernels.measure import eight_bit, timing
+from sessions.model import Ceilings
+from workbench import ceilings, protocol
+from workbench.runner.environment import driver
+from workbench.runner.wire import Wire
+
+if TYPE_CHECKING:
+    from workbench.runner.context import Rig
+    from workbench.runner.toggles import Situation
+
+# The matrix rate that each option of the precision toggle is set against.
+COMPUTES = {
+    "fp32": "float32",
+    "tf32": "tf32",
+    "amp_fp16": "float16",
+    "amp_bf16": "bfloat16",
+    "bf16": "bfloat16",
+}
+
+
+def matrix_dtype(situation: Situation) -> str:
+    """The matrix rate that a step's linear layers are set against: in 8 bits where they multiply
+    so.
+    """
+    unit = eight_bit.unit_of(situation.option("quantization"), situation.device.type)
+    return unit or COMPUTES[situation.option("precision")]
+
+
+class Roof:
+    """The ceilings of one device, measured where they are not kept; each finding is told.
+
+    ``found`` is what is known so far; ``disturbance`` says in a clause who else used the device in
+    a stretch of ``perf_counter_ns``, empty where nobody did; ``known`` hears of each finding.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        device: torch.device,
+        disturbance: Callable[[int, int], str],
+        known: Callable[[Ceilings], None] = lambda _: None,
+    ) -> None:
+        self._wire, self.device, self._disturbance = wire, device, disturbance
+        self._known = known
+        self.found: Ceilings | None = None
+
+    def at_start(self) -> None:
+        """Take and tell what is kept, or why it is not used; measures nothing."""
+        self.found, why = ceilings.load(*self._identity())
+        if self.found is not None or why:
+            self._tell("kept", why)
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """The ceilings, measured now if they are not known."""
+        return self.measure() if self.found is None else self.found
+
+    def measure(self) -> Ceilings:
+        """Measure, keep and tell; what cannot be kept is told as well.
+
+        Not kept either is what was measured beside others: every later run would trust it.
+        """
+        name, driven, version = self._identity()
+        began_ns = time.perf_counter_ns()
+        self._wire.send(protocol.State(state="building", text="Measuring the device's ceilings"))
+        where = str(self.device)
+        rates, lacking = self._rates(where)
+        bytes_per_s = timing.copy_rate(where)
+        self.found = Ceilings(
+            device=name,
+            driver=driven,
+            torch=version,
+            created=time.time(),
+            bytes_per_s=bytes_per_s,
+            flops_per_s=rates,
+            lacking=lacking,
+            disturbed=self._disturbance(began_ns, time.perf_counter_ns()),
+        )
+        timing.release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self._tell("measured", _keep(self.found))
+        return self.found
+
+    def _rates(self, where: str) -> tuple[dict[str, float], dict[str, str]]:
+        """Matrix rates by dtype, and why there is none of some."""
+        rates, lacking = dict(self._wide_rates(where)), {}
+        eight_bit.measured.cache_clear()
+        for name in eight_bit.UNITS:
+            found = eight_bit.measured(name, where)
+            if isinstance(found, str):
+                lacking[name] = found
+            else:
+                rates[name] = found
+        return rates, lacking
+
+    def _wide_rates(self, where: str) -> Iterator[tuple[str, float]]:
+        facts = hardware.of(self.device)
+        yield "float32", timing.matrix_rate(where, torch.float32)
+        if facts.tf32:
+            with fp32_products(tf32=True):
+                yield "tf32", timing.matrix_rate(where, torch.float32)
+        if facts.fp16:
+            yield "float16", timing.matrix_rate(where, torch.float16)
+        if facts.bf16 or not facts.is_gpu:
+            yield "bfloat16", timing.matrix_rate(where, torch.bfloat16)
+
+    def _identity(self) -> tuple[str, str, str]:
+        # On the CPU it is the number of threads that decides on the rates.
+        on_cpu = f"threads: {torch.get_num_threads()}" if self.device.type == "cpu" else ""
+        name = hardware.of(self.device).name
+        return name, on_cpu or driver(self.device), str(torch.__version__)
+
+    def _tell(self, source: str, why: str) -> None:
+        self._wire.send(protocol.CeilingsFound(ceilings=self.found, source=source, why=why))
+        if self.found is not None:
+            self._known(self.found)
+
+
+def _keep(found: Ceilings) -> str:
+    """Store them; why they are not kept, in a clause, if they are not."""
+    if found.disturbed:
+        return f"ceilings that were measured while {found.disturbed} are not kept"
+    try:
+        ceilings.store(found)
+    except OSError as error:
+        return ceilings.unstored(error)
+    return ""
+
+
+@contextlib.contextmanager
+def fp32_products(*, tf32: bool) -> Iterator[None]:
+    """Let products and convolutions of FP32 numbers use TF32 meanwhile, or keep all their bits.
+
+    Torch's own default is TF32 for the convolutions of cuDNN, and not for products.
+    """
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]
+
+
+class CeilingsRun:
+    """A run that tells the ceilings."""
+
+    def __init__(self, rig: Rig, command: protocol.MeasureCeilings) -> None:
+        self._rig = rig
+        self._command = command
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Measure, or tell what is known."""
+        roof = self._rig.roof
+        if self._command.anew or roof.found is None:
+            roof.measure()
+        else:
+            roof.at_start()

@@ -1,0 +1,1 @@
+"""Built configurations: model, weights, optimizer, compiled step."""

@@ -1,0 +1,47 @@
+"""The backward pass of a training step, timed by itself: forward pass and loss come before it.
+
+A step is then the backward pass alone. The forward pass that it needs runs between two steps, where
+nothing is timed, and no optimizer step follows. Activations that are computed again (checkpointing)
+count, as they are computed in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from workbench.runner.failures import Mistake
+from workbench.runner.variants.training import forget_graph
+from workbench.runner.variants.variant import Arm
+from workbench.runner.workloads import Step
+
+Pace = tuple[Callable[[], bool], Step]  # what is called before each step, and the step
+
+
+def backward_pass(arm: Arm) -> Pace:
+    """Return the calls before and for the backward pass of an arm; raises ``Mistake``."""
+    trainer = arm.trainer
+    if trainer is None:
+        raise Mistake("timed: only a training step has a backward pass; choose workload train")
+    if arm.divided is not None or arm.configuration.toggles.get("cuda_graphs", "off") != "off":
+        raise Mistake(
+            "timed: the backward pass cannot be timed by itself where ranks exchange gradients in "
+            "it, or where a CUDA graph replays it with the rest of the step"
+        )
+    batch = arm.batches.inputs + arm.batches.targets
+    losses: list[torch.Tensor] = []
+
+    def ready() -> bool:
+        arm.ready()
+        losses[:] = [arm.compute(*batch)]
+        return True  # which was not the step's time
+
+    def step() -> torch.Tensor:
+        loss = losses.pop()
+        trainer.backward(loss if trainer.scaler is None else trainer.scaler.scale(loss))
+        trainer.optimizer.zero_grad(set_to_none=True)
+        forget_graph(loss)
+        return loss.detach()
+
+    return ready, step

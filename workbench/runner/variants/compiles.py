@@ -1,0 +1,194 @@
+"""What Dynamo compiled while an arm ran: graphs, where they break, what recompiled and why.
+
+Dynamo keeps a record of every frame that it compiles, and a code object that recompiles more often
+than its limit allows runs in eager mode from then on, with no more than a line in the log. Read
+here before and after an arm is in force, both belong to that arm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.runner.profiling.probes import graphs as graph_probe
+from workbench.runner.profiling.probes import recordings
+from workbench.runner.profiling.probes.graphs import Break
+from workbench.runner.variants.optimizers import EIGHT_BIT
+
+RECORDS = 4096  # that Dynamo keeps; its own limit is 64
+_SHOWN = 3  # of each kind, in a sentence
+
+
+@dataclass
+class Compiles:
+    """What was compiled while ``following()``; all empty where nothing was."""
+
+    graphs: int = 0
+    breaks: list[Break] = field(default_factory=list)  # each place once
+    cudagraph_skips: int = 0
+    skip_reasons: Counter[str] = field(default_factory=Counter)  # of those skips
+    recordings: int = 0  # CUDA graphs that Inductor recorded
+    recompiles: list[str] = field(default_factory=list)  # each with its reason
+    given_up: list[str] = field(default_factory=list)  # what runs in eager mode since
+    _mark: _Mark | None = None
+    _aside: bool = False
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Everything that is compiled inside is counted here; may be entered again inside."""
+        if self._mark is not None:
+            yield
+            return
+        self._mark = _Mark.now()
+        try:
+            with recordings.skips(self.skip_reasons):
+                yield
+        finally:
+            self.read()
+            self._mark = None
+
+    def read(self) -> Compiles:
+        """Take in what was compiled so far; may be asked while following."""
+        if self._mark is not None:
+            before, self._mark = self._mark, _Mark.now()
+            if not self._aside:
+                self._add(before, self._mark)
+        return self
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is compiled inside is for a check, and no part of what steps."""
+        self.read()
+        self._aside = True
+        try:
+            yield
+        finally:
+            self.read()
+            self._aside = False
+
+    def text(self) -> str:
+        """Graphs, breaks and recompiles, counted, with lines and reasons."""
+        parts = [counted(self.graphs, "graph") + " compiled"]
+        where = f" at {_first([str(each) for each in self.breaks])}" if self.breaks else ""
+        parts.append(counted(len(self.breaks), "graph break") + where)
+        recompiles = counted(len(self.recompiles), "recompile")
+        because = f" because {_first(self.recompiles)}" if self.recompiles else ""
+        return ", ".join([*parts, recompiles + because])
+
+    def graphs_text(self) -> str:
+        """The CUDA graphs that Inductor recorded, and those it left out with its reasons."""
+        text = f"{counted(self.recordings, 'CUDA graph')} recorded"
+        if not self.cudagraph_skips:
+            return text
+        reasons = _first([reason for reason, _ in self.skip_reasons.most_common()])
+        because = f" because of {reasons}" if reasons else ", and Inductor gave no reason"
+        return f"{text}, skipped {counted(self.cudagraph_skips, 'time')}{because}"
+
+    def _add(self, before: _Mark, now: _Mark) -> None:
+        new = [each for each in graph_probe.breaks_since(before.breaks) if not _of_library(each)]
+        self.breaks = graph_probe.by_place([*self.breaks, *new])
+        self.cudagraph_skips += now.cudagraph_skips - before.cudagraph_skips
+        self.recordings += len(now.recorded - before.recorded)
+        for record in _records_since(before.last):
+            self._add_record(record)
+
+    def _add_record(self, record: Any) -> None:
+        if _compiles_itself(record.co_filename):
+            return
+        self.graphs += bool(record.has_guarded_code and record.graph_op_count)
+        function = f"{_file(record.co_filename)}:{record.co_firstlineno} in {record.co_name}"
+        if record.recompile_reason and record.has_guarded_code:
+            reason = without_id(record.recompile_reason.partition("\n")[0])
+            self.recompiles.append(f"{reason} ({function})")
+        if record.fail_reason and "limit" in record.fail_reason:
+            _append(self.given_up, record.fail_reason.partition("\n")[0])
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Where Dynamo's counts and records end at one moment."""
+
+    breaks: int
+    cudagraph_skips: int
+    recorded: frozenset[Hashable]  # CUDA graphs
+    last: Any
+
+    @classmethod
+    def now(cls) -> _Mark:
+        if "torch._dynamo" not in sys.modules:  # importing it costs seconds; nothing was compiled
+            return cls(0, 0, frozenset(), None)
+        counters = torch._dynamo.utils.counters
+        records = torch._dynamo.utils.get_compilation_metrics()
+        return cls(
+            graph_probe.mark(),
+            counters["inductor"]["cudagraph_skips"],
+            recordings.recorded(),
+            records[-1] if records else None,
+        )
+
+
+def keep_records() -> None:
+    """Let Dynamo keep enough of its records; imports it."""
+    import torch._dynamo.utils
+
+    torch._dynamo.utils.set_compilation_metrics_limit(RECORDS)
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """Nothing is compiled inside, nor runs compiled, if a compiler is loaded at all."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def without_id(reason: str) -> str:
+    """A guard's failure without the number of the graph that it guards."""
+    return re.sub(r"^\W*\d+/\d+: ", "", reason)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return the number with its noun in the singular or plural, such as "2 graphs"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _records_since(last: Any) -> list[Any]:
+    if "torch._dynamo" not in sys.modules:
+        return []
+    records = torch._dynamo.utils.get_compilation_metrics()
+    places = [place for place, record in enumerate(records) if record is last]
+    return records[places[-1] + 1 :] if places else records
+
+
+def _of_library(found: Break) -> bool:
+    return found.line is not None and _compiles_itself(found.line.file)
+
+
+def _compiles_itself(file: str | None) -> bool:
+    """Whether a file is that of an optimizer which compiles its own step."""
+    return not set(EIGHT_BIT).isdisjoint(Path(file or "").parts)
+
+
+def _append(kept: list[str], text: str) -> None:
+    if text not in kept:
+        kept.append(text)
+
+
+def _file(path: str | None) -> str:
+    return Path(path).name if path else "?"
+
+
+def _first(texts: Sequence[str]) -> str:
+    different = list(dict.fromkeys(texts))
+    more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+    return "; ".join(different[:_SHOWN]) + more

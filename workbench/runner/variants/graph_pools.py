@@ -1,0 +1,46 @@
+"""Memory that CUDA graphs hold beside the allocator's count: what is resident in private pools.
+
+The kernels of a graph read and write where they were captured. Between replays the allocator counts
+of its pool only what tensors hold; the rest looks free, and yet nobody else can have it. So what
+counts is whole segments, the most that any capture needed, and not what one replay touches; what
+tensors hold in them stands in the allocator's counters already. Inductor has one pool for all that
+it captures in a process: configurations that share it are each told all of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from workbench.runner.profiling.probes import recordings
+from workbench.runner.toggles.compile import WITH_GRAPHS
+
+if TYPE_CHECKING:
+    from workbench.runner.variants.variant import Arm
+
+
+def resident_bytes(arm: Arm) -> int:
+    """Bytes of the arm's pools that no tensor holds; takes milliseconds where it has any."""
+    pools = {_captured(arm), _inductors(arm)} - {None}
+    if not pools:
+        return 0
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) in pools
+    )
+
+
+def _captured(arm: Arm) -> tuple[int, int] | None:
+    """The pool of a step that was captured whole."""
+    graph: torch.cuda.CUDAGraph | None = getattr(arm.step, "graph", None)
+    return None if graph is None else tuple(graph.pool())
+
+
+def _inductors(arm: Arm) -> tuple[int, int] | None:
+    """The pool of what Inductor captured, once it has."""
+    if arm.situation.option("compile") not in WITH_GRAPHS:
+        return None
+    tree = recordings.manager(arm.situation.device.index)
+    return None if tree is None else tuple(tree.cuda_graphs_thread_pool)

@@ -1,0 +1,304 @@
+"""The weights that arms are built around: one set for each structure and precision, shared by all.
+
+A quantized arm needs codes in place of its linear layers' weights. They are a set of their own, for
+all arms of one scheme, which shares every other parameter with the plain set. Plain weights that
+only codes are needed of are given up, unless something has changed them: the seed draws the same
+ones again when a plain arm or a check asks for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+import kernels
+from models import Model
+from models.layers.quantized_linear import Codes, quantizable, quantize_linears
+from workbench.runner.config import user_model
+from workbench.runner.failures import Mistake
+from workbench.runner.ranks.group import rank
+from workbench.runner.ranks.layers import Held
+from workbench.runner.ranks.shares import Shares
+from workbench.runner.ranks.stages import Stages
+from workbench.runner.toggles import Situation
+from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
+from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
+from workbench.runner.variants.training import Weights
+
+if TYPE_CHECKING:
+    from workbench.runner.variants.build import Build
+
+Parameters = Mapping[str, nn.Parameter]
+Use = tuple[Situation, torch.dtype, str]  # whose weights, in what precision, by what scheme if any
+
+
+class Quantized:
+    """Codes of a model's linear layers by one scheme, and the model's other parameters.
+
+    ``codes`` are by the layer's name, and their addresses never change. ``parameters`` has every
+    name that the ``structure``, a plain model, has; one of a layer of codes holds no numbers.
+    """
+
+    def __init__(self, scheme: str, structure: Model) -> None:
+        self.scheme = scheme
+        self.codes: dict[str, Codes] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.plain_bytes = 0  # of the weights that codes stand for
+        named = {module: name for name, module in quantizable(structure, scheme).items()}
+        every = structure.named_modules(remove_duplicate=False)
+        self._layers = {f"{alias}.weight": named[m] for alias, m in every if m in named}
+        self._nothing: dict[str, nn.Parameter] = {}
+        self._source: weakref.ref[Weights] | None = None
+        self._seen: dict[str, int] = {}
+
+    def take(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """What stays of a plain model's parameter."""
+        layer = self._layers.get(name)
+        if layer is None:
+            return parameter
+        if layer not in self.codes:
+            self.codes[layer] = kernels.quantize_weight(parameter.detach(), self.scheme)
+            self.plain_bytes += parameter.nbytes
+            # Never to be read: a layer of codes takes the place of the one that has it.
+            empty = parameter.detach().new_full((), torch.nan).expand(parameter.shape)
+            self._nothing[layer] = nn.Parameter(empty, requires_grad=False)
+        return self._nothing[layer]
+
+    def model(self, situation: Situation) -> Model:
+        """A model around them."""
+        made: Model = situation.family.share(situation.config, self.parameters)
+        quantize_linears(made, self.scheme, self.codes)
+        return made
+
+    def others(self) -> dict[str, nn.Parameter]:
+        """The parameters that no codes stand for."""
+        return {name: each for name, each in self.parameters.items() if name not in self._layers}
+
+    def is_of(self, parameters: Parameters) -> bool:
+        """Whether the codes are those of these weights, to the last bit."""
+        return all(
+            torch.equal(held.view(torch.uint8), new.view(torch.uint8))
+            for layer, pair in self.codes.items()
+            for held, new in zip(pair, self._quantize(parameters, layer), strict=True)
+        )
+
+    def follow(self, weights: Weights) -> None:
+        """The codes are of these weights as they are now, and are to be so when they change."""
+        self._source = weakref.ref(weights)
+        self._seen = {layer: _weight(weights.parameters, layer)._version for layer in self.codes}
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Codes of what training, say, has made of the weights: made anew, in place."""
+        weights = None if self._source is None else self._source()
+        if weights is not None:
+            for layer, pair in self.codes.items():
+                version = _weight(weights.parameters, layer)._version
+                if version != self._seen[layer]:
+                    made = self._quantize(weights.parameters, layer)
+                    for held, new in zip(pair, made, strict=True):
+                        held.copy_(new)
+                    self._seen[layer] = version
+        yield
+
+    def tensors(self) -> list[Tensor]:
+        """The codes, their scales and the other parameters."""
+        distinct = {id(each): each for each in self.others().values()}
+        return [*distinct.values(), *(part for pair in self.codes.values() for part in pair)]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the codes, their scales and the other parameters."""
+        return sum(each.nbytes for each in self.tensors())
+
+    def _quantize(self, parameters: Parameters, layer: str) -> Codes:
+        return kernels.quantize_weight(_weight(parameters, layer).detach(), self.scheme)
+
+
+class WeightSets:
+    """All sets of weights that there are."""
+
+    def __init__(self) -> None:
+        self._plain: dict[bytes, Weights] = {}
+        self._coded: dict[bytes, dict[str, Quantized]] = {}
+        # By the ranks that divide layers, and those that have stages of them.
+        self._held: dict[tuple[bytes, int, int], Held] = {}
+        self._captured: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._plain) + sum(map(len, self._coded.values()))
+
+    def plain(self, situation: Situation, dtype: torch.dtype) -> Weights:
+        """The weights of a situation's structure, drawn now if they are not there."""
+        key = self._seen_by(situation, dtype)
+        if key not in self._plain:
+            self._plain[key] = made = Weights(self._drawn(situation, dtype))
+            for codes in self._coded.get(key, {}).values():
+                codes.follow(made)
+        return self._plain[key]
+
+    def quantized(self, situation: Situation, dtype: torch.dtype, scheme: str) -> Quantized:
+        """Their codes, made now if they are not there."""
+        key = self._seen_by(situation, dtype)
+        coded = self._coded.setdefault(key, {})
+        if scheme not in coded:
+            made = Quantized(scheme, situation.family.build(situation.config))
+            if plain := self._plain.get(key):
+                named = plain.parameters.items()
+                made.parameters = {name: made.take(name, each) for name, each in named}
+                made.follow(plain)
+            else:
+                made.parameters = self._drawn(situation, dtype, made)
+            coded[scheme] = made
+        return coded[scheme]
+
+    def part(self, build: Build) -> Held | None:
+        """What this rank has of a build's weights, made now if it is not there; None where every
+        rank has the whole, as rank 0 has in any case.
+        """
+        tensor, pipeline = build.tensor_ranks, build.pipeline_ranks
+        if tensor == pipeline == 1:
+            return None
+        situation, dtype = build.situation, build.weights_dtype
+        key = (_key(situation, dtype), tensor, pipeline)
+        if key not in self._held:
+            whole = None if rank() else self.plain(situation, dtype)
+            kind = Shares if tensor > 1 else Stages
+            self._held[key] = kind(situation, dtype, max(tensor, pipeline), whole)
+        return self._held[key]
+
+    def for_a_while(self, situation: Situation, dtype: torch.dtype) -> Parameters:
+        """The plain weights, for whoever compares with them: drawn if need be, and not kept."""
+        held = self._plain.get(_key(situation, dtype))
+        return self._drawn(situation, dtype) if held is None else held.parameters
+
+    def are_captured(self, situation: Situation, dtype: torch.dtype) -> bool:
+        """Whether graphs that were captured may read these weights where they lie."""
+        return _key(situation, dtype) in self._captured
+
+    def why_plain(self, situation: Situation, dtype: torch.dtype) -> str:
+        """Why the plain weights are in memory, as a clause; empty where they are not."""
+        held = self._plain.get(_key(situation, dtype))
+        if held is None:
+            return ""
+        return "they were trained" if held.changed else "other configurations compute with them"
+
+    def tidy(self, used: Iterable[Use]) -> None:
+        """Free codes that nobody uses; and plain weights, where there are codes of them and nobody
+        uses or has changed them.
+        """
+        used = list(used)
+        kept = {(_key(situation, dtype), scheme) for situation, dtype, scheme in used}
+        parted = {
+            (_key(situation, dtype), tensor_ranks_of(situation), pipeline_ranks_of(situation))
+            for situation, dtype, _ in used
+        }
+        self._held = {key: held for key, held in self._held.items() if key in parted}
+        for key in list(self._coded):
+            held = self._coded[key] = {
+                scheme: codes for scheme, codes in self._coded[key].items() if (key, scheme) in kept
+            }
+            plain = self._plain.get(key)
+            if not held:
+                del self._coded[key]
+            elif plain is not None and (key, "") not in kept and not plain.changed:
+                del self._plain[key]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that the sets hold, whoever uses it; some tensors more than once."""
+        for plain in self._plain.values():
+            yield from plain.tensors()
+            yield from plain.away
+            yield from plain.states()
+        for coded in self._coded.values():
+            for codes in coded.values():
+                yield from codes.tensors()
+        for held in self._held.values():
+            yield from held.own.tensors()
+            yield from held.own.states()
+
+    def forget(self) -> None:
+        """Free all sets."""
+        self._plain.clear()
+        self._coded.clear()
+        self._held.clear()
+        self._captured.clear()
+
+    def keep_structures(self, situations: Iterable[Situation]) -> None:
+        """Free the sets of every structure that is none of these."""
+        used = tuple(map(structure_key, situations))
+        for sets in (self._plain, self._coded):
+            for key in [key for key in sets if not key.startswith(used)]:
+                del sets[key]
+        self._held = {key: one for key, one in self._held.items() if key[0].startswith(used)}
+
+    def are_of(self, situations: Iterable[Situation]) -> bool:
+        """Whether every set is of the model and the seed of one of these."""
+        prefixes = tuple(map(_model_key, situations))
+        return all(key.startswith(prefixes) for key in (*self._plain, *self._coded))
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients: a step that failed half-way must not leak into the next."""
+        parts = (each.own for each in self._held.values())
+        for weights in (*self._plain.values(), *parts):
+            weights.drop_gradients()
+
+    def _seen_by(self, situation: Situation, dtype: torch.dtype) -> bytes:
+        """The key of the weights that a situation is about to compute with."""
+        key = _key(situation, dtype)
+        if situation.option("cuda_graphs") == "on" or situation.option("compile") in WITH_GRAPHS:
+            self._captured.add(key)
+        return key
+
+    def _drawn(
+        self, situation: Situation, dtype: torch.dtype, into: Quantized | None = None
+    ) -> dict[str, nn.Parameter]:
+        """Weights as the seed gives them, or codes ``into``; those that are there stay the same."""
+        sets = self._coded.get(_key(situation, dtype), {}).values()
+        there = {name: each for codes in sets for name, each in codes.others().items()}
+
+        def take(name: str, drawn: nn.Parameter) -> nn.Parameter:
+            kept = drawn if into is None else into.take(name, drawn)
+            return there.get(name, drawn) if kept is drawn else kept
+
+        seed = situation.configuration.seed
+        made: dict[str, nn.Parameter] = situation.family.weights(
+            situation.config, situation.device, dtype, seed, take
+        )
+        if (
+            situation.family is user_model.FAMILY
+            and not into
+            and not all(c.is_of(made) for c in sets)
+        ):
+            raise Mistake(
+                f"own: build() gives other weights now than when they were quantized, under the "
+                f"same seed {seed}; let it draw all of them from torch's own generator"
+            )
+        return made
+
+
+def structure_key(situation: Situation) -> bytes:
+    """Of the weights of one structure: toggles may change the configuration, and so what fits."""
+    config = situation.family.of_weights(situation.config)
+    return _model_key(situation) + msgspec.json.encode(config)
+
+
+def _key(situation: Situation, dtype: torch.dtype) -> bytes:
+    return structure_key(situation) + str(dtype).encode()
+
+
+def _model_key(situation: Situation) -> bytes:
+    configuration = situation.configuration
+    identity = (configuration.family, configuration.preset, configuration.model, configuration.seed)
+    return msgspec.json.encode(identity)
+
+
+def _weight(parameters: Parameters, layer: str) -> nn.Parameter:
+    return parameters[f"{layer}.weight"]

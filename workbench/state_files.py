@@ -1,0 +1,33 @@
+"""Small files of what was measured once on a machine: a JSON table by name in the state folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from sessions.storage import atomic_write
+from workbench import state_folder
+
+Row = TypeVar("Row")
+
+
+def read(path: Path, kind: type[Row]) -> tuple[dict[str, Row], str]:
+    """The rows of a file, and why it is passed over, in a clause; empty where it is not."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, kind]), ""  # type: ignore[valid-type]
+    except FileNotFoundError:
+        return {}, ""
+    except OSError as error:
+        return {}, f"{path} cannot be read ({error.strerror}) and is passed over"
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return {}, f"{path} is damaged ({error}) and is passed over"
+
+
+def write(path: Path, name: str, row: object, others: dict[str, Row]) -> None:
+    """Write the file with ``row`` under ``name`` beside the others; raises ``OSError``."""
+    state_folder.prepare(path.parent)
+    atomic_write.write(
+        path, msgspec.json.format(msgspec.json.encode({**others, name: row})), private=True
+    )

@@ -1,0 +1,1 @@
+"""The window's connection to its runner."""

@@ -1,0 +1,58 @@
+"""A journal in place of a runner: its lines again, at the pace at which they came or faster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from workbench import protocol
+from workbench.client import journal
+
+
+class ReplayedRunner:
+    """Plays a journal's messages; commands other than an end are not heard.
+
+    ``speed`` is a factor on recorded time; 0 plays without waiting.
+    """
+
+    def __init__(self, path: Path, speed: float = 1.0) -> None:
+        self._path = path
+        self._speed = speed
+        self._closed = threading.Event()
+
+    def messages(self) -> Iterator[protocol.AnyMessage]:
+        """Every message at its time, then an idle state; then waits for ``close``.
+
+        A file without any is told.
+        """
+        clock_s = 0.0
+        found = False
+        for message in journal.replay(self._path):
+            wait_s = message.t_s - clock_s
+            if isinstance(message, protocol.Catalogue):
+                clock_s = wait_s = 0.0
+            if wait_s > 0 and self._speed > 0:
+                clock_s = message.t_s
+                self._closed.wait(wait_s / self._speed)
+            if self._closed.is_set():
+                return
+            found = True
+            yield message
+        if not found:
+            why = journal.without_message(self._path)
+            yield protocol.Failure(kind="mistake", sentence=f"{why}.")
+        yield protocol.State(state="idle", text="The replay has ended")
+        self._closed.wait()
+
+    def send(self, command: protocol.Command) -> bool:
+        """Nobody is there to take a command."""
+        return False
+
+    def cancel(self) -> None:
+        """End the replay."""
+        self._closed.set()
+
+    def close(self) -> None:
+        """End the replay."""
+        self._closed.set()

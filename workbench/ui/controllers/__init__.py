@@ -1,0 +1,1 @@
+"""Controllers: one for each kind of task that the window starts."""

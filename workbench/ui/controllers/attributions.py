@@ -1,0 +1,144 @@
+"""Attributions as the window asks for them: which toggles, in which way, for how long, why not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from PySide6.QtCore import QObject
+
+from sessions.model import Study
+from sessions.studies import attribution_words
+from sessions.studies.attribution import MOST_FACTORIAL
+from workbench import calibration, protocol
+from workbench.ui.controllers import pending_changes
+
+if TYPE_CHECKING:
+    from workbench.ui.state import AppState
+
+BUDGET_S = 60.0
+MODES = {
+    "ladder": "Ladder: one after the other",
+    "leave-one-out": "Leave one out",
+    "factorial": "Every combination, with interactions",
+    "shapley": "Shares from sampled orders",
+}
+
+
+class Attributions(QObject):
+    """Asks the runner for attributions; what comes back is in the session's ``studies``."""
+
+    def __init__(self, state: AppState) -> None:
+        super().__init__(state)
+        self._state = state
+        self.budget_s = BUDGET_S
+        self.mode = "ladder"
+        self._left_out: set[str] = set()
+        self._order: list[str] = []  # that a person gave to toggles; the others follow
+        self._ends = 0  # of runs until it is over: a run in progress ends before it begins
+        self._before: Study | None = None  # the newest one when it was asked for
+        state.heard.connect(self._take)
+        state.stateChanged.connect(self._take_state)
+
+    @property
+    def all(self) -> list[Study]:
+        """The attributions of the session that is shown, the oldest first."""
+        return attribution_words.attributions(self._state.session)
+
+    @property
+    def newest(self) -> Study | None:
+        """The last attribution of the session that is shown."""
+        return attribution_words.newest(self._state.session)
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the newest attribution is being measured now."""
+        return self.busy and self._state.live and self.newest is not self._before
+
+    @property
+    def busy(self) -> bool:
+        """Whether an attribution was asked for that is not over."""
+        return self._ends > 0
+
+    def candidates(self) -> dict[str, str]:
+        """The toggles of the configuration being edited that do something: option by name.
+
+        In the order in which a ladder adds them: the catalogue's, until a person moves one.
+        """
+        state = self._state
+        if state.catalogue is None or state.configuration is None:
+            return {}
+        chosen = state.configuration.toggles
+        found = [
+            toggle.name
+            for toggle in state.catalogue.toggles
+            if chosen.get(toggle.name, toggle.options[0].name) != toggle.options[0].name
+        ]
+        place = {name: number for number, name in enumerate(self._order)}
+        found.sort(key=lambda name: place.get(name, len(place)))
+        return {name: chosen[name] for name in found}
+
+    def move(self, name: str, by: int) -> None:
+        """Put a candidate so many places later, or earlier where it is negative."""
+        names = list(self.candidates())
+        at = names.index(name)
+        names.insert(max(0, at + by), names.pop(at))
+        self._order = names
+
+    def chosen(self) -> dict[str, str]:
+        """The candidates that take part, in order."""
+        return {n: o for n, o in self.candidates().items() if n not in self._left_out}
+
+    def choose(self, name: str, take_part: bool) -> None:
+        """Let a candidate take part, or leave it in the base as it is."""
+        (self._left_out.discard if take_part else self._left_out.add)(name)
+
+    def why_not(self) -> str:
+        """Why nothing can be attributed now; empty where it can."""
+        state, count = self._state, len(self.chosen())
+        if state.replaying:
+            return "This is a replay; open the window without --replay to measure."
+        if self.busy:
+            return "An attribution is being measured."
+        if state.runner_state not in ("idle", "running", "paused"):
+            return "The runner is not ready."
+        if problem := pending_changes.problem(state):
+            return problem
+        if not count:
+            return "Switch at least one toggle on, and tick it here."
+        if self.mode == "factorial" and count > MOST_FACTORIAL:
+            return (
+                f"{count} toggles make {2**count} arms; tick at most {MOST_FACTORIAL}, "
+                "or take shares from sampled orders."
+            )
+        return ""
+
+    def run(self) -> None:
+        """Attribute the chosen toggles, against the configuration with them off."""
+        state, toggles = self._state, self.chosen()
+        if state.configuration is None or state.catalogue is None or self.why_not():
+            return
+        off = {t.name: t.options[0].name for t in state.catalogue.toggles if t.name in toggles}
+        base = msgspec.structs.replace(
+            state.configuration, toggles={**state.configuration.toggles, **off}
+        )
+        command = protocol.Attribute(
+            base=base,
+            toggles=toggles,
+            mode=self.mode,
+            budget_s=self.budget_s,
+            seed=base.seed,
+        )
+        self._before = attribution_words.newest(state.recorder.session)
+        self._ends = 2 if state.active else 1
+        state.perform(calibration.respected(state.catalogue, command))
+
+    def _take(self, message: protocol.AnyMessage) -> None:
+        if isinstance(message, protocol.Finished) and self._ends:
+            self._ends -= 1
+
+    def _take_state(self) -> None:
+        if self._state.runner_state in ("starting", "dead", "none"):
+            self._ends = 0
+        elif self._state.runner_state == "idle":  # what it interrupts has ended, however early
+            self._ends = min(self._ends, 1)

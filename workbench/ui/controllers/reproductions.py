@@ -1,0 +1,186 @@
+"""The documents' claims as the window measures them: which, for how long, and what came of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from sessions.studies import claims
+from sessions.studies.claims import Row
+from workbench import calibration, protocol
+from workbench.claims import documents
+from workbench.claims._course import Chosen, Course
+from workbench.client.recorder import Recorder
+
+if TYPE_CHECKING:
+    from workbench.ui.state import AppState
+
+BUDGET_S = 10.0
+LIMIT_S = 0.0  # none
+
+
+class Reproductions(QObject):
+    """Drives a course of experiments; what they give is a study of the session, as they come."""
+
+    changed = Signal()  # a course began, went on to the next experiment, or ended
+
+    def __init__(self, state: AppState) -> None:
+        super().__init__(state)
+        self._state = state
+        self.budget_s = BUDGET_S
+        self.limit_s = LIMIT_S
+        self._course: Course | None = None
+        self._recorder: Recorder | None = None  # of the session that the course belongs to
+        self._command: protocol.Command | None = None
+        self._renewing = False  # a runner was lost, and another one starts
+        self._run_before = False  # a run is still to end, whose messages are not ours
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._cut)
+        state.heard.connect(self._heed)
+        state.sessionChanged.connect(self._leave_session)
+
+    @property
+    def measuring(self) -> bool:
+        """Whether claims of the live session are being measured now."""
+        return self._course is not None
+
+    @property
+    def doing(self) -> str:
+        """The document and the experiment that is measured now; empty where none is."""
+        return "" if self._course is None else self._course.doing
+
+    def experiments(self, document: str = "", experiment: str = "") -> list[Chosen]:
+        """The experiments of all documents, of one, or one alone."""
+        return [
+            (made, one)
+            for name, made in documents().items()
+            for one in made.experiments
+            if document in ("", name) and experiment in ("", one.name)
+        ]
+
+    def rows(self) -> list[Row]:
+        """Every claim of every document as the session that is shown knows it, in their order.
+
+        Claims of a file that these documents do not have come last.
+        """
+        state = self._state
+        known = claims.newest(state.session, self.measuring and state.live)
+        every = Course(self.experiments(), self.budget_s).rows
+        blank = [dataclasses.replace(row, result="") for row in every]
+        return [known.pop(row.key, row) for row in blank] + list(known.values())
+
+    def why_not(self) -> str:
+        """Why no claim can be measured now; empty where it can."""
+        state = self._state
+        if state.replaying:
+            return "This is a replay; open the window without --replay to measure."
+        if self.measuring:
+            return "Claims are being measured."
+        if state.catalogue is None or state.runner_state not in ("idle", "running", "paused"):
+            return "The runner is not ready."
+        return ""
+
+    def measure(self, document: str = "", experiment: str = "") -> None:
+        """Measure all claims, those of a document, or those that one experiment tells of."""
+        state = self._state
+        if self.why_not() or state.catalogue is None:
+            return
+        state.show_live()
+        self._recorder, self._run_before = state.recorder, state.active
+        self._course = Course(
+            self.experiments(document, experiment),
+            self.budget_s,
+            self.limit_s or None,
+            calibration.respected,
+        )
+        self._record(self._course.begin(state.catalogue, state.session))
+        self._ask()
+
+    def stop(self) -> None:
+        """Cancel what is measured, and leave the rest."""
+        self._state.cancel()
+        self._finish("stopped")
+
+    # The course of a run
+
+    def _heed(self, message: protocol.AnyMessage) -> None:
+        course = self._course
+        if course is None:
+            return
+        if self._run_before and not isinstance(message, protocol.Catalogue | protocol.Failure):
+            idle = isinstance(message, protocol.State) and message.state == "idle"
+            self._run_before = not idle
+            return
+        self._record(course.heed(message))
+        match message:
+            case protocol.Catalogue():
+                if not self._renewing:
+                    self._finish("another runner was started")
+                    return
+                self._renewing = False
+                self._ask()
+            case protocol.Finished() if self._command is not None:
+                if message.reason in ("cancelled", "stopped") and not course.was_cut:
+                    self._finish(message.reason)
+                else:
+                    self._ask()
+            case protocol.Failure() if message.fatal:
+                self._lost()
+
+    def _ask(self) -> None:
+        """Send the next command, or end where none is left."""
+        course, catalogue = self._course, self._state.catalogue
+        assert course is not None and catalogue is not None
+        self._timer.stop()
+        self._command = course.next(catalogue)
+        self._record(course.tell())
+        if self._command is None:
+            self._finish()
+            return
+        self._timer.start(round(min(1000 * course.allowed_s, 2**31 - 1)))
+        self._state.send(self._command)
+        self.changed.emit()
+
+    def _cut(self) -> None:
+        if self._course is not None and self._course.cut(self._command):
+            self._state.cancel()
+
+    def _lost(self) -> None:
+        """The runner has gone: a new one goes on, unless a person ended the old one."""
+        course = self._course
+        assert course is not None
+        self._timer.stop()
+        self._command = None
+        if self._state.cancelled and not course.was_cut:
+            self._finish("cancelled")
+        elif course.lost():
+            self._renewing = True
+            self._record(course.tell())
+            self._state.start_runner()
+        else:
+            self._finish()
+
+    def _finish(self, why: str = "") -> None:
+        course = self._course
+        if course is None:
+            return
+        self._timer.stop()
+        self._record(course.finish(why))
+        self._course = self._command = None
+        self._renewing = False
+        self.changed.emit()
+
+    def _leave_session(self) -> None:
+        """A new session was begun: the claims of the old one are not measured any further."""
+        if self._course is not None and self._recorder is not self._state.recorder:
+            self._timer.stop()
+            self._course = self._command = None
+            self.changed.emit()
+
+    def _record(self, messages: Iterable[protocol.AnyMessage]) -> None:
+        for message in messages:
+            self._state.write(message)

@@ -1,0 +1,1 @@
+"""Dialogs: messages, files, exports, reports."""

@@ -1,0 +1,167 @@
+"""The report builder: which sections a page of these sessions has, in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QSize, Qt, QUrl
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QCheckBox,
+    QComboBox,
+    QDialog,
+    QDialogButtonBox,
+    QFormLayout,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QListWidget,
+    QListWidgetItem,
+    QMessageBox,
+    QPlainTextEdit,
+    QPushButton,
+    QVBoxLayout,
+)
+
+from workbench.report import SECTIONS, Section, _page
+from workbench.ui.dialogs import message_boxes, session_files
+from workbench.ui.dialogs.export import ExportError
+from workbench.ui.panels import _widgets
+from workbench.ui.plots import Run
+from workbench.ui.theming import fonts
+from workbench.ui.theming.theme import DARK, LIGHT, PRINT
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+_NAME = Qt.ItemDataRole.UserRole
+_THEMES = {"Print": PRINT, "Light": LIGHT, "Dark": DARK}
+_SIZE = QSize(560, 640)
+_NOTES_PX = 72
+_SPACING_PX = 2
+
+
+class ReportDialog(QDialog):
+    """Writes a page of the session that is shown, and of those compared with it."""
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle("Report")
+        self.resize(_SIZE)
+        state = window.state
+        sessions = [state.session, *state.compared.sessions]
+        self.runs = [
+            Run(session_files.snapshot(session), color=place, titled=state.titled)
+            for place, session in enumerate(sessions)
+        ]
+        self.title = QLineEdit(state.session.title)
+        self.notes = QPlainTextEdit()
+        self.notes.setTabChangesFocus(True)
+        self.notes.setPlaceholderText("What a reader should know, under the title")
+        self.notes.setFixedHeight(_NOTES_PX)
+        self.notes.setTabChangesFocus(True)
+        self.theme = QComboBox()
+        self.theme.addItems(list(_THEMES))
+        self.opens = QCheckBox("Open it when it is written")
+        self.opens.setChecked(True)
+        self.sections = self._make_sections()
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self.write = QPushButton("Write …")
+        self.write.setDefault(True)
+        self.write.clicked.connect(self._ask)
+        buttons.addButton(self.write, QDialogButtonBox.ButtonRole.AcceptRole)
+        buttons.rejected.connect(self.reject)
+        self._arrange(buttons)
+        self.sections.itemChanged.connect(self._renew)
+        self._renew()
+
+    def chosen(self) -> list[str]:
+        """The names of the sections that are ticked, in their order."""
+        items = [self.sections.item(row) for row in range(self.sections.count())]
+        ticked = [item for item in items if item.checkState() == Qt.CheckState.Checked]
+        return [str(item.data(_NAME)) for item in ticked]
+
+    def write_to(self, path: Path) -> None:
+        """Make the page and write it; raises ``ExportError``."""
+        theme = _THEMES[self.theme.currentText()]
+        notes = self.notes.toPlainText()
+        content = _page.page(self.runs, self.title.text().strip(), notes, self.chosen(), theme)
+        _page.write(path, content)
+
+    def move_section(self, by: int) -> None:
+        """Put the selected section so many places further down."""
+        row = self.sections.currentRow()
+        if row >= 0 and 0 <= row + by < self.sections.count():
+            self.sections.insertItem(row + by, self.sections.takeItem(row))
+            self.sections.setCurrentRow(row + by)
+
+    def _make_sections(self) -> QListWidget:
+        box = QListWidget()
+        box.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
+        box.setAccessibleName("Sections of the report")
+        box.setSpacing(_SPACING_PX)
+        able = {section.name for section in _page.offered(self.runs)}
+        for section in sorted(SECTIONS.values(), key=lambda one: one.name not in able):
+            box.addItem(self._make_item(section))
+        return box
+
+    def _make_item(self, section: Section) -> QListWidgetItem:
+        why_not = section.why_not(self.runs)
+        item = QListWidgetItem(f"{section.title} ({why_not})" if why_not else section.title)
+        item.setData(_NAME, section.name)
+        item.setToolTip(why_not or section.help.strip())
+        flags = Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsDragEnabled
+        if why_not:
+            item.setFlags(Qt.ItemFlag.NoItemFlags)
+        else:
+            item.setFlags(flags | Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsUserCheckable)
+            item.setCheckState(Qt.CheckState.Checked)
+        return item
+
+    def _arrange(self, buttons: QDialogButtonBox) -> None:
+        heading = QLabel("Report")
+        heading.setFont(fonts.title())
+        names = ", ".join(run.title for run in self.runs)
+        about = _widgets.note(f"One HTML page that needs no other file, of {names}.")
+        form = QFormLayout()
+        form.addRow("Title", self.title)
+        form.addRow("Notes", self.notes)
+        form.addRow("Colours", self.theme)
+        layout = _widgets.tight(QVBoxLayout(self), 8, 16)
+        layout.addWidget(heading)
+        layout.addWidget(about)
+        layout.addLayout(form)
+        row = _widgets.tight(QHBoxLayout())
+        row.addWidget(_widgets.heading("Sections, in the order of the page"), 1)
+        for text, by in (("Up", -1), ("Down", 1)):
+            button = _widgets.compact(text)
+            button.clicked.connect(lambda _=False, by=by: self.move_section(by))
+            row.addWidget(button)
+        layout.addLayout(row)
+        layout.addWidget(self.sections, 1)
+        layout.addWidget(self.opens)
+        layout.addWidget(buttons)
+
+    def _renew(self) -> None:
+        self.write.setEnabled(bool(self.chosen()))
+
+    def _ask(self) -> None:
+        suggestion = message_boxes.suggested(self.title.text(), _page.SUFFIX)
+        kinds = {_page.SUFFIX: f"Web page (*{_page.SUFFIX})"}
+        path = message_boxes.file_to_write(self, "Write the report", suggestion, kinds)
+        if path is None:
+            return
+        self.setCursor(Qt.CursorShape.WaitCursor)
+        try:
+            self.write_to(path)
+        except ExportError as error:
+            QMessageBox.warning(self, "Report", str(error))
+            return
+        finally:
+            self.unsetCursor()
+        if self.opens.isChecked():
+            QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
+        self.accept()

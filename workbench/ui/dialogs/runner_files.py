@@ -1,0 +1,30 @@
+"""Asking for a file of the runner's: in a dialog, or by its path where it is on another host."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QFileDialog, QInputDialog, QWidget
+
+from workbench.client import runner_command
+from workbench.ui.state import AppState
+
+
+def existing(state: AppState, parent: QWidget, title: str, pattern: str = "") -> str:
+    """A file that the runner is to read; empty where none was chosen."""
+    if runner_command.is_asked():
+        return _path(state, parent, title, "")
+    name, _ = QFileDialog.getOpenFileName(parent, title, "", pattern)
+    return name
+
+
+def new(state: AppState, parent: QWidget, title: str, name: str, pattern: str) -> str:
+    """A file that the runner is to write; empty where none was chosen."""
+    if runner_command.is_asked():
+        return _path(state, parent, title, name)
+    chosen, _ = QFileDialog.getSaveFileName(parent, title, name, pattern)
+    return chosen
+
+
+def _path(state: AppState, parent: QWidget, title: str, name: str) -> str:
+    where = runner_command.place({} if state.catalogue is None else state.catalogue.environment)
+    text, accepted = QInputDialog.getText(parent, title, f"Path{where}:", text=name)
+    return text.strip() if accepted else ""

@@ -1,0 +1,160 @@
+"""The table of actions as Qt's: menus, toolbar and palette entries, kept enabled or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, QSize, Qt
+from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtWidgets import QMenu, QToolBar, QToolButton
+
+from workbench.ui.controllers import config_edit
+from workbench.ui.menus.actions import ACTIONS, MENUS, TOOLBAR, Action
+from workbench.ui.menus.palette import Entry
+from workbench.ui.theming.icons import icon
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+
+class ActionSet(QObject):
+    """One QAction for each line of the table; ``refresh`` brings them up to date."""
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self._window = window
+        self.menus: dict[str, QMenu] = {}
+        self._actions: dict[str, QAction] = {}
+        for action in ACTIONS:
+            self._actions[action.id] = self._make(action)
+        state = window.state
+        for changed in (
+            state.stateChanged,
+            state.configurationChanged,
+            state.availabilityChanged,
+            state.segmentsChanged,
+            state.sessionChanged,
+            state.comparedChanged,
+            state.comparisonsChanged,
+            state.followChanged,
+            state.undo.indexChanged,
+        ):
+            changed.connect(self.refresh)
+        state.themeChanged.connect(self._draw)
+        self._draw()
+        self.refresh()
+
+    def __getitem__(self, name: str) -> QAction:
+        return self._actions[name]
+
+    def fill_menus(self) -> None:
+        """Fill the window's menu bar."""
+        for name in MENUS:
+            menu = self._window.menuBar().addMenu(f"&{name}")
+            menu.setToolTipsVisible(True)
+            self.menus[name] = menu
+            group = 0
+            for action in ACTIONS:
+                if action.menu == name:
+                    if action.group != group:
+                        menu.addSeparator()
+                        group = action.group
+                    menu.addAction(self[action.id])
+
+    def fill_toolbar(self, bar: QToolBar) -> None:
+        """Fill the toolbar; Run stands out, and carries its name."""
+        bar.setIconSize(QSize(18, 18))
+        for name in TOOLBAR:
+            if not name:
+                bar.addSeparator()
+                continue
+            bar.addAction(self[name])
+        run = bar.widgetForAction(self["run"])
+        assert isinstance(run, QToolButton)
+        run.setProperty("primary", True)
+        run.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+
+    def entries(self) -> list[Entry]:
+        """What the palette offers: actions, options of toggles, presets."""
+        state, theme = self._window.state, self._window.state.theme
+        found = [
+            Entry(
+                action.now(state) or action.text,
+                self[action.id].trigger,
+                icon(action.icon, theme),
+                action.shortcut,
+                action.why_not(state),
+            )
+            for action in ACTIONS
+            if action.id != "palette"
+        ]
+        for name in ("system", "dark", "light"):
+            choose = self._chooser(self._window.set_theme, name)
+            found.append(Entry(f"Theme: {name}", choose, icon("theme", theme)))
+        for name, dock in self._window.desk.docks.items():
+            enter = self._chooser(self._window.enter, name)
+            found.append(Entry(f"Panel: {dock.windowTitle()}", enter, icon("layout", theme)))
+        catalogue, configuration = state.catalogue, state.configuration
+        if catalogue is None or configuration is None:
+            return found
+        for toggle in catalogue.toggles:
+            blocked = state.blocked(toggle.name)
+            for option in toggle.options:
+                why = blocked[option.name].reason if option.name in blocked else ""
+                if configuration.toggles.get(toggle.name) == option.name:
+                    why = "Chosen already."
+                choose = self._chooser(state.set_toggle, toggle.name, option.name)
+                text = f"{toggle.title}: {option.title}"
+                found.append(Entry(text, choose, icon("toggle", theme), "", why))
+        why_not = state.presets.why_not()
+        for offered in state.presets.offered:
+            choose = self._chooser(state.presets.apply, offered)
+            text = f"Toggles: {offered.title}"
+            found.append(Entry(text, choose, icon("preset", theme), "", why_not))
+        for name in state.presets.own:
+            choose = self._chooser(state.presets.apply_own, name)
+            found.append(Entry(f"Toggles: {name}", choose, icon("preset", theme), "", why_not))
+        for preset in config_edit.family_of(catalogue, configuration.family).presets:
+            choose = self._chooser(self._window.choose_preset, preset)
+            found.append(Entry(f"Preset: {preset}", choose, icon("preset", theme)))
+        return found
+
+    def refresh(self) -> None:
+        """Enable what can be done now; the tool tip of the rest says why not."""
+        state = self._window.state
+        for action in ACTIONS:
+            made = self[action.id]
+            why_not = action.why_not(state)
+            text = action.now(state) or action.text
+            made.setEnabled(not why_not)
+            made.setText(text)
+            keys = f"  ({action.shortcut})" if action.shortcut else ""
+            lines = (f"{text.removesuffix(' …')}{keys}", action.tip, why_not)
+            made.setToolTip("\n".join(line for line in lines if line))
+            if action.checked is not None:
+                made.setChecked(action.checked(state))
+        paused = state.runner_state == "paused"
+        self["pause"].setIcon(icon("resume" if paused else "pause", state.theme))
+
+    def _make(self, action: Action) -> QAction:
+        made = QAction(action.text, self._window)
+        made.setObjectName(action.id)
+        if action.shortcut:
+            made.setShortcut(QKeySequence(action.shortcut))
+        made.setCheckable(action.checked is not None)
+        # A menu draws the icon over the check mark, and Run's icon has the colour of its button.
+        made.setIconVisibleInMenu(action.checked is None and action.id != "run")
+        made.triggered.connect(lambda: action.handler(self._window))
+        self._window.addAction(made)
+        return made
+
+    def _draw(self) -> None:
+        theme = self._window.state.theme
+        for action in ACTIONS:
+            role = "on_accent" if action.id == "run" else "text"
+            self[action.id].setIcon(icon(action.icon, theme, role))
+        self.refresh()
+
+    @staticmethod
+    def _chooser(choose, *arguments: object):  # type: ignore[no-untyped-def]
+        return lambda: choose(*arguments)

@@ -1,0 +1,242 @@
+"""Every action of the window, once: menus, toolbar, shortcuts and palette are made from this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from workbench.ui.controllers import config_edit, pending_changes
+from workbench.ui.dialogs import message_boxes
+from workbench.ui.state import AppState
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+MENUS = ("File", "Edit", "Run", "View", "Compare", "Help")
+
+
+def _always(_: AppState) -> str:
+    return ""
+
+
+def _plain(_: AppState) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that a person can do; ``why_not`` is empty when it can be done now."""
+
+    id: str
+    text: str
+    menu: str
+    icon: str
+    handler: Callable[[MainWindow], None]
+    shortcut: str = ""
+    tip: str = ""
+    why_not: Callable[[AppState], str] = _always
+    now: Callable[[AppState], str] = _plain  # another text for what it would do now
+    checked: Callable[[AppState], bool] | None = None
+    group: int = 0  # a line divides the groups of a menu
+
+
+def _cannot_run(state: AppState) -> str:
+    if state.replaying:
+        return "This is a replay; open the window without --replay to run."
+    if state.runner_state == "dead":
+        return "The runner has ended; start a new one."
+    if state.runner_state != "idle":
+        return "A run is in progress." if state.active else "The runner has not started yet."
+    if state.configuration is None:
+        return "The runner offers no model."
+    return pending_changes.problem(state)
+
+
+def _no_own_models(state: AppState) -> str:
+    if state.replaying:
+        return "This is a replay; open the window without --replay to run."
+    if state.catalogue is None:
+        return "The runner has not started yet."
+    if state.active:
+        return "A run is in progress."
+    families = [family.name for family in state.catalogue.families]
+    return "" if config_edit.OWN in families else "This runner takes no models from files."
+
+
+def _not_active(state: AppState) -> str:
+    return "" if state.active else "No run is in progress."
+
+
+def _cannot_pause(state: AppState) -> str:
+    return "" if state.runner_state in ("running", "paused") else "Nothing runs that could pause."
+
+
+def _pause_text(state: AppState) -> str:
+    return "Resume" if state.runner_state == "paused" else ""
+
+
+def _pause(window: MainWindow) -> None:
+    state = window.state
+    (state.resume if state.runner_state == "paused" else state.pause)()
+
+
+def _toggle_automatic(window: MainWindow) -> None:
+    offers = window.state.offers
+    offers.set_automatic(not offers.automatic)
+
+
+def _toggle_check(window: MainWindow) -> None:
+    checklists = window.state.checklists
+    checklists.set_each_segment(not checklists.each_segment)
+
+
+def _no_data(state: AppState) -> str:
+    return "" if state.session.segments else "Nothing has been measured yet."
+
+
+def _nothing_to_report(state: AppState) -> str:
+    session = state.session
+    found = session.segments or session.comparisons or session.studies
+    return "" if found else "Nothing has been measured yet."
+
+
+def _not_live(state: AppState) -> str:
+    return "" if state.live else "A note marks a moment of the live session; this one is a file."
+
+
+def _no_undo(state: AppState) -> str:
+    return "" if state.undo.canUndo() else "No toggle has been changed."
+
+
+def _no_redo(state: AppState) -> str:
+    return "" if state.undo.canRedo() else "Nothing was undone."
+
+
+def _no_comparison(state: AppState) -> str:
+    return "" if state.compared.sessions else "No session is compared."
+
+
+def _no_runner_wanted(state: AppState) -> str:
+    return "This is a replay." if state.replaying else ""
+
+
+def _live_already(state: AppState) -> str:
+    return "The live session is shown." if state.live else ""
+
+
+def _jump(window: MainWindow) -> None:
+    window.state.show_live()
+    window.state.set_follow(True)
+
+
+ACTIONS = (
+    Action("open", "Open …", "File", "folder", message_boxes.open_session, "Ctrl+O",
+           "Show the session of a file or of a journal"),
+    Action("open-model", "Open model …", "File", "folder", message_boxes.open_model, "",
+           "Run a model of your own: a Python file whose build() returns it", _no_own_models),
+    Action("save", "Save", "File", "save", message_boxes.save, "Ctrl+S",
+           "Write the session to its file", _no_data, group=1),
+    Action("save-as", "Save as …", "File", "save", message_boxes.save_as, "Ctrl+Shift+S",
+           "Write the session to another file", _no_data, group=1),
+    Action("rename", "Rename session …", "File", "rename", message_boxes.rename, "F2",
+           "Give the session another title", group=1),
+    Action("notes", "Session notes …", "File", "note", message_boxes.notes, "",
+           "What a reader of this session should know", group=1),
+    Action("new", "New session", "File", "new", lambda w: w.state.new_session(), "Ctrl+Shift+N",
+           "Leave this session in its journal or file and begin another",
+           _no_runner_wanted, group=1),
+    Action("export", "Export plot …", "File", "export", lambda w: w.export_plot(), "Ctrl+E",
+           "Write a plot as PNG, SVG, PDF or CSV", _no_data, group=2),
+    Action("report", "Report …", "File", "report", message_boxes.report, "Ctrl+R",
+           "Write one HTML page of the sessions: charts, tables, verdicts, evidence",
+           _nothing_to_report, group=2),
+    Action("quit", "Quit", "File", "quit", lambda w: w.quit(), "Ctrl+Q",
+           "End the runner and close the window", group=3),
+    Action("undo", "Undo", "Edit", "undo", lambda w: w.state.undo.undo(), "Ctrl+Z",
+           "Take back the last change of toggles", _no_undo,
+           now=lambda s: f"Undo {s.undo.undoText()}" if s.undo.canUndo() else ""),
+    Action("redo", "Redo", "Edit", "redo", lambda w: w.state.undo.redo(), "Ctrl+Shift+Z",
+           "Make the change of toggles again", _no_redo,
+           now=lambda s: f"Redo {s.undo.redoText()}" if s.undo.canRedo() else ""),
+    Action("note", "Add note …", "Edit", "note", message_boxes.add_note, "Ctrl+N",
+           "Mark this moment of the timeline", _not_live, group=1),
+    Action("copy-image", "Copy plot as image", "Edit", "image", lambda w: w.copy_plot(),
+           "Ctrl+Shift+C", "Put a picture of the plots on the clipboard", _no_data, group=1),
+    Action("run", "Run", "Run", "run", lambda w: w.state.start(), "F5",
+           "Build the configuration and run it", _cannot_run),
+    Action("pause", "Pause", "Run", "pause", _pause, "F6",
+           "Stop stepping, keeping everything built", _cannot_pause, now=_pause_text),
+    Action("stop", "Stop", "Run", "stop", lambda w: w.state.stop(), "Shift+F5",
+           "End the run after the current step", _not_active),
+    Action("cancel", "Cancel", "Run", "cancel", lambda w: w.state.cancel(), "Shift+Esc",
+           "End what is being built or run at once, by force if need be", _not_active),
+    Action("restart", "Start a new runner", "Run", "restart", lambda w: w.state.start_runner(),
+           "", "Replace the runner; the session goes on", _no_runner_wanted, group=1),
+    Action("palette", "Command palette", "View", "palette", lambda w: w.show_palette(),
+           "Ctrl+Shift+P", "Find any command, toggle or preset by name"),
+    Action("jump", "Jump to live", "View", "jump", _jump, "Ctrl+End",
+           "Follow the newest step again", group=1),
+    Action("pause-view", "Pause view", "View", "view-pause",
+           lambda w: w.state.set_follow(not w.state.follow), "Ctrl+Space",
+           "Hold the plots where they are; the run goes on",
+           checked=lambda s: not s.follow, group=1),
+    Action("show-live", "Show the live session", "View", "live", lambda w: w.state.show_live(),
+           "", "Leave the opened file and show the session that is recorded",
+           _live_already, group=1),
+    Action("next-panel", "Next panel", "View", "layout", lambda w: w.step_panel(1),
+           "Ctrl+Tab", "Give the keyboard to the next panel", group=2),
+    Action("previous-panel", "Previous panel", "View", "layout",
+           lambda w: w.step_panel(-1), "Ctrl+Shift+Tab",
+           "Give the keyboard to the panel before", group=2),
+    Action("float-panel", "Float panel, or dock it again", "View", "float",
+           lambda w: w.float_panel(), "Ctrl+Shift+F",
+           "Take the panel that has the keyboard out of the window, or put it back", group=2),
+    Action("close-panel", "Close panel", "View", "close", lambda w: w.close_panel(), "Ctrl+W",
+           "Close the panel that has the keyboard; this menu brings it back", group=2),
+    Action("reset-layout", "Reset layout", "View", "layout", lambda w: w.reset_layout(), "",
+           "Put every dock back to its place", group=3),
+    Action("verdict", "Verdict against the configuration before", "Run", "verdict",
+           lambda w: w.judge(), "F8", "Alternate the configuration before the last change and "
+           "this one, block by block, until it is clear which is faster",
+           lambda s: s.verdicts.why_not_before(), group=2),
+    Action("measure-more", "Measure more", "Run", "pending", lambda w: w.judge_longer(), "Shift+F8",
+           "Go on with the last comparison; its interval holds however often one looks",
+           lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
+    Action("calibrate", "Calibrate (A against A)", "Run", "verdict", lambda w: w.calibrate(), "",
+           "Compare this configuration with itself: what it differs by is the machine's noise, and "
+           "no verdict claims less", lambda s: s.verdicts.why_not_calibrate(), group=2),
+    Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
+           "Find which of the toggles gave what: time and memory, alone and together", group=2),
+    Action("sweep", "Sweep …", "Run", "sweep", lambda w: w.vary(), "Shift+F7",
+           "Measure how time and memory grow with the size of model or workload", group=2),
+    Action("validate", "Validation checklist", "Run", "checklist", lambda w: w.validate(), "F7",
+           "Check numbers, synchronization, graph, memory, speed-up and other batch sizes",
+           lambda s: s.checklists.why_not(), group=2),
+    Action("claims", "Claims of the documents …", "Run", "claims", lambda w: w.reproduce(), "F10",
+           "Measure what each model family's document claims: holds, or does not hold", group=2),
+    Action("profile", "Profile these steps", "Run", "breakdown", lambda w: w.profile(), "Shift+F9",
+           "Show where the time and the memory of a step go, module by module",
+           lambda s: s.breakdowns.why_not(), group=2),
+    Action("auto-verdict", "Auto-verdict", "Run", "verdict", _toggle_automatic, "",
+           "Judge every change of a toggle in a run against the configuration before it, then go "
+           "on with the new one", checked=lambda s: s.offers.automatic, group=2),
+    Action("check-numbers", "Check each segment's numbers", "Run", "checklist", _toggle_check, "",
+           "Pause each new configuration of the runs to come, once, and compare its numbers with a "
+           "reference in FP64 or FP32", checked=lambda s: s.checklists.each_segment, group=2),
+    Action("compare", "Compare with …", "Compare", "compare", message_boxes.compare, "Ctrl+Shift+O",
+           "Put the sessions of files beside this one"),
+    Action("clear-compared", "Clear comparison", "Compare", "close",
+           lambda w: w.state.compared.clear(), "", "Take every other session away",
+           _no_comparison),
+    Action("doctor", "Doctor", "Help", "doctor", message_boxes.doctor, "",
+           "What this machine has, what is missing and what it would enable"),
+    Action("log", "Runner log", "Help", "log", message_boxes.log, "",
+           "What the libraries printed in the runner"),
+    Action("shortcuts", "Keyboard shortcuts", "Help", "palette", message_boxes.shortcuts, "Ctrl+/",
+           "What each key does"),
+    Action("about", "About", "Help", "about", message_boxes.about, "", "Version and licence"),
+)  # fmt: skip
+
+TOOLBAR = ("run", "pause", "stop", "verdict", "", "undo", "redo", "note", "",
+           "open", "save", "compare", "export")  # fmt: skip

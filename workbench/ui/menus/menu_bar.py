@@ -1,0 +1,143 @@
+"""Menus whose content changes: recent files, journals, presets, themes; and dropped files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QMimeData
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QMenu
+
+from workbench.ui.controllers import config_edit
+from workbench.ui.controllers.appearance import CHOICES
+from workbench.ui.dialogs import message_boxes, session_files
+from workbench.ui.menus import preset_menu
+from workbench.ui.state import AppState
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a run's time
+BUILD_COUNTS = (0, 1, 3, 5, 10)
+SUFFIXES = (".h5", ".hdf5", ".journal")
+
+
+def add_dynamic(window: MainWindow) -> None:
+    """Add the submenus that are filled whenever they open."""
+    top = window.actions_.menus
+    save = window.actions_["save"]
+    _submenu(top["File"], "Open recent", lambda menu: _recent(window, menu), save)
+    _submenu(top["File"], "Recover journal", lambda menu: _journals(window, menu), save)
+    _submenu(top["Run"], "Presets", lambda menu: _presets(window, menu))
+    state = window.state
+    _submenu(top["Run"], "Toggle presets", lambda menu: preset_menu.fill(menu, state, window))
+    _submenu(top["Run"], "Background pairing", lambda menu: _pairing_shares(state, menu))
+    _submenu(top["Run"], "Builds of a verdict", lambda menu: _build_counts(state, menu))
+    top["View"].addSeparator()
+    for dock in window.desk.docks.values():
+        top["View"].addAction(dock.toggleViewAction())
+    _submenu(top["View"], "Theme", lambda menu: _themes(window, menu))
+
+
+def choose_preset(state: AppState, name: str) -> None:
+    """Take another preset of the family that is being edited."""
+    assert state.catalogue is not None and state.configuration is not None
+    state.edit(config_edit.with_preset(state.catalogue, state.configuration, name))
+
+
+def dropped(data: QMimeData) -> list[Path]:
+    """The session files and journals among what is dragged."""
+    paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
+    return [path for path in paths if path.suffix.lower() in SUFFIXES]
+
+
+def _submenu(
+    menu: QMenu, title: str, fill: Callable[[QMenu], None], before: QAction | None = None
+) -> None:
+    made = QMenu(title, menu)
+    made.setToolTipsVisible(True)
+    if before is None:
+        menu.addMenu(made)
+    else:
+        menu.insertMenu(before, made)
+
+    def refill() -> None:
+        made.clear()
+        fill(made)
+        if made.isEmpty():
+            _item(made, "None", lambda: None)
+            made.actions()[0].setEnabled(False)
+
+    made.aboutToShow.connect(refill)
+
+
+def _recent(window: MainWindow, menu: QMenu) -> None:
+    for path in window.settings.recent:
+        _item(menu, path.name, partial(window.open_path, path), tip=str(path))
+
+
+def _journals(window: MainWindow, menu: QMenu) -> None:
+    for path in session_files.recoverable():
+        _item(menu, path.name, partial(window.state.open_session, path), tip=str(path))
+
+
+def _presets(window: MainWindow, menu: QMenu) -> None:
+    state = window.state
+    catalogue, configuration = state.catalogue, state.configuration
+    if catalogue is None or configuration is None:
+        return
+    for name in config_edit.family_of(catalogue, configuration.family).presets:
+        chosen = name == configuration.preset and not configuration.model
+        _item(menu, name, partial(choose_preset, state, name), chosen)
+    menu.addSeparator()
+    for name, own in window.settings.presets.items():
+        _item(menu, name, partial(state.edit, config_edit.adopt(catalogue, own)))
+    menu.addSeparator()
+    _item(menu, "Save as preset …", lambda: message_boxes.save_preset(window))
+
+
+def _pairing_shares(state: AppState, menu: QMenu) -> None:
+    """Offer parts of a run's time for blocks of its baseline."""
+    verdicts = state.verdicts
+    for share in dict.fromkeys((*SHARES, verdicts.pairing_share)):
+        text = f"{100 * share:g} % of the time" if share else "Off"
+        tip = (
+            "After a toggle, return to the baseline in short blocks: the ratio becomes a paired one"
+            if share
+            else "Ratios against the baseline stay unpaired until a verdict is measured"
+        )
+        choose = partial(verdicts.set_pairing_share, share)
+        _item(menu, text, choose, share == verdicts.pairing_share, tip)
+
+
+def _build_counts(state: AppState, menu: QMenu) -> None:
+    """Offer how often a verdict builds both arms."""
+    verdicts = state.verdicts
+    tips = {0: "Several builds if building is cheap for the budget, else one",
+            1: "The interval describes the two builds that were measured"}  # fmt: skip
+    several = "The interval includes how far builds of one configuration differ"
+    for count in dict.fromkeys((*BUILD_COUNTS, verdicts.build_count)):
+        text = str(count) if count else "Automatic"
+        choose = partial(verdicts.set_build_count, count)
+        _item(menu, text, choose, count == verdicts.build_count, tips.get(count, several))
+
+
+def _themes(window: MainWindow, menu: QMenu) -> None:
+    for name in CHOICES:
+        chosen = name == window.appearance.choice
+        _item(menu, name.capitalize(), partial(window.set_theme, name), chosen)
+
+
+def _item(
+    menu: QMenu, text: str, act: Callable[[], None], checked: bool | None = None, tip: str = ""
+) -> None:
+    action = QAction(text, menu)
+    action.setToolTip(tip)
+    if checked is not None:
+        action.setCheckable(True)
+        action.setChecked(checked)
+    action.triggered.connect(lambda: act())
+    menu.addAction(action)

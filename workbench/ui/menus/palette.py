@@ -1,0 +1,192 @@
+"""The command palette: any command, toggle option or preset, found by typing parts of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QObject, QSize, Qt
+from PySide6.QtGui import QIcon, QKeyEvent, QPainter, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import (
+    QApplication,
+    QFrame,
+    QLineEdit,
+    QListView,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from workbench.ui.panels import _widgets
+from workbench.ui.theming import fonts
+
+WIDTH = 560
+ROWS = 10
+ROW_HEIGHT = 32
+TOP = 48
+SIDE_ROLE = Qt.ItemDataRole.UserRole + 1
+_KEYS = {
+    Qt.Key.Key_Up: -1,
+    Qt.Key.Key_Down: 1,
+    Qt.Key.Key_PageUp: -ROWS,
+    Qt.Key.Key_PageDown: ROWS,
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the palette; ``why_not`` is shown instead of the shortcut when it is set."""
+
+    text: str
+    run: Callable[[], None]
+    icon: QIcon
+    shortcut: str = ""
+    why_not: str = ""
+
+
+def match(query: str, text: str) -> float | None:
+    """How well ``text`` answers ``query``; None when its letters do not occur in their order.
+
+    Letters at the start of a word and letters in a row count more, long texts a little less.
+    """
+    text, query = text.casefold(), query.casefold().replace(" ", "")
+    best: float | None = None
+    for start in (place for place, letter in enumerate(text) if letter == query[:1]):
+        found = _match_from(query, text, start)
+        if found is not None and (best is None or found > best):
+            best = found
+    return 0.0 if not query else best
+
+
+def _match_from(query: str, text: str, start: int) -> float | None:
+    score = 0.0
+    last = start - 1
+    for letter in query:
+        place = text.find(letter, last + 1)
+        if place < 0:
+            return None
+        at_word = place == 0 or not text[place - 1].isalnum()
+        in_row = place == last + 1 and place != start
+        score += 1.0 + 2.0 * at_word + 1.5 * in_row
+        last = place
+    return score - 0.01 * len(text)
+
+
+class CommandPalette(QFrame):
+    """A list over the window with a line to type in; Escape or a click elsewhere closes it."""
+
+    def __init__(self, window: QWidget) -> None:
+        super().__init__(window)
+        self.setProperty("popup", True)
+        self._entries: list[Entry] = []
+        self._shown: list[Entry] = []
+        self._before: QWidget | None = None
+        self.line = QLineEdit()
+        self.line.setPlaceholderText("Type a command, a toggle or a preset")
+        self.line.setMinimumHeight(30)
+        self._model = QStandardItemModel(self)
+        self.list = QListView()
+        self.list.setModel(self._model)
+        self.list.setItemDelegate(_Delegate(self.list))
+        self.list.setUniformItemSizes(True)
+        self.list.setIconSize(_widgets.ICON)
+        self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.clicked.connect(lambda index: self._run(index.row()))
+        layout = _widgets.tight(QVBoxLayout(self), 6, 8)
+        layout.addWidget(self.line)
+        layout.addWidget(self.list)
+        self.line.textChanged.connect(self._filter)
+        self.line.returnPressed.connect(lambda: self._run(self.list.currentIndex().row()))
+        self.line.installEventFilter(self)
+        self.hide()
+
+    def ask(self, entries: Sequence[Entry]) -> None:
+        """Show the palette with these entries."""
+        self._entries = list(entries)
+        self._before = QApplication.focusWidget()
+        self.line.clear()
+        self._filter("")
+        host = self.parentWidget()
+        width = min(WIDTH, host.width() - 32)
+        height = 58 + ROW_HEIGHT * ROWS
+        self.setGeometry((host.width() - width) // 2, TOP, width, min(height, host.height() - 80))
+        self.show()
+        self.raise_()
+        self.line.setFocus()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Arrows move in the list while the line has the focus; Escape closes."""
+        if event.type() == QEvent.Type.FocusOut:
+            self.hide()
+        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
+            key = Qt.Key(event.key())
+            if key == Qt.Key.Key_Escape:
+                self._leave()
+                return True
+            if key in _KEYS:
+                row = self.list.currentIndex().row() + _KEYS[key]
+                self._select(max(0, min(row, len(self._shown) - 1)))
+                return True
+        return bool(super().eventFilter(watched, event))
+
+    def _filter(self, query: str) -> None:
+        ranked = []
+        for place, entry in enumerate(self._entries):
+            score = match(query, entry.text)
+            if score is not None:
+                ranked.append((bool(entry.why_not), -score, place))
+        self._shown = [self._entries[place] for *_, place in sorted(ranked)]
+        self._model.clear()
+        for entry in self._shown:
+            item = QStandardItem(entry.icon, entry.text)
+            item.setData(entry.why_not or entry.shortcut, SIDE_ROLE)
+            item.setEnabled(not entry.why_not)
+            item.setToolTip(entry.why_not)
+            item.setSizeHint(QSize(0, ROW_HEIGHT))
+            self._model.appendRow(item)
+        if not self._shown:
+            nothing = QStandardItem("No command, toggle, preset or panel is called so")
+            nothing.setEnabled(False)
+            nothing.setSizeHint(QSize(0, ROW_HEIGHT))
+            self._model.appendRow(nothing)
+        self._select(0)
+
+    def _select(self, row: int) -> None:
+        index = self._model.index(row, 0)
+        self.list.setCurrentIndex(index)
+        self.list.scrollTo(index)
+
+    def _run(self, row: int) -> None:
+        if 0 <= row < len(self._shown) and not self._shown[row].why_not:
+            self._leave()
+            self._shown[row].run()
+
+    def _leave(self) -> None:
+        """Give the keyboard back to what had it."""
+        if self._before is not None:
+            with suppress(RuntimeError):  # it may have been deleted meanwhile
+                self._before.setFocus()
+        self.hide()
+
+
+class _Delegate(QStyledItemDelegate):
+    """Draws a line's shortcut, or why it cannot be used, at its right end."""
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index) -> None:  # type: ignore[no-untyped-def]
+        super().paint(painter, option, index)
+        side = index.data(SIDE_ROLE)
+        if not side:
+            return
+        painter.save()
+        font = fonts.small(option.font)
+        painter.setFont(font)
+        painter.setPen(option.palette.placeholderText().color())
+        room = option.rect.adjusted(option.rect.width() * 2 // 5, 0, -12, 0)
+        metrics = painter.fontMetrics()
+        text = metrics.elidedText(side, Qt.TextElideMode.ElideRight, room.width())
+        align = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        painter.drawText(room, align, text)
+        painter.restore()

@@ -1,0 +1,79 @@
+"""The menu of toggle presets, and the few dialogs that it leads to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
+
+from workbench.presets import SUFFIX
+from workbench.ui.dialogs import message_boxes
+from workbench.ui.state import AppState
+
+FILTER = f"Presets of toggles (*{SUFFIX})"
+
+
+def fill(menu: QMenu, state: AppState, host: QWidget) -> None:
+    """Put the presets and what can be done with them into a menu; dialogs belong to host."""
+    menu.clear()
+    for old in menu.findChildren(QMenu):
+        old.deleteLater()
+    presets = state.presets
+    why_not = presets.why_not()
+    menu.setToolTipsVisible(True)
+    for preset in presets.offered:
+        _item(menu, preset.title, partial(presets.apply, preset), preset.help, why_not)
+    menu.addSeparator()
+    for name in presets.own:
+        _fill_own(menu.addMenu(name), state, host, name)
+    menu.addSeparator()
+    _item(menu, "Save these toggles as a preset …", partial(ask_to_save, state, host), "", why_not)
+    _item(menu, "Add presets of a file …", partial(ask_to_add, state, host))
+
+
+def ask_to_save(state: AppState, host: QWidget) -> None:
+    """Ask for a name and keep the toggles under it."""
+    message_boxes.ask(host, "Save toggles", "Name of the preset", "", state.presets.save)
+
+
+def ask_to_add(state: AppState, host: QWidget) -> None:
+    """Ask for a file and add its presets."""
+    name, _ = QFileDialog.getOpenFileName(host, "Add presets", message_boxes.folder(), FILTER)
+    if name:
+        state.presets.take(Path(name))
+
+
+def ask_to_share(state: AppState, host: QWidget, name: str) -> None:
+    """Ask for a file and write one of the person's own presets there."""
+    slug = re.sub(r"[^\w.-]+", "-", name).strip("-").lower() or "preset"
+    suggestion = str(Path(message_boxes.folder()) / f"{slug}{SUFFIX}")
+    path = message_boxes.file_to_write(host, "Share a preset", suggestion, {SUFFIX: FILTER})
+    if path is not None:
+        state.presets.share(name, path)
+
+
+def _fill_own(menu: QMenu, state: AppState, host: QWidget, name: str) -> None:
+    presets = state.presets
+
+    def rename() -> None:
+        message_boxes.ask(host, "Rename preset", "Name", name, partial(presets.rename, name))
+
+    _item(menu, "Apply", partial(presets.apply_own, name), "", presets.why_not())
+    menu.addSeparator()
+    _item(menu, "Rename …", rename)
+    _item(menu, "Share as a file …", partial(ask_to_share, state, host, name))
+    _item(menu, "Delete", partial(presets.remove, name))
+
+
+def _item(
+    menu: QMenu, text: str, act: Callable[[], None], tip: str = "", why_not: str = ""
+) -> None:
+    action = QAction(text.replace("&", "&&"), menu)
+    action.setToolTip("\n".join(filter(None, (tip, why_not))))
+    action.setEnabled(not why_not)
+    action.triggered.connect(lambda: act())
+    menu.addAction(action)

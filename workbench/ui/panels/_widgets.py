@@ -1,0 +1,372 @@
+"""Parts that several panels are made of: headings, notes, rules, columns, splitters, budgets."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Protocol, TypeVar
+
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QSplitter,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions.plain_text import clip, wrapped
+from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.theming import fonts
+from workbench.ui.theming.icons import icon
+from workbench.ui.theming.theme import Theme
+
+_Layout = TypeVar("_Layout", bound=QLayout)
+
+ICON = QSize(16, 16)
+SMALL_ICON = QSize(14, 14)
+BRIEF = 140  # characters, about three lines of the toggles' panel
+_SNUG_LINES = 4  # that a body keeps in sight while it scrolls
+_SNUG_EVENTS = (
+    QEvent.Type.LayoutRequest,
+    QEvent.Type.ShowToParent,
+    QEvent.Type.HideToParent,
+)
+_ENDS = (re.compile(r"[;.] "), re.compile(r"[:,] "), re.compile(" "))  # the best first
+
+
+class Budgeted(Protocol):
+    """What asks the runner for something that takes as long as it is given."""
+
+    budget_s: float
+
+
+class OneLine(QLabel):
+    """A line that is elided where there is no room for it; pointing at it then shows all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self._whole = ""
+
+    def say(self, text: str) -> None:
+        """Show this text."""
+        self._whole = clip(text)
+        self.updateGeometry()
+        self._fit()
+
+    def sizeHint(self) -> QSize:
+        """As wide as all of it."""
+        width = self.fontMetrics().horizontalAdvance(self._whole) + 2
+        return QSize(width, super().sizeHint().height())
+
+    def minimumSizeHint(self) -> QSize:
+        """It gives way to all that is beside it."""
+        return QSize(0, super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Show as much of it as there is room for."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        middle = Qt.TextElideMode.ElideMiddle
+        shown = self.fontMetrics().elidedText(self._whole, middle, self.width())
+        self.setText(shown)
+        self.setToolTip("" if shown == self._whole else wrapped(self._whole))
+
+
+def heading(text: str) -> QLabel:
+    """The name of a group of controls."""
+    label = QLabel(text)
+    label.setProperty("muted", True)
+    label.setFont(fonts.heading())
+    return label
+
+
+def title() -> QLabel:
+    """The sentence at the head of a panel: what was found."""
+    label = QLabel()
+    label.setFont(fonts.title())
+    label.setWordWrap(True)
+    return label
+
+
+def muted(text: str) -> QLabel:
+    """The name of a control, beside it."""
+    label = QLabel(text)
+    label.setProperty("muted", True)
+    return label
+
+
+def note(text: str = "", tone: str = "") -> QLabel:
+    """A line or more of small text; ``tone`` is ``good``, ``warning``, ``bad``, or none."""
+    label = QLabel(text)
+    label.setProperty("tone" if tone else "muted", tone or True)
+    label.setFont(fonts.small())
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+    policy.setHeightForWidth(True)  # a policy of its own would forget that it is wrapped
+    label.setSizePolicy(policy)
+    return label
+
+
+def brief_note(text: str, tone: str = "") -> QLabel:
+    """A note of whole clauses up to ``BRIEF`` characters; pointing at it shows all of the text."""
+    label = note(text, tone)
+    if len(text) > BRIEF:
+        ends = ([found.start() for found in kind.finditer(text, 0, BRIEF)] for kind in _ENDS)
+        end = next((max(found) for found in ends if found and max(found) > BRIEF / 3), BRIEF)
+        label.setText(f"{text[:end]} …")
+        label.setToolTip(wrapped(text))
+    return label
+
+
+def set_tone(label: QLabel, tone: str) -> None:
+    """Colour a label by what it says: ``good``, ``warning``, ``bad``, ``accent``, or none."""
+    if label.property("tone") != tone:
+        label.setProperty("tone", tone)
+        label.style().unpolish(label)
+        label.style().polish(label)
+
+
+def marked(label: QLabel, name: str, theme: Theme, role: str) -> QWidget:
+    """A note with an icon at its first line, so that colour is not its only mark."""
+    row = QWidget()
+    layout = tight(QHBoxLayout(row), spacing=6)
+    mark = QLabel()
+    mark.setPixmap(icon(name, theme, role).pixmap(SMALL_ICON))
+    mark.setFixedSize(SMALL_ICON)
+    layout.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
+    layout.addWidget(label, 1)
+    return row
+
+
+def rule() -> QFrame:
+    """A hairline between groups."""
+    frame = QFrame()
+    frame.setProperty("rule", True)
+    return frame
+
+
+def link(text: str) -> QPushButton:
+    """A button that looks like a link."""
+    button = QPushButton(text)
+    button.setProperty("link", True)
+    button.setCursor(Qt.CursorShape.PointingHandCursor)
+    return button
+
+
+def compact(text: str) -> QPushButton:
+    """A button that fits into a line of small text."""
+    button = QPushButton(text)
+    button.setProperty("compact", True)
+    button.setFont(fonts.small())
+    button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+    return button
+
+
+def allow(button: QAbstractButton, why_not: str, tip: str = "") -> None:
+    """Let a button be pressed, or say why not; ``tip`` is what it tells where it can be."""
+    button.setEnabled(not why_not)
+    button.setToolTip(why_not or tip)
+
+
+def budget_box(held: Budgeted, most_s: float, tip: str) -> CalmDoubleSpinBox:
+    """A number of whole seconds that sets ``held.budget_s``."""
+    box = CalmDoubleSpinBox()
+    box.setRange(1, most_s)
+    box.setDecimals(0)
+    box.setSuffix(" s")
+    box.setValue(held.budget_s)
+    box.setToolTip(tip)
+    box.setAccessibleName("Budget in seconds")
+    box.valueChanged.connect(partial(setattr, held, "budget_s"))
+    return box
+
+
+def expander(text: str, theme: Theme, body: QWidget) -> QToolButton:
+    """A line that shows and hides ``body``, which begins hidden."""
+    button = QToolButton()
+    button.setText(text)
+    button.setCheckable(True)
+    button.setProperty("bare", True)
+    button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+    button.setIconSize(SMALL_ICON)
+    button.setIcon(icon("closed", theme, "muted"))
+    body.setVisible(False)
+
+    def toggled(opened: bool) -> None:
+        body.setVisible(opened)
+        button.setIcon(icon("opened" if opened else "closed", theme, "muted"))
+
+    button.toggled.connect(toggled)
+    return button
+
+
+def tight(layout: _Layout, spacing: int = 8, margin: int = 0) -> _Layout:
+    """The layout with the window's rhythm instead of the style's."""
+    layout.setSpacing(spacing)
+    layout.setContentsMargins(margin, margin, margin, margin)
+    return layout
+
+
+def inset(label: QLabel, above: int, below: int) -> QVBoxLayout:
+    """A layout that keeps a label off a panel's edges.
+
+    Margins of its own Qt takes from a label that has no room when another style sheet comes.
+    """
+    layout = tight(QVBoxLayout(), 0)
+    layout.setContentsMargins(12, above, 12, below)
+    layout.addWidget(label)
+    return layout
+
+
+def surface() -> QWidget:
+    """An empty page with a panel's background."""
+    page = QWidget()
+    page.setProperty("panel", True)
+    page.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+    return page
+
+
+def head(*rows: QWidget | QLayout, below: int = 8) -> QVBoxLayout:
+    """The lines above what a panel shows, ``below`` pixels from it."""
+    layout = tight(QVBoxLayout(), 4)
+    layout.setContentsMargins(12, 8, 12, below)
+    for row in rows:
+        if isinstance(row, QWidget):
+            layout.addWidget(row)
+        else:
+            layout.addLayout(row)
+    return layout
+
+
+def split(direction: Qt.Orientation, *parts: tuple[QWidget, int]) -> QSplitter:
+    """Parts beside or above one another, each with its share of the room; none can vanish."""
+    splitter = QSplitter(direction)
+    splitter.setChildrenCollapsible(False)
+    for place, (part, share) in enumerate(parts):
+        splitter.addWidget(part)
+        splitter.setStretchFactor(place, share)
+    splitter.setSizes([100 * share for _, share in parts])
+    return splitter
+
+
+class _Body(QWidget):
+    """As high as its width needs: a layout's own least height is that of the narrowest lines."""
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(super().minimumSizeHint().width(), 0)
+
+
+def scrolled(body: QWidget) -> QScrollArea:
+    """Room for a body that is higher than a small window: it scrolls, and covers nothing."""
+    area = QScrollArea()
+    area.setProperty("panel", True)
+    area.setWidgetResizable(True)
+    area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    area.setWidget(body)
+    return area
+
+
+class Snug(QScrollArea):
+    """As high as its body needs at this width; where there is less room, the body scrolls."""
+
+    def __init__(self, body: QWidget, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("panel", True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
+        self._held = _Body()
+        tight(QVBoxLayout(self._held), 0).addWidget(body)
+        self.setWidget(self._held)
+
+    def sizeHint(self) -> QSize:
+        """The body's height at the width there is; none while the body is hidden."""
+        body = self._held
+        wrapped = body.hasHeightForWidth()
+        height = body.heightForWidth(self.width()) if wrapped else body.sizeHint().height()
+        return QSize(body.sizeHint().width(), height)
+
+    def minimumSizeHint(self) -> QSize:
+        """Some lines, or what the body needs if that is less."""
+        least = min(_SNUG_LINES * self.fontMetrics().height(), self.sizeHint().height())
+        return QSize(0, least)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Ask for another height when the body has other lines, or comes and goes."""
+        if event.type() in _SNUG_EVENTS:
+            self.updateGeometry()
+        return super().eventFilter(watched, event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Another width needs another height."""
+        super().resizeEvent(event)
+        if event.oldSize().width() != event.size().width():
+            self.updateGeometry()
+
+
+def column(host: QWidget) -> QVBoxLayout:
+    """Fill ``host`` with a scrolling column of controls and return its layout."""
+    body = _Body()
+    body.setProperty("panel", True)
+    outer = tight(QVBoxLayout(host), 0)
+    outer.addWidget(scrolled(body))
+    inner = QVBoxLayout(body)
+    inner.setContentsMargins(12, 8, 12, 12)
+    inner.setSpacing(8)
+    return inner
+
+
+def settle(widget: QWidget) -> None:
+    """Give a widget that has changed its room at once, and not some turns of the event loop later.
+
+    Qt asks one layout after the other, from the inside; until the outermost has answered, what
+    came into a ``Snug`` of no height has none either, and a click on it hits nothing.
+    """
+    above: QWidget | None = widget
+    areas = []
+    while above is not None:
+        layout = above.layout()
+        if layout is None:
+            above.updateGeometry()
+        else:
+            layout.activate()
+        if isinstance(above, QScrollArea):
+            areas.append(above)
+        above = above.parentWidget()
+    for area in areas:  # one as high as before scrolls further
+        QCoreApplication.sendEvent(area, QEvent(QEvent.Type.LayoutRequest))
+
+
+def discard(widget: QWidget) -> None:
+    """Take a widget out of the window and delete it; it is gone at once.
+
+    One that its layout was still to show would come up as a window of its own, and take the
+    keyboard, unless it is told to hide.
+    """
+    widget.hide()
+    widget.setParent(None)
+    widget.deleteLater()
+
+
+def clear(layout: QLayout) -> None:
+    """Remove and delete everything in a layout."""
+    while item := layout.takeAt(0):
+        if widget := item.widget():
+            discard(widget)
+        elif inner := item.layout():
+            clear(inner)
+            inner.deleteLater()

@@ -1,0 +1,46 @@
+"""A panel that is made after the window is first painted, because its libraries load slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QVBoxLayout, QWidget
+
+from workbench.ui.panels import _widgets
+from workbench.ui.state import AppState
+
+AFTER_PAINT_MS = 30
+
+
+class Later(QWidget):
+    """An empty surface until the event loop is idle, then the panel."""
+
+    def __init__(
+        self,
+        state: AppState,
+        make: Callable[[AppState], QWidget],
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._make = make
+        self._panel: QWidget | None = None
+        self._layout = _widgets.tight(QVBoxLayout(self), 0)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self.panel)
+
+    def panel(self) -> QWidget:
+        """The panel, made now if it was not yet."""
+        if self._panel is None:
+            self._panel = self._make(self._state)
+            self._layout.addWidget(self._panel)
+        return self._panel
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Make the panel once this was painted."""
+        super().showEvent(event)
+        if self._panel is None:
+            self._timer.start(AFTER_PAINT_MS)

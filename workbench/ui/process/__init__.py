@@ -1,0 +1,1 @@
+"""What the window does with its own process: signals, threads, garbage."""

@@ -1,0 +1,1 @@
+"""Colours, fonts, icons and style sheets."""
