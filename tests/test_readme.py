@@ -1,4 +1,4 @@
-"""The README and the results: their commands are understood, and their links lead somewhere."""
+"""The README and the pages: their commands are understood, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from workbench import cli, commands
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = [README, *sorted(ROOT.glob("*/RESULTS.md"))]
-TOLD = README.read_text(encoding="utf-8")
+PAGES = [README, *sorted(ROOT.glob("*/*.md"))]
+TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}  # RESULTS.md: the last
 NAMES = [each.name for each in pkgutil.iter_modules(commands.__path__) if each.name[0] != "_"]
 
 
@@ -44,9 +44,13 @@ def tree(text: str) -> list[str]:
     return found
 
 
-def test_the_readme_shows_every_command():
-    assert {line.split()[0] for line in command_lines(TOLD)} == set(NAMES) - {"demo"}
-    assert "workbench demo" in TOLD
+def test_the_pages_show_every_command():
+    assert {line.split()[0] for line in command_lines(TEXTS["COMMANDS.md"])} == set(NAMES)
+    assert "workbench demo" in TEXTS["README.md"]
+
+
+def test_the_readme_is_short():
+    assert len(TEXTS["README.md"].splitlines()) <= 120
 
 
 def of_pages(found: Callable[[str], Iterable[str]]) -> list[str]:
@@ -64,9 +68,9 @@ def files_named(text: str) -> list[str]:
 
 
 def test_the_files_that_are_named_are_there():
-    named = {*of_pages(files_named), *tree(TOLD)}
+    named = {*of_pages(files_named), *tree(TEXTS["ARCHITECTURE.md"])}
     assert not [path for path in named if not (ROOT / path).exists()]
-    assert len(files_named(TOLD)) > 5 and len(tree(TOLD)) > 25
+    assert len(of_pages(files_named)) > 5 and len(tree(TEXTS["ARCHITECTURE.md"])) > 25
 
 
 def anchors(page: Path) -> set[str]:
