@@ -54,8 +54,13 @@ def read_or_make() -> bytes | None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(secrets.token_bytes(SIZE))
-        temporary.replace(path)  # in place of one that others could read
+        try:
+            os.link(temporary, path)  # two processes that start at once must end with one key
+        except OSError:
+            if read() is None:
+                temporary.replace(path)  # instead of one that other users could read
     except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        pass
+    with contextlib.suppress(OSError):
+        temporary.unlink()
     return read()

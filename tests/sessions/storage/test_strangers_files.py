@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import stat
 from pathlib import Path
 
@@ -199,6 +200,19 @@ def test_the_key_is_read_by_its_user_alone_and_replaced_where_others_could(path)
     file.chmod(0o644)
     assert account_key.read() is None
     assert account_key.read_or_make() not in (None, key)
+
+
+def test_two_processes_that_make_the_key_at_once_end_with_the_same(path, monkeypatch):
+    token_bytes = secrets.token_bytes
+    keys = []
+
+    def overtaken(size):
+        monkeypatch.setattr(secrets, "token_bytes", token_bytes)
+        keys.append(account_key.read_or_make())  # what another process does meanwhile
+        return token_bytes(size)
+
+    monkeypatch.setattr(secrets, "token_bytes", overtaken)
+    assert [account_key.read_or_make()] == keys
 
 
 def test_without_a_place_for_the_key_files_are_saved_and_checked(path, tmp_path, monkeypatch):
