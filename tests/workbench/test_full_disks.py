@@ -80,8 +80,9 @@ def test_a_run_whose_journal_cannot_be_made_gives_the_same_session(monkeypatch):
 
 FILLS = """
 import json, os, sys, wire_samples
-from workbench import headless, journal, protocol
-from workbench.client import Runner
+from workbench import protocol
+from workbench.client import headless, journal
+from workbench.client.runner_process import Runner
 lines = b"".join(map(protocol.encode, wire_samples.stream()))
 program = f"import os, sys\\nos.write(1, {lines!r})\\nsys.stdin.read()"
 headless.Runner = lambda kept: Runner(kept, [sys.executable, "-S", "-c", program])
@@ -102,11 +103,11 @@ def test_a_disk_that_fills_up_in_a_run_costs_the_journal_alone(tmp_path):
 
 WRITES = """
 from pathlib import Path
-from workbench import floors, kept, presets
+from workbench import calibration, presets, state_files
 from workbench.commands._command import Failed, write_text
 for write in (
     lambda path: presets.write(path, {"mine": {f"toggle{n}": "on" for n in range(999)}}),
-    lambda path: kept.write(path, "new", ["x" * 9999], {}),
+    lambda path: state_files.write(path, "new", ["x" * 9999], {}),
     lambda path: write_text(path, "x" * 9999),
 ):
     try: write(Path(sys.argv[1]))

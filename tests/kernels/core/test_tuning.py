@@ -326,14 +326,14 @@ def test_writers_at_the_same_time_lose_nothing_and_leave_no_other_files(tmp_path
 SECOND = """
 import json, sys
 from types import SimpleNamespace
-from kernels import _tuned_files, _tuning
-_tuning._gpu = lambda device: "Imagined GPU"
+from kernels.core import tuned_files, tuning
+tuning._gpu = lambda device: "Imagined GPU"
 kernel = SimpleNamespace(cache_key="v1")
-tunable = _tuning.Tunable("doubling", (kernel,), lambda *key: [(1,), (5,)])
+tunable = tuning.Tunable("doubling", (kernel,), lambda *key: [(1,), (5,)])
 import torch
 tile = tunable.tile((0, 4, torch.float32), None)
-_tuned_files.add(tunable._file("Imagined GPU"), "of the second", _tuned_files.Timed((7,), 1, 2))
-print(json.dumps([tile, _tuning.tiles()[0].source]))
+tuned_files.add(tunable._file("Imagined GPU"), "of the second", tuned_files.Timed((7,), 1, 2))
+print(json.dumps([tile, tuning.tiles()[0].source]))
 """
 
 

@@ -23,14 +23,15 @@ PROGRAM = """
 import json, sys
 import torch
 import kernels
-from kernels import OPS, Case, _tuning
+from kernels import OPS, Case
+from kernels.core import tuning
 from kernels.core.check import Exact
 
 rows = int(sys.argv[1])
 cases = {"rms_norm": {"rows": rows, "dim": 768}, "swiglu": {"rows": rows, "dim": 2048}}
 timed = []
-times_us = _tuning._times_us
-_tuning._times_us = lambda call, device: timed.append(1) or times_us(call, device)
+times_us = tuning._times_us
+tuning._times_us = lambda call, device: timed.append(1) or times_us(call, device)
 wrong = []
 for name, sizes in cases.items():
     op = OPS[name]

@@ -83,8 +83,8 @@ def test_two_long_names_that_begin_alike_have_leftovers_of_their_own(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from sessions import whole
-with whole.replacing(Path(sys.argv[1])) as temporary:
+from sessions.storage import atomic_write
+with atomic_write.replacing(Path(sys.argv[1])) as temporary:
     temporary.write_bytes(b"half")
     print(temporary, flush=True)
     sys.stdin.read()

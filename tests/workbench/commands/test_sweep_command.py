@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from sessions.model import Configuration
 from sessions.storage import hdf5
 from sessions.studies import sweep
 from workbench import protocol
@@ -52,7 +53,7 @@ def told(catalogue, over: float = 1.0, reason: str = "done") -> list[protocol.Me
     )
     ended = protocol.Finished(reason=reason, steps=1)
     segment = protocol.SegmentStarted(
-        index=0, configuration=protocol.Configuration(family="hydra", preset="tiny"), label="one"
+        index=0, configuration=Configuration(family="hydra", preset="tiny"), label="one"
     )
     return [catalogue, segment, started, rows, fits, ended]
 

@@ -333,7 +333,7 @@ def test_while_a_plots_data_is_written_or_copied_the_window_goes_on_and_the_curs
         return csv_bytes(*arguments, **options)
 
     monkeypatch.setattr(export, "csv_bytes", write)
-    monkeypatch.setattr("workbench.ui.panels._chart.dialogs.file_to_write", lambda *_: path)
+    monkeypatch.setattr("workbench.ui.panels._chart.message_boxes.file_to_write", lambda *_: path)
     usual = chart.cursor().shape()
     chart.export(".csv") if to_a_file else chart.copy_data()
     chart.copy_data()
@@ -350,7 +350,7 @@ def test_what_hinders_the_writing_is_told(qtbot, tasks, monkeypatch, tmp_path):
     qtbot.addWidget(chart)
     monkeypatch.setattr("workbench.ui.panels._chart.QMessageBox.warning", lambda *a: told.append(a))
     path = tmp_path / "no" / "such" / "folder.csv"
-    monkeypatch.setattr("workbench.ui.panels._chart.dialogs.file_to_write", lambda *_: path)
+    monkeypatch.setattr("workbench.ui.panels._chart.message_boxes.file_to_write", lambda *_: path)
     chart.export(".csv")
     qtbot.waitUntil(lambda: len(told) == 1)
     assert "No step has been timed yet" in told[0][2]
