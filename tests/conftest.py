@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.environ.get("CI"):  # the same examples each time, and fewer: by hand there are all
     settings.register_profile("few", settings.get_profile("ci"), max_examples=40)
     settings.load_profile("few")
+
+
+# Tests neither read nor change the journals, the key and the measurements of the user's account.
+_STATE = tempfile.TemporaryDirectory(prefix="workbench-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 @pytest.hookimpl(trylast=True)

@@ -19,7 +19,7 @@ LAUNCHED = [
     for name in re.findall(r"= launcher\((\w+)\)", file.read_text(encoding="utf-8"))
 ]
 # What operators share has the name of what it computes.
-SHARED = {"_gated.py": "gated_activation", "_qk_kernels.py": "qk", "_column_sum.py": "column_sum"}
+SHARED = {"_gated.py": "gated_activation", "_qk_kernels.py": "qk", "column_sum.py": "column_sum"}
 
 
 def test_no_two_kernels_have_one_name():
