@@ -26,6 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _OPTION = re.compile(r"[A-Za-z0-9_.+][A-Za-z0-9_.:+/%*-]{0,99}")
 _LONGEST_TEXT = 4096  # characters of a path or value, as of a path on Linux
 _SHOWN = 60  # characters of a refused word
+GIB = 2**30
 _EXACT = ".12g"  # more digits than a person writes, and none that only the binary fraction has
 
 
@@ -194,14 +195,29 @@ def _compare(command: Mapping[str, Any], output: str) -> list[str]:
 
 def _attribute(command: Mapping[str, Any], output: str) -> list[str]:
     base = _read(command["base"])
-    asked = option("--toggles", chosen(command["toggles"]))
-    asked += ["--mode", name(command["mode"], "mode"), "--budget", exactly(command["budget_s"])]
-    asked += ["--region", exactly(100 * command["region"])]
+    words = option("--toggles", chosen(command["toggles"]))
+    words += ["--mode", name(command["mode"], "mode"), "--budget", exactly(command["budget_s"])]
+    words += ["--region", exactly(100 * command["region"])]
     if command["mode"] == "shapley":
-        asked += ["--orders", exactly(command["orders"])]
+        words += ["--orders", exactly(command["orders"])]
     if command.get("timed", WHOLE_STEP) != WHOLE_STEP:
-        asked += ["--timed", name(command["timed"], "timed part")]
-    return ["attribute", *of_configuration(base, base.toggles, asked, output)]
+        words += ["--timed", name(command["timed"], "timed part")]
+    return ["attribute", *of_configuration(base, base.toggles, words, output)]
+
+
+def _optimize(command: Mapping[str, Any], output: str) -> list[str]:
+    base = _read(command["base"])
+    words = option("--objective", name(command["objective"], "objective"))
+    words += ["--budget", exactly(command["budget_s"])]
+    if command["memory_limit"] is not None:
+        words += ["--memory-limit", exactly(command["memory_limit"] / GIB)]
+    if command["max_error"] is not None:
+        words += ["--max-error", exactly(command["max_error"])]
+    for toggles in ("include", "exclude"):
+        if names := [name(toggle, "toggle") for toggle in command[toggles]]:
+            words += option(f"--{toggles}", ",".join(names))
+    words += ["--region", exactly(100 * command["region"])]
+    return ["optimize", *of_configuration(base, base.toggles, words, output)]
 
 
 def _sweep(command: Mapping[str, Any], output: str) -> list[str]:
@@ -236,13 +252,13 @@ def _profile(command: Mapping[str, Any], output: str) -> list[str]:
 
 def _validate(command: Mapping[str, Any], output: str) -> list[str]:
     configuration = _read(command["configuration"])
-    asked = ["--steps", exactly(command["steps"])]
+    words = ["--steps", exactly(command["steps"])]
     for batch in command["batches"]:
-        asked += ["--batch", exactly(batch)]
+        words += ["--batch", exactly(batch)]
     if command["expect_speedup"] is not None:
-        asked += ["--expect-speedup", exactly(command["expect_speedup"])]
-    asked += ["--budget", exactly(command["budget_s"])]
-    return ["validate", *of_configuration(configuration, configuration.toggles, asked, output)]
+        words += ["--expect-speedup", exactly(command["expect_speedup"])]
+    words += ["--budget", exactly(command["budget_s"])]
+    return ["validate", *of_configuration(configuration, configuration.toggles, words, output)]
 
 
 def _bench(command: Mapping[str, Any], output: str) -> list[str]:
@@ -261,6 +277,7 @@ _KINDS = {
     "start": _start,
     "compare": _compare,
     "attribute": _attribute,
+    "optimize": _optimize,
     "sweep": _sweep,
     "profile": _profile,
     "validate": _validate,

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sessions.model import KERNELS, Session, Study
-from sessions.studies import attribution_words, breakdown, breakdown_tables, checklist, sweep
+from sessions.studies import (
+    attribution_words,
+    breakdown,
+    breakdown_tables,
+    checklist,
+    optimization_words,
+    sweep,
+)
 from sessions.studies.claims import claims_table, newest
 from sessions.studies.kernels import kernels_table
 from sessions.tables import (
@@ -119,6 +126,21 @@ EXPORTS = {
         "an attribution: each arm that ran, its time over the base's, its memory, its numbers",
         _each(_attributed, attribution_words.arms_table),
         by="attribute",
+    ),
+    "configurations": Export(
+        "an optimization: each configuration that was proposed, with its evidence and numbers",
+        _each(optimization_words.optimizations, optimization_words.candidates_table),
+        by="optimize",
+    ),
+    "options": Export(
+        "an optimization: each option, whether it was tried, and why not",
+        _each(optimization_words.optimizations, optimization_words.options_table),
+        by="optimize",
+    ),
+    "gains": Export(
+        "an optimization: best against start and runner-up, and what each change gives",
+        _each(optimization_words.optimizations, optimization_words.verdicts_table),
+        by="optimize",
     ),
     "points": Export(
         "a sweep: every size under every arm",

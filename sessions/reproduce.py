@@ -41,6 +41,7 @@ _ASKED = {
     "start": "A run",
     "compare": "A comparison",
     "attribute": "An attribution",
+    "optimize": "An optimization",
     "sweep": "A sweep",
     "profile": "A profile",
     "validate": "A checklist",

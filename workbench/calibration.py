@@ -21,10 +21,10 @@ import msgspec
 from sessions.model import Configuration, PairedComparison
 from sessions.verdicts.verdict import MIN_PAIRS
 from workbench import state_files, state_folder
-from workbench.protocol import Attribute, Catalogue, Compare, Start, Validate
+from workbench.protocol import Attribute, Catalogue, Compare, Optimize, Start, Validate
 
 PRECISION = "precision"  # the toggle that a kind names
-Judging = TypeVar("Judging", Compare, Attribute, Validate, Start)
+Judging = TypeVar("Judging", Compare, Attribute, Optimize, Validate, Start)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +99,8 @@ def _compared(catalogue: Catalogue, command: Judging) -> list[Configuration]:
         return [command.base, command.other]
     if isinstance(command, Attribute):
         return [command.base, _with(command.base, command.toggles)]
+    if isinstance(command, Optimize):
+        return [command.base]
     if isinstance(command, Start):
         return [command.configuration]
     off = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
@@ -202,8 +204,10 @@ def _measured(calibration: Calibration) -> str:
 
 
 def _software(catalogue: Catalogue) -> str:
-    found = catalogue.environment
-    return ", ".join(f"{name} {found[name]}" for name in ("driver", "torch") if found.get(name))
+    versions = catalogue.environment
+    return ", ".join(
+        f"{name} {versions[name]}" for name in ("driver", "torch") if versions.get(name)
+    )
 
 
 def _host(catalogue: Catalogue) -> str:

@@ -15,7 +15,14 @@ from msgspec import Meta
 
 from sessions.errors import SessionError
 from sessions.model import Scalar
-from sessions.studies import attribution_words, breakdown, checklist, claims, sweep
+from sessions.studies import (
+    attribution_words,
+    breakdown,
+    checklist,
+    claims,
+    optimization_words,
+    sweep,
+)
 
 LARGEST = 1e30  # of any number but a p value: its square is finite
 Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
@@ -114,7 +121,7 @@ class _AttributionFacts(_Facts, frozen=True):
     rebuilt_because: str | None = ""
 
 
-class _FinalAttribution(_Facts, frozen=True):
+class _FinalMeasurement(_Facts, frozen=True):
     seconds: Amount
     rounds: Count
 
@@ -122,6 +129,29 @@ class _FinalAttribution(_Facts, frozen=True):
 class _AttributionQuestion(_Facts, frozen=True):
     floor_note: str | None = ""
     mode: str = ""
+
+
+class _OptimizationQuestion(_Facts, frozen=True):
+    objective: str = ""
+    start: Texts = []
+    floor_note: str | None = ""
+    region: Amount = 0.0
+    floor: Amount = 0.0
+
+
+class _OptimizationFacts(_Facts, frozen=True):
+    memory: str = ""
+    seconds: Amount = 0.0
+    rounds: Count = 0
+    complete: bool = False
+    more_s: Amount | None = None
+    payoff_steps: Amount | None = None
+    build_s: Amount = 0.0
+    race_s: Amount = 0.0
+    check_s: Amount = 0.0
+    prediction_s: Amount = 0.0
+    verdicts_s: Amount = 0.0
+    rebuilt_because: str | None = ""
 
 
 class _SweepQuestion(_Facts, frozen=True):
@@ -166,12 +196,14 @@ class _ClaimsQuestion(_Facts, frozen=True):
 
 _QUESTIONS: dict[str, type[_Facts]] = {
     attribution_words.KIND: _AttributionQuestion,
+    optimization_words.KIND: _OptimizationQuestion,
     sweep.KIND: _SweepQuestion,
     checklist.KIND: _ChecklistQuestion,
     claims.KIND: _ClaimsQuestion,
 }
 _ANSWERS: dict[str, type[_Facts]] = {
     attribution_words.KIND: _AttributionFacts,
+    optimization_words.KIND: _OptimizationFacts,
     breakdown.KIND: _ProfileFacts,
     checklist.KIND: _ChecklistFacts,
 }
@@ -197,8 +229,8 @@ def check_study(kind: str, asked: Mapping[str, Any], facts: Mapping[str, Any], w
         _check(asked, _QUESTIONS[kind], where)
     if kind in _ANSWERS:
         _check(facts, _ANSWERS[kind], where)
-    if kind == attribution_words.KIND and facts.get("final"):
-        _check(facts, _FinalAttribution, where)
+    if kind in (attribution_words.KIND, optimization_words.KIND) and facts.get("final"):
+        _check(facts, _FinalMeasurement, where)
     if kind == checklist.KIND and facts.get("more_s") is not None:
         _check(facts, _OpenChecklist, where)
 

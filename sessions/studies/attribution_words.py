@@ -26,6 +26,7 @@ _KINDS = {
     "without": "gives beside the others",
     "share": "share",
     "interaction": "together beyond each",
+    "runner-up": "against the runner-up",
     "total": TOGETHER,
 }
 

@@ -80,6 +80,55 @@ _ATTRIBUTION = {
     },
 }
 
+_OPTIMIZATION = {
+    "candidates": {
+        "candidate": _count("number of the configuration, counted from 0, the start"),
+        "title": _text("options that are not the start's"),
+        "role": _text("start, best, runner-up or empty"),
+        "state": _text("raced, not tried, no effect, over the memory limit, out of memory, failed"),
+        "reason": _text("why it is not measured, or cannot be proposed"),
+        "front": _column("1 where it is on the Pareto front of time, memory, error and energy"),
+        "predicted": _column("step time over the start's by the roofline, NaN where not known"),
+        "estimate": _column("step time over the start's, estimated while it was searched"),
+        "against": _column("number of the configuration that it raced against last"),
+        "rounds": _count("rounds of that race that count"),
+        "ratio": _column("step time over that configuration's"),
+        "low": _column("lower end of the ratio's interval at 99 %, NaN where there is none"),
+        "high": _column("upper end of the ratio's interval at 99 %, NaN where there is none"),
+        "step_ms": _column("step time by the estimate", "ms"),
+        "peak_bytes": _PEAK,
+        "joules": _column("energy of a step, NaN where no counter exists", "J"),
+        "build_s": _column("time of building, compiling and warming up, at first", "s"),
+        "wrong": _column("1 where its numbers are wrong, 0 where right, NaN where not checked"),
+        "max_error": _column("largest absolute error of an output against the reference"),
+        "numerics": _text("what the check of its numbers found, in words"),
+        "evidence": _text("whether each toggle took effect, and how one can tell"),
+    },
+    "options": {
+        "toggle": _text("toggle that was searched"),
+        "option": _text("its option"),
+        "state": _text("in the result, tried, not tried, blocked, or why it was not measured"),
+        "tried": _count("configurations with it that were measured"),
+        "estimate": _column("its effect on step time, estimated while it was searched"),
+        "reason": _text("why it was not measured"),
+    },
+    "effects": {
+        **_ATTRIBUTION["effects"],
+        "quantity": _text("what the ratio is of: time, memory or energy"),
+        "kind": _text("total (best against start), runner-up, or without (one change)"),
+    },
+    "blocks": {
+        "phase": _text("search or verdicts"),
+        "round": _count("number of the round in its phase"),
+        "candidate": _count("number of the configuration"),
+        "median_ms": _column("median step time of the block", "ms"),
+        "clock_mhz": _column("clock of the multiprocessors, NaN where unknown", "MHz"),
+        "mean_ms": _column("mean step time of the block, NaN where unknown", "ms"),
+        "joules": _column("energy of a step, NaN where no counter exists", "J"),
+        "void": _text("why the block does not count, empty where it does"),
+    },
+}
+
 _SWEEP = {
     "points": {
         "x": _either("value of the first field that varied"),
@@ -189,6 +238,7 @@ _CLAIMS = {
 # By Study.kind, then by table.
 STUDIES = {
     "attribution": _ATTRIBUTION,
+    "optimization": _OPTIMIZATION,
     "sweep": _SWEEP,
     "profile": _PROFILE,
     "checklist": _CHECKLIST,

@@ -105,6 +105,9 @@ def commands(text: str) -> list[dict]:
                  "mode": "shapley", "budget_s": 1.0, "region": 0.05, "orders": 3}  # fmt: skip
     sweep = {"type": "sweep", "base": configured(), "axes": {"settings.batch": [1]},
              "arms": [{"triton": "all"}], "seconds": 1.0}  # fmt: skip
+    optimize = {"type": "optimize", "base": configured(), "objective": "time", "budget_s": 1.0,
+                "memory_limit": 1.0, "max_error": 1.0, "include": ["triton"], "exclude": [],
+                "region": 0.05}  # fmt: skip
     profile = {"type": "profile", "configurations": [configured()], "steps": 3, "traces": False}
     validate = {"type": "validate", "configuration": configured(), "steps": 3, "batches": [1],
                 "expect_speedup": None, "budget_s": 1.0}  # fmt: skip
@@ -120,6 +123,9 @@ def commands(text: str) -> list[dict]:
         attribute | {"orders": text},
         attribute | {"toggles": {text: "all"}},
         attribute | {"toggles": {"triton": text}},
+        optimize | {"objective": text},
+        optimize | {"include": [text]},
+        optimize | {"memory_limit": text},
         sweep | {"axes": {text: [1]}},
         sweep | {"axes": {"settings.batch": [text]}},
         sweep | {"arms": [{text: text}]},

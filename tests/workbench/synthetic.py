@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attribution_samples
 import numpy as np
+import optimization_samples
 from numpy.typing import NDArray
 
 from sessions.columns import Columns
@@ -105,6 +106,7 @@ def gpu_session(
         session.events.append(Event(now * 0.8, "note", "fan at 100 % from here on"))
         session.comparisons.append(comparison(seed))
         session.studies.append(attribution_samples.study())
+        session.studies.append(optimization_samples.study())
     return session
 
 

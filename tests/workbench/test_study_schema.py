@@ -6,6 +6,7 @@ import dataclasses
 
 import h5py
 import numpy as np
+import optimization_samples
 import pytest
 from whole_session import everything
 
@@ -28,7 +29,7 @@ def test_every_column_of_a_saved_study_says_what_it_is(tmp_path):
 
     with h5py.File(tmp_path / "s.h5") as file:
         file["studies"].visititems(visit)
-        kinds = {one.attrs["kind"] for one in file["studies"].values()}
+        kinds = {study.attrs["kind"] for study in file["studies"].values()}
         (points,) = (
             one["tables/points"] for one in file["studies"].values() if "points" in one["tables"]
         )
@@ -49,6 +50,8 @@ def test_what_is_described_is_what_studies_are_made_of():
         attribution_rows.arm_rows([], np.empty((0, 0)))
     )
     assert set(columns_of("attribution", "effects")) == set(attribution_rows.effect_rows([], []))
+    for table, columns in optimization_samples.study().tables.items():
+        assert set(columns_of("optimization", table)) == set(columns), table
     assert set(columns_of("profile", "memory")) == {"t_ms", "reserved", *ROLES}
 
 

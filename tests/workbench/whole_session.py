@@ -6,6 +6,7 @@ import dataclasses
 
 import attribution_samples
 import claims_samples
+import optimization_samples
 import profile_samples
 from synthetic import bench_session, comparison, gpu_session, sweep_study
 
@@ -49,6 +50,7 @@ def everything() -> Session:
     session.studies = [
         *recorder.session.studies,
         attribution_samples.study(),
+        optimization_samples.study(),
         sweep_study(),
         profile_samples.study(),
         checked(),

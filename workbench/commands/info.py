@@ -12,7 +12,14 @@ from sessions import reproduce
 from sessions.columns import row_count
 from sessions.model import PairedComparison, Study
 from sessions.numbers import moment
-from sessions.studies import attribution_words, breakdown, checklist, claims, sweep
+from sessions.studies import (
+    attribution_words,
+    breakdown,
+    checklist,
+    claims,
+    optimization_words,
+    sweep,
+)
 from sessions.studies.attribution_words import rows
 from sessions.tables import segments_table
 from sessions.verdicts.multiple_comparisons import side_by_side
@@ -28,6 +35,7 @@ _MADE_BY = {
     breakdown.KIND: "profile",
     checklist.KIND: "validate",
     claims.KIND: "reproduce",
+    optimization_words.KIND: "optimize",
     sweep.KIND: "sweep",
 }
 

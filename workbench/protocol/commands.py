@@ -139,6 +139,29 @@ class Attribute(Command, tag="attribute"):
     timed: Literal["step", "backward"] = "step"
 
 
+class Optimize(Command, tag="optimize"):
+    """Search for the best configuration (``sessions.studies.optimization``); answered by a study.
+
+    The result keeps the limits ``memory_limit`` (bytes) and ``max_error`` (largest absolute error
+    of an output against the reference); None: no limit. ``budget_s``: seconds of all builds,
+    compiles, checks, races and verdicts. ``include``: the toggles that are searched, all where
+    empty; ``exclude``: toggles that stay as they are. The rest as in ``Compare``.
+    """
+
+    base: Configuration
+    objective: Literal["time", "memory", "energy"] = "time"
+    memory_limit: float | None = None
+    max_error: float | None = None
+    budget_s: float = 600.0
+    include: list[str] = []
+    exclude: list[str] = []
+    region: float = 0.01
+    floor: float = 0.0
+    half_width: float = 0.005
+    seed: int = 0
+    floor_note: str = ""
+
+
 class Validate(Command, tag="validate"):
     """Check a configuration: a study of the checks in ``sessions.studies.checklist``.
 
@@ -227,7 +250,7 @@ class Quit(Command, tag="quit"):
 
 
 RunCommand = (  # run by themselves
-    Start | Bench | Compare | Attribute | Validate | Profile | Sweep | MeasureCeilings
+    Start | Bench | Compare | Attribute | Optimize | Validate | Profile | Sweep | MeasureCeilings
 )
 AnyCommand = (
     RunCommand

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from sessions import numerics
 from sessions.model import Session
 from sessions.numbers import moment
-from sessions.studies import attribution_words, checklist, claims
+from sessions.studies import attribution_words, checklist, claims, optimization_words
 from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_words import summary_sentence
 from workbench.report._section import BAD, Parts, Section, Words, tone
@@ -44,6 +44,8 @@ def _studied(session: Session) -> Iterator[Words]:
         if study.kind == checklist.KIND:
             failed = any(row.status == checklist.FAIL for row in checklist.rows(study))
             yield Words([f"Checklist: {checklist.headline(study)}."], BAD if failed else "")
+        elif study.kind == optimization_words.KIND:
+            yield Words([f"Best configuration: {optimization_words.headline(study)}."])
         elif study.kind == attribution_words.KIND:
             yield Words([f"Attribution, {study.title}: {attribution_words.headline(study)}."])
 

@@ -17,6 +17,7 @@ from workbench.runner.context import Rig
 from workbench.runner.experiments.attribute import AttributeRun
 from workbench.runner.experiments.bench import BenchRun
 from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.optimize import OptimizeRun
 from workbench.runner.experiments.profile import ProfileRun
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.experiments.sweep import SweepRun
@@ -43,6 +44,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Bench: BenchRun,
     protocol.Compare: CompareRun,
     protocol.Attribute: AttributeRun,
+    protocol.Optimize: OptimizeRun,
     protocol.Validate: ValidateRun,
     protocol.Profile: ProfileRun,
     protocol.Sweep: SweepRun,

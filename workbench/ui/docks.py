@@ -35,7 +35,10 @@ LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # of the left column's height, at most
 BOTTOM_HEIGHT = 208
 # In one place, as tabs.
-TABS = ("live", "verdict", "attribution", "sweep", "claims", "breakdown", "checklist", "compare")
+TABS = (
+    *("live", "verdict", "attribution", "optimize", "sweep", "claims", "breakdown", "checklist"),
+    "compare",
+)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,13 @@ def _attribution(state: AppState) -> QWidget:
     return panel
 
 
+def _optimize(state: AppState) -> QWidget:
+    from workbench.ui.panels.optimize import OptimizePanel
+
+    panel: QWidget = OptimizePanel(state)
+    return panel
+
+
 def _checklist(state: AppState) -> QWidget:
     from workbench.ui.panels.checklist import ChecklistPanel
 
@@ -104,6 +111,7 @@ PANELS = (
     Panel("verdict", "Verdict", lambda state: Later(state, _verdict)),
     Panel("breakdown", "Breakdown", lambda state: Later(state, _breakdown)),
     Panel("attribution", "Attribution", lambda state: Later(state, _attribution)),
+    Panel("optimize", "Optimize", lambda state: Later(state, _optimize)),
     Panel("checklist", "Checklist", lambda state: Later(state, _checklist)),
     Panel("sweep", "Sweep", lambda state: Later(state, _sweep)),
     Panel("claims", "Claims", lambda state: Later(state, _claims)),
@@ -178,6 +186,11 @@ class MainWindow(QMainWindow):
         return self._later("attribution").panel()
 
     @property
+    def optimize(self) -> QWidget:
+        """The panel of the best configuration."""
+        return self._later("optimize").panel()
+
+    @property
     def checklist(self) -> QWidget:
         """The panel of the validation checklist."""
         return self._later("checklist").panel()
@@ -249,6 +262,10 @@ class MainWindow(QMainWindow):
     def attribute(self) -> None:
         """Show what the toggles gave, and where to ask for it."""
         self.desk.bring("attribution")
+
+    def search(self) -> None:
+        """Show the best configuration, and where to search for it."""
+        self.desk.bring("optimize")
 
     def vary(self) -> None:
         """Show what sweeps found, and where to ask for one."""

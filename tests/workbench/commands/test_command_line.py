@@ -34,8 +34,8 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert " ".join(COMMANDS) == (
-        "ab attribute bench calibrate ceilings compare demo doctor export info onnx profile "
-        "recover report reproduce run sweep toggles validate"
+        "ab attribute bench calibrate ceilings compare demo doctor export info onnx "
+        "optimize profile recover report reproduce run sweep toggles validate"
     )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
@@ -58,6 +58,7 @@ def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
         "ab": ["hydra"],
         "run": ["hydra"],
         "attribute": ["hydra", "--toggles", "triton=on"],
+        "optimize": ["hydra"],
         "reproduce": ["moe"],
         "onnx": ["hydra", "-o", "x.onnx"],
         "sweep": ["hydra", "--over", "preset=tiny"],

@@ -23,6 +23,7 @@ COMMANDS = {
     "calibrate": ["calibrate"],
     "ceilings": ["ceilings", "--measure"],
     "attribute": ["attribute", "hydra", "--toggles", "adamw=fused"],
+    "optimize": ["optimize", "hydra"],
     "sweep": ["sweep", "hydra", "--over", "settings.batch=1,2"],
     "profile": ["profile", "hydra"],
     "validate": ["validate", "hydra"],

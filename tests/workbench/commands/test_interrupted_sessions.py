@@ -8,6 +8,7 @@ import attribution_samples
 import claims_samples
 import msgspec
 import numpy as np
+import optimization_samples
 import pytest
 import wire_samples
 
@@ -61,6 +62,7 @@ def compared() -> Iterator[protocol.AnyMessage]:
 
 STREAMS = {
     "attribution": lambda: attribution_samples.messages(1.0),
+    "optimization": lambda: optimization_samples.messages(1.0),
     "claims": lambda: claims_samples.messages(1.0),
     "sweep": swept,
     "checklist": checked,

@@ -110,6 +110,8 @@ def whole(ran) -> Configuration:
 
 SPELT = [
     "attribute hydra --workload train --toggles triton=on,precision=bf16 --mode shapley --orders 5",
+    "optimize moe --objective energy --budget 90s --include triton,compile --max-error 0.5",
+    "optimize hydra --memory-limit 12.5 --region 2.5 --seed 3",
     "attribute moe --toggles precision=bf16,triton=on --budget 12.5 --region 2.5 --seed 3",
     "sweep mamba2 --over settings.sequence=128,256 --over model.n_layers=2,4 --arm '' "
     "--arm triton=on,precision=bf16 --seconds-per-point 0.25 --toggle precision=fp32",
@@ -176,6 +178,9 @@ def window_orders(ran) -> dict[str, protocol.Command]:
     return {
         "attribute": protocol.Attribute(
             base=base, toggles={"triton": "on", "precision": "bf16"}, mode="leave-one-out", seed=5
+        ),
+        "optimize": protocol.Optimize(
+            base=base, objective="memory", memory_limit=2.0**31, exclude=["compile"], seed=5
         ),
         "sweep": protocol.Sweep(
             base=base,

@@ -20,6 +20,7 @@ import attribution_samples
 import claims_samples
 import msgspec
 import numpy as np
+import optimization_samples
 import profile_samples
 import pytest
 
@@ -95,6 +96,7 @@ def claimed() -> Study:
     ("make", "said", "table"),
     [
         (attribution_samples.study, "all together: ", "effects"),
+        (optimization_samples.study, "precision=amp_bf16, ", "effects"),
         (profile_samples.study, "| together | ", "kernels"),
         (checked, "net.py:7 in forward: item()", "checks"),
         (claimed, "does not hold", "claims"),
@@ -103,7 +105,8 @@ def claimed() -> Study:
         (lambda: Study("attribution", "cut", 1.0, tables={"effects": {"x": np.arange(2.0)}}),
          "effects: 2 rows", "effects"),
     ],
-    ids=["attribution", "profile", "checklist", "claims", "unknown kind", "unknown columns"],
+    ids=["attribution", "optimization", "profile", "checklist", "claims", "unknown kind",
+         "unknown columns"],
 )  # fmt: skip
 def test_info_tells_each_study_as_the_command_that_made_it(make, said, table, pair, capsys):
     session, study = hdf5.load(pair[0]), make()

@@ -14,10 +14,11 @@ import threading
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[up]) for up in (0, 1, 3)]
+sys.path[:0] = [str(Path(__file__).parents[up]) for up in (0, 1, 2, 3)]
 
 import attribution_samples  # noqa: E402
 import msgspec  # noqa: E402
+import optimization_samples  # noqa: E402
 from fake_catalogue import availability, catalogue  # noqa: E402
 from fake_session import checked, comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
@@ -76,6 +77,14 @@ def main() -> None:
                 active = paused = False
                 end(run, attribute(run, command, comparisons, commands))
                 comparisons += 1
+            case protocol.Optimize():
+                if active:
+                    end(run, "stopped")
+                active = paused = False
+                begin(run, command.base, "configuration 0: start")
+                story = optimization_samples.messages(run.now, index=studies)
+                end(run, tell(story, protocol.Progress, commands))
+                studies += 1
             case protocol.Validate():
                 if active:
                     end(run, "stopped")

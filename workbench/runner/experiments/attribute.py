@@ -185,7 +185,7 @@ class AttributeRun:
         rig, command = self._rig, self._command
         self._study, rig.studies = rig.studies, rig.studies + 1
         configuration = base.configuration
-        asked: dict[str, Scalar | list[Scalar]] = {
+        question: dict[str, Scalar | list[Scalar]] = {
             "family": configuration.family,
             "preset": configuration.preset,
             "workload": configuration.workload,
@@ -199,14 +199,16 @@ class AttributeRun:
             "seed": command.seed,
         }
         if command.timed != attribution.WHOLE_STEP:
-            asked["timed"] = command.timed
+            question["timed"] = command.timed
         if self._orders:
-            asked["orders"] = len(self._orders)
+            question["orders"] = len(self._orders)
         title = f"{configuration.family} {configuration.workload}: {command.mode}"
         if command.timed == attribution.BACKWARD:
             title += " of the backward pass"
         rig.wire.send(
-            protocol.StudyStarted(index=self._study, kind="attribution", title=title, asked=asked)
+            protocol.StudyStarted(
+                index=self._study, kind="attribution", title=title, asked=question
+            )
         )
         if self._blocked:
             options = [f"{name}={command.toggles[name]}" for name in self._blocked]

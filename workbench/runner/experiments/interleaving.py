@@ -55,6 +55,7 @@ class Alternation:
         self.alone = False  # each block builds its arm anew, with the memory to itself
         self.why_alone = ""  # a clause, once it is known
         self.when_alone: Callable[[], None] = lambda: None  # called once it is
+        self.warm_up_s: float | None = None  # at most; None: ``WARM_UP_S``
         self.steps = 0
         self._paused_s = 0.0
 
@@ -157,7 +158,7 @@ class Alternation:
         """
         rig, began = self._rig, self.now()
         rig.phases.restart()
-        until = began + WARM_UP_S
+        until = began + (WARM_UP_S if self.warm_up_s is None else self.warm_up_s)
         steady = False
         contender.step_ms = math.nan
         adapting = _steps_to_settle(contender)

@@ -152,6 +152,12 @@ class Presets(QObject):
             toggles = dict(self._state.configuration.toggles)
             self._change(f"Save preset {name}", {**self.own, name: toggles})
 
+    def add(self, name: str, toggles: Choices) -> str:
+        """Keep these toggles under a name, with a number after it if it is taken; return it."""
+        name = _free(name, self.own)
+        self._change(f"Save preset {name}", {**self.own, name: dict(toggles)})
+        return name
+
     def remove(self, name: str) -> None:
         """Forget one."""
         left = {other: toggles for other, toggles in self.own.items() if other != name}
@@ -176,16 +182,16 @@ class Presets(QObject):
     def take(self, path: Path) -> None:
         """Add the presets of a file; one whose name is taken gets a number after it."""
         try:
-            found = files.read(path)
+            shared = files.read(path)
         except ValueError as error:
             self._refuse(error)
             return
         own = dict(self.own)
-        for name, toggles in found.items():
+        for name, toggles in shared.items():
             if own.get(name) != toggles:
                 own[_free(name, own)] = toggles
         self._change(f"Add presets of {path.name}", own)
-        names = ", ".join(found)
+        names = ", ".join(shared)
         self._tell(Told(f"{names}: now in the menu, from {path.name}."))
 
     def _change(self, text: str, after: dict[str, Choices]) -> None:

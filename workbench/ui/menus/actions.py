@@ -208,6 +208,8 @@ ACTIONS = (
            "no verdict claims less", lambda s: s.verdicts.why_not_calibrate(), group=2),
     Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
            "Find which of the toggles gave what: time and memory, alone and together", group=2),
+    Action("optimize", "Optimize …", "Run", "optimize", lambda w: w.search(), "Ctrl+F9",
+           "Search for the best configuration that is right, and measure it again", group=2),
     Action("sweep", "Sweep …", "Run", "sweep", lambda w: w.vary(), "Shift+F7",
            "Measure how time and memory grow with the size of model or workload", group=2),
     Action("validate", "Validation checklist", "Run", "checklist", lambda w: w.validate(), "F7",

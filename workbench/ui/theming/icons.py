@@ -55,6 +55,7 @@ NAMES = {
     "new": "plus-circle",
     "note": "note-pencil",
     "opened": "caret-down",
+    "optimize": "target",
     "palette": "command",
     "pause": "pause-fill",
     "pending": "clock",

@@ -251,7 +251,7 @@ def test_the_theme_changes_every_token_at_once(qapp, whole):
 
 
 def test_every_empty_panel_says_what_would_fill_it(window):
-    later = (window.attribution, window.breakdown, window.checklist, window.sweep)
+    later = (window.attribution, window.optimize, window.breakdown, window.checklist, window.sweep)
     made = (window.verdict, *later)
     assert window.claims  # is never empty: it lists what can be measured
     for panel in made:  # now, if they were not yet

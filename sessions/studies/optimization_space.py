@@ -1,0 +1,195 @@
+"""The space that an optimization searches: dimensions, points, candidates, and the Pareto front.
+
+A *dimension* is a toggle with the options that may be tried. A *point* has an option of each
+dimension. A *candidate* is a point that was proposed, with all that was learned about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sessions.model import Evidence, Numerics
+from sessions.verdicts.martingale import critical
+
+TIME, MEMORY, ENERGY = OBJECTIVES = ("time", "memory", "energy")
+
+# States of a candidate. Only a candidate that was raced, or is the start, can be proposed.
+RACED, BLOCKED, FAILED, OUT_OF_MEMORY = "raced", "blocked", "failed", "out of memory"
+NO_EFFECT, TOO_LARGE, NOT_TRIED = "no effect", "over the memory limit", "not tried"
+
+LEAST_ROUNDS = 5  # before a race decides anything
+# A wrong elimination loses the optimum, so that its error rate is below that of a verdict. The
+# mixture is wide: large effects, of which most candidates have one, are then decided in 5 rounds.
+ALPHA, MIXTURE = 0.01, 20.0
+
+Point = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A toggle, its options that may be tried, and the one that the start has."""
+
+    name: str
+    options: tuple[str, ...]
+    start: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A block of steps of one candidate; NaN where the device does not report a quantity."""
+
+    median_ms: float
+    mean_ms: float = math.nan
+    clock_mhz: float = math.nan
+    joules: float = math.nan  # of one step
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A candidate that could not be built or run: ``FAILED`` or ``OUT_OF_MEMORY``, and why."""
+
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """A candidate that is ready to run, how long that took, and what it showed by itself."""
+
+    seconds: float
+    peak_bytes: float = math.nan
+    evidence: Sequence[Evidence] = ()
+
+
+@dataclass(frozen=True)
+class Race:
+    """The mean log ratio of a candidate to another one, and the half-width of its interval."""
+
+    n: int
+    mean: float
+    half: float
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.mean + self.half
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A point that was proposed.
+
+    ``value`` and ``time`` are natural logarithms: objective and step time over the start's. They
+    are estimates of the search along the chain of incumbents, and no verdicts.
+    """
+
+    number: int
+    point: Point
+    title: str
+    state: str = NOT_TRIED
+    reason: str = ""
+    predicted: float = math.nan  # log ratio of step time to the start's, by the roofline
+    against: int = -1  # number of the candidate that it was last raced against
+    value: float = math.nan
+    time: float = math.nan
+    build_s: float = math.nan
+    peak_bytes: float = math.nan
+    numerics: Numerics | None = None
+    evidence: Sequence[Evidence] = ()
+    measurements: list[Measurement] = field(default_factory=list)
+    rounds: dict[int, list[tuple[Measurement, Measurement]]] = field(default_factory=dict)
+
+    @property
+    def is_right(self) -> bool:
+        """True if its numbers were checked and are within tolerance."""
+        return self.numerics is not None and self.numerics.ok is True
+
+    @property
+    def max_error(self) -> float:
+        """The largest absolute error of an output against the reference; NaN if not known."""
+        error = None if self.numerics is None else self.numerics.max_error
+        return math.nan if error is None else error
+
+    @property
+    def step_ms(self) -> float:
+        """The median of its blocks' medians; NaN where there are none."""
+        medians = [block.median_ms for block in self.measurements]
+        return float(np.median(medians)) if medians else math.nan
+
+    @property
+    def joules(self) -> float:
+        """The median energy of a step; NaN where it is not counted."""
+        joules = [block.joules for block in self.measurements if math.isfinite(block.joules)]
+        return float(np.median(joules)) if joules else math.nan
+
+    def add(self, reference: int, base: Measurement, own: Measurement) -> None:
+        """Keep a round: a block of the reference and a block of this candidate."""
+        self.against = reference
+        self.rounds.setdefault(reference, []).append((base, own))
+
+    def race(self, reference: int, objective: str = TIME) -> Race:
+        """Return the result of the rounds against another candidate so far.
+
+        The interval holds at every look. It is infinite below ``LEAST_ROUNDS``.
+        """
+        pairs = self.rounds.get(reference, [])
+        logs = np.array([_log_ratio(base, own, objective) for base, own in pairs])
+        logs = logs[np.isfinite(logs)]
+        n = len(logs)
+        if n < 2:
+            return Race(n, float(logs[0]) if n else math.nan, math.inf)
+        error = float(logs.std(ddof=1)) / math.sqrt(n)
+        half = float(critical(n, ALPHA, MIXTURE)) if n >= LEAST_ROUNDS else math.inf
+        return Race(n, float(logs.mean()), half * error if math.isfinite(half) else half)
+
+
+def _log_ratio(base: Measurement, own: Measurement, objective: str) -> float:
+    values = (own.joules, base.joules) if objective == ENERGY else (own.median_ms, base.median_ms)
+    return math.log(values[0] / values[1]) if min(values) > 0 else math.nan
+
+
+def changes(dimensions: Sequence[Dimension], point: Point) -> dict[str, str]:
+    """Return the options of a point that are not the start's, by dimension."""
+    pairs = zip(dimensions, point, strict=True)
+    return {dimension.name: option for dimension, option in pairs if option != dimension.start}
+
+
+def title_of(dimensions: Sequence[Dimension], point: Point) -> str:
+    """Return what a point changes, for a person."""
+    changed = changes(dimensions, point).items()
+    return ", ".join(f"{name}={option}" for name, option in changed) or "start"
+
+
+def replaced(point: Point, options: Iterable[tuple[int, str]]) -> Point:
+    """Return the point with other options on some axes."""
+    changed = list(point)
+    for axis, option in options:
+        changed[axis] = option
+    return tuple(changed)
+
+
+def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that no other one beats in time, memory, error or energy.
+
+    A quantity that is not known for all of them does not count. The fastest comes first.
+    """
+    quantities = np.array(
+        [[c.time, c.peak_bytes, c.max_error, c.joules] for c in candidates]
+    ).reshape(-1, 4)
+    quantities = quantities[:, np.isfinite(quantities).all(axis=0)]
+    front = []
+    for row, candidate in zip(quantities, candidates, strict=True):
+        no_worse = (quantities <= row).all(axis=1)
+        better = (quantities < row).any(axis=1)
+        if not (no_worse & better).any():
+            front.append(candidate)
+    return sorted(front, key=lambda candidate: candidate.time)

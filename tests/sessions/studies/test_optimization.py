@@ -1,0 +1,241 @@
+"""The search for the best configuration, in simulated spaces of which the optimum is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_bench import GIB, SimulatedBench
+
+from sessions.studies.optimization import NO_TIME, Goal, Search, StartFailed
+from sessions.studies.optimization_space import (
+    MEMORY,
+    NO_EFFECT,
+    OUT_OF_MEMORY,
+    TOO_LARGE,
+    Candidate,
+    Dimension,
+    Measurement,
+    pareto_front,
+)
+from sessions.studies.optimization_verdicts import GAIN, RUNNER_UP, WITHOUT, Verdicts, payoff_steps
+
+SMALL_LOSS = 0.014  # of an option that helps only together with another one
+
+
+def dimensions(*counts: int) -> list[Dimension]:
+    return [
+        Dimension(f"toggle{axis}", tuple("abcdef"[:count]), "a")
+        for axis, count in enumerate(counts)
+    ]
+
+
+def searched(bench: SimulatedBench, **goal) -> tuple[Search, Verdicts]:
+    search = Search(bench.dimensions, bench, Goal(**{"budget_s": 600.0, **goal}))
+    search.run()
+    verdicts = Verdicts(search)
+    verdicts.run()
+    return search, verdicts
+
+
+@st.composite
+def benches(draw) -> SimulatedBench:
+    """Spaces with options that help or harm, pairs that interact, and wrong or large options."""
+    space = dimensions(*draw(st.lists(st.integers(2, 3), min_size=2, max_size=6)))
+    options = [
+        (axis, option) for axis, dimension in enumerate(space) for option in dimension.options[1:]
+    ]
+    effects = {option: draw(st.floats(-0.3, 0.3)) for option in options}
+    interactions = {}
+    axes = draw(st.permutations(range(len(space))))
+    for first, second in list(zip(axes[::2], axes[1::2], strict=False))[: draw(st.integers(0, 2))]:
+        pair = (first, "b"), (second, "b")
+        interactions[pair] = draw(st.floats(-0.2, 0.2))
+        if interactions[pair] < 0:  # within the reach that the search declares
+            effects |= {option: min(effects[option], SMALL_LOSS) for option in pair}
+    kinds = st.sampled_from(["right"] * 6 + ["wrong", "large", "blocked"])
+    marks = {option: draw(kinds) for option in options}
+    effects |= {option: -0.5 for option, mark in marks.items() if mark in ("wrong", "large")}
+
+    def marked(mark: str) -> frozenset:
+        return frozenset(option for option in options if marks[option] == mark)
+
+    return SimulatedBench(
+        space,
+        effects,
+        interactions,
+        wrong=marked("wrong"),
+        too_large=marked("large"),
+        blocked=marked("blocked"),
+        noise=draw(st.floats(0.001, 0.015)),
+        drift=draw(st.floats(0.0, 0.01)),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+@given(benches())
+@settings(deadline=None)
+def test_the_optimum_is_the_result_and_wrong_results_are_never_proposed(bench):
+    search = Search(bench.dimensions, bench, Goal(budget_s=3000.0))
+    search.run()
+    assert search.proposable(search.best) and search.is_complete
+    assert bench.truth(search.best.point) <= bench.optimum() + 0.01
+    proposable = [candidate for candidate in search.candidates if search.proposable(candidate)]
+    assert all(bench.is_right(candidate.point) for candidate in proposable)
+    assert not {point for point in bench.built if set(enumerate(point)) & bench.blocked}
+    for candidate in search.candidates:
+        too_large = set(enumerate(candidate.point)) & bench.too_large
+        assert (candidate.state == OUT_OF_MEMORY) == bool(too_large)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_large_space_takes_less_than_a_fifth_of_the_time_of_a_sweep(seed):
+    chance = np.random.default_rng(seed)
+    space = dimensions(3, 3, 3, 2, 2, 2, 2)
+    effects = {
+        (axis, option): float(chance.uniform(-0.2, 0.2))
+        for axis, dimension in enumerate(space)
+        for option in dimension.options[1:]
+    }
+    bench = SimulatedBench(space, effects, noise=0.01, drift=0.005, seed=seed)
+    search, verdicts = searched(bench)
+    assert bench.truth(search.best.point) <= bench.optimum() + 0.01
+    assert search.spent_s < bench.sweep_seconds() / 5, "verdicts included"
+    assert verdicts.is_settled
+
+
+def test_the_reported_gain_is_not_biased_by_the_choice_of_the_best():
+    """None of 12 options does anything, and the luckiest looks best: the final blocks tell."""
+    space = dimensions(5, 5, 5)
+    promised, reported, inside = [], [], 0
+    for seed in range(8):
+        bench = SimulatedBench(space, {}, noise=0.03, drift=0.01, seed=seed)
+        search = Search(space, bench, Goal(budget_s=90.0))
+        search.run()
+        search.best = min(search.candidates[1:], key=lambda candidate: candidate.value)
+        promised.append(search.best.value)
+        verdicts = Verdicts(search, half_width=0.03)
+        verdicts.run()
+        judgement = verdicts.gain().judgement
+        reported.append(math.log(judgement.ratio))
+        inside += judgement.low <= 1 <= judgement.high
+        half = math.log(judgement.high / judgement.low) / 2
+    assert np.mean(promised) < -0.01, "the search itself promises too much"
+    assert abs(np.mean(reported)) < half / 2, "new blocks do not"
+    assert inside >= 7
+
+
+def test_the_verdicts_are_about_start_and_runner_up_and_each_change():
+    space = dimensions(2, 2, 2)
+    effects = {(0, "b"): -0.2, (1, "b"): -0.1, (2, "b"): 0.05}
+    bench = SimulatedBench(space, effects, builds_s={(0, "b"): 4.0}, noise=0.003, drift=0.01)
+    search, verdicts = searched(bench)
+    assert search.best.title == "toggle0=b, toggle1=b"
+    judged = {(e.contrast.kind, e.contrast.name): e.judgement for e in verdicts.effects}
+    total = judged[GAIN, "best against start"]
+    assert total.verdict == "FASTER" and total.low < math.exp(-0.3) < total.high
+    for name, effect in (("toggle0=b", -0.2), ("toggle1=b", -0.1)):
+        assert judged[WITHOUT, name].low < math.exp(effect) < judged[WITHOUT, name].high
+    (runner_up,) = (judgement for (kind, _), judgement in judged.items() if kind == RUNNER_UP)
+    assert runner_up.ratio < 1 and verdicts.runner_up.is_right
+    saved_ms = bench.base_ms * (1 - math.exp(-0.3))
+    assert verdicts.payoff_steps() == pytest.approx(4000 / saved_ms, rel=0.1)
+    assert search.spent_s <= search.goal.budget_s
+
+
+@pytest.mark.parametrize(
+    ("extra_s", "ratio", "steps"),
+    [(10.0, 0.5, 200), (10.0, 1.0, math.inf), (10.0, 1.5, math.inf), (-1.0, 0.5, 0)],
+)
+def test_a_longer_build_pays_off_after_the_steps_that_save_as_much(extra_s, ratio, steps):
+    assert payoff_steps(extra_s, 100.0, ratio) == steps
+    assert math.isnan(payoff_steps(-1.0, 100.0, 1.5)), "nothing is saved, and nothing was spent"
+
+
+def test_what_no_time_was_left_for_is_listed_and_the_search_says_that_it_is_not_complete():
+    space = dimensions(4, 4, 4)
+    builds_s = {(2, option): 500.0 for option in "bcd"}
+    effects = {(axis, option): -0.1 for axis in (0, 1) for option in "bcd"}
+    bench = SimulatedBench(space, effects, builds_s=builds_s, build_s=2.0)
+    search, _ = searched(bench, budget_s=60.0)
+    assert not search.is_complete
+    reasons = set(search.left_out.values())
+    assert any(reason.startswith(NO_TIME) for reason in reasons)
+    tried = {candidate.point for candidate in search.candidates}
+    assert not tried & search.left_out.keys()
+
+
+def test_a_prediction_decides_what_is_tried_first():
+    space = dimensions(2, 2, 2, 2, 2, 2)
+    predictions = {(5, "b"): -0.3, (3, "b"): -0.2, (0, "b"): 0.4}
+    bench = SimulatedBench(space, {}, predictions=predictions)
+    search = Search(space, bench, Goal(budget_s=100.0))
+    search.run()
+    titles = [candidate.title for candidate in search.candidates]
+    assert titles[1] == "toggle3=b, toggle5=b", "all that should help, at once"
+    assert search.candidates[titles.index("toggle5=b")].predicted == -0.3
+
+
+def test_options_without_effect_are_not_raced():
+    bench = SimulatedBench(dimensions(2, 2), {(0, "b"): -0.1}, idle=frozenset({(1, "b")}))
+    search, _ = searched(bench)
+    (idle,) = (c for c in search.candidates if c.state == NO_EFFECT)
+    assert idle.title.endswith("toggle1=b") and not idle.measurements
+    assert "nothing calls it" in idle.reason
+
+
+def test_the_least_memory_wins_where_that_is_the_objective():
+    memory = {(0, "b"): -0.3, (1, "b"): 0.2, (2, "b"): -0.1}
+    effects = {(0, "b"): 0.3, (1, "b"): -0.4, (2, "b"): 0.0}
+    bench = SimulatedBench(dimensions(2, 2, 2), effects, memory=memory, counts_memory=True)
+    search, verdicts = searched(bench, objective=MEMORY)
+    assert search.best.title == "toggle0=b, toggle2=b"
+    assert verdicts.gain().judgement.ratio == pytest.approx(math.exp(0.3), rel=0.02)
+    assert {"toggle1=b", search.best.title} <= {c.title for c in verdicts.front()}
+
+
+def test_no_configuration_over_the_memory_limit_is_proposed():
+    memory = {(0, "b"): 0.5, (1, "b"): -0.5}
+    effects = {(0, "b"): -0.4, (1, "b"): 0.1}
+    bench = SimulatedBench(dimensions(2, 2), effects, memory=memory, counts_memory=True)
+    search, _ = searched(bench, memory_limit=9 * GIB)
+    assert search.best.title == "toggle0=b, toggle1=b", "which fits only together"
+    (large,) = (c for c in search.candidates if c.state == TOO_LARGE)
+    assert large.title == "toggle0=b" and not search.proposable(large)
+
+
+def test_a_start_with_wrong_numbers_gives_way_to_a_slower_configuration_that_is_right():
+    bench = SimulatedBench(
+        dimensions(2), {(0, "a"): 0.0, (0, "b"): 0.2}, wrong=frozenset({(0, "a")})
+    )
+    search, verdicts = searched(bench)
+    assert search.best.title == "toggle0=b" and verdicts.best is search.best
+
+
+def test_a_start_that_cannot_be_built_ends_the_search_with_its_reason():
+    bench = SimulatedBench(dimensions(2), {}, too_large=frozenset({(0, "a")}))
+    with pytest.raises(StartFailed, match=r"3\.0 GiB more was needed"):
+        Search(bench.dimensions, bench, Goal()).run()
+
+
+@given(st.lists(st.tuples(*[st.floats(0.1, 10) | st.just(math.nan)] * 3), min_size=1, max_size=12))
+def test_no_candidate_of_the_front_is_beaten_and_every_other_one_is(rows):
+    candidates = []
+    for number, (time, peak, joules) in enumerate(rows):
+        candidate = Candidate(number, (), str(number), time=time, peak_bytes=peak)
+        candidate.measurements = [Measurement(1.0, joules=joules)]
+        candidates.append(candidate)
+    known = [axis for axis in range(3) if all(math.isfinite(row[axis]) for row in rows)]
+    values = {c: [rows[c.number][axis] for axis in known] for c in candidates}
+
+    def beats(a: Candidate, b: Candidate) -> bool:
+        pairs = list(zip(values[a], values[b], strict=True))
+        return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)
+
+    front = pareto_front(candidates)
+    assert front, "something is always on it"
+    for candidate in candidates:
+        assert (candidate in front) != any(beats(other, candidate) for other in candidates)

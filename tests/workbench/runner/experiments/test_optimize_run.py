@@ -1,0 +1,182 @@
+"""An optimization by the real runner and in this process: what is proposed, sent, refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from recording_wire import RecordingWire
+
+from sessions.model import Numerics
+from sessions.storage import hdf5
+from sessions.studies.attribution_words import rows
+from sessions.studies.optimization_words import (
+    CANDIDATES,
+    EFFECTS,
+    OPTIONS,
+    best_row,
+    headline,
+    newest,
+    remarks,
+    toggles_of,
+)
+from sessions.studies.study_schema import columns_of
+from workbench import protocol
+from workbench.client.recorder import Recorder
+from workbench.runner.config.resolve import resolve
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks, interleaving, optimize_bench
+from workbench.runner.experiments.optimize import OptimizeRun
+from workbench.runner.experiments.optimize_bench import RunnerBench
+from workbench.runner.experiments.run import RunEnded
+from workbench.runner.failures import Cancelled, Mistake
+
+SEARCHED = ["attention", "rope_cache"]
+STEPS_PER_S = 100  # of the clock by which a search here counts its budget, however busy the host
+
+
+@pytest.fixture
+def rig(monkeypatch) -> Rig:
+    monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
+    monkeypatch.setattr(optimize_bench, "WARM_UP_S", 0.1)
+    monkeypatch.setattr(blocks, "MIN_BLOCK_MS", 1.0)
+    monkeypatch.setattr(blocks, "MIN_BLOCK_STEPS", 5)
+    monkeypatch.setattr(RunnerBench, "now", lambda bench: bench.alternation.steps / STEPS_PER_S)
+    return Rig(RecordingWire(), torch.device("cpu"))
+
+
+def optimize(rig: Rig, base, **options):
+    """Run in this process; return the study that the messages make."""
+    options = {"budget_s": 20.0, "half_width": 0.05, "include": SEARCHED, **options}
+    OptimizeRun(rig, protocol.Optimize(base=base, **options)).execute()
+    return newest(recorded(rig))
+
+
+def recorded(rig: Rig):
+    """Return the session that the messages make."""
+    recorder = Recorder()
+    for message in rig.wire.sent:
+        recorder.record(protocol.decode_message(protocol.encode(message)))
+    return recorder.session
+
+
+def test_a_real_search_proposes_a_right_configuration_and_keeps_all_of_it(rig, small, tmp_path):
+    base = msgspec.structs.replace(small, toggles={"attention": "manual"})
+    optimize(rig, base, seed=1, budget_s=12.0)
+    session = recorded(rig)
+    hdf5.save(session, tmp_path / "o.h5")
+    study = newest(hdf5.load(tmp_path / "o.h5"))
+    for name, columns in study.tables.items():
+        assert set(columns) == set(columns_of("optimization", name)), name
+    start, *candidates = rows(study, CANDIDATES)
+    assert start["title"] == "start" and start["wrong"] == 0
+    assert any(row["rounds"] >= 5 for row in candidates), "something raced"
+    best = best_row(study)
+    assert best["wrong"] == 0 and best["front"] == 1
+    assert toggles_of(study, best).keys() > set(SEARCHED)
+    states = {(row["toggle"], row["option"]): row for row in rows(study, OPTIONS)}
+    assert "needs a CUDA GPU" in states["attention", "triton"]["reason"]
+    phases = study.tables["blocks"]["phase"]
+    assert set(phases) <= {"search", "verdicts"}
+    final = phases == "verdicts"
+    assert final.sum() >= 16 or study.facts["rounds"] < 8
+    assert study.facts["final"] and study.facts["build_s"] > 0
+    assert headline(study) and len(remarks(study)) >= 4
+    labels = [segment.label for segment in session.segments]
+    assert any(label.startswith("configuration 0: start") for label in labels)
+
+
+def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(rig, small, monkeypatch):
+    check, build = interleaving.checked.check, rig.arms._build
+
+    def checked(arm, situation, *rest):
+        if situation.option("attention") == "sdpa_math":
+            return Numerics(reference="float64", ok=False, text="relative error 1", max_error=9.0)
+        return check(arm, situation, *rest)
+
+    def built(situation, phases):
+        if situation.option("attention") == "manual":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if situation.option("attention") == "chunked":
+            raise RuntimeError("a planted mistake")
+        return build(situation, phases)
+
+    def planted(bench, candidate):
+        done = run_block(bench, candidate)
+        faster = {"attention=sdpa_math": 0.5, "rope_cache=shared": 0.9}
+        scale = math.prod(f for option, f in faster.items() if option in candidate.title)
+        median_ms = scale * (1 + 0.01 * chance.standard_normal())
+        return dataclasses.replace(done, median_ms=median_ms, mean_ms=median_ms)
+
+    chance = np.random.default_rng(0)
+    run_block = RunnerBench._block
+    monkeypatch.setattr(interleaving.checked, "check", checked)
+    monkeypatch.setattr(rig.arms, "_build", built)
+    monkeypatch.setattr(RunnerBench, "_block", planted)
+    study = optimize(rig, small, half_width=0.02)
+    by_title = {row["title"]: row for row in rows(study, CANDIDATES)}
+    assert by_title["attention=manual"]["state"] == "out of memory"
+    assert "2.00 GiB more was needed" in by_title["attention=manual"]["reason"]
+    assert by_title["attention=chunked"]["state"] == "failed"
+    assert by_title["attention=sdpa_math"]["wrong"] == 1
+    assert by_title["attention=sdpa_math"]["reason"].startswith("wrong numbers")
+    best = best_row(study)
+    assert best["wrong"] == 0 and "sdpa_math" not in best["title"]
+    assert "rope_cache=shared" in best["title"]
+    (gain,) = (row for row in rows(study, EFFECTS) if row["kind"] == "total")
+    assert gain["low"] < 0.9 < gain["high"]
+
+
+def test_an_option_comes_with_what_it_needs(rig, small):
+    base = resolve(small, rig.device)
+    run = OptimizeRun(rig, protocol.Optimize(base=small, include=["attention", "sdp_math"]))
+    dimensions = run._dimensions(base)
+    bench = RunnerBench(rig, base, dimensions, "time", 60.0, 0)
+    point = tuple("forbidden" if d.name == "sdp_math" else d.start for d in dimensions)
+    usable, reason = bench.usable(point)
+    if base.option("attention") != "sdpa":
+        assert usable is not None and usable != point, reason
+        assert "sdpa" in usable[[d.name for d in dimensions].index("attention")]
+
+
+@pytest.mark.parametrize(
+    ("command", "error"), [(protocol.Stop(), RunEnded), (protocol.Cancel(), Cancelled)]
+)
+def test_whoever_ends_it_keeps_what_was_measured(rig, small, command, error):
+    send = rig.wire.send
+
+    def order(message: protocol.Message) -> None:
+        send(message)
+        if isinstance(message, protocol.StudyRows) and message.table == "blocks":
+            rig.wire.commands.append(command)
+
+    rig.wire.send = order
+    with pytest.raises(error):
+        optimize(rig, small, budget_s=300.0)
+    study = newest(recorded(rig))
+    assert len(study.tables["blocks"]["round"]) >= 1
+    assert study.facts["final"] and not study.facts["complete"]
+    assert best_row(study)["title"] == "start"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"include": ["turbo"]}, "toggle: unknown 'turbo'; expected one of"),
+        ({"include": ["window"]}, "toggle window makes another model"),
+        ({"budget_s": 0.0}, "budget_s = 0 is outside of 0 to"),
+        ({"objective": "memory"}, "memory can be neither the objective nor limited here"),
+        ({"memory_limit": 2e9}, "memory can be neither the objective nor limited here"),
+        ({"objective": "energy"}, "energy cannot be the objective here: the CPU has no"),
+        ({"max_error": -1.0}, "max_error = -1 is not a number above 0"),
+        ({"include": ["cuda_graphs"]}, "no toggle that may be searched has a second option"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_one_sentence(rig, small, options, sentence):
+    with pytest.raises(Mistake, match=sentence):
+        optimize(rig, small, **options)
+    assert not rig.wire.sent

@@ -1,0 +1,133 @@
+"""The panel of the best configuration: what is requested, shown, applied and saved."""
+
+from __future__ import annotations
+
+import optimization_samples
+import pytest
+from optimization_samples import RESULT
+from PySide6.QtCore import Qt
+
+from sessions.model import Session
+from sessions.studies.optimization_words import question
+from workbench import protocol
+from workbench.ui.dialogs.export import export_plot
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots.pareto import difference_words
+
+
+@pytest.fixture
+def panel(qtbot, ready):
+    """The panel in front, ready to search."""
+    ready.search()
+    qtbot.waitUntil(ready.optimize.run.isEnabled)
+    return ready.optimize
+
+
+def cells(table) -> list[list[str]]:
+    return [
+        [table.item(row, column).text() for column in range(table.columnCount())]
+        for row in range(table.rowCount())
+    ]
+
+
+def belong_to(study, configuration) -> None:
+    """Let the study be one of the configuration's model."""
+    named = {"family": configuration.family, "workload": configuration.workload}
+    question(study).update(named)
+
+
+def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkeypatch):
+    commands = []
+    monkeypatch.setattr(ready.state, "perform", commands.append)
+    panel.objective.setCurrentIndex(panel.objective.findData("memory"))
+    panel.limit.setValue(12.5)
+    panel.budget.setValue(90)
+    searched = {action.data(): action for action in panel.toggles.menu().actions()}
+    assert "window" not in searched, "it makes another model"
+    searched["compile"].setChecked(False)
+    assert panel.toggles.text().startswith(f"{len(searched) - 1} of {len(searched)}")
+    for action in searched.values():
+        action.setChecked(False)
+    assert "Leave at least one toggle" in panel.why_not.text() and not panel.run.isEnabled()
+    for name in searched.keys() - {"compile"}:
+        searched[name].setChecked(True)
+    panel.run.click()
+    (command,) = commands
+    assert isinstance(command, protocol.Optimize) and command.base == ready.state.configuration
+    assert (command.objective, command.budget_s) == ("memory", 90.0)
+    assert (command.memory_limit, command.exclude) == (12.5 * 2**30, ["compile"])
+
+
+def test_a_search_comes_live_and_its_result_is_applied_undone_and_saved(qtbot, panel, ready):
+    state = ready.state
+    qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: panel.headline.text().endswith("against the start"), timeout=20_000)
+    qtbot.waitUntil(panel.run.isEnabled)
+    assert "x faster (95 % CI" in panel.headline.text()
+    assert "Search complete" in panel.about.text() and "pays off after" in panel.about.text()
+    assert "none from the search" in panel.details.text() and not panel.details.isVisible()
+    assert panel.chart.reason is None
+    best = next(row for row in cells(panel.candidates) if row[1] == "best")
+    assert "Precision: AMP BF16" in best[0], "by titles"
+    verdicts = [row[0] for row in cells(panel.verdicts)]
+    assert "best against start" in verdicts
+    assert any("needs a CUDA GPU" in cell for row in cells(panel.options) for cell in row)
+    belong_to(panel.study, state.configuration)
+    panel._show()
+    before = dict(state.configuration.toggles)
+    panel.apply.click()
+    assert state.configuration.toggles["precision"] == "amp_bf16"
+    assert state.configuration.toggles["adamw"] == "fused"
+    state.undo.undo()
+    assert state.configuration.toggles == before, "one step of undo"
+    panel.save.click()
+    ((name, toggles),) = state.presets.own.items()
+    assert name.startswith("Best ") and toggles["compile"] == "default"
+    panel.save.click()
+    assert list(state.presets.own) == [name, f"{name} 2"]
+
+
+def test_the_selected_configuration_is_applied_unless_it_is_wrong_or_of_another_model(
+    qtbot, panel, ready
+):
+    state = ready.state
+    state.session.studies.append(optimization_samples.study())
+    state.studiesChanged.emit()
+    qtbot.waitUntil(lambda: panel.candidates.rowCount() > 3)
+    assert "choose these in the form first" in panel.apply.toolTip()
+    configuration = state.configuration
+    belong_to(panel.study, configuration)
+    rows = [row[0] for row in cells(panel.candidates)]
+    panel.candidates.selectRow(
+        next(n for n, title in enumerate(rows) if "Shared RoPE cache" in title)
+    )
+    assert panel.apply.toolTip() == "Its numbers are wrong." and not panel.apply.isEnabled()
+    question(panel.study)["start"].append("gone=off")  # as of another version
+    panel.candidates.selectRow(next(n for n, title in enumerate(rows) if title == "AdamW: Fused"))
+    panel.apply.click()
+    assert state.configuration.toggles["adamw"] == "fused"
+    assert state.configuration.toggles["precision"] == configuration.toggles["precision"]
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("suffix", [".svg", ".csv"])
+def test_the_front_is_drawn_and_exported_against_memory_or_error(qapp, tmp_path, memory, suffix):
+    study = optimization_samples.study(memory=memory)
+    run = Run(Session(studies=[study]))
+    known = PLOTS["pareto"].choices([run])["against"]
+    assert known == (("memory", "error") if memory else ("error",))
+    path = export_plot("pareto", [run], tmp_path / f"front{suffix}")
+    text = path.read_text()
+    assert (RESULT.split(",")[0] in text) == (suffix == ".csv" or "precision" in text)
+    assert ("peak_bytes" in text) == (memory and suffix == ".csv")
+
+
+def test_a_point_of_the_front_is_named_by_how_it_differs_from_the_best():
+    best = {"candidate": 3, "title": "a=1, b=2"}
+    assert difference_words({"candidate": 4, "title": "a=1, c=3"}, best) == "best, c=3, without b=2"
+    assert difference_words(best, best) == "best"
+    assert difference_words({"candidate": 0, "title": "start"}, best) == "start"
+
+
+def test_without_an_optimization_the_plot_says_what_makes_one():
+    assert "workbench optimize" in PLOTS["pareto"].can_show([Run(Session())])

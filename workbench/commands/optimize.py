@@ -1,0 +1,185 @@
+"""Search for the best configuration that fits and is right, and measure it again with new blocks.
+
+Builds, compiles and checks count in the budget. Wrong results are never proposed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from sessions.model import Study
+from sessions.studies.optimization_space import OBJECTIVES, TIME
+from sessions.studies.optimization_words import (
+    BLOCKS,
+    CANDIDATES,
+    EFFECTS,
+    OPTIONS,
+    best_row,
+    candidates_table,
+    changed_options,
+    headline,
+    newest,
+    options_table,
+    remarks,
+    rows,
+    toggles_of,
+    verdicts_table,
+)
+from workbench import calibration, presets, protocol
+from workbench.client import headless
+from workbench.client.headless import Outcome
+from workbench.commands._arguments import positive_float, region_argument, result_arguments
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    Command,
+    Failed,
+    answer,
+    answer_json,
+    check_session,
+)
+from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands.run import configuration_arguments, configure
+
+BUDGET = "10m"
+GIB = 2**30
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser)
+    parser.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default=TIME,
+        help="what is minimised in a step; default: time",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=positive_float,
+        metavar="GIB",
+        help="peak memory that the result keeps to, in GiB",
+    )
+    parser.add_argument(
+        "--max-error",
+        type=positive_float,
+        metavar="X",
+        help="largest absolute error of an output against the reference that the result may have",
+    )
+    parser.add_argument(
+        "--budget",
+        type=duration,
+        default=duration(BUDGET),
+        metavar="TIME",
+        help=f"of everything, builds included, such as 90s, 10m or 1h; default: {BUDGET}",
+    )
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--include", type=_names, default=[], metavar="TOGGLE,...", help="search only these toggles"
+    )
+    chosen.add_argument(
+        "--exclude", type=_names, default=[], metavar="TOGGLE,...", help="leave these as they are"
+    )
+    region_argument(parser)
+    parser.add_argument(
+        "--save-preset",
+        type=Path,
+        metavar="FILE.json",
+        help="write the result's toggles as a preset, for --toggle @FILE.json and the window",
+    )
+    result_arguments(parser)
+
+
+def duration(text: str) -> float:
+    """Return the seconds of a time such as 90, 90s, 10m or 1h, for argparse."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([smh]?)", text.strip())
+    if match is None or not float(match[1]) > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m or 1h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _names(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    check_session(arguments.output)
+    limit = arguments.memory_limit
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Optimize:
+        return calibration.respected(
+            catalogue,
+            protocol.Optimize(
+                base=configure(catalogue, arguments),
+                objective=arguments.objective,
+                memory_limit=None if limit is None else limit * GIB,
+                max_error=arguments.max_error,
+                budget_s=arguments.budget,
+                include=arguments.include,
+                exclude=arguments.exclude,
+                region=arguments.region / 100,
+                seed=arguments.seed,
+            ),
+        )
+
+    with Bar() as bar:
+        outcome = headless.run(begin, watch=bar.watch)
+    study = newest(outcome.session)
+    if study is not None:
+        outcome.session.title = study.title
+    saved = settle(outcome, arguments.output)
+    if study is not None and arguments.save_preset is not None:
+        _save_preset(study, arguments.save_preset)
+    if arguments.json:
+        answer_json(_as_data(outcome, saved, study))
+    else:
+        if study is not None:
+            answer("\n".join(study_lines(study)))
+        if saved:
+            answer(f"saved {saved}")
+    code = exit_code(outcome)
+    if code == DONE and (study is None or best_row(study) is None):
+        return FAILED
+    return code
+
+
+def study_lines(study: Study) -> list[str]:
+    """Return the study for a person."""
+    lines = [headline(study), ""]
+    if study.tables.get(EFFECTS):
+        lines.append(verdicts_table(study).to_markdown())
+    lines += [candidates_table(study).to_markdown(), options_table(study).to_markdown()]
+    lines += remarks(study)
+    best = best_row(study)
+    if options := [] if best is None else sorted(changed_options(best)):
+        lines.append(f"The result: {' '.join(f'--toggle {option}' for option in options)}")
+    return lines
+
+
+def _save_preset(study: Study, path: Path) -> None:
+    best = best_row(study)
+    if best is None:
+        raise Failed(f"{path} was not written: no configuration can be proposed.")
+    try:
+        presets.write(path, {study.title: toggles_of(study, best)})
+    except ValueError as error:
+        raise Failed(f"{error}.") from None
+
+
+def _as_data(outcome: Outcome, saved: str | None, study: Study | None) -> dict[str, Any]:
+    """Return the outcome for programs."""
+    data = as_data(outcome, saved)
+    if study is None:
+        return data
+    best = best_row(study)
+    data |= {**study.asked, **study.facts, "headline": headline(study)}
+    data["best"] = None if best is None else toggles_of(study, best)
+    for table in (CANDIDATES, OPTIONS, EFFECTS, BLOCKS):
+        data[table] = rows(study, table)
+    return data
+
+
+COMMAND = Command(name="optimize", help=__doc__, arguments=_arguments, run=_run, drives=True)

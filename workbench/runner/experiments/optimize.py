@@ -1,0 +1,241 @@
+"""A run that searches for the best configuration, and measures it again with new blocks.
+
+The search is ``sessions.studies.optimization``. This run gives it candidates that are built and
+timed here, and sends its state after each step, so that a stop or a kill loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from sessions.model import Scalar
+from sessions.studies.optimization import Goal, Search, StartFailed
+from sessions.studies.optimization_rows import (
+    candidate_rows,
+    final_facts,
+    option_rows,
+    verdict_rows,
+)
+from sessions.studies.optimization_space import ENERGY, MEMORY, Candidate, Dimension
+from sessions.studies.optimization_verdicts import Verdicts
+from sessions.studies.optimization_words import BLOCKS, CANDIDATES, EFFECTS, KIND, OPTIONS
+from sessions.verdicts import verdict
+from sessions.verdicts.work import MODEL_TOGGLES
+from workbench import protocol
+from workbench.protocol.catalogue import expected
+from workbench.runner.config.resolve import LONGEST_S, blocked_options, demand
+from workbench.runner.context import Rig
+from workbench.runner.experiments.blocks import TimedBlock
+from workbench.runner.experiments.optimize_bench import RunnerBench
+from workbench.runner.failures import Mistake
+from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.variants.variant import label
+
+PERIOD_S = 0.5  # between two reports, while rounds run
+COUNTED = "counted by the allocator, without what is held for other configurations"
+NOT_COUNTED = "not measured: on the CPU nothing counts what one configuration allocates"
+
+
+class OptimizeRun:
+    """Searches until nothing is left to try, the budget is spent, or a command ends it."""
+
+    def __init__(self, rig: Rig, command: protocol.Optimize) -> None:
+        self._rig = rig
+        self._command = command
+        self._bench: RunnerBench | None = None
+        self._search: Search | None = None
+        self._verdicts: Verdicts | None = None
+        self._blocked: dict[tuple[str, str], str] = {}  # options that cannot be used here, and why
+        self._blocks: dict[str, list[float | str | None]] = {}  # that were not sent yet
+        self._study = -1
+        self._reported_s = -math.inf
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return 0 if self._bench is None else self._bench.alternation.steps
+
+    def execute(self) -> None:
+        """Search to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what is fatal."""
+        search, verdicts = self.prepare()
+        try:
+            verdict.load()
+            search.run()
+            verdicts.run()
+        except StartFailed as error:
+            raise Mistake(f"the start cannot be measured: {error}") from None
+        finally:
+            self._rig.watchdog.active = False
+            self._report("", final=True)
+
+    # What is asked
+
+    def prepare(self) -> tuple[Search, Verdicts]:
+        """Check the command, settle the dimensions, and announce the study."""
+        command, rig = self._command, self._rig
+        if not 0 < command.budget_s <= LONGEST_S:
+            raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
+        for name in ("region", "floor", "half_width"):
+            if not 0 <= (value := getattr(command, name)) < 1:
+                raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
+        for name in ("memory_limit", "max_error"):
+            if (limit := getattr(command, name)) is not None and not limit > 0:
+                raise Mistake(f"{name} = {limit:g} is not a number above 0")
+        if not self._counts_memory and (command.memory_limit or command.objective == MEMORY):
+            raise Mistake(f"memory can be neither the objective nor limited here: {NOT_COUNTED}")
+        (base,) = demand(rig, command.base)
+        dimensions = self._dimensions(base)
+        bench = RunnerBench(
+            rig, base, dimensions, command.objective, command.budget_s, command.seed
+        )
+        if command.objective == ENERGY and bench.energy.why_not:
+            raise Mistake(f"energy cannot be the objective here: {bench.energy.why_not}")
+        goal = Goal(
+            objective=command.objective,
+            memory_limit=_limit(command.memory_limit),
+            max_error=_limit(command.max_error),
+            budget_s=command.budget_s,
+        )
+        rig.arms.keep_only(base)
+        self._bench, bench.on_block = bench, self._keep_block
+        self._search = Search(dimensions, bench, goal, self._report)
+        self._verdicts = Verdicts(self._search, command.region, command.floor, command.half_width)
+        self._announce(base, dimensions)
+        return self._search, self._verdicts
+
+    def _dimensions(self, base: Situation) -> list[Dimension]:
+        """Return the toggles to search, with the options that this device and family have."""
+        command, toggles = self._command, all_toggles()
+        for name in [*command.include, *command.exclude]:
+            if name not in toggles:
+                raise Mistake(f"toggle: unknown {name!r}; expected {expected(name, toggles)}")
+            if name in MODEL_TOGGLES and name in command.include:
+                raise Mistake(f"toggle {name} makes another model, so that it is not searched")
+        blocked = blocked_options(base)
+        dimensions = []
+        for name, toggle in toggles.items():
+            is_left_out = name in MODEL_TOGGLES or name in command.exclude
+            if is_left_out or (command.include and name not in command.include):
+                continue
+            # What only another machine or family could use is no part of the space. What another
+            # toggle would enable is.
+            refusals = blocked.get(name, {})
+            hopeless = {option for option, why in refusals.items() if why.absent or not why.set}
+            start = base.option(name)
+            self._blocked |= {
+                (name, option): refusals[option].reason
+                for option in toggle.options
+                if option in hopeless and option != start and not refusals[option].absent
+            }
+            options = tuple(o for o in toggle.options if o == start or o not in hopeless)
+            if len(options) > 1:
+                dimensions.append(Dimension(name, options, start))
+        if not dimensions:
+            raise Mistake(
+                "no toggle that may be searched has a second option that can be used here"
+            )
+        return dimensions
+
+    def _announce(self, base: Situation, dimensions: list[Dimension]) -> None:
+        rig, command = self._rig, self._command
+        self._study, rig.studies = rig.studies, rig.studies + 1
+        configuration = base.configuration
+        rig.wire.send(
+            protocol.StudyStarted(
+                index=self._study,
+                kind=KIND,
+                title=f"{configuration.family} {configuration.workload}: best configuration",
+                asked={
+                    "family": configuration.family,
+                    "preset": configuration.preset,
+                    "workload": configuration.workload,
+                    "objective": command.objective,
+                    "budget_s": command.budget_s,
+                    **{
+                        name: limit
+                        for name in ("memory_limit", "max_error")
+                        if (limit := getattr(command, name)) is not None
+                    },
+                    "base": msgspec.json.encode(configuration.toggles).decode(),
+                    "start": [f"{d.name}={d.start}" for d in dimensions],
+                    "space": float(math.prod(len(d.options) for d in dimensions)),
+                    "region": command.region,
+                    "floor": command.floor,
+                    "floor_note": command.floor_note,
+                    "half_width": command.half_width,
+                    "seed": command.seed,
+                },
+            )
+        )
+        self._tell(
+            memory=COUNTED if self._counts_memory else NOT_COUNTED,
+            base=label(configuration, rig.device),
+        )
+
+    @property
+    def _counts_memory(self) -> bool:
+        return self._rig.device.type == "cuda"
+
+    # What is sent
+
+    def _keep_block(self, candidate: Candidate, done: TimedBlock, joules: float) -> None:
+        assert self._search is not None and self._verdicts is not None
+        is_final = bool(self._verdicts.arms)
+        number = len(self._verdicts.rounds) if is_final else self._search.rounds
+        row: dict[str, float | str | None] = {
+            "phase": "verdicts" if is_final else "search",
+            "round": number,
+            "candidate": candidate.number,
+            "median_ms": done.median_ms,
+            "clock_mhz": done.clock_mhz,
+            "mean_ms": done.mean_ms,
+            "joules": joules,
+            "void": done.void,
+        }
+        for name, value in row.items():
+            self._blocks.setdefault(name, []).append(value)
+
+    def _report(self, text: str, final: bool = False) -> None:
+        """Send the candidates, options and verdicts as they are now; often is not always."""
+        search, verdicts, bench = self._search, self._verdicts, self._bench
+        if search is None or verdicts is None or bench is None:
+            return
+        now = bench.now()
+        if not final and now - self._reported_s < PERIOD_S:
+            return
+        self._reported_s = now
+        if self._blocks:  # all at once: a reader copies the table each time
+            self._send(BLOCKS, self._blocks, replace=False)
+            self._blocks = {}
+        self._send(CANDIDATES, candidate_rows(search, verdicts))
+        self._send(OPTIONS, option_rows(search, self._blocked))
+        if verdicts.effects:
+            self._send(EFFECTS, verdict_rows(verdicts))
+        if final:
+            self._conclude(search, verdicts)
+            return
+        done = f"{sum(bool(c.measurements) for c in search.candidates)} configurations measured"
+        fraction = min(1.0, search.spent_s / search.goal.budget_s)
+        self._rig.wire.send(
+            protocol.Progress(task="optimizing", fraction=fraction, text=f"{done}; {text}")
+        )
+
+    def _conclude(self, search: Search, verdicts: Verdicts) -> None:
+        assert self._bench is not None
+        self._tell(**final_facts(search, verdicts), **self._bench.alternation.rebuilding())
+
+    def _send(
+        self, table: str, columns: dict[str, list[float | str | None]], replace: bool = True
+    ) -> None:
+        self._rig.wire.send(
+            protocol.StudyRows(study=self._study, table=table, columns=columns, replace=replace)
+        )
+
+    def _tell(self, **facts: Scalar) -> None:
+        self._rig.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))
+
+
+def _limit(value: float | None) -> float:
+    return math.inf if value is None else value

@@ -1,0 +1,269 @@
+"""The bench of an optimization: builds, runs and checks its candidates on the runner's device."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from models import ConfigurationError
+from sessions.ceilings import impossible
+from sessions.model import Configuration, Numerics
+from sessions.studies.optimization_space import (
+    ENERGY,
+    FAILED,
+    OUT_OF_MEMORY,
+    Built,
+    Candidate,
+    Dimension,
+    Failure,
+    Measurement,
+    Point,
+)
+from workbench.runner.config.resolve import blocked_options, require_unblocked, resolve
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks
+from workbench.runner.experiments.blocks import SETTLING_STEPS, Contender, TimedBlock
+from workbench.runner.experiments.interleaving import WARM_UP_S, Alternation
+from workbench.runner.experiments.run import RunEnded
+from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.instruments.energy import EnergyCounter
+from workbench.runner.instruments.memory import free_memory
+from workbench.runner.toggles import Situation
+
+BUSY = "An optimization is being measured; stop it before changing a toggle."
+ROUNDS = 16  # of 5 blocks, that a tenth of the budget holds
+WARM_UP_SHARE = 1 / 60  # of the budget, at most, for a candidate that does not become steady
+ENERGY_MS = 500.0  # of a block whose energy decides: the counter is updated every 20 to 100 ms
+
+Result = TypeVar("Result")
+
+
+class RunnerBench:
+    """Implements ``sessions.studies.optimization.Bench`` with warm arms that take turns."""
+
+    def __init__(
+        self,
+        rig: Rig,
+        base: Situation,
+        dimensions: Sequence[Dimension],
+        objective: str,
+        budget_s: float,
+        seed: int,
+    ) -> None:
+        self._rig, self._base, self._dimensions = rig, base, dimensions
+        self._objective = objective
+        self._random = random.Random(seed)
+        self._contenders: dict[int, Contender] = {}
+        self._usable: dict[Point, tuple[Point | None, str]] = {}
+        self.energy = EnergyCounter(rig.device)
+        self.alternation = Alternation(rig, budget_s / 10, ROUNDS, BUSY)
+        self.alternation.warm_up_s = min(WARM_UP_S, WARM_UP_SHARE * budget_s)
+        # Called with each block, also with one that is void.
+        self.on_block: Callable[[Candidate, TimedBlock, float], None] = lambda *_: None
+
+    def now(self) -> float:
+        """Return the seconds of a clock that stands still in a pause."""
+        return self.alternation.now()
+
+    def situation(self, point: Point) -> Situation:
+        """Return the situation of a point; raises ``Mistake`` or ``ConfigurationError``."""
+        situation = resolve(self._configuration(point), self._rig.device)
+        require_unblocked(situation)
+        return situation
+
+    def usable(self, point: Point) -> tuple[Point | None, str]:
+        """Return the point, or with what its changes need; None and why if it cannot be used."""
+        if point not in self._usable:
+            self.alternation.take_commands()
+            self._usable[point] = self._find_usable(point)
+        return self._usable[point]
+
+    def predict(self, point: Point) -> float:
+        """Return the log ratio of step time to the base's by the roofline; NaN without one."""
+        self.alternation.take_commands()
+        if self._rig.roof.found is None:  # measuring the ceilings takes longer than it saves
+            return math.nan
+        with self._rig.unwatched():
+            prediction = self._rig.predictor.of(
+                self._base.configuration, self._configuration(point)
+            )
+        return math.nan if not prediction.ratio else math.log(prediction.ratio)
+
+    def build(self, candidate: Candidate) -> Built | Failure:
+        """Build and warm up a candidate, unless it is ready; at first, look for its evidence."""
+        contender = self._contenders.get(candidate.number)
+        if contender is not None and contender.arm is not None:
+            return Built(0.0, evidence=contender.arm.find_evidence())
+        began = self.now()
+        if contender is None:
+            contender = self._contender(candidate)
+            act = functools.partial(self._begin, contender)
+        else:
+            act = functools.partial(self._build_again, contender)
+        peak_bytes = self._guard(contender, act)
+        if isinstance(peak_bytes, Failure):
+            return peak_bytes
+        assert contender.arm is not None
+        return Built(self.now() - began, peak_bytes, contender.arm.find_evidence())
+
+    def release(self, candidate: Candidate) -> None:
+        """Let the candidate's arm be freed when memory is short; then arms may fit again."""
+        contender = self._contenders.get(candidate.number)
+        if contender is not None:
+            contender.arm = None
+            self._leave(contender)
+        self.alternation.alone = False
+
+    def round(self, candidates: Sequence[Candidate]) -> dict[int, Measurement | Failure]:
+        """Run a block of each candidate in random order; a void block has no entry."""
+        order = list(candidates)
+        self._random.shuffle(order)
+        measured = {candidate.number: self._block(candidate) for candidate in order}
+        return {number: block for number, block in measured.items() if block is not None}
+
+    def check(self, candidate: Candidate) -> Numerics | Failure:
+        """Compare the numbers of a candidate with a reference."""
+        contender = self._contenders[candidate.number]
+        return self._guard(contender, lambda: self.alternation.check(contender))
+
+    def _configuration(self, point: Point) -> Configuration:
+        own = {d.name: option for d, option in zip(self._dimensions, point, strict=True)}
+        base = self._base.configuration
+        return msgspec.structs.replace(base, toggles={**base.toggles, **own})
+
+    def _find_usable(self, point: Point) -> tuple[Point | None, str]:
+        """Return the point with the options that a blocked one needs, or why that is no way out."""
+        try:
+            self.situation(point)
+        except (Mistake, ConfigurationError) as error:
+            reason = str(error)
+        else:
+            return point, ""
+        try:
+            blocked = blocked_options(resolve(self._configuration(point), self._rig.device))
+        except (Mistake, ConfigurationError):
+            return None, reason
+        needed: dict[str, str] = {}
+        for dimension, option in zip(self._dimensions, point, strict=True):
+            if why := blocked.get(dimension.name, {}).get(option):
+                reason = why.reason
+                needed |= why.set
+        options = {dimension.name: dimension.options for dimension in self._dimensions}
+        if any(option not in options.get(name, ()) for name, option in needed.items()):
+            return None, reason
+        with_needs = tuple(
+            needed.get(dimension.name, option)
+            for dimension, option in zip(self._dimensions, point, strict=True)
+        )
+        try:
+            self.situation(with_needs)
+        except (Mistake, ConfigurationError):
+            return None, reason
+        return with_needs, ""
+
+    def _contender(self, candidate: Candidate) -> Contender:
+        situation = self.situation(candidate.point)
+        name = f"configuration {candidate.number}"
+        contender = Contender(candidate.number, 0, situation, name, candidate.title)
+        self._contenders[candidate.number] = contender
+        return contender
+
+    def _begin(self, contender: Contender) -> float:
+        """Build a candidate for the first time; return its peak memory, NaN if not counted."""
+        alternation = self.alternation
+        self._join(contender)
+        alternation.begin(contender)
+        alternation.settle(contender)
+        self._lengthen(contender)
+        return self._peak(contender)
+
+    def _build_again(self, contender: Contender) -> float:
+        alternation = self.alternation
+        self._join(contender)
+        self._rig.state("building", f"Building {contender.name}")
+        alternation.build(contender)
+        self._rig.state("running", f"Warming up {contender.name}")
+        alternation.warm_up(contender)
+        alternation.set_steps(contender)
+        self._lengthen(contender)
+        return math.nan
+
+    def _lengthen(self, contender: Contender) -> None:
+        if self._objective == ENERGY:
+            steps = math.ceil(ENERGY_MS / contender.step_ms)
+            contender.steps = max(contender.steps, steps)
+
+    def _peak(self, contender: Contender) -> float:
+        """Return the peak memory of a few steps, without what is held for other candidates."""
+        rig = self._rig
+        if rig.device.type != "cuda":
+            return math.nan
+        rig.memory.new_phase()
+        blocks.warm_up_block(rig, contender)
+        self.alternation.take_commands()
+        memory = rig.memory.sample()
+        peaks = [memory.peak - memory.others]
+        assert contender.arm is not None
+        if contender.arm.divided is not None:
+            peaks += contender.arm.divided.peaks[1:]
+        return max(peaks)
+
+    def _block(self, candidate: Candidate) -> Measurement | Failure | None:
+        contender = self._contenders[candidate.number]
+        self._join(contender)
+        measured: list[Measurement] = []
+        before_j = self.energy.joules()
+
+        def keep(done: TimedBlock) -> None:
+            nonlocal before_j
+            after_j = self.energy.joules()
+            joules = (after_j - before_j) / (done.steps + SETTLING_STEPS)
+            before_j = after_j
+            self.on_block(candidate, done, joules)
+            if not done.void:
+                clock_mhz = math.nan if done.clock_mhz is None else done.clock_mhz
+                measured.append(Measurement(done.median_ms, done.mean_ms, clock_mhz, joules))
+
+        failure = self._guard(contender, lambda: self.alternation.block(contender, keep))
+        if isinstance(failure, Failure):
+            return failure
+        if not measured:
+            return None
+        device_type = self._rig.device.type
+        if why := impossible(measured[-1].median_ms, contender.least_ms, device_type):
+            return Failure(FAILED, why)
+        return measured[-1]
+
+    def _guard(self, contender: Contender, act: Callable[[], Result]) -> Result | Failure:
+        """Do something with a candidate, which may fail or not fit: that is a data point."""
+        try:
+            return act()
+        except Exception as error:
+            if isinstance(error, (Cancelled, RunEnded)) or is_fatal(error):
+                raise
+            failure = explain(error)
+        # Outside of the except clause: its traceback would keep the tensors of the failed build.
+        state = OUT_OF_MEMORY if failure.kind == "out-of-memory" else FAILED
+        contender.arm = None
+        self._rig.arms.forget(contender.situation, contender.copy)
+        self._leave(contender)
+        self.alternation.alone = False
+        gc.collect()
+        free_memory()
+        text = f"{contender.name} ({contender.title}): {state}: {failure.sentence}"
+        self._rig.note("warning", text)
+        return Failure(state, failure.sentence)
+
+    def _join(self, contender: Contender) -> None:
+        if contender not in self.alternation.contenders:
+            self.alternation.contenders.append(contender)
+
+    def _leave(self, contender: Contender) -> None:
+        if contender in self.alternation.contenders:
+            self.alternation.contenders.remove(contender)

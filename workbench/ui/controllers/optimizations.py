@@ -1,0 +1,140 @@
+"""Optimizations as the window requests them: the goal, the limits, the toggles; Apply and Save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from PySide6.QtCore import QObject
+
+from sessions.model import Study
+from sessions.studies import optimization_words
+from sessions.studies.optimization_space import TIME
+from sessions.verdicts.work import MODEL_TOGGLES
+from workbench import calibration, protocol
+from workbench.ui.controllers import pending_changes
+
+if TYPE_CHECKING:
+    from workbench.ui.state import AppState
+
+BUDGET_S = 600.0
+GIB = 2**30
+OBJECTIVES = {"time": "Least step time", "memory": "Least memory", "energy": "Least energy"}
+
+
+class Optimizations(QObject):
+    """Sends optimizations to the runner; what comes back is in the session's ``studies``."""
+
+    def __init__(self, state: AppState) -> None:
+        super().__init__(state)
+        self._state = state
+        self.budget_s = BUDGET_S
+        self.objective = TIME
+        self.memory_limit_gib = 0.0  # 0: no limit
+        self.excluded: set[str] = set()
+        self._ends = 0  # of runs until it is over: a run in progress ends before it begins
+        state.heard.connect(self._take)
+        state.stateChanged.connect(self._take_state)
+
+    @property
+    def all(self) -> list[Study]:
+        """The optimizations of the session that is shown, the oldest first."""
+        return optimization_words.optimizations(self._state.session)
+
+    @property
+    def busy(self) -> bool:
+        """True while an optimization that was requested is not over."""
+        return self._ends > 0
+
+    def searched(self) -> dict[str, str]:
+        """Return the titles of the toggles that can be searched, by name."""
+        catalogue = self._state.catalogue
+        toggles = [] if catalogue is None else catalogue.toggles
+        return {toggle.name: toggle.title for toggle in toggles if toggle.name not in MODEL_TOGGLES}
+
+    def exclude(self, name: str, is_searched: bool) -> None:
+        """Search a toggle, or leave it as it is."""
+        (self.excluded.discard if is_searched else self.excluded.add)(name)
+
+    def why_not(self) -> str:
+        """Return why nothing can be searched now; empty if it can."""
+        state = self._state
+        if state.replaying:
+            return "This is a replay; open the window without --replay to measure."
+        if self.busy:
+            return "An optimization is being measured."
+        if state.runner_state not in ("idle", "running", "paused"):
+            return "The runner is not ready."
+        if problem := pending_changes.problem(state):
+            return problem
+        if self.excluded >= self.searched().keys():
+            return "Leave at least one toggle to be searched."
+        return ""
+
+    def run(self) -> None:
+        """Search for the best configuration, from the one that is being edited."""
+        state = self._state
+        if state.configuration is None or state.catalogue is None or self.why_not():
+            return
+        limit = self.memory_limit_gib * GIB
+        command = protocol.Optimize(
+            base=state.configuration,
+            objective=self.objective,  # type: ignore[arg-type]
+            memory_limit=limit or None,
+            budget_s=self.budget_s,
+            exclude=sorted(self.excluded),
+            seed=state.configuration.seed,
+        )
+        self._ends = 2 if state.active else 1
+        state.perform(calibration.respected(state.catalogue, command))
+
+    # What to do with a configuration
+
+    def why_not_apply(self, study: Study, row: Mapping[str, Any]) -> str:
+        """Return why a configuration of a study cannot be activated; empty if it can."""
+        state, question = self._state, optimization_words.question(study)
+        if state.replaying:
+            return "This is a replay; open the window without --replay to change toggles."
+        now = state.configuration
+        if now is None or state.catalogue is None:
+            return "The runner is not ready."
+        if (now.family, now.workload) != (question.get("family"), question.get("workload")):
+            return (
+                f"It is of {question.get('family')} {question.get('workload')}: choose these in "
+                "the form first."
+            )
+        unknown = optimization_words.changed_options(row) - self._known()
+        if unknown:
+            return f"This runner does not have {', '.join(sorted(unknown))}."
+        return ""
+
+    def apply(self, study: Study, row: Mapping[str, Any]) -> None:
+        """Choose the toggles of a configuration, as one step of undo."""
+        if not self.why_not_apply(study, row):
+            text = f"Optimized: {self._state.titled(str(row['title']))}"
+            toggles, known = optimization_words.toggles_of(study, row), self._known()
+            choices = {name: o for name, o in toggles.items() if f"{name}={o}" in known}
+            self._state.choose(choices, text)
+
+    def save(self, study: Study, row: Mapping[str, Any]) -> str:
+        """Keep the toggles of a configuration as a preset; return its name."""
+        question = optimization_words.question(study)
+        name = f"Best {question.get('family')} {question.get('workload')}"
+        toggles = optimization_words.toggles_of(study, row)
+        return self._state.presets.add(name, toggles)
+
+    def _known(self) -> set[str]:
+        """Return NAME=OPTION of everything that the runner can switch."""
+        catalogue = self._state.catalogue
+        toggles = [] if catalogue is None else catalogue.toggles
+        return {f"{toggle.name}={o.name}" for toggle in toggles for o in toggle.options}
+
+    def _take(self, message: protocol.AnyMessage) -> None:
+        if isinstance(message, protocol.Finished) and self._ends:
+            self._ends -= 1
+
+    def _take_state(self) -> None:
+        if self._state.runner_state in ("starting", "dead", "none"):
+            self._ends = 0
+        elif self._state.runner_state == "idle":  # what it interrupts has ended, however early
+            self._ends = min(self._ends, 1)

@@ -1,0 +1,280 @@
+"""The best configuration: what to search for, the Pareto front as it grows, and the verdicts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import QSignalBlocker, Qt
+from PySide6.QtWidgets import (
+    QComboBox,
+    QHBoxLayout,
+    QMenu,
+    QPushButton,
+    QStackedWidget,
+    QTabWidget,
+    QToolButton,
+    QWidget,
+)
+
+from sessions.model import Study
+from sessions.studies.attribution_words import HIGH, LOW, RATIO, VERDICT, rows
+from sessions.studies.optimization_words import (
+    CANDIDATES,
+    best_row,
+    candidates_table,
+    headline,
+    options_table,
+    remarks,
+    verdicts_table,
+)
+from sessions.tables import Table
+from workbench.ui.controllers.optimizations import OBJECTIVES, Optimizations
+from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.panels import _verdict_lines as verdict_lines
+from workbench.ui.panels import _widgets
+from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.panels._table import CalmTable, with_interval
+from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels.empty import Empty
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.state import AppState
+
+PERIOD_MS = 200  # between two looks while candidates race
+_CHOICES_PX = 232
+_TEXT_PX = 240  # of a column of names, at most
+_NOTE_PX = 240  # of the notes, at least
+_MOST_GIB = 4096.0
+
+
+class OptimizePanel(QWidget):
+    """The form of an optimization beside the newest one of the session that is shown."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self.optimizations = Optimizations(state)
+        self.setProperty("panel", True)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.chart = Chart(PLOTS["pareto"], state.theme, state.tasks)
+        self.chart.setMinimumSize(240, 140)
+        self.verdicts, self.candidates, self.options = CalmTable(), CalmTable(), CalmTable()
+        for table in (self.verdicts, self.candidates, self.options):
+            table.wrap(_NOTE_PX)
+        self.candidates.itemSelectionChanged.connect(self._show_actions)
+        self.headline, self.about, self.details = _widgets.title(), _widgets.note(), _widgets.note()
+        self.why_not = _widgets.note()
+        self.run = QPushButton("Optimize")
+        self.run.clicked.connect(self.optimizations.run)
+        self.apply = QPushButton("Apply")
+        self.apply.clicked.connect(self._apply)
+        self.save = QPushButton("Save as preset")
+        self.save.clicked.connect(self._save)
+        self.chosen = _widgets.note()
+        self.objective = self._make_objective()
+        self.limit = self._make_limit()
+        self.toggles = QToolButton()
+        self.toggles.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.toggles.setToolTip("The toggles that are searched; the others stay as they are")
+        self.toggles.setMenu(QMenu(self.toggles))
+        tip = "How long everything may take: builds, compiles, checks, races and verdicts"
+        self.budget = _widgets.budget_box(self.optimizations, 86400, tip)
+        self.empty = Empty(
+            state,
+            "optimize",
+            "No optimization yet",
+            "Press Optimize: configurations race in turn, what is slower, wrong or too large drops "
+            "out, and the best one is measured again before it is proposed.",
+        )
+        self._pages = QStackedWidget()
+        self._pages.addWidget(self.empty)
+        self._pages.addWidget(self._make_results())
+        row = _widgets.tight(QHBoxLayout(self), 0)
+        row.addWidget(self._make_choices())
+        row.addWidget(self._pages, 1)
+        self._soon = Soon(self._show, self, PERIOD_MS)
+        for changed in (
+            state.studiesChanged, state.stateChanged, state.configurationChanged,
+            state.catalogueChanged, state.availabilityChanged,
+        ):  # fmt: skip
+            changed.connect(self._soon.ask)
+        state.sessionChanged.connect(self._show)
+        state.themeChanged.connect(self._draw)
+        self._draw()
+
+    # The form
+
+    def _make_objective(self) -> QComboBox:
+        box = CalmComboBox()
+        box.setAccessibleName("Objective")
+        for name, title in OBJECTIVES.items():
+            box.addItem(title, name)
+        box.currentIndexChanged.connect(
+            lambda: setattr(self.optimizations, "objective", str(box.currentData()))
+        )
+        return box
+
+    def _make_limit(self) -> CalmDoubleSpinBox:
+        box = CalmDoubleSpinBox()
+        box.setRange(0.0, _MOST_GIB)
+        box.setDecimals(1)
+        box.setSuffix(" GiB")
+        box.setSpecialValueText("no limit")
+        box.setToolTip("Peak memory that the result keeps to")
+        box.setAccessibleName("Memory limit in GiB")
+        box.valueChanged.connect(partial(setattr, self.optimizations, "memory_limit_gib"))
+        return box
+
+    def _make_choices(self) -> QWidget:
+        side = QWidget()
+        side.setFixedWidth(_CHOICES_PX)
+        layout = _widgets.column(side)
+        layout.addWidget(_widgets.heading("Search for"))
+        layout.addWidget(self.objective)
+        for title, box in (("Memory", self.limit), ("Budget", self.budget)):
+            line = QHBoxLayout()
+            line.addWidget(_widgets.muted(title))
+            line.addWidget(box, 1)
+            layout.addLayout(line)
+        layout.addWidget(self.toggles)
+        layout.addWidget(self.run)
+        layout.addWidget(self.why_not)
+        layout.addStretch(1)
+        return side
+
+    def _show_choices(self) -> None:
+        optimizations, menu = self.optimizations, self.toggles.menu()
+        searched = optimizations.searched()
+        if list(searched) != [action.data() for action in menu.actions()]:
+            menu.clear()
+            for name, title in searched.items():
+                action = menu.addAction(title)
+                action.setData(name)
+                action.setCheckable(True)
+                action.toggled.connect(partial(self._exclude, name))
+        for action in menu.actions():
+            with QSignalBlocker(action):
+                action.setChecked(action.data() not in optimizations.excluded)
+        count = len(searched.keys() - optimizations.excluded)
+        self.toggles.setText(f"{count} of {len(searched)} toggles ▾")
+        reason = optimizations.why_not()
+        _widgets.allow(self.run, reason)
+        progress = self._state.progress
+        if optimizations.busy and progress is not None:
+            reason = f"{progress.task.capitalize()}: {progress.text}"
+        self.why_not.setText(reason)
+
+    def _exclude(self, name: str, is_searched: bool) -> None:
+        self.optimizations.exclude(name, is_searched)
+        self._show_choices()
+
+    # The results
+
+    def _make_results(self) -> QWidget:
+        self.tabs = QTabWidget()
+        self.tabs.setDocumentMode(True)
+        self.tabs.addTab(self.candidates, "Configurations")
+        self.tabs.addTab(self.verdicts, "Verdicts")
+        self.tabs.addTab(self.options, "Options")
+        buttons = QHBoxLayout()
+        for widget in (self.apply, self.save):
+            buttons.addWidget(widget)
+        buttons.addWidget(self.chosen, 1)
+        body = _widgets.surface()
+        more = _widgets.expander("Details", self._state.theme, self.details)
+        column = _widgets.head(self.headline, self.about, more, self.details, buttons)
+        parts = ((self.chart, 1), (self.tabs, 1))
+        column.addWidget(_widgets.split(Qt.Orientation.Vertical, *parts), 1)
+        body.setLayout(column)
+        return body
+
+    @property
+    def study(self) -> Study | None:
+        """The newest optimization of the session that is shown."""
+        return next(reversed(self.optimizations.all), None)
+
+    def _draw(self) -> None:
+        self.chart.set_theme(self._state.theme)
+        self._show()
+
+    def _show(self) -> None:
+        self._show_choices()
+        study = self.study
+        self._pages.setCurrentIndex(0 if study is None else 1)
+        if study is None:
+            return
+        state = self._state
+        words = state.titled(headline(study))
+        if self.optimizations.busy and state.live:
+            words = f"Searching: {words}"
+        self.headline.setText(f"{words[:1].upper()}{words[1:]}")
+        brief, *rest = remarks(study) or [""]
+        self.about.setText(state.titled(brief))
+        self.details.setText(state.titled(" ".join(rest)))
+        self.chart.show_runs([Run(state.session, titled=state.titled).alone(study)])
+        self._show_candidates(study)
+        self.options.show_table(self._titled(options_table(study)))
+        self._show_verdicts(study)
+        self._show_actions()
+
+    def _show_candidates(self, study: Study) -> None:
+        row = self.candidates.currentRow()
+        with QSignalBlocker(self.candidates):
+            self.candidates.show_table(self._titled(candidates_table(study)))
+            self.candidates.narrow(_TEXT_PX)
+            if row >= 0:
+                self.candidates.selectRow(row)
+
+    def _show_verdicts(self, study: Study) -> None:
+        verdicts = with_interval(self._titled(verdicts_table(study)), RATIO, LOW, HIGH)
+        self.verdicts.show_table(verdicts)
+        self.verdicts.narrow(_TEXT_PX)
+        column = verdicts.column(VERDICT)
+        for number, row in enumerate(verdicts.rows):
+            item, verdict = self.verdicts.item(number, column), str(row[column])
+            if item is not None:
+                name = verdict_lines.ICONS.get(verdict, "unknown")
+                tone = verdict_lines.TONES.get(verdict, "")
+                verdict_lines.dress(item, name, tone, self._state.theme)
+
+    def _titled(self, table: Table) -> Table:
+        titled = self._state.titled
+        cells = [[titled(c) if isinstance(c, str) else c for c in row] for row in table.rows]
+        return Table(table.title, table.columns, cells)
+
+    # Apply and Save
+
+    def _row(self) -> dict[str, Any] | None:
+        """The configuration that is selected, or else the best one."""
+        study = self.study
+        if study is None:
+            return None
+        candidates = rows(study, CANDIDATES)
+        selected = {index.row() for index in self.candidates.selectedIndexes()}
+        if len(selected) == 1 and (number := selected.pop()) < len(candidates):
+            return candidates[number]
+        return best_row(study)
+
+    def _show_actions(self) -> None:
+        study, row = self.study, self._row()
+        if study is None:
+            return
+        reason = apply_reason = "No configuration can be proposed."
+        if row is not None:
+            reason = "Its numbers are wrong." if row["wrong"] == 1 else ""
+            apply_reason = reason or self.optimizations.why_not_apply(study, row)
+        _widgets.allow(self.apply, apply_reason)
+        _widgets.allow(self.save, reason or self._state.presets.why_not())
+        self.chosen.setText("" if row is None else self._state.titled(str(row["title"])))
+
+    def _apply(self) -> None:
+        study, row = self.study, self._row()
+        if study is not None and row is not None:
+            self.optimizations.apply(study, row)
+
+    def _save(self) -> None:
+        study, row = self.study, self._row()
+        if study is not None and row is not None:
+            name = self.optimizations.save(study, row)
+            self.chosen.setText(f"Saved as preset {name}.")
