@@ -35,6 +35,7 @@ from sessions.verdicts.comparison import (
     configuration_differences,
 )
 from sessions.verdicts.ratios import UNPAIRED
+from sessions.verdicts.work import INVALID, is_invalid
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ def _step_cells(arm: Arm) -> list[Cell]:
         Measured(summary.p95, summary.error),
     ]
     if arm.ratio is None:
-        return [*cells, 1, None, None, None]
+        return [*cells, 1, None, None, INVALID if is_invalid(arm.segment) else None]
     ratio = interval_cells(arm.ratio.ratio, *arm.ratio.ends, arm.ratio.region)
     return [*cells, *ratio, arm.ratio.verdict or None]
 
@@ -276,12 +277,14 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
         notes.append("baseline")
         if not arm.summary.n and (count := row_count(arm.segment.steps)):
             notes.append(f"no steady step among its {count:,}")
+        if is_invalid(arm.segment):
+            notes.append(f"{INVALID}: {arm.segment.ledger[INVALID]}")
     elif arm.ratio.note:
         notes.append(arm.ratio.note)
     if len({one.clock for one in arms if one.summary.n}) > 1 and arm.summary.n:
         notes.append(f"{arm.clock} time")
-    if found := doubt(arm.segment, arm.summary.median):
-        notes.append(found)
+    if not is_invalid(arm.segment) and (why := doubt(arm.segment, arm.summary.median)):
+        notes.append(why)
     return "; ".join(notes)
 
 

@@ -27,6 +27,7 @@ class Arm:
     peak_bytes: float = math.nan
     numerics: Numerics | None = None
     evidence: list[Evidence] = field(default_factory=list)
+    path: str = ""  # what computed its experts, and the ranks of its heads
 
 
 def arm_rows(arms: Sequence[Arm], medians_ms: attribution.Table) -> Rows:
@@ -53,6 +54,7 @@ def arm_rows(arms: Sequence[Arm], medians_ms: attribution.Table) -> Rows:
             "; ".join(f"{e.toggle}={e.requested}: {e.status}: {e.text}" for e in arm.evidence)
             for arm in arms
         ],
+        "path": [arm.path for arm in arms],
     }
 
 

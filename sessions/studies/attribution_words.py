@@ -18,6 +18,10 @@ from sessions.verdicts.work import DIFFERENT_MODELS, MODEL_TOGGLES
 
 KIND = "attribution"
 
+ONE_BUILD = (
+    "Each arm was built once: the ratios are those of these builds, and two builds of one step "
+    "may differ, by 0.14 % on one H100."
+)
 TOGETHER, BLOCKED = "all together", "blocked"
 # Columns of the effects.
 EFFECT, RATIO, LOW, HIGH, VERDICT = "effect", "time ratio", "from", "to", "verdict"
@@ -63,8 +67,9 @@ def headline(study: Study) -> str:
 
 
 def arms_table(study: Study) -> Table:
-    """One row an arm: step time, its ratio to the base with interval, peak memory, state."""
+    """One row an arm: step time, its ratio to the base with interval, peak memory, path, state."""
     arms = rows(study, "arms")
+    has_paths = any(path_of(row) for row in arms)
     unit, peaks = sized(float(row["peak_bytes"]) for row in arms)
     columns = [
         Column("arm"),
@@ -73,6 +78,7 @@ def arms_table(study: Study) -> Table:
         Column("rounds"),
         Column(PEAK, unit),
         Column("numbers"),
+        *([Column("path")] if has_paths else []),
         Column("note"),
     ]
     made: list[list[Cell]] = []
@@ -90,6 +96,7 @@ def arms_table(study: Study) -> Table:
                 {0.0: "right", 1.0: "WRONG"}.get(
                     float(row["wrong"]), "not checked" if is_unchecked(row) else ""
                 ),
+                *([path_of(row)] if has_paths else []),
                 note,
             ]
         )
@@ -140,15 +147,26 @@ def remarks(study: Study) -> list[str]:
     if facts.get("final"):
         seconds = float(facts["seconds"])
         count = facts["rounds"]
+        if count and not facts.get("rebuilt_each_block"):
+            said.append(ONE_BUILD)
         said.append(f"{count} round{'s' * (count != 1)} in {duration(seconds)}.")
         if facts.get("more_s") is not None:
             said.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
     if note := study.asked.get("floor_note"):
         said.append(sentence(note))
     said += rebuilding(facts)
-    for found, arms in _without_effect(study).items():
-        said.append(f"{found} ({', '.join(arms)}).")
+    for clause, arms in [*_paths(study).items(), *_without_effect(study).items()]:
+        said.append(f"{clause} ({', '.join(arms)}).")
     return said
+
+
+def _paths(study: Study) -> dict[str, list[str]]:
+    """Return each path that ran, and the arms that took it."""
+    paths: dict[str, list[str]] = {}
+    for row in rows(study, "arms"):
+        if path := path_of(row):
+            paths.setdefault(path, []).append(str(row["title"]))
+    return paths
 
 
 def _without_effect(study: Study) -> dict[str, list[str]]:
@@ -169,6 +187,11 @@ def wrong_arms(study: Study) -> list[str]:
 def unchecked_arms(study: Study) -> list[str]:
     """Titles of the arms whose numbers could not be checked."""
     return [row["title"] for row in rows(study, "arms") if is_unchecked(row)]
+
+
+def path_of(row: Mapping[str, Any]) -> str:
+    """Return what computed an arm's experts, and its heads' ranks; older files do not say."""
+    return str(row.get("path", ""))
 
 
 def is_unchecked(row: Mapping[str, Any]) -> bool:

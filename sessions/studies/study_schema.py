@@ -54,6 +54,7 @@ _ATTRIBUTION = {
         "max_error": _column("largest absolute error of an output against the reference"),
         "numerics": _text("what the check of its numbers found, in words"),
         "evidence": _text("whether each toggle took effect, and how one can tell"),
+        "path": _text("what computed its experts, and the ranks of its heads, empty without any"),
     },
     "effects": {
         "quantity": _text("what the ratio is of: time, or memory"),

@@ -203,8 +203,10 @@ def _unpaired(base: Measurement, other: Measurement) -> SegmentRatio:
 
 def _with_work(ratio: SegmentRatio, base: Measurement, other: Measurement) -> SegmentRatio:
     """Return the ratio without a verdict where the two do different work."""
-    if why := base.segment.ledger.get(work.INVALID) or other.segment.ledger.get(work.INVALID):
-        return SegmentRatio(ratio.ratio, verdict=work.INVALID, note=str(why))
+    for whose, measurement in (("", other), ("the baseline is ", base)):
+        if why := measurement.segment.ledger.get(work.INVALID):
+            note = f"{whose}{work.INVALID}: {why}"
+            return SegmentRatio(ratio.ratio, verdict=work.INVALID, note=note)
     difference, _ = work.difference(base.configuration, other.configuration)
     if not difference or not math.isfinite(ratio.ratio):
         return ratio

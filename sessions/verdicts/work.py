@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sessions.model import Configuration, PairedComparison, Session
+from sessions.model import Configuration, PairedComparison, Segment, Session
 
 INVALID = "invalid"  # the fact of a segment whose steps cannot take as little as was measured
 DIFFERENT_MODELS, OTHER_WORK = "different models", "other work"
@@ -39,6 +39,11 @@ _WORKLOAD = ("workload", "settings")
 _LACKING = "follow"  # option of a toggle that a session from before it does not name
 # A model of one's own is the same one where only its file is another.
 _FILE = ("model.source", "model.sha256")
+
+
+def is_invalid(segment: Segment) -> bool:
+    """Return True if the segment's steps cannot take as little as was measured."""
+    return bool(segment.ledger.get(INVALID))
 
 
 def is_of_model(name: str) -> bool:

@@ -48,6 +48,34 @@ def called(inputs, impl=None, **more):
     return kernels.moe_experts(*inputs.values(), impl=impl, **more)
 
 
+@pytest.fixture
+def memory_of_nan(monkeypatch):
+    """Fill all memory that torch allocates and does not write with NaN."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("case", CASES)
+def test_no_path_reads_memory_that_it_has_not_written(memory_of_nan, case, path):
+    """Rows of no expert are never written, and so must reach neither outputs nor gradients."""
+    inputs = inputs_of(case)
+    refuses = OP.implementations[path].refuses
+    if refuses(*inputs.values()) is not None:
+        return
+    learned = {
+        name: inputs[name].requires_grad_() for name in OP.gradients if inputs[name] is not None
+    }
+    y = called(inputs, path)
+    y.square().sum().backward()
+    assert y.isfinite().all()
+    for name, tensor in learned.items():
+        assert tensor.grad.isfinite().all(), name
+
+
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "loop"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_compiled_path_is_one_graph_and_as_right_as_the_definition(case, path):

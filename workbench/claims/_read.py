@@ -11,7 +11,7 @@ import numpy as np
 
 from sessions.model import KERNELS, Segment, Study
 from sessions.studies import attribution, scaling
-from sessions.studies.attribution_words import is_unchecked, rows
+from sessions.studies.attribution_words import is_unchecked, path_of, rows
 from sessions.studies.kernels import speedup
 from sessions.verdicts import statistics, verdict
 from workbench.claims._claim import Found, Reading, Unmeasured
@@ -58,14 +58,26 @@ def step_speed_up(toggle: str) -> Read:
     return read
 
 
+def with_effect(toggle: str, read: Read) -> Read:
+    """Return a reading that counts only if a rung of the ladder took effect."""
+
+    def effective(results: Found) -> Reading:
+        for clause in _idle(_arm(results, toggle)):
+            if clause.startswith(f"{toggle}="):
+                raise Unmeasured(clause)
+        return read(results)
+
+    return effective
+
+
 def arms_right() -> Read:
     """Share of the configurations asked for that ran, and with right numbers."""
 
     def read(found: Found) -> Reading:
-        studies = [one for one in found.studies if one is not None]
+        studies = [study for study in found.studies if study is not None]
         if not studies or len(studies) < len(found.studies):
             raise Unmeasured("the attribution did not begin")
-        shares = [_arms_right(one) for one in studies]
+        shares = [_arms_right(study) for study in studies]
         right, count = sum(share[0] for share in shares), sum(share[1] for share in shares)
         return Reading(right / count, note="; ".join(filter(None, (bad for _, _, bad in shares))))
 
@@ -109,7 +121,7 @@ def memory_share(toggle: str = "") -> Read:
         if not math.isfinite(share):
             _arm(found, toggle)  # says why, if it was not measured at all
             raise Unmeasured("the peak memory of an arm is not known")
-        return Reading(share, wrong=_wrong(row), note=_note(row))
+        return Reading(share, wrong=_wrong(row), note=_note(row, base))
 
     return read
 
@@ -214,7 +226,8 @@ def _faster(found: Found, arm: Mapping[str, Any], row: Mapping[str, Any], base: 
         raise Unmeasured("no round was measured")
     seconds = float(_study(found).facts.get("seconds", math.nan))
     whole = _whole(found, int(arm["arm"]), base)
-    return Reading(1 / ratio, 1 / high, 1 / low, rounds, seconds, _wrong(arm), _note(arm), whole)
+    note = _note(arm, rows(_study(found), "arms")[base])
+    return Reading(1 / ratio, 1 / high, 1 / low, rounds, seconds, _wrong(arm), note, whole)
 
 
 def _whole(found: Found, arm: int, base: int) -> tuple[float, float] | None:
@@ -293,11 +306,16 @@ def _wrong(row: Mapping[str, Any]) -> str:
     return str(row["title"]) if row["wrong"] == 1 else ""
 
 
-def _note(row: Mapping[str, Any]) -> str:
-    """That nobody knows whether its numbers are right, and what was asked for and did nothing."""
+def _note(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """Say what a reader must know of an arm's numbers, of idle options, and of both arms' paths."""
     unknown = ["numbers not checked"] if is_unchecked(row) else []
-    idle = [one for one in str(row["evidence"]).split("; ") if ": no effect: " in one]
-    return "; ".join(unknown + idle)
+    ran = [f"{arm['title']}: {path_of(arm)}" for arm in (row, base) if path_of(arm)]
+    return "; ".join(unknown + _idle(row) + ran)
+
+
+def _idle(row: Mapping[str, Any]) -> list[str]:
+    """Return the evidence of the options that did nothing."""
+    return [clause for clause in str(row["evidence"]).split("; ") if ": no effect: " in clause]
 
 
 def _kernel(found: Found, operator: str, case: str, implementation: str) -> Segment:

@@ -20,6 +20,7 @@ from sessions.verdicts.verdict_words import (
     ratio_line,
     remarks,
 )
+from sessions.verdicts.work import difference
 from workbench import calibration, protocol
 from workbench.client import headless
 from workbench.client.headless import Outcome
@@ -29,6 +30,7 @@ from workbench.commands._command import (
     FAILED,
     UNDECIDED,
     Command,
+    Mistaken,
     answer,
     answer_json,
     check_session,
@@ -75,7 +77,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--expect",
         choices=EXPECTATIONS,
-        help="exit with 1 if the verdict is another, with 3 if it is UNDECIDED",
+        help="exit with 1 if the verdict is another, with 3 if it is UNDECIDED; with 2, before "
+        "anything is measured, if A and B are different models: their ratio is no speed-up",
     )
     result_arguments(parser)
 
@@ -107,6 +110,8 @@ def _run(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             predict=True,
         )
+        if arguments.expect:
+            _require_same_work(command)
         return calibration.respected(catalogue, command)
 
     outcome = measure(begin)
@@ -120,6 +125,16 @@ def _run(arguments: argparse.Namespace) -> int:
         if saved:
             answer(f"saved {saved}")
     return _code(arguments, outcome)
+
+
+def _require_same_work(command: protocol.Compare) -> None:
+    """Raise ``Mistaken`` if no speed can be expected of a ratio, before any is measured."""
+    kind, fields = difference(command.base, command.other)
+    if kind:
+        raise Mistaken(
+            f"--expect: A and B are {kind} ({', '.join(fields)}), and the ratio of their steps is "
+            "no speed-up; compare two ways to run one model, or leave --expect out"
+        )
 
 
 def measure(begin: headless.Chooser) -> Outcome:

@@ -21,7 +21,7 @@ from sessions.model import Judgement, PairedComparison
 from sessions.verdicts import verdict
 
 STEPS = 20
-DISTURBANCES = ("none", "drift", "steps with tails", "blocks with tails", "clock")
+DISTURBANCES = ("none", "drift", "steps with tails", "blocks with tails", "clock", "load")
 MARGIN = math.log1p(verdict.REGION)
 
 
@@ -42,6 +42,8 @@ def log_ratios(disturbance, order, *, trials=1000, pairs=100, seed=1):
         case "clock":
             for sign in (1, -1, 1, -1):
                 x += 0.03 * sign * (np.arange(n) >= rng.integers(0, n, (trials, 1)))
+        case "load":  # another program, which comes and goes in the middle of blocks
+            x += 0.47 * (np.cumsum(rng.random((trials, n)) < 1 / 300, axis=-1) % 2)
     medians = np.median(x.reshape(trials, pairs, 2, STEPS), axis=-1)
     if order == "random":
         first = rng.integers(0, 2, (trials, pairs))
@@ -86,7 +88,7 @@ def comparison(logs, clocks=None, **changes):
 def test_at_most_5_percent_of_identical_arms_are_ever_told_apart(disturbance, order):
     """Found, at any look, over 1000 comparisons: 1.6 to 3.9 %, without any region around 1.
 
-    An ordinary 95 % interval looked at as often errs in 28 to 36 %. With the region of +-1 % and
+    An ordinary 95 % interval looked at as often errs in 16 to 36 %. With the region of +-1 % and
     the product's own stopping, not one identical pair of arms in 10,000 was called different.
     """
     logs = log_ratios(disturbance, order)
@@ -94,7 +96,7 @@ def test_at_most_5_percent_of_identical_arms_are_ever_told_apart(disturbance, or
     assert (np.abs(mean) > half).any(axis=1).mean() <= 0.05
     n = np.arange(verdict.MIN_PAIRS, logs.shape[1] + 1)
     ordinary = half / verdict.critical(n) * stats.t.ppf(0.975, n - 1)
-    assert (np.abs(mean) > ordinary).any(axis=1).mean() > 0.2
+    assert (np.abs(mean) > ordinary).any(axis=1).mean() > 0.15
     mean, half = stopped(logs)
     assert (np.abs(mean) - half > MARGIN).sum() == 0
 

@@ -22,7 +22,7 @@ from sessions.studies.kernels import speedup
 TRIALS = 100
 MOST_CALLS = 900
 CALLS_BEFORE = 30  # of each implementation, before they alternated
-DISTURBANCES = ("none", "drift", "steep drift", "clock")
+DISTURBANCES = ("none", "drift", "steep drift", "clock", "load")
 
 
 class Machine:
@@ -38,6 +38,8 @@ class Machine:
         if disturbance == "clock":
             for sign in (1, -1):
                 self.x += 0.03 * sign * (there >= rng.integers(0, calls))
+        if disturbance == "load":  # another program, which comes and goes
+            self.x += 0.47 * (np.cumsum(rng.random(MOST_CALLS) < 1 / 30) % 2)
         self.place = 0
 
     def times_us(self, call, repeats, device):

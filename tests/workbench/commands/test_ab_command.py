@@ -177,6 +177,19 @@ def test_not_slower_is_shown_by_an_interval_below_the_edge_of_slower(
     assert main(["ab", "hydra", "--expect", "not-slower"]) == code
 
 
+@pytest.mark.parametrize("expected", ["faster", "slower", "same", "not-slower"])
+@pytest.mark.parametrize("toggles", ["window=512", "mixture_of_depths=on,precision=amp_bf16"])
+def test_no_speed_can_be_expected_of_different_models(ran, sent, capsys, toggles, expected):
+    commands = sent(*answers(ran.catalogue, verdict="FASTER"))
+    assert main(["ab", "hydra", "--b", toggles, "--expect", expected]) == 2
+    assert not any(isinstance(command, protocol.Compare) for command in commands)
+    field = toggles.partition("=")[0]
+    said = f"--expect: A and B are different models (toggles.{field}), and the ratio of their steps"
+    assert said in capsys.readouterr().err
+    sent(*answers(ran.catalogue, verdict="FASTER"))
+    assert main(["ab", "hydra", "--b", toggles]) == 0, "without an expectation it is measured"
+
+
 def test_an_undecided_comparison_names_the_budget_of_one_that_should_decide(ran, sent, capsys):
     sent(*answers(ran.catalogue, verdict="UNDECIDED", more_s=12.5))
     assert main(["ab", "hydra"]) == 0

@@ -32,6 +32,7 @@ from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.variants.paths import path_text
 from workbench.runner.variants.variant import label
 
 HOPELESS_ROUNDS = 8  # so many without a whole pair of blocks end the run
@@ -232,6 +233,7 @@ class AttributeRun:
         assert contender.arm is not None
         arm.evidence = contender.arm.find_evidence()
         arm.numerics = alternation.check(contender)
+        self._note_path(contender)
         if self._counts_memory:
             arm.peak_bytes = self._peak(contender)
 
@@ -359,6 +361,12 @@ class AttributeRun:
             )
 
         self._alternation.block(contender, keep)
+        self._note_path(contender)  # ranks may change from block to block
+
+    def _note_path(self, contender: Contender) -> None:
+        """Record what computes an arm's experts, and its ranks, unless it has made room."""
+        if contender.arm is not None:
+            self._arms[contender.number].path = path_text(contender.arm)
 
     # What is told
 

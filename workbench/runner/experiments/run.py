@@ -38,7 +38,8 @@ from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.metrics import MetricReader
 from workbench.runner.numerics import masked_inf
 from workbench.runner.numerics.nan_watch import FiniteWatch
-from workbench.runner.numerics.segment_check import STEADY_STEPS, SegmentCheck
+from workbench.runner.numerics.segment_check import SegmentCheck
+from workbench.runner.numerics.segment_evidence import SegmentEvidence
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.toggles import Situation, all_toggles
 from workbench.runner.toggles.kernel_tuning import origins
@@ -72,7 +73,7 @@ class Run:
         self._deadline_ns: int | None = None
         self._steady = 0
         self._saved: SavedRound | None = None  # to go on from, until it is done
-        self._shown = False  # whether the segment's evidence was sent
+        self._evidence = SegmentEvidence(self._tell_evidence)
         self._least_ms = math.nan  # that a step of the segment can take; NaN too once it was said
         self._numbers = SegmentCheck(rig, start.check)
         self._pairing = Pairing(rig, start)
@@ -157,7 +158,7 @@ class Run:
         self._metrics = MetricReader(wire, index, arm.model)
         self._finite = FiniteWatch(rig.device, self._infinities)
         self._text = TextReader(wire, index, arm)
-        self._shown = False
+        self._evidence.begin()
         self._numbers.begin(situation)
         self._pairing.begin(situation, index)
         self._least_ms = limit_ms(rig.facts_of(arm, index))
@@ -232,7 +233,7 @@ class Run:
             return
         self._flush(wait=True)
         self._pairing.end()
-        self._show_evidence()
+        self._evidence.show(self._arm)
         if self._arm.trainer is not None and self._output is not None:
             loss = float(self._output)
             assert self._finite is not None
@@ -348,8 +349,7 @@ class Run:
         self._steady += len(steady)
         if steady and not math.isnan(self._least_ms):
             self._tell_impossible(statistics.median(lap.step_ms for lap in steady))
-        if self._steady >= STEADY_STEPS:
-            self._show_evidence()
+        self._evidence.look(arm, self._steady)
 
     def _tell_impossible(self, step_ms: float) -> None:
         """Report, once a segment, that its steps are faster than the device can run them."""
@@ -357,13 +357,6 @@ class Run:
             self._least_ms = math.nan
             self._facts(**{INVALID: why})
             self._rig.note("warning", f"the step times are INVALID: {why}")
-
-    def _show_evidence(self) -> None:
-        """Send, once a segment, what shows whether its options took effect."""
-        if not self._shown:
-            assert self._arm is not None
-            self._shown = True
-            self._tell_evidence(self._arm.find_evidence())
 
     def _infinities(self, batch: int) -> masked_inf.Counts | None:
         """Those that the outputs of one batch may hold; looked at in a pause between two steps."""

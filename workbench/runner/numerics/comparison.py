@@ -190,6 +190,7 @@ class _Outcome:
     promise: Promise | None
     place: int = 0  # of that output
     layer: LayerError | StructureError | None = None
+    skipped: tuple[str, ...] = ()  # of the two checks of single layers, and why, in words
     difference: float | None = None  # of the losses, where there are some
     bound: float = 0.0  # of that
     tied: str = ""
@@ -203,8 +204,13 @@ class _Outcome:
 
     @property
     def means_nothing(self) -> bool:
-        """Whether it fits, and so might outputs that are plainly wrong."""
+        """True if it fits, and so might outputs that are plainly wrong."""
         return self.fits and self.tolerance > USEFUL
+
+    @property
+    def hides_layers(self) -> bool:
+        """True if it fits, and so might an error of one layer, which nothing could look for."""
+        return self.fits and len(self.skipped) == 2
 
     def widen(self, nudges: Nudges) -> None:
         """Allow what choices that rounding decides can do."""
@@ -225,7 +231,7 @@ class _Outcome:
             text += f"; loss off by {self.difference:+.2g}, at most {self.bound:.2g} expected"
         if self.layer is not None:
             text += f"; {self.layer.text}"
-        return text
+        return "; ".join((text, *self.skipped))
 
 
 def _judge(
@@ -251,11 +257,7 @@ def _judge(
     finite = math.isfinite(outcome.found.relative_error)
     if outcome.fits and outcome.tolerance > layer_errors.COARSE:
         between()
-        outcome.layer = structure_check.find(model, put_back)
-        outcome.layer = outcome.layer or layer_errors.find(
-            model, own, plain, reference, outcome.place
-        )
-        put_back()
+        _look_at_layers(outcome, model, (own, plain, reference), put_back)
     if not outcome.fits and finite and not arm.quantization:
         between()
         outcome.widen(nudges)
@@ -265,6 +267,8 @@ def _judge(
     right: bool | None = False
     if outcome.means_nothing:
         right, text = None, f"not checked: no bound is useful here: {text}"
+    elif outcome.hides_layers:
+        right, text = None, f"not checked: nothing can show an error of one layer here: {text}"
     elif finite:
         captured = situation.option("cuda_graphs") != "off"
         right, text = _with_curve(text, outcome.fits, course, captured)
@@ -281,6 +285,29 @@ def _judge(
         loss_difference=None if difference is None else _finite(difference),
         curve_steps=None if curve is None else len(curve.losses),
         curve_difference=None if curve is None else _finite(curve.difference),
+    )
+
+
+def _look_at_layers(
+    outcome: _Outcome,
+    model: Plain,
+    outputs: tuple[Outputs, Outputs, Outputs],
+    put_back: Callable[[], None],
+) -> None:
+    """Look for errors of single layers, which a tolerance of 16 bits hides, and say what cannot.
+
+    ``outputs``: the arm's, the plain model's and the reference's.
+    """
+    structure = structure_check.find(model, put_back)
+    if isinstance(structure, StructureError):
+        outcome.layer = structure
+        return
+    layer = layer_errors.find(model, *outputs, outcome.place)
+    put_back()
+    outcome.layer = layer if isinstance(layer, LayerError) else None
+    checks = (("modules in FP32", structure), ("scales of single layers", layer))
+    outcome.skipped = tuple(
+        f"{name} not checked: {why}" for name, why in checks if isinstance(why, str)
     )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.runner.failures import is_fatal, lacks_memory
+from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Outputs, Plain, plain_kernels
 from workbench.runner.roofline.ceilings import fp32_products
@@ -54,33 +54,37 @@ class LayerError:
 @fp32_products(tf32=False)
 def find(
     model: Plain, own: Outputs, plain: Outputs, reference: Outputs, place: int
-) -> LayerError | None:
+) -> LayerError | str | None:
     """Return the layer that is off by most of what it may be if that is too far, else None.
 
     ``place``: which of several outputs is looked at. Where derivatives cannot be had (memory, or an
-    operator without a backward pass), nothing is known, and None is returned too.
+    operator without a backward pass), return why, as a clause.
     """
     exact = reference.all[place].double()
-    errors = [torch.nan_to_num(each.all[place].double() - exact, 0.0, 0.0, 0.0)
-              for each in (own, plain)]  # fmt: skip
+    errors = [torch.nan_to_num(outputs.all[place].double() - exact, 0.0, 0.0, 0.0)
+              for outputs in (own, plain)]  # fmt: skip
     deviation = float(errors[1].square().mean().sqrt())
-    if not deviation or not bool(errors[0].any()):
+    if not bool(errors[0].any()):
         return None
+    if not deviation:
+        return "the plain model has no rounding error to compare with"
+    why = ""
     for checkpointing in ("none", "full"):  # activations of all blocks may not fit
         try:
             return _find(model, errors, deviation, place, checkpointing)
         except Exception as error:
             if is_fatal(error):
                 raise
+            why = explain(error).sentence.rstrip(".")
             if not lacks_memory(error):
-                return None
+                break
         gc.collect()
-    return None
+    return why
 
 
 def _find(
     model: Plain, errors: list[Tensor], deviation: float, place: int, checkpointing: str
-) -> LayerError | None:
+) -> LayerError | str | None:
     with plain_kernels(), torch.enable_grad(), eager():
         output, layers = _differentiable(model, place, checkpointing)
         vectors = [error.to(output.dtype).reshape(output.shape) for error in errors]
@@ -98,19 +102,19 @@ def _find(
 
 def _worst(
     mine: Projections, rounding: Projections, squares: Projections, deviation: float
-) -> LayerError | None:
+) -> LayerError | str | None:
     seen = {layer for layer, square in squares.items() if square > 0}
     if not seen:
-        return None
+        return "no layer's scale moves the outputs"
     mean = sum(rounding[x] ** 2 / squares[x] for x in seen) / len(seen)
     spread = max(deviation, math.sqrt(mean))
-    found = []
+    layers = []
     for layer in seen:
         error = (mine[layer] - rounding[layer]) / squares[layer]
         chance = _DEVIATIONS * spread / math.sqrt(squares[layer])
         allowed = max(SMALLEST, abs(rounding[layer]) / squares[layer] + chance)
-        found.append(LayerError(layer, error, allowed))
-    worst = max(found, key=lambda each: abs(each.error) / each.allowed)
+        layers.append(LayerError(layer, error, allowed))
+    worst = max(layers, key=lambda suspect: abs(suspect.error) / suspect.allowed)
     return worst if abs(worst.error) > worst.allowed else None
 
 

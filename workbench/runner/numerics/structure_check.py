@@ -16,7 +16,7 @@ import torch
 from torch.func import functional_call
 
 from workbench.runner.config.user_model import OwnModel
-from workbench.runner.failures import is_fatal
+from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.isolation import kept_state
 from workbench.runner.numerics.outputs import measurable
@@ -43,24 +43,36 @@ class StructureError:
         )
 
 
-def find(model: Plain, put_back: Callable[[], None]) -> StructureError | None:
+def find(model: Plain, put_back: Callable[[], None]) -> StructureError | str | None:
     """Return by how much the arm's modules are off in FP32 if that is too far, else None.
 
-    Nothing is known, and None is returned too, of weights that are divided or quantized, of a model
-    that adapts, and of kernels that take no FP32.
+    Return why the modules cannot be checked, as a clause, where that is so.
     """
-    arm = model.arm
-    if arm.divided is not None or arm.quantization or arm.model.adapted():
-        return None
+    if why := _unsuitable(model):
+        return why
     try:
-        found = _error(model)
-    except Exception as error:
+        relative_error = _error(model)
+    except Exception as error:  # kernels and files may take no FP32
         if is_fatal(error):
             raise
-        return None
+        return explain(error).sentence.rstrip(".")
     finally:
         put_back()
-    return None if found <= LARGEST or math.isnan(found) else StructureError(found)
+    if math.isnan(relative_error):
+        return "with FP32 weights some outputs are not finite"
+    return None if relative_error <= LARGEST else StructureError(relative_error)
+
+
+def _unsuitable(model: Plain) -> str:
+    """Return why an arm has no modules that FP32 weights can be put into; empty where it has."""
+    arm = model.arm
+    if arm.divided is not None:
+        return "its weights or its batch are divided among ranks"
+    if arm.quantization:
+        return "its weights are quantized"
+    if arm.model.adapted():
+        return "its heads adapt to what they compute"
+    return ""
 
 
 def _error(model: Plain) -> float:
@@ -80,8 +92,8 @@ def _error(model: Plain) -> float:
             **dict(plain.named_buffers(remove_duplicate=False)),
         }
         named = {name for name, _ in arm.model.named_parameters(remove_duplicate=False)}
-        if not named <= values.keys():
-            return 0.0
+        if lacking := sorted(named - values.keys()):
+            raise Mistake(f"the plain model has no parameter {lacking[0]}")
         if arm.remembered is not None and isinstance(arm.model, OwnModel):
             arm.remembered.carried.put_into(arm.model, torch.float32)
         device = arm.situation.device.type

@@ -28,9 +28,17 @@ def head_dim(arm: Arm) -> int:
     return int(arm.model.adapted()["basis_LHDD"].shape[-1])
 
 
+def choices(arm: Arm) -> list[list[int]]:
+    """Return the ranks and the bits of all heads; none of a model that does not adapt."""
+    adapted = arm.model.adapted()
+    return [adapted[name].flatten().tolist() for name in ("rank_LH", "bits_LH") if name in adapted]
+
+
 def calls(arm: Arm) -> str:
-    """Say how many calls the model has adapted in."""
-    return counted(int(arm.model.adapted()["step"]), "call")
+    """Say how many calls the model has adapted in, and how many more it takes to change."""
+    so_far = counted(int(arm.model.adapted()["step"]), "call")
+    more = arm.steps_to_settle()
+    return f"{so_far} ({more} more before a change may show)" if more else so_far
 
 
 def ranks_text(value: Any, arm: Arm) -> str:

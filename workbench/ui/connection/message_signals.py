@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sessions import numerics
+from sessions.verdicts.work import INVALID
 from workbench import protocol
 
 _TOUCHED: dict[type[protocol.Message], set[str]] = {
@@ -37,6 +38,7 @@ MEASURED = (  # what makes the live session worth saving
 
 def touched(message: protocol.Message) -> set[str]:
     """The signals of ``AppState`` that tell of a message."""
-    if isinstance(message, protocol.Facts) and numerics.was_checked(message.ledger):
-        return {"segmentsChanged"}
+    if isinstance(message, protocol.Facts):
+        shown = numerics.was_checked(message.ledger) or INVALID in message.ledger
+        return {"segmentsChanged"} if shown else set()
     return _TOUCHED.get(type(message), set())

@@ -19,6 +19,7 @@ from sessions.tables import PEAK, RESIDENT, differences_table, memory_heading, n
 from sessions.verdicts.comparison import Arm, Comparison
 from sessions.verdicts.ratios import UNPAIRED
 from sessions.verdicts.verdict_words import claim_words
+from sessions.verdicts.work import INVALID, is_invalid
 from workbench.protocol import Failure
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _widgets
@@ -41,7 +42,8 @@ _COLUMNS = (
     "",
 )
 _MEMORY_TITLES = {PEAK: "Peak memory", RESIDENT: "Resident set"}
-TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted"}  # of a ratio's verdict
+# Of a ratio's verdict.
+TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}
 _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
 _SEGMENT, _VERDICT, _MEMORY, _REMOVE = 1, 2, 6, 7  # columns
@@ -240,14 +242,17 @@ def verdict(arm: Arm) -> str:
     """Say the ratio to the baseline, and no more than what it rests on allows."""
     wrong = numerics.are_wrong(arm.segment.ledger)
     if arm.ratio is None:
-        return "baseline; WRONG numbers" if wrong else "baseline"
+        marks = ["baseline", *["WRONG numbers"] * wrong, *[INVALID] * is_invalid(arm.segment)]
+        return "; ".join(marks)
     found = arm.ratio
     said = claim_words(found.verdict, found.ratio, *found.ends, found.region)
     return f"WRONG numbers; by time {said}" if wrong else said
 
 
 def tone(arm: Arm) -> str:
-    """``good``, ``bad``, ``muted`` or ``text``: a colour of the theme; wrong numbers are bad."""
+    """Return a role of the theme's colours; wrong numbers are bad, and invalid steps a warning."""
     if numerics.are_wrong(arm.segment.ledger):
         return "bad"
-    return "text" if arm.ratio is None else TONES.get(arm.ratio.verdict, "text")
+    if arm.ratio is None:
+        return TONES[INVALID] if is_invalid(arm.segment) else "text"
+    return TONES.get(arm.ratio.verdict, "text")

@@ -16,7 +16,7 @@ from sessions.numbers import STEP_TIME
 from sessions.plain_text import wrapped
 from sessions.tables import MISSING, OWN, PEAKS, Table, text
 from sessions.verdicts.ratios import UNPAIRED
-from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK
+from sessions.verdicts.work import DIFFERENT_MODELS, INVALID, OTHER_WORK
 from workbench.titles import Titles
 from workbench.ui.state import AppState
 from workbench.ui.theming import fonts
@@ -46,7 +46,7 @@ AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # of these, what the table has
 INTERVAL = "95 % interval"
 _INTERVAL_WIDEST = "0.9876 to 0.9999"  # a reason that is longer is elided: DIFFERS needs the room
 OF_RATIO = (RATIO, INTERVAL)  # red where the numbers are wrong, however fast
-_TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted"}
+_TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}
 UNPAIRED_TIP = (
     "Unpaired: the two ran one after the other, so the difference may be the machine's. Click to "
     "measure a verdict: both run in alternating blocks."
@@ -204,14 +204,14 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
         return APART.join(parts) or AS_BASELINE
 
     def interval(number: int, row: Sequence[Any]) -> str:
-        if number == baseline:
-            return MISSING
         low, high, verdict = (
             text(row[place[end]]) for end in ("ratio from", "ratio to", "verdict")
         )
         # Short, for DIFFERS needs the room; and first what an elided cell must still say.
-        if verdict in (UNPAIRED, DIFFERENT_MODELS, OTHER_WORK):
+        if verdict in (UNPAIRED, DIFFERENT_MODELS, OTHER_WORK, INVALID):
             return verdict
+        if number == baseline:
+            return MISSING
         if MISSING not in (low, high):
             return f"{low} to {high}"
         note = str(row[place["note"]] or "") if "note" in place else ""

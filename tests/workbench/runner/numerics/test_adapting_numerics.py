@@ -120,6 +120,7 @@ def test_an_arm_is_checked_after_it_has_settled(kind, monkeypatch):
     run._index = run._study = 0
     monkeypatch.setattr(kind, "_counts_memory", False, raising=False)
     monkeypatch.setattr("workbench.protocol.NumericsChecked", lambda **_: None)
+    monkeypatch.setattr("workbench.runner.experiments.attribute.path_text", lambda arm: "")
     run._look_at(Anything())
     asked = [name for name in run._alternation.asked if name in ("settle", "check")]
     assert asked == ["settle", "check"]

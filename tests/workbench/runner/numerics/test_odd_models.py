@@ -358,8 +358,8 @@ def test_a_check_compiles_nothing_of_a_model_that_compiles_itself(write, compile
     assert len(compiled) == 1 and arm.probe.ran
 
 
-def test_a_model_that_may_compile_itself_no_more_is_amber(write, compiled, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+@torch._dynamo.config.patch(recompile_limit=1)  # monkeypatch would delete the option afterwards
+def test_a_model_that_may_compile_itself_no_more_is_amber(write, compiled):
     asked = write("return self.inner(x)", members=INNER, first=COMPILES)
     told = []
     for seed in range(2):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from built_arms import configuration, found, stepped
 
+from workbench import protocol
+
 CASES = {
     "16-bit inputs stay as they are": (
         ("adaattn", {"adaptive_precision": False}),
@@ -14,12 +16,12 @@ CASES = {
     "before any analysis no head is rounded": (
         ("adaattn", {"adaptive_precision": False}),
         {"adaptive_precision": "on"},
-        "every head keeps the 32 bits of its inputs after 2 calls: none was rounded",
+        "its inputs after 2 calls (46 more before a change may show): none was rounded",
     ),
     "full rank": (
         ("adaattn", {"adaptive_rank": False}),
         {"adaptive_rank": "on"},
-        "every head keeps full rank 32 of 32 after 2 calls: no rank was reduced",
+        "after 2 calls (46 more before a change may show): no rank was reduced",
     ),
     "full rank, of a model that adapts anyway": (
         ("adaattn", {}),
@@ -108,3 +110,26 @@ def test_heads_that_are_narrow_show_the_ranks_in_use():
     assert evidence.status == "effective"
     assert "of 16 heads compute with fewer than 32 columns: " in evidence.text
     assert "heads of rank 16" in evidence.text
+
+
+def test_an_adaptive_option_is_amber_until_a_rank_has_changed(runner):
+    fields = {"n_layers": 1, "qk_dimensions": 8, "refresh_every": 50}
+    toggles = {"adaptive_rank": "on", "adaptive_precision": "off"}
+    runner.start(configuration("adaattn", model=fields, toggles=toggles))
+
+    def text(status: str) -> str:
+        def is_shown(message):
+            return isinstance(message, protocol.EvidenceFound) and any(
+                (e.toggle, e.status == "no effect") == ("adaptive_rank", status == "no effect")
+                for e in message.evidence
+            )
+
+        shown = runner.until(is_shown).evidence
+        return next(e.text for e in shown if e.toggle == "adaptive_rank")
+
+    before = text("no effect")
+    assert "more before a change may show): no rank was reduced" in before
+    assert "3 of 4 heads compute with fewer than 32 columns: " in text("as default")
+    runner.finish(protocol.Stop())
+    (segment,) = runner.session.segments[-1:]
+    assert before not in [e.text for e in segment.evidence]

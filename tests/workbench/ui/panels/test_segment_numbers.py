@@ -11,6 +11,7 @@ from sessions import numerics
 from sessions.model import Numerics
 from sessions.tables import segments_table
 from sessions.verdicts.comparison import compare_segments
+from sessions.verdicts.work import INVALID
 from workbench import protocol
 from workbench.titles import Titles
 from workbench.ui.connection.message_signals import touched
@@ -85,6 +86,26 @@ def test_a_ratio_of_other_work_says_so_and_has_no_colour():
     column = shown.headings.index("95 % interval")
     assert shown.cells[1][column] == "other work" and shown.tone(1, column) == ""
     assert not shown.is_offer(1, column) and shown.is_offer(2, column)
+
+
+@pytest.mark.parametrize("row_number", [0, 1])
+def test_an_invalid_segment_is_amber_and_says_why_as_the_baseline_too(row_number):
+    made = session()
+    made.segments[row_number].ledger[INVALID] = "a step is faster than this GPU can run it"
+    shown = condensed(segments_table(made), 0, Titles())
+    column = shown.headings.index("95 % interval")
+    words = [row[column] for row in shown.cells]
+    assert words == (["invalid"] * 6 if row_number == 0 else ["–", "invalid", *["unpaired"] * 4])
+    assert shown.tone(row_number, column) == shown.tone(row_number, column - 1) == "warning"
+    assert shown.notes[row_number].endswith("invalid: a step is faster than this GPU can run it")
+    assert shown.notes[1].startswith(
+        "the baseline is invalid: " if row_number == 0 else "invalid: "
+    )
+    runs = [(made, segment) for segment in made.segments]
+    arms, _ = compare_segments(runs, ["s"] * 6, 0)
+    assert compare_tables.tone(arms[row_number]) == "warning"
+    assert "invalid" in compare_tables.verdict(arms[row_number])
+    assert touched(protocol.Facts(segment=0, ledger={INVALID: "why"})) == {"segmentsChanged"}
 
 
 def test_beside_other_sessions_wrong_numbers_come_before_the_ratio(measured):
