@@ -45,14 +45,15 @@ sessions | numpy msgspec
 .ceilings    sessions .state_folder .state_files               |
 .claims      .claims sessions .protocol                        | numpy scipy msgspec
 .presets     sessions .protocol                                | msgspec
-.charts      .charts .ui.theming sessions                      | PySide6 pyqtgraph numpy
-.ui .ui .charts .claims sessions .protocol .client .calibration .presets .titles .report \
-.interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
-.ui.plots    .ui.plots .ui.theming .charts sessions            | PySide6 pyqtgraph numpy
-.ui.theming  .ui.theming                                       | PySide6 pyqtgraph
-.report      .report .ui .charts sessions                      | jinja2
-.commands .commands .claims .ui .charts sessions .protocol .client .calibration .ceilings \
-.presets .report .titles .interrupts .state_folder | msgspec rich PySide6
+.theming     .theming                                          | PySide6 pyqtgraph
+.charts      .charts .theming sessions                         | PySide6 pyqtgraph numpy
+.plots       .plots .charts .theming sessions                  | PySide6 pyqtgraph numpy
+.plot_export .plots .charts .theming sessions                  | PySide6 numpy
+.report      .report .plot_export .plots .theming sessions     | jinja2
+.ui .ui .report .plot_export .plots .charts .theming .claims sessions .protocol .client \
+.calibration .presets .titles .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
+.commands .commands .claims .ui .charts .plot_export .plots .theming sessions .protocol .client \
+.calibration .ceilings .presets .report .titles .interrupts .state_folder | msgspec rich PySide6
 .cli         sessions .commands .ui.app .client.runner_command .interrupts .crash_log |
 .__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
@@ -260,7 +261,9 @@ def test_every_import_is_one_that_the_table_allows():
         ),
         ("workbench.ui.panels.build", "from workbench.runner import run"),
         ("workbench.ui.panels.build", "from workbench import runner"),
-        ("workbench.ui.plots.box", "from workbench.ui.state import AppState"),
+        ("workbench.plots.box", "from workbench.ui.state import AppState"),
+        ("workbench.report.evidence", "from workbench.ui.dialogs import session_files"),
+        ("workbench.charts.canvas", "from workbench.plots import PLOTS"),
         ("workbench.commands.run", "import torch"),
         ("workbench.newcomer", "import os"),
         ("workbench.runner.experiments.run", "from kernels._gated import gated"),

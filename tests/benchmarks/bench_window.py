@@ -28,9 +28,9 @@ from synthetic import GIB, gpu_session
 
 from sessions.model import Phase, PhaseSpan, Session
 from sessions.storage import hdf5
+from workbench.theming.theme import DARK, LIGHT, Theme
 from workbench.ui.panels.live import SHOWN, WINDOWS, LivePanel
 from workbench.ui.state import AppState
-from workbench.ui.theming.theme import DARK, LIGHT, Theme
 
 KEPT = 1_000_000
 RATE = 10_000

@@ -30,13 +30,13 @@ from PySide6.QtWidgets import QApplication
 from screenshots import wait
 
 from workbench import protocol
+from workbench.plots import PLOTS, Run
 from workbench.ui.controllers import config_edit
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.demo import well_measured
 from workbench.ui.dialogs import session_files
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
 from workbench.ui.settings import Settings
 from workbench.ui.state import AppState
 from workbench.ui.window import MainWindow

@@ -43,7 +43,7 @@ EXPORT = ("export", "a.h5", "--plot", "ecdf", "-o", "out.png")
 WINDOW = ("--replay", "left.journal", "--settings", "window.ini")
 MOMENTS = {
     "in painting": (
-        "from workbench.ui.plots import _axis; pressed_in(_axis.Axis, 'paint')", EXPORT
+        "from workbench.charts import axis; pressed_in(axis.Axis, 'paint')", EXPORT
     ),
     "in a destructor": (
         "from workbench import cli; cli._is_file = lambda _: Dying()", ("nothing",)

@@ -21,9 +21,9 @@ from sessions.verdicts import statistics
 from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_words import summary_sentence
 from workbench import protocol
+from workbench.plot_export import ExportError, export_plot
+from workbench.plots import Run
 from workbench.ui.controllers import config_edit
-from workbench.ui.dialogs.export import ExportError, export_plot
-from workbench.ui.plots import Run
 from workbench.ui.state import AppState
 
 FAMILY = "hydra"

@@ -21,11 +21,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.menus import tab_order
 from workbench.ui.panels import _widgets
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
 
 LEFT_WIDTH = 352
 LEFT = {"build", "toggles"}

@@ -15,6 +15,7 @@ from workbench import protocol
 from workbench.client.journal import Journal
 from workbench.client.recorder import Recorder
 from workbench.client.runner_process import Runner
+from workbench.theming.theme import DARK, Theme
 from workbench.titles import Titles, offered
 from workbench.ui.connection import runner_failures
 from workbench.ui.connection.message_signals import MEASURED, touched
@@ -34,7 +35,6 @@ from workbench.ui.controllers.verdict_prompt import Offers
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.dialogs import session_files
 from workbench.ui.process.thread_pool import Tasks
-from workbench.ui.theming.theme import DARK, Theme
 
 LOG_LINES, MOST_FAILURES, CHECK_DELAY_MS = 1000, 1000, 120  # after the last edit
 REMARKS = ("nan", "slower", "unwritten", protocol.JOURNAL)  # refused nothing: the run goes on

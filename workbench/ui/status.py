@@ -12,10 +12,10 @@ from sessions.numbers import number
 from sessions.plain_text import clip, wrapped
 from sessions.sizes import size_text
 from workbench.client import runner_command
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
 
 PERIOD_MS = 500
 RATE_WINDOW_S = 2.0

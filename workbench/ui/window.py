@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.plain_text import one_line
+from workbench.theming import fonts
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.docks import Desk, Panel
 from workbench.ui.menus import menu_bar, tab_order
@@ -35,7 +36,6 @@ from workbench.ui.process.gc_timer import Collector
 from workbench.ui.settings import Settings
 from workbench.ui.state import AppState
 from workbench.ui.status import StatusBar
-from workbench.ui.theming import fonts
 
 SIZE = (1440, 900)
 _LONGEST_TITLE = 200  # characters

@@ -15,12 +15,12 @@ from sessions.model import Configuration
 from sessions.studies import breakdown
 from workbench import protocol
 from workbench.charts.style import paper_style
+from workbench.plots.breakdown import Icicle, cells
+from workbench.theming import stylesheet
+from workbench.theming.theme import DARK, LIGHT, PRINT
 from workbench.ui.panels._names_share import LETTERS
 from workbench.ui.panels.breakdown import HINT, BreakdownPanel
-from workbench.ui.plots.breakdown import Icicle, cells
 from workbench.ui.process.gc_timer import Collector
-from workbench.ui.theming import stylesheet
-from workbench.ui.theming.theme import DARK, LIGHT, PRINT
 
 
 @pytest.fixture

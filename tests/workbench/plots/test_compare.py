@@ -3,8 +3,8 @@ import pytest
 from PySide6.QtGui import QColor, QGuiApplication
 from synthetic import cpu_session, empty_session, gpu_session
 
+from workbench.theming.theme import LIGHT
 from workbench.ui.panels.compare import ComparePanel
-from workbench.ui.theming.theme import LIGHT
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from sessions.studies import sweep
 from sessions.studies.scaling import Scaling
 from workbench.charts.header import Header
 from workbench.charts.layers import Entry, Frame
+from workbench.plots import PLOTS, Run
+from workbench.plots._distributions import MOST
+from workbench.plots._waterfall import Bar, Bars
+from workbench.theming.theme import DARK, LIGHT
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.live import _LEAST_PX, _LINE_PX, LivePanel
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._distributions import MOST
-from workbench.ui.plots._waterfall import Bar, Bars
-from workbench.ui.theming.theme import DARK, LIGHT
 
 
 class Noting(QPainter):

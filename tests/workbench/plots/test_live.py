@@ -9,11 +9,11 @@ from PySide6.QtWidgets import QApplication
 from synthetic import cpu_session, gpu_session
 
 from sessions.model import Event, Phase, PhaseSpan, Session
-from workbench.ui.dialogs import export
+from workbench import plot_export
+from workbench.plots import PLOTS, Run
+from workbench.theming.theme import DARK, LIGHT
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.live import SHOWN, LivePanel
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming.theme import DARK, LIGHT
 
 
 @pytest.fixture
@@ -326,14 +326,14 @@ def test_while_a_plots_data_is_written_or_copied_the_window_goes_on_and_the_curs
     chart, hold = Chart(PLOTS["step_time"], DARK, tasks), threading.Event()
     qtbot.addWidget(chart)
     chart.runs = [Run(gpu_session(1, 50))]
-    path, csv_bytes = tmp_path / "steps.csv", export.csv_bytes
+    path, csv_bytes = tmp_path / "steps.csv", plot_export.csv_bytes
 
     def write(*arguments, **options):
         assert hold.wait(60)
         return csv_bytes(*arguments, **options)
 
-    monkeypatch.setattr(export, "csv_bytes", write)
-    monkeypatch.setattr("workbench.ui.panels._chart.dialogs.file_to_write", lambda *_: path)
+    monkeypatch.setattr(plot_export, "csv_bytes", write)
+    monkeypatch.setattr("workbench.ui.panels._chart.message_boxes.file_to_write", lambda *_: path)
     usual = chart.cursor().shape()
     chart.export(".csv") if to_a_file else chart.copy_data()
     chart.copy_data()
@@ -350,7 +350,7 @@ def test_what_hinders_the_writing_is_told(qtbot, tasks, monkeypatch, tmp_path):
     qtbot.addWidget(chart)
     monkeypatch.setattr("workbench.ui.panels._chart.QMessageBox.warning", lambda *a: told.append(a))
     path = tmp_path / "no" / "such" / "folder.csv"
-    monkeypatch.setattr("workbench.ui.panels._chart.dialogs.file_to_write", lambda *_: path)
+    monkeypatch.setattr("workbench.ui.panels._chart.message_boxes.file_to_write", lambda *_: path)
     chart.export(".csv")
     qtbot.waitUntil(lambda: len(told) == 1)
     assert "No step has been timed yet" in told[0][2]

@@ -8,12 +8,12 @@ from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QApplication, QSlider, QSpinBox, QVBoxLayout, QWidget
 from synthetic import gpu_session
 
+from workbench.plots import PLOTS, Run
+from workbench.theming.theme import LIGHT
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._plot_keys import PLOT_KEYS, STEP, ZOOM
 from workbench.ui.panels.live import LivePanel
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming.theme import LIGHT
 
 Key = Qt.Key
 CTRL = Qt.KeyboardModifier.ControlModifier

@@ -5,10 +5,10 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QApplication
 
+from workbench.theming import stylesheet
+from workbench.theming.theme import DARK, LIGHT
 from workbench.ui.settings import Settings
 from workbench.ui.state import AppState
-from workbench.ui.theming import stylesheet
-from workbench.ui.theming.theme import DARK, LIGHT
 
 CHOICES = ("system", "dark", "light")
 

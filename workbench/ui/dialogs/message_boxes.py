@@ -22,12 +22,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from workbench.theming import fonts
 from workbench.ui.controllers import config_edit
 from workbench.ui.dialogs import runner_files, session_files
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._plot_keys import PLOT_KEYS
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow

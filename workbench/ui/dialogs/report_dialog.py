@@ -25,13 +25,13 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
+from workbench.plot_export import ExportError
+from workbench.plots import Run
 from workbench.report import SECTIONS, Section, _page
+from workbench.theming import fonts
+from workbench.theming.theme import DARK, LIGHT, PRINT
 from workbench.ui.dialogs import message_boxes, session_files
-from workbench.ui.dialogs.export import ExportError
 from workbench.ui.panels import _widgets
-from workbench.ui.plots import Run
-from workbench.ui.theming import fonts
-from workbench.ui.theming.theme import DARK, LIGHT, PRINT
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from sessions.columns import Columns
 from sessions.errors import SessionError
 from sessions.model import Session
 from workbench import protocol
@@ -32,19 +29,6 @@ def read(path: Path) -> Session:
     from sessions.storage import hdf5
 
     return hdf5.load(path)
-
-
-@contextmanager
-def reading(*sessions: Session) -> Iterator[None]:
-    """Hold the files of these sessions open while many of their columns are read."""
-    segments = [segment for session in sessions for segment in session.segments]
-    if all(isinstance(segment.steps, Columns | dict) for segment in segments):
-        yield  # nothing is in a file
-        return
-    from sessions.storage import hdf5
-
-    with hdf5.held_open(sessions):
-        yield
 
 
 def write(session: Session, path: Path, source: Path | None = None) -> None:

@@ -8,10 +8,10 @@ from PySide6.QtCore import QObject, QSize, Qt
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMenu, QToolBar, QToolButton
 
+from workbench.theming.icons import icon
 from workbench.ui.controllers import config_edit
 from workbench.ui.menus.actions import ACTIONS, MENUS, TOOLBAR, Action
 from workbench.ui.menus.palette import Entry
-from workbench.ui.theming.icons import icon
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow

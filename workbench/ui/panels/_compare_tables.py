@@ -19,16 +19,16 @@ from sessions.tables import PEAK, RESIDENT, differences_table, memory_heading, n
 from sessions.verdicts.comparison import Arm, Comparison
 from sessions.verdicts.ratios import UNPAIRED
 from sessions.verdicts.verdict_words import claim_words
+from workbench.plots import Run
 from workbench.protocol import Failure
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
 from workbench.ui.panels._table import RIGHT, CalmTable, headed
 from workbench.ui.panels.segments import JUDGE, ROW_HEIGHT
-from workbench.ui.plots import Run
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
 
 _COLUMNS = (
     "Session",

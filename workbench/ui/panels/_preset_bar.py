@@ -5,11 +5,11 @@ from __future__ import annotations
 from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import QCheckBox, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
 
+from workbench.theming.icons import icon
 from workbench.ui.menus import preset_menu
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar, Line
 from workbench.ui.state import AppState
-from workbench.ui.theming.icons import icon
 
 
 class PresetBar(QWidget):

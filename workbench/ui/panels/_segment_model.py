@@ -17,11 +17,11 @@ from sessions.plain_text import wrapped
 from sessions.tables import MISSING, OWN, PEAKS, Table, text
 from sessions.verdicts.ratios import UNPAIRED
 from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK
+from workbench.theming import fonts
+from workbench.theming.icons import icon
+from workbench.theming.theme import Theme
 from workbench.titles import Titles
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
-from workbench.ui.theming.theme import Theme
 
 Index = QModelIndex | QPersistentModelIndex
 SWATCH = 10

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QLabel, QWidget
 
 from sessions.ceilings import ceiling_words, utilization
 from sessions.model import Segment
+from workbench.theming import fonts
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
 
 PERIOD_S = 0.25  # no person reads a number that changes faster
 RECENT = 50  # steps

@@ -10,14 +10,14 @@ from PySide6.QtWidgets import QSizePolicy, QTableWidgetItem, QWidget
 
 from sessions.model import PairedComparison
 from sessions.verdicts.verdict_tables import verdicts_table
+from workbench.plots._arms import apart
+from workbench.theming.icons import icon
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels._table import LEFT, RIGHT, CalmTable, with_interval
 from workbench.ui.panels.segments import ROW_HEIGHT
-from workbench.ui.plots._arms import apart
 from workbench.ui.state import AppState
-from workbench.ui.theming.icons import icon
 
 SHOWN = 4  # rows; one scrolls to the others
 _LEAST = 2

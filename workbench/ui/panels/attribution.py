@@ -32,6 +32,7 @@ from sessions.studies.attribution_words import (
     wrong_arms,
 )
 from sessions.tables import Table
+from workbench.plots import PLOTS, Run
 from workbench.ui.controllers import config_edit
 from workbench.ui.controllers.attributions import MODES
 from workbench.ui.menus.option_picker import CalmComboBox
@@ -41,7 +42,6 @@ from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table import CalmTable, with_interval
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
 
 _CHOICES_PX = 272

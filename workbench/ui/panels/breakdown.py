@@ -15,6 +15,8 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Study
 from sessions.studies import breakdown, breakdown_tables
+from workbench.plots import PLOTS, Run
+from workbench.plots.breakdown import Icicle, told
 from workbench.ui.dialogs import runner_files
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _widgets
@@ -22,8 +24,6 @@ from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots.breakdown import Icicle, told
 from workbench.ui.state import AppState
 
 HINT = "Point at a module for its numbers; click to look into it, double-click for the whole step."

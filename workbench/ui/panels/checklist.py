@@ -15,13 +15,13 @@ from PySide6.QtWidgets import (
 from sessions.plain_text import one_line
 from sessions.studies import checklist
 from sessions.studies.checklist import Row
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._editors import CalmDoubleSpinBox
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
 
 WORD_WIDTH = 112
 _MARKS = {  # by status: the word, its icon and its colour

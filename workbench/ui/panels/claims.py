@@ -20,14 +20,14 @@ from PySide6.QtWidgets import (
 
 from sessions.studies import claims
 from sessions.studies.claims import Row
+from workbench import plot_export
 from workbench.claims import documents
-from workbench.ui.dialogs import export
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._claim_row import COLUMNS, STRETCH, ClaimRow
 from workbench.ui.panels._editors import CalmDoubleSpinBox
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
 
 PERIOD_MS = 200  # between two looks while something is measured
 _HEADINGS = {2: "Claim", 3: "The document says", 4: "Measured"}
@@ -89,7 +89,7 @@ class ClaimsPanel(QWidget):
     def copy_table(self, suffix: str) -> None:
         """Put the claims on the clipboard as ``.csv`` or ``.md``."""
         made = claims.claims_table if suffix == ".csv" else claims.summary_table
-        export.copy_table(made(self.table(), "Claimed and measured"), suffix)
+        plot_export.copy_table(made(self.table(), "Claimed and measured"), suffix)
 
     def _make_seconds(
         self, suffix: str, value: float, none: str, least: float

@@ -19,18 +19,20 @@ from PySide6.QtWidgets import (
 
 from sessions.errors import SessionError
 from sessions.model import Session
+from sessions.storage import open_files
 from sessions.tables import comparison_table
 from sessions.verdicts.comparison import Comparison, choose, compare
-from workbench.ui.dialogs import export, session_files
+from workbench import plot_export
+from workbench.plots import PLOTS, Run
+from workbench.plots._distributions import distributions
+from workbench.plots._steps import rolling
+from workbench.theming.icons import icon
+from workbench.ui.dialogs import session_files
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._compare_tables import DifferencesTable, SessionsTable
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._distributions import distributions
-from workbench.ui.plots._steps import rolling
 from workbench.ui.state import AppState
-from workbench.ui.theming.icons import icon
 
 _BOX_FRAME, _BOX_GAP = 84, 4  # pixels around the boxes, and between two of their names
 _LINES_LEAST = 100
@@ -119,7 +121,7 @@ class ComparePanel(QWidget):
     def copy_table(self, suffix: str) -> None:
         """Put the table of ratios on the clipboard as ``.csv`` or ``.md``."""
         if self.found is not None and self.found.comparison is not None:
-            export.copy_table(comparison_table(self.found.comparison), suffix)
+            plot_export.copy_table(comparison_table(self.found.comparison), suffix)
 
     def _make_body(self) -> QWidget:
         body = _widgets.surface()
@@ -277,7 +279,7 @@ def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
     A session without a choice takes part with its segment of the most steady steps.
     """
     sessions = [run.session for run in runs]
-    with session_files.reading(*sessions):
+    with open_files.reading(*sessions):
         try:
             places = [
                 session.segments.index(choose(session, place))

@@ -24,12 +24,12 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Event
 from sessions.plain_text import one_line, wrapped
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.menus.option_picker import OptionPicker
 from workbench.ui.panels import _widgets
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
 
 Index = QModelIndex | QPersistentModelIndex
 KIND_ICON = {  # by an event's kind: icon and colour

@@ -21,11 +21,11 @@ from sessions.plain_text import clip
 from workbench import protocol
 from workbench.client.throttle import Throttle
 from workbench.protocol import Failure
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.controllers import config_edit
 from workbench.ui.panels import _widgets
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
 
 SHOWN = 3  # older banners make room
 DETAIL_LINES = 8

@@ -20,16 +20,17 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.storage import open_files
+from workbench import plot_export
 from workbench.charts.units import SECONDS
-from workbench.ui.dialogs import export, session_files
+from workbench.plots import PLOTS, Run
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
 from workbench.ui.panels._utilization import Utilization
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
 
 FRAME_MS = 16
 SHOWN = ("step_time", "memory", "utilization", "power")  # at first
@@ -148,11 +149,11 @@ class LivePanel(QWidget):
 
     def copy_image(self) -> None:
         """Put a picture of the whole stack, as it is seen, on the clipboard."""
-        export.copy_pixmap(self._splitter.grab())
+        plot_export.copy_pixmap(self._splitter.grab())
 
     def redraw(self) -> None:
         """Draw every shown plot anew."""
-        with session_files.reading(self._run.session):
+        with open_files.reading(self._run.session):
             for chart in self.shown:
                 chart.show_runs([self._run])
             self._stack_up()

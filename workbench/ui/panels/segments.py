@@ -26,6 +26,7 @@ from PySide6.QtWidgets import (
 from sessions import reproduce
 from sessions.errors import SessionError
 from sessions.model import Configuration, Segment, Session
+from sessions.storage import open_files
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
 from workbench.protocol import Failure
 from workbench.ui.controllers import config_edit
@@ -279,5 +280,5 @@ class SegmentsPanel(QWidget):
 def _tabulate(session: Session, baseline: int) -> tuple[Table, float]:
     """The table and the seconds of processor time that it took."""
     began = time.thread_time()
-    with session_files.reading(session):
+    with open_files.reading(session):
         return segments_table(session, baseline), time.thread_time() - began

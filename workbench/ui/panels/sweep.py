@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Study
 from sessions.studies import sweep
+from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.sweeps import ARMS
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _widgets
@@ -29,7 +30,6 @@ from workbench.ui.panels._editors import CalmDoubleSpinBox
 from workbench.ui.panels._table import CalmTable
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
 
 PERIOD_MS = 200  # between two looks while points arrive

@@ -16,13 +16,13 @@ from sessions.model import PairedComparison
 from sessions.studies import prediction
 from sessions.verdicts.background import newest_requested
 from sessions.verdicts.verdict_words import headline, ratio_line, remarks, standing
+from workbench.plots import PLOTS, Run
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
 
 JUDGE, JUDGE_SHORT = "Verdict against the configuration before", "Against the one before"

@@ -10,9 +10,9 @@ from PySide6.QtWidgets import QLabel
 
 from sessions.model import Session
 from workbench import protocol
-from workbench.ui.dialogs.export import export_plot
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._waterfall import waterfall
+from workbench.plot_export import export_plot
+from workbench.plots import PLOTS, Run
+from workbench.plots._waterfall import waterfall
 
 
 def texts(panel) -> str:

@@ -8,10 +8,10 @@ from PySide6.QtWidgets import QLabel
 
 from sessions.model import Session, Study
 from workbench import protocol
+from workbench.plots import PLOTS, Run
+from workbench.theming import stylesheet
+from workbench.theming.theme import DARK, LIGHT
 from workbench.ui.controllers import config_edit
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming import stylesheet
-from workbench.ui.theming.theme import DARK, LIGHT
 
 
 def texts(panel) -> str:

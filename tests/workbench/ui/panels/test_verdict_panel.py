@@ -14,13 +14,13 @@ from workbench import calibration, protocol
 from workbench.calibration import Calibration
 from workbench.charts.style import Style
 from workbench.client.recorder import Recorder
+from workbench.plot_export import export_plot
+from workbench.plots import PLOTS, Run
+from workbench.plots._narrowing import Same, hatch
+from workbench.theming.theme import DARK
 from workbench.titles import Titles
 from workbench.ui.controllers import config_edit
-from workbench.ui.dialogs.export import export_plot
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._narrowing import Same, hatch
-from workbench.ui.theming.theme import DARK
 
 
 def texts(panel) -> str:
@@ -232,7 +232,7 @@ def test_evidence_that_is_being_read_is_not_made_anew_by_what_does_not_change_it
 
 
 def test_themes_are_followed(ready, compared):
-    from workbench.ui.theming.theme import DARK, LIGHT
+    from workbench.theming.theme import DARK, LIGHT
 
     ready.state._show(compared)
     panel = ready.verdict

@@ -15,14 +15,13 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QPushButton
 from pytestqt.exceptions import capture_exceptions
 
-from workbench import crash_log
+from workbench import crash_log, plot_export
 from workbench.charts import header
-from workbench.ui.dialogs import export
+from workbench.plots import PLOTS, Run
+from workbench.theming.theme import DARK
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.broken import Cover
-from workbench.ui.plots import PLOTS, Run
 from workbench.ui.process.uncaught import UncaughtErrors
-from workbench.ui.theming.theme import DARK
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = """
@@ -167,6 +166,6 @@ def test_a_plot_that_cannot_be_painted_says_so_on_screen_and_is_not_exported_hal
         qtbot.waitUntil(lambda: broken.reason is not None)
     assert len(caught) == 1 and "as planted" in broken.reason
     with pytest.raises(ZeroDivisionError, match="as planted"):
-        export.export_plot("step_time", broken.runs, tmp_path / "a.png")
+        plot_export.export_plot("step_time", broken.runs, tmp_path / "a.png")
     broken.hide()
     assert not list(tmp_path.glob("*.png"))

@@ -18,15 +18,15 @@ from sessions.numbers import MISSING
 from sessions.studies import claims
 from sessions.tables import Column, Table
 from workbench import protocol
+from workbench.plots._arms import WITHOUT, apart
+from workbench.theming.theme import DARK
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import DifferencesTable
 from workbench.ui.panels._table import FIGURE_SPACE, POINT_SPACE, CalmTable, aligned, headed
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._widgets import BRIEF, brief_note
 from workbench.ui.panels.attribution import AttributionPanel
-from workbench.ui.plots._arms import WITHOUT, apart
 from workbench.ui.status import StatusBar
-from workbench.ui.theming.theme import DARK
 
 
 def test_points_of_a_column_stand_above_another_and_the_text_is_the_same(qapp):

@@ -30,6 +30,11 @@ from workbench.charts.layers import Entry, Frame
 from workbench.charts.style import Style
 from workbench.charts.units import MILLISECONDS
 from workbench.client.recorder import Recorder
+from workbench.plots._distributions import Distribution
+from workbench.plots.box import Box
+from workbench.plots.sweep_map import digits_in
+from workbench.theming import stylesheet
+from workbench.theming.theme import DARK, LIGHT
 from workbench.titles import Titles
 from workbench.ui.controllers import config_edit
 from workbench.ui.panels import _widgets
@@ -41,11 +46,6 @@ from workbench.ui.panels.attribution import AttributionPanel
 from workbench.ui.panels.compare import NOTHING, ComparePanel
 from workbench.ui.panels.segments import SegmentsPanel
 from workbench.ui.panels.verdict import JUDGE, VerdictPanel
-from workbench.ui.plots._distributions import Distribution
-from workbench.ui.plots.box import Box
-from workbench.ui.plots.sweep_map import digits_in
-from workbench.ui.theming import stylesheet
-from workbench.ui.theming.theme import DARK, LIGHT
 
 LONG = "relative error 0.022, at most 0.0021 expected, off by 0.03 over 8 steps; " * 3
 BESIDE_PX = 700  # for the panels in a window of 1024 pixels

@@ -23,8 +23,8 @@ from workbench.charts.layers import Entry, Frame, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import BYTES, MILLISECONDS
-from workbench.ui.plots import _profiles
-from workbench.ui.plots.memory_roles import role_color
+from workbench.plots import _profiles
+from workbench.plots.memory_roles import role_color
 
 
 class Stack(Layer):

@@ -20,7 +20,7 @@ from workbench.charts.layers import Entry, Frame, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import MILLISECONDS, PERCENT
-from workbench.ui.plots._distributions import (
+from workbench.plots._distributions import (
     Distribution,
     distribution_table,
     drawn,

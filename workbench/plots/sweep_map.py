@@ -23,9 +23,9 @@ from workbench.charts.plot import Plot, Run
 from workbench.charts.scale import scale_color
 from workbench.charts.style import Style, shade
 from workbench.charts.units import BYTES, MILLISECONDS, STEPS, TOKENS_PER_SECOND, Unit
-from workbench.ui.plots import _sweep
-from workbench.ui.plots._narrowing import hatch
-from workbench.ui.plots._sweep import LATEST
+from workbench.plots import _sweep
+from workbench.plots._narrowing import hatch
+from workbench.plots._sweep import LATEST
 
 _METRICS = {
     "step time": ("median_ms", MILLISECONDS),

@@ -19,7 +19,7 @@ from workbench.charts.sources import Moved
 from workbench.charts.style import Style
 from workbench.charts.tracks import Rolling
 from workbench.charts.units import MILLISECONDS, SECONDS, STEPS
-from workbench.ui.plots._steps import no_steps, rolling, rolling_of, time_column
+from workbench.plots._steps import no_steps, rolling, rolling_of, time_column
 
 _BANDS = 4  # more than these many bands over one another hide what they should show
 

@@ -18,13 +18,13 @@ from workbench.charts.layers import Frame, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import MILLISECONDS, STEPS
-from workbench.ui.plots._distributions import (
+from workbench.plots._distributions import (
     Distribution,
     distributions,
     drawn,
     no_steady_steps,
 )
-from workbench.ui.theming.icons import mixed
+from workbench.theming.icons import mixed
 
 _PERCENTS = (0, 5, 25, 50, 75, 95, 100)
 _HALF_PX = 13.0

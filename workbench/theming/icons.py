@@ -21,7 +21,7 @@ from PySide6.QtGui import (
     QPixmap,
 )
 
-from workbench.ui.theming.theme import Theme
+from workbench.theming.theme import Theme
 
 FONT_FOLDER = Path(__file__).parent / "icon_font"
 NAMES = {

@@ -20,8 +20,8 @@ from workbench.charts.canvas import Canvas
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import RATIO, STEPS
-from workbench.ui.plots import _arms
-from workbench.ui.plots._narrowing import Narrowing, PairDots, Same, Voids
+from workbench.plots import _arms
+from workbench.plots._narrowing import Narrowing, PairDots, Same, Voids
 
 
 def shown(runs: Sequence[Run]) -> PairedComparison | None:

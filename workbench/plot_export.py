@@ -34,9 +34,9 @@ from sessions.tables import Table
 from workbench.charts.canvas import Canvas, canvas_view
 from workbench.charts.plot import DrawnTable
 from workbench.charts.style import paper_style, shade
-from workbench.ui.plots import PLOTS, Plot, Run
-from workbench.ui.theming.svg import compact
-from workbench.ui.theming.theme import PRINT, Theme
+from workbench.plots import PLOTS, Plot, Run
+from workbench.theming.svg import compact
+from workbench.theming.theme import PRINT, Theme
 
 SUFFIXES = (".png", ".svg", ".pdf", ".csv")
 TABLE_SUFFIXES = (".csv", ".md")

@@ -21,7 +21,7 @@ from workbench.charts.plot import Plot, Run
 from workbench.charts.scale import scale_color
 from workbench.charts.style import Style
 from workbench.charts.units import SECONDS, STEPS
-from workbench.ui.plots._metrics import (
+from workbench.plots._metrics import (
     Measured,
     Number,
     choices,
@@ -33,7 +33,7 @@ from workbench.ui.plots._metrics import (
     series_of,
     table,
 )
-from workbench.ui.plots._steps import add_timeline
+from workbench.plots._steps import add_timeline
 
 _SHADES = 32
 _PLACE_PX = {False: 2.0, True: 6.0}  # width of a reading at least, by whether it is on paper

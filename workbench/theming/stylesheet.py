@@ -10,8 +10,8 @@ from PySide6.QtCore import QTemporaryDir
 from PySide6.QtGui import QColor, QPalette
 from PySide6.QtWidgets import QApplication
 
-from workbench.ui.theming.icons import mixed
-from workbench.ui.theming.theme import Theme
+from workbench.theming.icons import mixed
+from workbench.theming.theme import Theme
 
 # Shapes that a style sheet can only take from a file; paths in a 16 x 16 box.
 _SHAPES = {

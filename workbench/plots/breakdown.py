@@ -23,8 +23,8 @@ from workbench.charts.layers import Entry, Frame, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import PERCENT, STEPS, Unit
-from workbench.ui.plots import _profiles
-from workbench.ui.theming.icons import mixed
+from workbench.plots import _profiles
+from workbench.theming.icons import mixed
 
 MICROSECONDS = Unit("s", 1e-6)
 _LABEL_PX = 14.0  # a cell that is narrower has no room for a word

@@ -21,8 +21,8 @@ from workbench.charts.layers import Entry, Frame, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import BYTES, STEPS
-from workbench.ui.plots import _profiles
-from workbench.ui.theming.icons import mixed
+from workbench.plots import _profiles
+from workbench.theming.icons import mixed
 
 FREE = "reserved and free"
 _THICK = 0.56  # of a row

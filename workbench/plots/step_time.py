@@ -19,7 +19,7 @@ from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.tracks import Rolling
 from workbench.charts.units import MILLISECONDS, SECONDS
-from workbench.ui.plots._steps import (
+from workbench.plots._steps import (
     add_timeline,
     columns_of,
     key,

@@ -19,7 +19,7 @@ from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.tracks import Grid, Track
 from workbench.charts.units import SECONDS
-from workbench.ui.plots._metrics import (
+from workbench.plots._metrics import (
     Number,
     choices,
     chosen,
@@ -30,7 +30,7 @@ from workbench.ui.plots._metrics import (
     series_of,
     table,
 )
-from workbench.ui.plots._steps import add_timeline
+from workbench.plots._steps import add_timeline
 
 _MOST = 8  # lines
 

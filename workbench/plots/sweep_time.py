@@ -8,7 +8,7 @@ exponent, with a 95 % interval, stands in the legend. Along the top: sizes witho
 from __future__ import annotations
 
 from workbench.charts.units import Logarithmic
-from workbench.ui.plots._sweep import Column, curves_plot
+from workbench.plots._sweep import Column, curves_plot
 
 _COLUMN = Column("median_ms", "Step time", Logarithmic("s", 1e-3), True)
 

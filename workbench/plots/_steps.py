@@ -15,8 +15,8 @@ from workbench.charts.phases import Phases
 from workbench.charts.plot import Run
 from workbench.charts.style import Style
 from workbench.charts.tracks import Grid, Rolling, Track
-from workbench.ui.plots._pairing import Pairing
-from workbench.ui.plots._segments import Segments, alternating
+from workbench.plots._pairing import Pairing
+from workbench.plots._segments import Segments, alternating
 
 
 def time_column(run: Run, segment: Segment) -> str:

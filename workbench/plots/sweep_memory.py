@@ -6,7 +6,7 @@ A triangle along the top is a size that was out of memory; other shapes are othe
 from __future__ import annotations
 
 from workbench.charts.units import BYTES
-from workbench.ui.plots._sweep import Column, curves_plot
+from workbench.plots._sweep import Column, curves_plot
 
 _COLUMN = Column("peak_bytes", "Peak memory", BYTES)
 

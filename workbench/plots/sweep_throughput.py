@@ -6,7 +6,7 @@ Along the top: sizes that have no number, and why.
 from __future__ import annotations
 
 from workbench.charts.units import TOKENS_PER_SECOND
-from workbench.ui.plots._sweep import Column, curves_plot
+from workbench.plots._sweep import Column, curves_plot
 
 _COLUMN = Column("tokens_per_s", "Throughput", TOKENS_PER_SECOND)
 

@@ -19,7 +19,7 @@ from workbench.charts.sources import Inverse
 from workbench.charts.style import Style
 from workbench.charts.tracks import Track
 from workbench.charts.units import SECONDS, STEPS_PER_SECOND, TOKENS_PER_SECOND
-from workbench.ui.plots._steps import (
+from workbench.plots._steps import (
     add_timeline,
     columns_of,
     key,

@@ -20,7 +20,7 @@ from workbench.charts.canvas import Canvas
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import RATIO, STEPS
-from workbench.ui.plots._waterfall import QUANTITIES, Bars, Origin, Reasons, waterfall
+from workbench.plots._waterfall import QUANTITIES, Bars, Origin, Reasons, waterfall
 
 
 def shown(runs: Sequence[Run]) -> Study | None:

@@ -24,8 +24,8 @@ from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.tracks import Track
 from workbench.charts.units import PERCENT, SECONDS
-from workbench.ui.plots._steps import add_timeline
-from workbench.ui.plots._telemetry import (
+from workbench.plots._steps import add_timeline
+from workbench.plots._telemetry import (
     devices,
     is_cpu,
     key,

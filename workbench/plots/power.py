@@ -15,8 +15,8 @@ from workbench.charts.plot import Plot, Run
 from workbench.charts.sources import Moved, Source
 from workbench.charts.style import Style
 from workbench.charts.units import CELSIUS, MEGAHERTZ, SECONDS, WATTS, nice_step
-from workbench.ui.plots._steps import add_timeline
-from workbench.ui.plots._telemetry import (
+from workbench.plots._steps import add_timeline
+from workbench.plots._telemetry import (
     devices,
     highest,
     key,
