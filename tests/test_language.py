@@ -29,7 +29,7 @@ BUDGETS = {
     "workbench/plots": (285, 45),
     "workbench/runner": (1496, 267),
     "workbench/theming": (20, 0),
-    "workbench/ui": (556, 107),
+    "workbench/ui": (537, 99),
     "tests": (4912, 142),
     "tests/kernels": (0, 0),
     "tests/models": (0, 0),

@@ -15,8 +15,8 @@ from workbench.charts.layers import Line
 from workbench.plots import PLOTS, Run
 from workbench.plots.model_metrics_map import Heat
 from workbench.theming.theme import LIGHT
+from workbench.ui import panel_list
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels.live import LivePanel
 
 LINES, MAP = PLOTS["model_metrics"], PLOTS["model_metrics_map"]
 
@@ -152,9 +152,9 @@ def test_the_menu_offers_the_metrics_and_the_chart_draws_the_chosen_one(qtbot, t
 
 
 def test_live_a_plot_fills_with_the_first_reading_and_follows_a_model_of_another_shape(
-    qtbot, state, show
+    qtbot, workspace, show
 ):
-    panel = LivePanel(state)
+    panel = panel_list.live(workspace)
     qtbot.addWidget(panel)
     panel.resize(900, 700)
     panel.show()
@@ -168,18 +168,18 @@ def test_live_a_plot_fills_with_the_first_reading_and_follows_a_model_of_another
     qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
     assert chart.reason.startswith("No model has measured")
     add_metrics(session, np.random.default_rng(0))
-    state.dataArrived.emit()
+    workspace.session.dataArrived.emit()
     qtbot.waitUntil(lambda: chart.reason is None, timeout=3000)
     assert "expert 7" in [entry.name for entry in chart.canvas.entries()]
 
     newest = session.segments[-1]
     newest.metrics = {"rank": series(np.ones((2, 3, 1)), newest.start_s + np.arange(2.0))}
-    state.dataArrived.emit()
+    workspace.session.dataArrived.emit()
     qtbot.waitUntil(lambda: chart.canvas.axis("left").title == "Rank", timeout=3000)
     assert "layer 2" in [entry.name for entry in chart.canvas.entries()]
     added = {"t_s": [newest.start_s + 9], "values": [[[5.0], [6.0], [7.0]]]}
     newest.metrics["rank"].table.append(added)
     layers = list(chart.canvas.layers)
-    state.dataArrived.emit()
+    workspace.session.dataArrived.emit()
     qtbot.waitUntil(lambda: chart.canvas.x_span()[1] == newest.start_s + 9)
     assert chart.canvas.layers == layers, "numbers alone cost a drawing from scratch"

@@ -9,8 +9,8 @@ from synthetic import gpu_session
 from workbench import cli
 from workbench.plots import Run
 from workbench.report import _page
-from workbench.ui.dialogs import session_files
 from workbench.ui.panels.compare import work_out
+from workbench.ui.state import session_files
 
 
 @pytest.fixture

@@ -25,10 +25,11 @@ from workbench.charts.canvas import Canvas, canvas_view
 from workbench.charts.style import screen_style, shade
 from workbench.plots import Plot, Run
 from workbench.theming.theme import Theme
-from workbench.ui.dialogs import message_boxes, session_files
+from workbench.ui.dialogs import message_boxes
 from workbench.ui.panels import _plot_keys
 from workbench.ui.process import uncaught
 from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state import session_files
 
 _Made = TypeVar("_Made")
 

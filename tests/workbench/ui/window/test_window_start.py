@@ -154,7 +154,9 @@ def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
     qtbot.wait(50)
     qtbot.waitUntil(lambda: each_once(window))
     settings.save_layout("docks", window.desk.saveState())
-    again = MainWindow(state, settings, Appearance(qapp, state, settings))
+    again = MainWindow(
+        window.workspace, settings, Appearance(qapp, window.workspace.theme, settings)
+    )
     qtbot.addWidget(again)
     again.show()
     qtbot.wait(50)
