@@ -68,12 +68,13 @@ class Attributions(QObject):
 
         In the order in which a ladder adds them: the catalogue's, until a person moves one.
         """
-        if self._configuration.catalogue is None or self._configuration.edited is None:
+        catalogue, edited = self._configuration.catalogue, self._configuration.edited
+        if catalogue is None or edited is None:
             return {}
-        chosen = self._configuration.edited.toggles
+        chosen = edited.toggles
         found = [
             toggle.name
-            for toggle in self._configuration.catalogue.toggles
+            for toggle in catalogue.toggles
             if chosen.get(toggle.name, toggle.options[0].name) != toggle.options[0].name
         ]
         place = {name: number for number, name in enumerate(self._order)}
@@ -102,7 +103,7 @@ class Attributions(QObject):
             return "This is a replay; open the window without --replay to measure."
         if self.busy:
             return "An attribution is being measured."
-        if self._run.state not in ("idle", "running", "paused"):
+        if not self._run.ready:
             return "The runner is not ready."
         if problem := self._configuration.problem():
             return problem
@@ -117,21 +118,12 @@ class Attributions(QObject):
 
     def run(self) -> None:
         """Attribute the chosen toggles, against the configuration with them off."""
+        catalogue, edited = self._configuration.catalogue, self._configuration.edited
         toggles = self.chosen()
-        if (
-            self._configuration.edited is None
-            or self._configuration.catalogue is None
-            or self.why_not()
-        ):
+        if catalogue is None or edited is None or self.why_not():
             return
-        off = {
-            t.name: t.options[0].name
-            for t in self._configuration.catalogue.toggles
-            if t.name in toggles
-        }
-        base = msgspec.structs.replace(
-            self._configuration.edited, toggles={**self._configuration.edited.toggles, **off}
-        )
+        off = {t.name: t.options[0].name for t in catalogue.toggles if t.name in toggles}
+        base = msgspec.structs.replace(edited, toggles={**edited.toggles, **off})
         command = protocol.Attribute(
             base=base,
             toggles=toggles,
@@ -141,7 +133,7 @@ class Attributions(QObject):
         )
         self._before = attribution_words.newest(self._session.recorder.session)
         self._ends = 2 if self._run.active else 1
-        self._run.perform(calibration.respected(self._configuration.catalogue, command))
+        self._run.perform(calibration.respected(catalogue, command))
 
     def _take(self, message: protocol.AnyMessage) -> None:
         if isinstance(message, protocol.Finished) and self._ends:

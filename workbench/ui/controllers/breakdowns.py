@@ -54,7 +54,7 @@ class Breakdowns(QObject):
         """Why nothing can be profiled; empty where it can."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to profile."
-        if self._run.state not in ("idle", "running", "paused"):
+        if not self._run.ready:
             return "The runner is not ready."
         if self._configuration.edited is None:
             return "The runner offers no model."

@@ -53,7 +53,7 @@ class Checklists(QObject):
             return "This is a replay; open the window without --replay to check."
         if self.checking:
             return "A configuration is being checked."
-        if self._run.state not in ("idle", "running", "paused"):
+        if not self._run.ready:
             return "The runner is not ready."
         return self._configuration.problem()
 

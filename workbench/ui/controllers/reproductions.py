@@ -83,11 +83,7 @@ class Reproductions(QObject):
             return "This is a replay; open the window without --replay to measure."
         if self.measuring:
             return "Claims are being measured."
-        if self._configuration.catalogue is None or self._run.state not in (
-            "idle",
-            "running",
-            "paused",
-        ):
+        if self._configuration.catalogue is None or not self._run.ready:
             return "The runner is not ready."
         return ""
 

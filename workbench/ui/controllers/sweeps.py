@@ -123,11 +123,7 @@ class Sweeps(QObject):
             return "This is a replay; open the window without --replay to measure."
         if self.measuring:
             return "A sweep is being measured."
-        if self._configuration.edited is None or self._run.state not in (
-            "idle",
-            "running",
-            "paused",
-        ):
+        if self._configuration.edited is None or not self._run.ready:
             return "The runner is not ready."
         try:
             self._axes()

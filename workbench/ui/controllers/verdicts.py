@@ -99,11 +99,6 @@ class Verdicts(QObject):
         return self._asked is not None
 
     @property
-    def goes_on(self) -> Configuration | None:
-        """What runs on when the comparison is over; None where nothing does."""
-        return self._run.resumption
-
-    @property
     def measuring(self) -> bool:
         """Whether the newest comparison is being measured now, and not a run after it."""
         newest = self.newest
@@ -350,7 +345,7 @@ class Verdicts(QObject):
             return "This is a replay; open the window without --replay to measure."
         if self.busy or self.measuring:
             return "Two configurations are being compared."
-        if self.resumes or self._run.state not in ("idle", "running", "paused"):
+        if self.resumes or not self._run.ready:
             return "The runner is not ready."
         return ""
 

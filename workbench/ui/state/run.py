@@ -60,6 +60,11 @@ class RunModel(QObject):
         return self.state in ACTIVE
 
     @property
+    def ready(self) -> bool:
+        """Whether the runner can take another command that measures."""
+        return self.state in ("idle", "running", "paused")
+
+    @property
     def connected(self) -> bool:
         """Whether there is a runner to send to."""
         return self._link.open
