@@ -104,11 +104,9 @@ def _nothing_to_report(workspace: Workspace) -> str:
 
 
 def _not_live(workspace: Workspace) -> str:
-    return (
-        ""
-        if workspace.session.live
-        else "A note marks a moment of the live session; this one is a file."
-    )
+    if workspace.session.live:
+        return ""
+    return "A note marks a moment of the live session; this one is a file."
 
 
 def _no_undo(workspace: Workspace) -> str:
