@@ -239,7 +239,7 @@ def test_full_disk_is_one_sentence_and_the_old_file_stays(tmp_path):
     script = (
         "import resource, signal, sys; sys.path[:0] = sys.argv[2:]\n"
         "import session_samples as samples\n"
-        "from sessions import hdf5\n"
+        "from sessions.storage import hdf5\n"
         "from sessions.errors import SessionError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"

@@ -63,7 +63,7 @@ def test_where_nothing_can_be_profiled_the_reason_stands_beside_the_button(fille
 
 
 def test_the_newest_profile_is_shown_in_words_tables_and_plots(filled):
-    newest = breakdown.profiles(filled._state.session.shown)[-1]
+    newest = breakdown.profiles(filled._session.shown)[-1]
     assert filled.headline.text().startswith("Launch-bound: in 18 % of the step")
     assert "Most time: matrix product" in filled.remarks.text()
     assert filled.kernels.item(0, 0).text() == "nvjet_tst_256x128_64x4"

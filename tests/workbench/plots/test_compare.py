@@ -58,7 +58,7 @@ def test_ratios_refer_to_the_shown_session_and_say_what_they_show(panel, three):
     assert base == "baseline"
     assert faster.startswith("0.62") and faster.endswith("x step time, unpaired")
     assert ladder.startswith("1.00") and ladder.endswith("x step time, unpaired")
-    muted = QColor(LIGHT.muted), QColor(panel._state.theme.current.muted)
+    muted = QColor(LIGHT.muted), QColor(panel._theme.current.muted)
     assert all(panel.sessions.item(row, 2).foreground().color() in muted for row in (1, 2))
     for chart in panel.charts.values():
         assert chart.reason is None

@@ -342,7 +342,7 @@ def test_what_is_compared_next_takes_the_place_of_an_older_one_that_was_opened(s
     several.table.cellActivated.emit(0, 0)
     assert "SLOWER" in several.headline.text()
     compared.comparisons.append(compared.comparisons[1])
-    several._state.session.comparisonsChanged.emit()
+    several._session.comparisonsChanged.emit()
     several._show()
     assert "UNDECIDED" in several.headline.text()
 

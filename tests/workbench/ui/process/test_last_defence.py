@@ -26,7 +26,7 @@ from workbench.ui.process.uncaught import UncaughtErrors
 ROOT = Path(__file__).parents[4]
 PROGRAM = """
 import sys
-from sessions import hdf5
+from sessions.storage import hdf5
 def load(path): raise ZeroDivisionError("as planted " * 99)
 hdf5.load = load
 from workbench.__main__ import main
