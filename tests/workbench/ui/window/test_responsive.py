@@ -208,7 +208,7 @@ def heard(act: str, tests) -> list[protocol.AnyMessage]:
 
 
 def test_a_flood_of_unreadable_lines_is_counted(request):
-    tests = request.path.parents[1]
+    tests = request.path.parents[2]
     found = heard("sys.stdout.write('nonsense\\n' * 50_000)", tests)
     failures = [message for message in found if isinstance(message, protocol.Failure)]
     told = [message for message in failures if "is not a message" in message.sentence]
@@ -222,7 +222,7 @@ def test_a_flood_of_unreadable_lines_is_counted(request):
 
 
 def test_a_flood_of_failures_is_counted(request):
-    tests = request.path.parents[1]
+    tests = request.path.parents[2]
     act = (
         "failure = protocol.Failure(kind='model', sentence='It failed.')\n"
         "for _ in range(5000): os.write(1, protocol.encode(failure))"

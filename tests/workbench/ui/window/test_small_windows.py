@@ -43,11 +43,24 @@ from workbench.ui.panels._compare_tables import _SHARING_PX
 from workbench.ui.panels._segment_model import INTERVAL, condensed
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.compare import NOTHING, ComparePanel
-from workbench.ui.panels.verdict import JUDGE
+from workbench.ui.panels.verdict import JUDGE, VerdictPanel
 from workbench.ui.state import config_edit
 
 LONG = "relative error 0.022, at most 0.0021 expected, off by 0.03 over 8 steps; " * 3
 BESIDE_PX = 700  # for the panels in a window of 1024 pixels
+
+
+def verdict_panel(workspace, host):
+    """Make the panel of the verdict inside another widget."""
+    return VerdictPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.verdicts,
+        workspace.theme,
+        workspace.tasks,
+        host,
+    )
 
 
 @pytest.fixture
@@ -150,8 +163,7 @@ def test_the_arms_of_verdicts_can_be_told_apart_in_a_narrow_table(qtbot, workspa
 def test_a_verdict_asks_for_no_more_room_than_a_small_window_has(qtbot, workspace, judged):
     host = QWidget()  # a window of its own would be as large as its layout asks
     qtbot.addWidget(host)
-    panel = panel_list.verdict(workspace)
-    panel.setParent(host)
+    panel = verdict_panel(workspace, host)
     panel.resize(BESIDE_PX - 30, 300)
     host.show()
     qtbot.waitUntil(panel.table.isVisible)
@@ -340,8 +352,7 @@ def test_numbers_of_a_narrow_map_lose_digits_and_not_their_units(qapp, said):
 def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, workspace, judged):
     host = QWidget()
     qtbot.addWidget(host)
-    panel = panel_list.verdict(workspace)
-    panel.setParent(host)
+    panel = verdict_panel(workspace, host)
     panel.resize(BESIDE_PX, 400)
     host.show()
     qtbot.waitUntil(panel.table.isVisible)
