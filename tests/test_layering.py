@@ -45,14 +45,23 @@ sessions | numpy msgspec
 .ceilings    sessions .state_folder .state_files               |
 .claims      .claims sessions .protocol                        | numpy scipy msgspec
 .presets     sessions .protocol                                | msgspec
-.charts      .charts .ui.theming sessions                      | PySide6 pyqtgraph numpy
-.ui .ui .charts .claims sessions .protocol .client .calibration .presets .titles .report \
-.interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
-.ui.plots    .ui.plots .ui.theming .charts sessions            | PySide6 pyqtgraph numpy
-.ui.theming  .ui.theming                                       | PySide6 pyqtgraph
-.report      .report .ui .charts sessions                      | jinja2
-.commands .commands .claims .ui .charts sessions .protocol .client .calibration .ceilings \
-.presets .report .titles .interrupts .state_folder | msgspec rich PySide6
+.theming     .theming                                          | PySide6 pyqtgraph
+.charts      .charts .theming sessions                         | PySide6 pyqtgraph numpy
+.plots       .plots .charts .theming sessions                  | PySide6 pyqtgraph numpy
+.plot_export .plots .charts .theming sessions                  | PySide6 numpy
+.report      .report .plot_export .plots .theming sessions     | jinja2
+.ui .ui .report .plot_export .plots .charts .theming .claims sessions .protocol .client \
+.calibration .presets .titles .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
+.ui.connection .ui.connection .protocol .client                | PySide6
+.ui.state .ui.state .ui.connection .ui.process.thread_pool .theming.theme .protocol .client \
+.titles sessions | PySide6 msgspec
+.ui.controllers .ui.controllers .ui.state .ui.settings .theming .claims .calibration .presets \
+.protocol .client.recorder sessions | PySide6 msgspec
+.ui.panels .ui.panels .ui.controllers .ui.state .ui.dialogs .ui.menus .ui.process .charts \
+.plot_export .plots .theming .claims .protocol .client.throttle .titles .crash_log sessions | \
+PySide6 numpy msgspec
+.commands .commands .claims .ui .charts .plot_export .plots .theming sessions .protocol .client \
+.calibration .ceilings .presets .report .titles .interrupts .state_folder | msgspec rich PySide6
 .cli         sessions .commands .ui.app .client.runner_command .interrupts .crash_log |
 .__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
@@ -135,6 +144,7 @@ NEVER_LOADED = [
         ("workbench.presets", f"{GPU} {QT}"),
         ("workbench.cli", f"{GPU} {QT}"),
         ("workbench.commands", f"{GPU} {QT}"),
+        ("workbench.ui.state", f"{GPU} PySide6.QtWidgets pyqtgraph"),
         ("workbench.ui.window", GPU),
         ("workbench.ui", GPU),
     ],
@@ -260,7 +270,12 @@ def test_every_import_is_one_that_the_table_allows():
         ),
         ("workbench.ui.panels.build", "from workbench.runner import run"),
         ("workbench.ui.panels.build", "from workbench import runner"),
-        ("workbench.ui.plots.box", "from workbench.ui.state import AppState"),
+        ("workbench.plots.box", "from workbench.ui.state.run import RunModel"),
+        ("workbench.report.evidence", "from workbench.ui.state import session_files"),
+        ("workbench.ui.panels.build", "from workbench.ui.workspace import Workspace"),
+        ("workbench.ui.state.session", "from workbench.ui.controllers import verdicts"),
+        ("workbench.ui.connection.runner_link", "from workbench.ui.state import run"),
+        ("workbench.charts.canvas", "from workbench.plots import PLOTS"),
         ("workbench.commands.run", "import torch"),
         ("workbench.newcomer", "import os"),
         ("workbench.runner.experiments.run", "from kernels._gated import gated"),

@@ -28,29 +28,31 @@ from synthetic import GIB, gpu_session
 
 from sessions.model import Phase, PhaseSpan, Session
 from sessions.storage import hdf5
-from workbench.ui.panels.live import SHOWN, WINDOWS, LivePanel
-from workbench.ui.state import AppState
-from workbench.ui.theming.theme import DARK, LIGHT, Theme
+from workbench.theming.theme import DARK, LIGHT, Theme
+from workbench.ui import panel_list
+from workbench.ui.panels.live import SHOWN, WINDOWS
+from workbench.ui.workspace import Workspace
 
 KEPT = 1_000_000
 RATE = 10_000
 SIZE = (1104, 620)  # what the live panel has of a window of 1440 x 900
 
 
-def state_of(session: Session, theme: Theme) -> AppState:
-    """The window's state, whose recorder has recorded this session."""
-    state = AppState(theme)
-    state.recorder.session = state.session = session
-    return state
+def workspace_of(session: Session, theme: Theme) -> Workspace:
+    """The window's workspace, whose recorder has recorded this session."""
+    workspace = Workspace()
+    workspace.theme.set(theme)
+    workspace.session.recorder.session = workspace.session.shown = session
+    return workspace
 
 
 class Source:
     """Appends samples at ``RATE``, in step with the clock."""
 
-    def __init__(self, state: AppState) -> None:
-        self._state = state
-        self._segment = state.session.segments[-1]
-        self._telemetry = state.session.telemetry["gpu0"]
+    def __init__(self, workspace: Workspace) -> None:
+        self._session = workspace.session
+        self._segment = workspace.session.shown.segments[-1]
+        self._telemetry = workspace.session.shown.telemetry["gpu0"]
         self._rng = np.random.default_rng(0)
         self._last_s = float(self._segment.steps["t_s"][-1])
         self._begun = time.perf_counter()
@@ -82,7 +84,7 @@ class Source:
             row["t_s"] = [float(t_s[-1])]
             row["power_w"] = [600 + 10 * float(self._rng.standard_normal())]
             self._telemetry.append(row)  # type: ignore[attr-defined]
-        self._state.dataArrived.emit()
+        self._session.dataArrived.emit()
 
 
 def session_of(rows: int) -> Session:
@@ -92,13 +94,13 @@ def session_of(rows: int) -> Session:
 
 def live(window_s: float | None, seconds: float, theme: Theme) -> dict[str, float]:
     """Frames a second with four plots; the panel paints whenever new samples have come."""
-    state = state_of(session_of(KEPT), theme)
-    panel = LivePanel(state)
+    workspace = workspace_of(session_of(KEPT), theme)
+    panel = panel_list.live(workspace)
     panel.resize(*SIZE)
     panel.set_window(window_s)
     panel.show()
     _settle()
-    source = Source(state)
+    source = Source(workspace)
     painted = 0
     busy_s = cpu_s = 0.0
     longest_s = 0.0
@@ -139,8 +141,8 @@ def live(window_s: float | None, seconds: float, theme: Theme) -> dict[str, floa
 
 def load(path: str, theme: Theme) -> dict[str, float]:
     """Time to open a saved session and to draw it, the panel being there; the process's memory."""
-    state = state_of(session_of(1), theme)
-    panel = LivePanel(state)
+    workspace = workspace_of(session_of(1), theme)
+    panel = panel_list.live(workspace)
     panel.resize(*SIZE)
     panel.show()
     _settle()
@@ -148,8 +150,8 @@ def load(path: str, theme: Theme) -> dict[str, float]:
     begun = time.perf_counter()
     session = hdf5.load(path)
     opened = time.perf_counter()
-    state.session = session
-    state.sessionChanged.emit()
+    workspace.session.shown = session
+    workspace.session.sessionChanged.emit()
     QApplication.sendPostedEvents()
     for chart in panel.shown:
         chart._view.viewport().repaint()

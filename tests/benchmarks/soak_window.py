@@ -27,8 +27,8 @@ from workbench import protocol
 from workbench.client.runner_process import Runner
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.settings import Settings
-from workbench.ui.state import AppState
 from workbench.ui.window import MainWindow
+from workbench.ui.workspace import Workspace
 
 COMMAND = [sys.executable, wire_samples.__file__, "0.002"]
 SAMPLES = 20
@@ -36,16 +36,18 @@ SLACK_MB = 40.0  # of the collector and the allocator, over the whole time
 DERIVED_BYTES = 256  # of rolling percentiles and pyramids of the plots, for each step
 
 
-def session_bytes(state: AppState) -> int:
-    tables = [segment.steps for segment in state.session.segments]
-    tables += state.session.telemetry.values()
+def session_bytes(workspace: Workspace) -> int:
+    tables = [segment.steps for segment in workspace.session.shown.segments]
+    tables += workspace.session.shown.telemetry.values()
     stored = sum(column.nbytes for table in tables for column in dict(table).values())
-    return stored + DERIVED_BYTES * sum(segment.steps.rows for segment in state.session.segments)
+    return stored + DERIVED_BYTES * sum(
+        segment.steps.rows for segment in workspace.session.shown.segments
+    )
 
 
-def measure(state: AppState) -> tuple[float, int, int]:
+def measure(workspace: Workspace) -> tuple[float, int, int]:
     process = psutil.Process()
-    rest = process.memory_info().rss - session_bytes(state)
+    rest = process.memory_info().rss - session_bytes(workspace)
     return rest / 2**20, process.num_fds(), threading.active_count()
 
 
@@ -57,18 +59,18 @@ def main() -> int:
         os.environ["XDG_STATE_HOME"] = folder
         application = QApplication(["workbench"])
         settings = Settings(Path(folder) / "soak.ini")
-        state = AppState(launch=lambda journal: Runner(journal, COMMAND))
-        window = MainWindow(state, settings, Appearance(application, state, settings))
+        workspace = Workspace(launch=lambda journal: Runner(journal, COMMAND))
+        window = MainWindow(workspace, settings, Appearance(application, workspace.theme, settings))
         window.show()
-        state.start_runner()
-        state.stateChanged.connect(lambda: _start_once(state))
+        workspace.run.start_runner()
+        workspace.run.stateChanged.connect(lambda: _start_once(workspace))
         samples = []
         for _ in range(SAMPLES):
             loop = QEventLoop()
             QTimer.singleShot(round(1000 * seconds / SAMPLES), loop.quit)
             loop.exec()
-            samples.append(measure(state))
-            steps = sum(segment.steps.rows for segment in state.session.segments)
+            samples.append(measure(workspace))
+            steps = sum(segment.steps.rows for segment in workspace.session.shown.segments)
             print("{:8.1f} MB  {:4} descriptors  {:3} threads".format(*samples[-1]), steps, "steps")
         window.close()
     middle, last = samples[SAMPLES // 2], samples[-1]
@@ -77,9 +79,9 @@ def main() -> int:
     return 1 if grown or not steps else 0
 
 
-def _start_once(state: AppState) -> None:
-    if state.runner_state == "idle" and not state.session.segments:
-        state.send(protocol.Start(configuration=wire_samples.configuration()))
+def _start_once(workspace: Workspace) -> None:
+    if workspace.run.state == "idle" and not workspace.session.shown.segments:
+        workspace.run.send(protocol.Start(configuration=wire_samples.configuration()))
 
 
 if __name__ == "__main__":

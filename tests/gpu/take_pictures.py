@@ -30,16 +30,15 @@ from PySide6.QtWidgets import QApplication
 from screenshots import wait
 
 from workbench import protocol
-from workbench.ui.controllers import config_edit
+from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.demo import well_measured
-from workbench.ui.dialogs import session_files
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
 from workbench.ui.settings import Settings
-from workbench.ui.state import AppState
+from workbench.ui.state import config_edit, session_files
 from workbench.ui.window import MainWindow
+from workbench.ui.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = ((1440, 900), (2560, 1440))
@@ -62,32 +61,32 @@ class Sitting:
         self.options = options
         self.failures: list[str] = []
         self._began = time.monotonic()
-        self.state = AppState()
+        self.workspace = Workspace()
         settings = Settings(Path(tempfile.mkdtemp()) / "settings.ini")
         settings.theme = THEMES[0]
         self.window = MainWindow(
-            self.state, settings, Appearance(application, self.state, settings)
+            self.workspace, settings, Appearance(application, self.workspace.theme, settings)
         )
         self.window.resize(*SIZES[0])
         self.window.show()
         self.ended = 0  # runs
-        self.state.failed.connect(self._failed)
-        self.state.heard.connect(self._hear)
+        self.workspace.failures.reported.connect(self._failed)
+        self.workspace.run.received.connect(self._hear)
 
     def until(self, reached: Callable[[], object], what: str, then_s: float = 0.0) -> None:
         """Let the window live until then; raises ``TimeoutError``."""
         minutes = self.options.minutes or (MINUTES if self.on_gpu else CPU_MINUTES)
         left_s = 60 * minutes - (time.monotonic() - self._began)
         limit_s = max(5, min(LIMIT_S if self.on_gpu else CPU_LIMIT_S, left_s))
-        wait(lambda: reached() or self.state.runner_state == "dead", 0.0, limit_s)
+        wait(lambda: reached() or self.workspace.run.state == "dead", 0.0, limit_s)
         if not reached():
-            raise TimeoutError(f"waited in vain until {what}; runner: {self.state.runner_state}")
+            raise TimeoutError(f"waited in vain until {what}; runner: {self.workspace.run.state}")
         wait(lambda: True, then_s)
 
     def idle(self) -> None:
         """Let nothing run."""
-        self.state.stop()
-        self.until(lambda: self.state.runner_state == "idle", "the runner is idle")
+        self.workspace.run.stop()
+        self.until(lambda: self.workspace.run.state == "idle", "the runner is idle")
 
     def attempt(self, name: str, act: Callable[[], None]) -> None:
         """Do one thing; what goes wrong is noted, and the runner made idle again."""
@@ -97,8 +96,8 @@ class Sitting:
         except Exception as error:  # noqa: BLE001 - the other pictures are wanted all the same
             self.note(f"{name}: {type(error).__name__}: {error}")
             traceback.print_exc()
-            if self.state.runner_state == "dead":
-                self.state.start_runner()
+            if self.workspace.run.state == "dead":
+                self.workspace.run.start_runner()
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
 
     def note(self, failure: str) -> None:
@@ -116,14 +115,22 @@ class Sitting:
 
     def build(self) -> None:
         """The runner is there and a training step of HYDRA chosen."""
-        state = self.state
-        state.start_runner()
-        self.until(lambda: state.runner_state == "idle" and state.catalogue, "the runner is there")
-        assert state.catalogue is not None and state.configuration is not None
-        chosen = config_edit.with_family(state.catalogue, state.configuration, "hydra")
+        workspace = self.workspace
+        workspace.run.start_runner()
+        self.until(
+            lambda: workspace.run.state == "idle" and workspace.configuration.catalogue,
+            "the runner is there",
+        )
+        assert (
+            workspace.configuration.catalogue is not None
+            and workspace.configuration.edited is not None
+        )
+        chosen = config_edit.with_family(
+            workspace.configuration.catalogue, workspace.configuration.edited, "hydra"
+        )
         preset = self.options.preset or ("small" if self.on_gpu else "tiny")
-        chosen = config_edit.with_preset(state.catalogue, chosen, preset)
-        chosen = config_edit.with_workload(state.catalogue, chosen, "train")
+        chosen = config_edit.with_preset(workspace.configuration.catalogue, chosen, preset)
+        chosen = config_edit.with_workload(workspace.configuration.catalogue, chosen, "train")
         chosen = msgspec.structs.replace(chosen, toggles=self._off())
         if not self.on_gpu:
             small = {"batch": 2, "sequence": 64}
@@ -132,18 +139,18 @@ class Sitting:
             settings = {**chosen.settings, "batch": self.options.batch}
             chosen = msgspec.structs.replace(chosen, settings=settings)
         self.window.set_theme(THEMES[0])
-        state.edit(chosen)
+        workspace.configuration.edit(chosen)
 
     def _off(self) -> dict[str, str]:
         """Every toggle at its first option."""
-        catalogue = self.state.catalogue
+        catalogue = self.workspace.configuration.catalogue
         assert catalogue is not None
         return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
 
     @property
     def on_gpu(self) -> bool:
         """Whether the runner has one."""
-        catalogue = self.state.catalogue
+        catalogue = self.workspace.configuration.catalogue
         return catalogue is not None and catalogue.device == "cuda"
 
     def toggles(self) -> list[dict[str, str]]:
@@ -155,33 +162,35 @@ class Sitting:
 
     def generate(self) -> None:
         """A text, in a run of its own."""
-        state = self.state
-        before = state.configuration
-        assert before is not None and state.catalogue is not None
-        text = config_edit.with_workload(state.catalogue, before, "generate")
+        workspace = self.workspace
+        before = workspace.configuration.edited
+        assert before is not None and workspace.configuration.catalogue is not None
+        text = config_edit.with_workload(workspace.configuration.catalogue, before, "generate")
         precision = {"precision": before.toggles["precision"]}  # the rest is of the training step
         text = msgspec.structs.replace(text, toggles={**self._off(), **precision})
         if not self.on_gpu:
             text = msgspec.structs.replace(text, settings={"batch": 1, "sequence": 16})
-        state.edit(msgspec.structs.replace(text, data=str(ROOT / "README.md")))
-        state.start()
+        workspace.configuration.edit(msgspec.structs.replace(text, data=str(ROOT / "README.md")))
+        workspace.runs.start()
         try:
-            writing = self.state.session.segments
+            writing = self.workspace.session.shown.segments
             self.until(lambda: "text" in writing[-1].ledger, "a text is written", 3.0)
         finally:
             self.idle()
-            state.edit(before)
+            workspace.configuration.edit(before)
 
     def run(self) -> None:
         """A run that is toggled while it goes on; the window is pictured, and what it measured."""
-        state = self.state
-        segments = state.session.segments
+        workspace = self.workspace
+        segments = workspace.session.shown.segments
         for number, choices in enumerate([{}, *self.toggles()]):
             count = len(segments) + 1
             if not choices:
-                state.start()
+                workspace.runs.start()
             else:
-                state.choose(choices, ", ".join(f"{n}={o}" for n, o in choices.items()))
+                workspace.configuration.choose(
+                    choices, ", ".join(f"{n}={o}" for n, o in choices.items())
+                )
             self.until(
                 lambda count=count: (
                     len(segments) >= count
@@ -192,49 +201,52 @@ class Sitting:
             )
         self.window.desk.bring("live")
         self.until(
-            lambda: state.runner_state == "running" and state.progress is None, "the run goes on"
+            lambda: workspace.run.state == "running" and workspace.run.progress is None,
+            "the run goes on",
         )
         wait(lambda: True, SETTLE_S)
         self.save(self.window.grab(), "window")
 
     def verdict(self) -> None:
         """Two comparisons, the second against one toggle less."""
-        state = self.state
+        workspace = self.workspace
         self.window.verdict.budget.setValue(self.options.seconds)
         for _ in range(2):
-            self.until(lambda: not state.verdicts.why_not_before(), "it can be asked for")
+            self.until(lambda: not workspace.verdicts.why_not_before(), "it can be asked for")
             self.window.judge()
-            self.until(lambda: state.verdicts.busy, "the comparison is asked for")
-            self.until(lambda: not state.verdicts.busy, "the verdict is there")
-            self.until(lambda: state.runner_state == "running", "the run goes on")
+            self.until(lambda: workspace.verdicts.busy, "the comparison is asked for")
+            self.until(lambda: not workspace.verdicts.busy, "the verdict is there")
+            self.until(lambda: workspace.run.state == "running", "the run goes on")
             wait(lambda: True, SETTLE_S)
             self.save(self.window.grab(), "verdict")
             (last,) = self.toggles()[-1]
-            state.set_toggle(last, config_edit.toggle_of(state.catalogue, last).options[0].name)
-            off = state.configuration
-            self.until(lambda off=off: state.running == off, "the toggle is off", 0.5)
+            workspace.configuration.set_toggle(
+                last, config_edit.toggle_of(workspace.configuration.catalogue, last).options[0].name
+            )
+            off = workspace.configuration.edited
+            self.until(lambda off=off: workspace.run.running == off, "the toggle is off", 0.5)
         self.idle()
 
     def attribute(self) -> None:
         """A ladder of the toggles."""
-        state = self.state
+        workspace = self.workspace
         wanted = {name: option for one in self.toggles() for name, option in one.items()}
-        state.choose(wanted, "All of them")
+        workspace.configuration.choose(wanted, "All of them")
         self.window.attribution.budget.setValue(1.5 * self.options.seconds)
-        self.until(lambda: not state.attributions.why_not(), "an attribution can be asked for")
-        self.study(state.attributions.run, "attribution")
+        self.until(lambda: not workspace.attributions.why_not(), "an attribution can be asked for")
+        self.study(workspace.attributions.run, "attribution")
 
     def study(self, ask: Callable[[], None], kind: str) -> None:
         """A study of this kind, to its end."""
-        self.until(lambda: self.state.runner_state == "idle", "the runner is idle", 0.3)
+        self.until(lambda: self.workspace.run.state == "idle", "the runner is idle", 0.3)
         ended = self.ended
         ask()
         self.until(lambda: self.ended > ended, f"the {kind} is over", 0.3)
 
     def sweep(self) -> None:
         """The sequence and the batch, under two arms."""
-        sweeps = self.state.sweeps
-        settings = self.state.configuration.settings
+        sweeps = self.workspace.sweeps
+        settings = self.workspace.configuration.edited.settings
         sweeps.set_field(1, "settings.batch")
         length, batch = int(settings["sequence"]), int(settings["batch"])
         axes = ([length // 4, length // 2, length], [max(1, batch // 2), batch])
@@ -246,21 +258,27 @@ class Sitting:
 
     def bench(self) -> None:
         """Some kernels, for the roofline."""
-        self.state.perform(protocol.Bench(operators=KERNELS if self.on_gpu else KERNELS[:1]))
-        self.until(lambda: self.state.active, "the benchmark begins")
-        wait(lambda: not self.state.active, 0.0, BENCH_S)  # then what it has is shown
+        self.workspace.run.perform(
+            protocol.Bench(operators=KERNELS if self.on_gpu else KERNELS[:1])
+        )
+        self.until(lambda: self.workspace.run.active, "the benchmark begins")
+        wait(lambda: not self.workspace.run.active, 0.0, BENCH_S)  # then what it has is shown
 
     def compare(self) -> None:
         """What was measured so far beside what will be."""
-        before = dataclasses.replace(session_files.snapshot(self.state.session), id="earlier")
+        before = dataclasses.replace(
+            session_files.snapshot(self.workspace.session.shown), id="earlier"
+        )
         before.title = "Earlier sitting"
-        state = self.state
-        state.compared.add(before)
+        workspace = self.workspace
+        workspace.compared.add(before)
         trained = [
-            one.index for one in state.session.segments if one.configuration.workload == "train"
+            one.index
+            for one in workspace.session.shown.segments
+            if one.configuration.workload == "train"
         ]
         self.window.compare.choose_segment(before, trained[0])
-        self.window.compare.choose_segment(state.session, trained[-1])
+        self.window.compare.choose_segment(workspace.session.shown, trained[-1])
         wait(lambda: True, 2.0)
 
     # Pictures
@@ -309,9 +327,9 @@ class Sitting:
 
     def roofline(self, size: tuple[int, int]) -> QPixmap:
         """The kernels under this machine's roof; no panel shows it, reports do."""
-        chart = Chart(PLOTS["roofline"], self.state.theme, self.state.tasks)
+        chart = Chart(PLOTS["roofline"], self.workspace.theme.current, self.workspace.tasks)
         chart.resize(*size)
-        chart.show_runs([Run(self.state.session)])
+        chart.show_runs([Run(self.workspace.session.shown)])
         chart.show()
         wait(lambda: True, SETTLE_S)
         if chart.reason is not None:
@@ -346,22 +364,22 @@ def main() -> int:
             QFontDatabase.addApplicationFont(str(file))
         application.setFont(QFont(FONT, application.font().pointSize()))
     sitting = Sitting(application, options)
-    state = sitting.state
+    workspace = sitting.workspace
     acts: dict[str, Callable[[], None]] = {
         "build": sitting.build,
         "run": sitting.run,
         "compare": sitting.compare,
         "verdict": sitting.verdict,
         "attribute": sitting.attribute,
-        "profile": lambda: sitting.study(state.breakdowns.profile, "profile"),
-        "checklist": lambda: sitting.study(state.checklists.check, "checklist"),
+        "profile": lambda: sitting.study(workspace.breakdowns.profile, "profile"),
+        "checklist": lambda: sitting.study(workspace.checklists.check, "checklist"),
         "sweep": sitting.sweep,
         "bench": sitting.bench,
         "generate": sitting.generate,
     }
     for name, act in acts.items():
         sitting.attempt(name, act)
-        if name != "run" and state.active and name != "compare":
+        if name != "run" and workspace.run.active and name != "compare":
             sitting.attempt(f"after {name}", sitting.idle)
     for size in SIZES:
         for theme in THEMES:

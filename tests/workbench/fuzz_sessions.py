@@ -103,17 +103,17 @@ def use(path: Path, other: Path, drawn: bool) -> str:
 
 def draw(session: Session, path: Path) -> None:
     """Make every plot with its table, and a report of all sections."""
+    from workbench import plot_export
     from workbench.commands._command import runs_of
+    from workbench.plots import PLOTS
     from workbench.report import _page
-    from workbench.ui.dialogs import export
-    from workbench.ui.plots import PLOTS
 
-    export.ensure_application()
+    plot_export.ensure_application()
     runs = runs_of([session], [session.title])
     for plot in PLOTS.values():
         if plot.can_show(runs) is None:
             plot.table(runs)
-            export.plot_svg(plot, runs)
+            plot_export.plot_svg(plot, runs)
     page = _page.page(runs)
     assert "<script" not in page and "file:" not in page.replace("&#39;file:", "")
     call(["report", str(path), "-o", str(path.with_suffix(".html"))])

@@ -17,8 +17,8 @@ from PySide6.QtWidgets import QApplication
 from workbench.client.runner_process import Runner
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.settings import Settings
-from workbench.ui.state import AppState
 from workbench.ui.window import MainWindow
+from workbench.ui.workspace import Workspace
 
 SAVE_MS = 150
 
@@ -26,21 +26,21 @@ SAVE_MS = 150
 def main(file: Path, settings_file: Path, command: list[str]) -> int:
     application = QApplication(["workbench"])
     settings = Settings(settings_file)
-    state = AppState(launch=lambda journal: Runner(journal, command))
-    window = MainWindow(state, settings, Appearance(application, state, settings))
+    workspace = Workspace(launch=lambda journal: Runner(journal, command))
+    window = MainWindow(workspace, settings, Appearance(application, workspace.theme, settings))
     window.show()
-    state.start_runner()
+    workspace.run.start_runner()
 
     def start_when_idle() -> None:
-        if state.runner_state == "idle" and not state.session.segments:
-            state.start()
+        if workspace.run.state == "idle" and not workspace.session.shown.segments:
+            workspace.runs.start()
 
     def save() -> None:
-        if state.session.segments:
-            state.save_session(file)
-            state.saved = False  # the run goes on: closing would keep the journal
+        if workspace.session.shown.segments:
+            workspace.session.save(file)
+            workspace.session.saved = False  # the run goes on: closing would keep the journal
 
-    state.stateChanged.connect(start_when_idle)
+    workspace.run.stateChanged.connect(start_when_idle)
     timer = QTimer()
     timer.timeout.connect(save)
     timer.start(SAVE_MS)

@@ -52,7 +52,7 @@ MOMENTS = {
     "in a save": ("pressed_in(os, 'fsync')", EXPORT),
     "at the end": ("atexit.register(press)", ("info", "a.h5")),
     "while the window is made": (
-        "from workbench.ui.state import AppState; pressed_in(AppState, 'start_runner')", WINDOW
+        "from workbench.ui.state.run import RunModel; pressed_in(RunModel, 'start_runner')", WINDOW
     ),
     "while the window is painted": (
         "from workbench.ui.panels.empty import Empty; pressed_in(Empty, 'event')", WINDOW

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QStyleOptionGraphicsItem, QWidget
 from workbench.charts.guard import guarded
 from workbench.charts.style import Style, shade
 from workbench.charts.units import STEPS, Unit
-from workbench.ui.theming.icons import mixed
+from workbench.theming.icons import mixed
 
 _OFFSET = 6.0  # between axis and tick text
 _CATEGORY_PX, _CATEGORY_SHARE = 240.0, 0.35  # of a name, at most: in all, and of the chart

@@ -8,7 +8,7 @@ from functools import lru_cache
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFont, QGuiApplication, QPen
 
-from workbench.ui.theming.theme import PRINT, Theme
+from workbench.theming.theme import PRINT, Theme
 
 # In pen widths, by series; beside the colours so that no series is told by colour alone.
 DASHES: tuple[tuple[float, ...], ...] = (

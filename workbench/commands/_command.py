@@ -25,7 +25,7 @@ from workbench.titles import Titles
 
 if TYPE_CHECKING:
     from sessions.model import Session
-    from workbench.ui.plots import Run
+    from workbench.plots import Run
 
 DONE, FAILED, MISTAKEN, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, interrupts.INTERRUPTED
 MISTAKE = "mistake"  # the reason that programs are told where nothing of what was asked could begin
@@ -103,7 +103,7 @@ def files_of(package: str) -> list[str]:
 
 def runs_of(sessions: Sequence[Session], labels: Sequence[str]) -> list[Run]:
     """The sessions as plots show them, under these labels and by the titles that they keep."""
-    from workbench.ui.plots import Run  # Qt: only to draw
+    from workbench.plots import Run  # Qt: only to draw
 
     return [
         Run(session, label, place, titled=Titles(session.titles).of)

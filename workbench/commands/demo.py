@@ -71,13 +71,13 @@ def _run(arguments: argparse.Namespace) -> int:
     ):
         arguments_of_window = app.parse(["--settings", str(Path(folder) / "demo.ini")])
         window = app.build(application, arguments_of_window)
-        demo = Demo(window.state, arguments.out, say, window.settled)
+        demo = Demo(window.workspace, arguments.out, say, window.settled)
         demo.ended.connect(lambda: _take_picture(demo, window, arguments.out))
         if not arguments.json:
             demo.ended.connect(lambda: _tell(demo, arguments.out))
         if trouble or arguments.close:
             demo.ended.connect(window.close)
-        errors = UncaughtErrors(window.state, window.desk.panels)
+        errors = UncaughtErrors(window.workspace.failures, window.desk.panels)
         watch = Interrupts(window)
         watch.pressed.connect(demo.interrupt)
         window.show()

@@ -38,7 +38,7 @@ _TOGETHER = {
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.h5")
     what = parser.add_mutually_exclusive_group(required=True)
-    plots = files_of("workbench.ui.plots")
+    plots = files_of("workbench.plots")
     what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
     what.add_argument("--table", metavar="NAME", help=f"one of {', '.join([*EXPORTS, *_TOGETHER])}")
     what.add_argument(
@@ -89,10 +89,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _draw(arguments: argparse.Namespace) -> None:
-    from workbench.ui.dialogs import export
+    from workbench import plot_export
 
     paths, options = arguments.files, {}
-    check_output(arguments.output, export.SUFFIXES)
+    check_output(arguments.output, plot_export.SUFFIXES)
     for text in arguments.option:
         name, equals, choice = text.partition("=")
         if not equals:
@@ -100,10 +100,10 @@ def _draw(arguments: argparse.Namespace) -> None:
         options[name.strip()] = choice.strip()
     runs = runs_of([load(path) for path in paths], names(paths))
     try:
-        export.export_plot(arguments.plot, runs, arguments.output, options=options)
-    except export.Unwritable as error:
+        plot_export.export_plot(arguments.plot, runs, arguments.output, options=options)
+    except plot_export.Unwritable as error:
         raise Failed(str(error)) from None
-    except export.ExportError as error:
+    except plot_export.ExportError as error:
         raise Mistaken(str(error)) from None
 
 

@@ -17,7 +17,7 @@ from workbench.commands._command import (
     names,
     runs_of,
 )
-from workbench.ui.theming.theme import DARK, LIGHT, PRINT
+from workbench.theming.theme import DARK, LIGHT, PRINT
 
 _SUFFIXES = (".html",)
 _THEMES = {theme.name: theme for theme in (PRINT, LIGHT, DARK)}
@@ -47,8 +47,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if name not in known:
             raise Mistaken(f"--sections: unknown {name!r}; expected some of {', '.join(known)}")
     sessions = [load(path) for path in arguments.files]
+    from workbench.plot_export import ExportError, Unwritable
     from workbench.report import _page as report  # Qt: only to draw
-    from workbench.ui.dialogs.export import ExportError, Unwritable
 
     labels = names(arguments.files)
     if len(sessions) == 1:

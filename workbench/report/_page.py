@@ -15,14 +15,15 @@ import jinja2
 
 from sessions.numbers import moment, text
 from sessions.plain_text import plain
+from sessions.storage import open_files
 from sessions.tables import Table
 from sessions.verdicts.ratios import UNPAIRED
 from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK
+from workbench import plot_export
+from workbench.plots import Run
 from workbench.report import SECTIONS, Section
 from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Part, Script, Words
-from workbench.ui.dialogs import export, session_files
-from workbench.ui.plots import Run
-from workbench.ui.theming.theme import PRINT, Theme
+from workbench.theming.theme import PRINT, Theme
 
 SUFFIX = ".html"
 _LEAST_PX = 1.2  # two thirds of a line: finer is seen on a poster, and a page is none
@@ -58,7 +59,7 @@ def page(
 
     Raises ``ExportError`` for a section that there is not, or that these runs have nothing for.
     """
-    export.ensure_application()
+    plot_export.ensure_application()
     titled = runs[0].titled
     chosen = offered(runs) if sections is None else [_find(name, runs) for name in sections]
     environment = jinja2.Environment(
@@ -67,7 +68,7 @@ def page(
         trim_blocks=True,
         finalize=lambda value: plain(value) if type(value) is str else value,
     )
-    with session_files.reading(*(run.session for run in runs)):
+    with open_files.reading(*(run.session for run in runs)):
         shown = [
             {
                 "name": section.name,
@@ -99,21 +100,21 @@ def write(path: str | os.PathLike[str], content: str) -> Path:
     """Write a page whole, or not at all; raises ``ExportError``."""
     target = Path(path)
     if target.suffix.lower() != SUFFIX:
-        raise export.ExportError(
+        raise plot_export.ExportError(
             f"Cannot write a report to {target.name}: unknown suffix {target.suffix!r}, expected "
             f"{SUFFIX}."
         )
-    export.write_whole(target, content.encode())
+    plot_export.write_whole(target, content.encode())
     return target
 
 
 def _find(name: str, runs: Sequence[Run]) -> Section:
     if name not in SECTIONS:
         allowed = ", ".join(SECTIONS)
-        raise export.ExportError(f"There is no section {name!r}; expected one of {allowed}.")
+        raise plot_export.ExportError(f"There is no section {name!r}; expected one of {allowed}.")
     section = SECTIONS[name]
     if why_not := section.why_not(runs):
-        raise export.ExportError(f"There is nothing for the section {name}: {why_not}")
+        raise plot_export.ExportError(f"There is nothing for the section {name}: {why_not}")
     return section
 
 
@@ -133,12 +134,14 @@ def _part(part: Part, theme: Theme, titled: Callable[[str], str]) -> Mapping[str
 
 
 def _chart(chart: Chart, theme: Theme) -> Mapping[str, Any]:
-    plot = export.find_plot(chart.plot, chart.runs, chart.options)
+    plot = plot_export.find_plot(chart.plot, chart.runs, chart.options)
     reason = plot.can_show(chart.runs)
     if reason is not None:
         return {"kind": "words", "lines": [f"{plot.title}: {reason}"], "tone": "muted"}
     options = chart.options
-    picture = export.plot_svg(plot, chart.runs, theme=theme, options=options, least_px=_LEAST_PX)
+    picture = plot_export.plot_svg(
+        plot, chart.runs, theme=theme, options=options, least_px=_LEAST_PX
+    )
     return {"kind": "chart", "title": plot.title, "help": plot.help, "picture": _inline(picture)}
 
 

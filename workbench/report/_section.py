@@ -10,7 +10,7 @@ from sessions.model import PairedComparison, Session, Study
 from sessions.tables import Table
 from sessions.verdicts.verdict import wrong_arms
 from sessions.verdicts.verdict_words import verdict_word
-from workbench.ui.plots import Run
+from workbench.plots import Run
 
 GOOD, BAD, WARNING = "good", "bad", "warning"
 _TONES = {"FASTER": GOOD, "SLOWER": BAD, "UNDECIDED": WARNING}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sessions.errors import SessionError
 from sessions.reproduce import repeatable, session_commands
+from workbench.plots import Run
 from workbench.report._section import WARNING, Heading, Parts, Script, Section, Words
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

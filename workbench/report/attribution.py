@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.studies.attribution_words import KIND, arms_table, effects_table, headline, remarks
+from workbench.plots import Run
 from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

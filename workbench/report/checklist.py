@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.studies.checklist import KIND, checks_table, headline, rows
+from workbench.plots import Run
 from workbench.report._section import Heading, Parts, Script, Section, Words, studies
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.studies.claims import count, newest, summary_table
+from workbench.plots import Run
 from workbench.report._section import Parts, Section, Words
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

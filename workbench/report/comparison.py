@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from sessions.tables import comparison_table, differences_table
 from sessions.verdicts.comparison import MOST, choose, compare
 from sessions.verdicts.statistics import steady
+from workbench.plots import Run
 from workbench.report._section import WARNING, Chart, Parts, Section, Words
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

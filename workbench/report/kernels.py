@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sessions.model import KERNELS, Session
 from sessions.studies.kernels import kernels_table
+from workbench.plots import Run
 from workbench.report._section import Chart, Parts, Section
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.tables import environment_table, events_table
+from workbench.plots import Run
 from workbench.report._section import Chart, Parts, Section
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

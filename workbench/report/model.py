@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.model import Session
+from workbench.plots import PLOTS, Run
 from workbench.report._section import Chart, Parts, Section
-from workbench.ui.plots import PLOTS, Run
 
 _PLOT = "model_metrics"
 

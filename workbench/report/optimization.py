@@ -13,8 +13,8 @@ from sessions.studies.optimization_words import (
     remarks,
     verdicts_table,
 )
+from workbench.plots import Run
 from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

@@ -10,8 +10,8 @@ from sessions.numbers import moment
 from sessions.studies import attribution_words, checklist, claims, optimization_words
 from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_words import summary_sentence
+from workbench.plots import Run
 from workbench.report._section import BAD, Parts, Section, Words, tone
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

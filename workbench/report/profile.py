@@ -12,8 +12,8 @@ from sessions.studies.breakdown_tables import (
     memory_table,
     modules_table,
 )
+from workbench.plots import Run
 from workbench.report._section import Chart, Heading, Parts, Section, Words
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

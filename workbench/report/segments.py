@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sessions import numerics
 from sessions.tables import segments_table
+from workbench.plots import Run
 from workbench.report._section import Chart, Parts, Section, Words
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.studies.sweep import KIND, dimensions, fits_table, numbers_lines, points_table
+from workbench.plots import PLOTS, Run
 from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
-from workbench.ui.plots import PLOTS, Run
 
 _CURVES = ("sweep_time", "sweep_throughput", "sweep_memory")
 _MAP = "sweep_map"  # of one arm

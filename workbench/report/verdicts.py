@@ -16,8 +16,8 @@ from sessions.verdicts.verdict_words import (
     remarks,
     standing,
 )
+from workbench.plots import Run
 from workbench.report._section import Chart, Heading, Parts, Section, Words, tone
-from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:

@@ -40,7 +40,7 @@ def _open(arguments: argparse.Namespace) -> int:
     platform_check.hush_offscreen()
     with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
         window = build(application, arguments)
-        errors = UncaughtErrors(window.state, window.desk.panels)
+        errors = UncaughtErrors(window.workspace.failures, window.desk.panels)
         watch = Interrupts(window)
         if not arguments.replay:
             offer_recovery(window)
@@ -56,8 +56,8 @@ def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ig
     from workbench.ui.connection.replay import ReplayedRunner
     from workbench.ui.controllers.appearance import Appearance
     from workbench.ui.settings import Settings
-    from workbench.ui.state import AppState
     from workbench.ui.window import MainWindow
+    from workbench.ui.workspace import Workspace
 
     application.setApplicationName("workbench")
     application.setApplicationDisplayName("GPU optimization workbench")
@@ -65,23 +65,24 @@ def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ig
     settings = Settings(arguments.settings)
     if arguments.replay is not None:
         path, speed = arguments.replay, arguments.speed
-        state = AppState(launch=lambda _: ReplayedRunner(path, speed), replaying=True)
+        workspace = Workspace(launch=lambda _: ReplayedRunner(path, speed), replaying=True)
     else:
-        state = AppState()
-    appearance = Appearance(application, state, settings)
-    window = MainWindow(state, settings, appearance)
-    state.start_runner()
+        workspace = Workspace()
+    appearance = Appearance(application, workspace.theme, settings)
+    window = MainWindow(workspace, settings, appearance)
+    workspace.run.start_runner()
     for number, path in enumerate(arguments.files):
-        (state.compared.open if number else window.open_path)(path)
+        (workspace.compared.open if number else window.open_path)(path)
     return window
 
 
 def offer_recovery(window: MainWindow) -> None:
     """Offer, in a banner, the session that an earlier window could not save."""
-    from workbench.ui.dialogs import session_files
+    from workbench.ui.state import session_files
 
-    state = window.state
-    state.tasks.start(session_files.recoverable, partial(_offer, window), state.refuse)
+    workspace = window.workspace
+    failed = workspace.failures.report_unread
+    workspace.tasks.start(session_files.recoverable, partial(_offer, window), failed)
 
 
 def _offer(window: MainWindow, left: list[Path]) -> None:
@@ -97,7 +98,7 @@ def _offer(window: MainWindow, left: list[Path]) -> None:
         f"A session of {when} was not saved; its journal has everything.{others}",
         "Recover opens it here. Later leaves it: File, Recover journal.",
     )
-    banner.add("Recover", lambda: window.state.open_session(newest))
+    banner.add("Recover", lambda: window.workspace.session.open(newest))
     banner.add("Discard", lambda: _ask_to_discard(window, newest, when))
     banner.add("Later", lambda: None)
 

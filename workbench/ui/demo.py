@@ -1,6 +1,6 @@
 """The guided demo: builds HYDRA, runs it, switches three optimizations, saves and exports.
 
-It acts through ``AppState`` as a person would, so what it shows is what the window does.
+It acts through the workspace as a person would, so what it shows is what the window does.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sessions.verdicts import statistics
 from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_words import summary_sentence
 from workbench import protocol
-from workbench.ui.controllers import config_edit
-from workbench.ui.dialogs.export import ExportError, export_plot
-from workbench.ui.plots import Run
-from workbench.ui.state import AppState
+from workbench.plot_export import ExportError, export_plot
+from workbench.plots import Run
+from workbench.ui.state import config_edit
+from workbench.ui.workspace import Workspace
 
 FAMILY = "hydra"
 STEPS = 110  # steady steps of each configuration
@@ -82,7 +82,7 @@ class Demo(QObject):
 
     def __init__(
         self,
-        state: AppState,
+        state: Workspace,
         folder: Path,
         say: Callable[[str], None],
         settled: Callable[[], bool],
@@ -96,10 +96,10 @@ class Demo(QObject):
         self._saving = False
         self._acts: list[Act] = []
         self._segments = 0  # that the demo has asked for
-        self.outcome = Outcome(state.session)
+        self.outcome = Outcome(state.session.shown)
         self._timer = QTimer(self)
         self._timer.timeout.connect(self._look)
-        state.failed.connect(self._failed)
+        state.failures.reported.connect(self._failed)
 
     def start(self) -> None:
         """Begin as soon as the runner is ready."""
@@ -114,17 +114,17 @@ class Demo(QObject):
 
     def _look(self) -> None:
         state = self._state
-        if state.runner_state == "dead" or (self.outcome.failures and not state.active):
+        if state.run.state == "dead" or (self.outcome.failures and not state.run.active):
             self._end()
         elif self._segments == 0:
-            if state.runner_state == "idle" and state.catalogue is not None:
-                self._build(state.catalogue)
-        elif state.runner_state == "running" and self._measured():
+            if state.run.state == "idle" and state.configuration.catalogue is not None:
+                self._build(state.configuration.catalogue)
+        elif state.run.state == "running" and self._measured():
             self._next()
-        elif state.runner_state == "idle" and self._segments > len(self._acts):
+        elif state.run.state == "idle" and self._segments > len(self._acts):
             if not self._saving:
                 self._save()
-            elif state.path == self._file and self._settled():
+            elif state.session.path == self._file and self._settled():
                 self._export()
                 self._end()
 
@@ -138,15 +138,15 @@ class Demo(QObject):
         if catalogue.device == "cpu":
             settings = {**settings, "batch": 1}  # short on a slow machine too
         configuration = msgspec.structs.replace(configuration, toggles=toggles, settings=settings)
-        self._state.edit(configuration)
+        self._state.configuration.edit(configuration)
         self._acts = acts(catalogue.device)
         self._segments = 1
         self._say(f"1/4  {FAMILY} {configuration.preset}, training, on {catalogue.device_title}")
-        self._state.start()
+        self._state.runs.start()
 
     def _measured(self) -> bool:
         """Whether the present segment has run long enough, and its numbers were checked."""
-        segments = self._state.session.segments
+        segments = self._state.session.shown.segments
         if len(segments) < self._segments:
             return False
         segment = segments[self._segments - 1]
@@ -155,12 +155,12 @@ class Demo(QObject):
 
     def _next(self) -> None:
         if self._segments > len(self._acts):
-            self._state.stop()
+            self._state.run.stop()
             return
         act = self._acts[self._segments - 1]
         self._segments += 1
         self._say(f"{self._segments}/4  {act.text}")
-        self._state.choose(act.choices, act.text)
+        self._state.configuration.choose(act.choices, act.text)
 
     def _failed(self, failure: protocol.Failure) -> None:
         if failure.kind != protocol.JOURNAL:  # which ends no run
@@ -169,12 +169,12 @@ class Demo(QObject):
 
     def _save(self) -> None:
         self._saving = True
-        self._state.show_live()
-        self._state.describe("Demo: HYDRA, training", self._state.session.notes)
-        self._state.save_session(self._file)
+        self._state.session.show_live()
+        self._state.session.describe("Demo: HYDRA, training", self._state.session.shown.notes)
+        self._state.session.save(self._file)
 
     def _export(self) -> None:
-        session = self.outcome.session = self._state.session
+        session = self.outcome.session = self._state.session.shown
         comparison = self._folder / "comparison.md"
         runs = [Run(session)]
         try:

@@ -21,11 +21,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.menus import tab_order
 from workbench.ui.panels import _widgets
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
+from workbench.ui.state.theme import ThemeModel
 
 LEFT_WIDTH = 352
 LEFT = {"build", "toggles"}
@@ -47,15 +47,15 @@ class Panel:
 
     name: str
     title: str
-    make: Callable[[AppState], QWidget]
+    make: Callable[[], QWidget]
 
 
 class Desk(QMainWindow):
     """The area of the docks, a main window inside the main window so that banners lie above it."""
 
-    def __init__(self, state: AppState, panels: tuple[Panel, ...]) -> None:
+    def __init__(self, theme: ThemeModel, panels: tuple[Panel, ...]) -> None:
         super().__init__()
-        self._state = state
+        self._theme = theme
         self.setWindowFlags(Qt.WindowType.Widget)
         self.setDockNestingEnabled(True)
         self.setTabPosition(Qt.DockWidgetArea.AllDockWidgetAreas, QTabWidget.TabPosition.North)
@@ -179,8 +179,8 @@ class Desk(QMainWindow):
     def _make(self, panel: Panel) -> QDockWidget:
         dock = QDockWidget(panel.title, self)
         dock.setObjectName(panel.name)
-        dock.setWidget(panel.make(self._state))
-        dock.setTitleBarWidget(DockTitle(self._state, dock))
+        dock.setWidget(panel.make())
+        dock.setTitleBarWidget(DockTitle(self._theme, dock))
         return dock
 
     def _settle_titles(self) -> None:
@@ -223,9 +223,9 @@ def _front(bar: QTabBar) -> str:
 class DockTitle(QWidget):
     """The line above a dock: its name, and buttons to float and to close it."""
 
-    def __init__(self, state: AppState, dock: QDockWidget) -> None:
+    def __init__(self, theme: ThemeModel, dock: QDockWidget) -> None:
         super().__init__(dock)
-        self._state = state
+        self._theme = theme
         self.setProperty("dock_title", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         name = QLabel(dock.windowTitle())
@@ -247,7 +247,7 @@ class DockTitle(QWidget):
             row.addWidget(button)
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._body)
-        state.themeChanged.connect(self._draw)
+        theme.changed.connect(self._draw)
         self._draw()
 
     def set_slim(self, slim: bool) -> None:
@@ -255,5 +255,5 @@ class DockTitle(QWidget):
         self._body.setVisible(not slim)
 
     def _draw(self) -> None:
-        self._float.setIcon(icon("float", self._state.theme, "muted"))
-        self._close.setIcon(icon("close", self._state.theme, "muted"))
+        self._float.setIcon(icon("float", self._theme.current, "muted"))
+        self._close.setIcon(icon("close", self._theme.current, "muted"))

@@ -11,7 +11,7 @@ from PySide6.QtCore import QByteArray, QSettings
 
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.ui.controllers.undo import Choices
+from workbench.ui.state.undo import Choices
 
 LAYOUT_VERSION = 2  # raise it when docks are added, so that an old layout is not restored
 RECENT = 10

@@ -12,10 +12,13 @@ from sessions.numbers import number
 from sessions.plain_text import clip, wrapped
 from sessions.sizes import size_text
 from workbench.client import runner_command
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 PERIOD_MS = 500
 RATE_WINDOW_S = 2.0
@@ -35,9 +38,17 @@ _STATES = {  # by the runner's state: the word, its icon and its colour
 class StatusBar(QStatusBar):
     """One line of facts; the progress of a long operation appears in it, with Cancel."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._run = session, run
+        self._configuration, self._theme = configuration, theme
         self.setSizeGripEnabled(False)
         self._mark = QLabel()
         self.runner = QLabel()
@@ -47,7 +58,7 @@ class StatusBar(QStatusBar):
         self._progress.setFixedWidth(120)
         self._progress.setTextVisible(False)
         self._cancel = _widgets.compact("Cancel")
-        self._cancel.clicked.connect(state.cancel)
+        self._cancel.clicked.connect(run.cancel)
         host = QWidget()
         left = _widgets.tight(QHBoxLayout(host), 6)
         left.setContentsMargins(8, 0, 8, 0)
@@ -62,9 +73,14 @@ class StatusBar(QStatusBar):
         self._timer = QTimer(self)
         self._timer.setInterval(PERIOD_MS)
         self._timer.timeout.connect(self._show_numbers)
-        for changed in (state.stateChanged, state.themeChanged, state.sessionChanged):
+        for changed in (
+            run.stateChanged,
+            session.savedChanged,
+            theme.changed,
+            session.sessionChanged,
+        ):
             changed.connect(self._refresh)
-        state.catalogueChanged.connect(self._refresh)
+        configuration.catalogueChanged.connect(self._refresh)
         self._refresh()
 
     def close_timer(self) -> None:
@@ -82,36 +98,35 @@ class StatusBar(QStatusBar):
         return label
 
     def _refresh(self) -> None:
-        state = self._state
         word, icon_name, role = _STATES.get(
-            state.runner_state, (state.runner_state.capitalize(), "info", "muted")
+            self._run.state, (self._run.state.capitalize(), "info", "muted")
         )
-        if state.replaying:
+        if self._run.replaying:
             word = f"Replay: {word.lower()}"
         self.runner.setText(word)
-        self._mark.setPixmap(icon(icon_name, state.theme, role).pixmap(_widgets.SMALL_ICON))
-        progress = state.progress
-        busy = progress is not None or state.runner_state in ("starting", "building")
+        self._mark.setPixmap(icon(icon_name, self._theme.current, role).pixmap(_widgets.SMALL_ICON))
+        progress = self._run.progress
+        busy = progress is not None or self._run.state in ("starting", "building")
         fraction = None if progress is None else progress.fraction
-        text = state.runner_text if progress is None else f"{progress.task} {progress.text}".strip()
+        text = self._run.text if progress is None else f"{progress.task} {progress.text}".strip()
         self._progress_text.setText(clip(text, _LONGEST_TEXT) if busy else "")
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))
-        self._cancel.setVisible(busy and state.active)
+        self._cancel.setVisible(busy and self._run.active)
         self._show_device()
         self._facts["file"].setText(self._file_text())
-        if state.active != self._timer.isActive():
-            (self._timer.start if state.active else self._timer.stop)()
+        if self._run.active != self._timer.isActive():
+            (self._timer.start if self._run.active else self._timer.stop)()
         self._show_numbers()
 
     def _show_device(self) -> None:
         """What measures, and the host where a person's command put it."""
-        catalogue, label = self._state.catalogue, self._facts["device"]
+        catalogue, label = self._configuration.catalogue, self._facts["device"]
         if catalogue is None:
             label.setText("")
             return
-        elsewhere = runner_command.is_asked() and not self._state.replaying
+        elsewhere = runner_command.is_asked() and not self._run.replaying
         where = runner_command.place(catalogue.environment) if elsewhere else ""
         label.setText(f"{catalogue.device_title}{where}")
         tip = (
@@ -121,19 +136,21 @@ class StatusBar(QStatusBar):
         label.setToolTip(wrapped(tip) if elsewhere else "")
 
     def _file_text(self) -> str:
-        state = self._state
-        if not state.live:
-            return f"Opened: {state.path.name}" if state.path is not None else "Opened"
-        if not state.session.segments:
+        if not self._session.live:
+            return (
+                f"Opened: {self._session.path.name}" if self._session.path is not None else "Opened"
+            )
+        if not self._session.shown.segments:
             return ""
-        if state.saved and state.path is not None:
-            return f"Saved: {state.path.name}"
-        return "Not saved, journaled" if state.journal is not None else "Not saved"
+        if self._session.saved and self._session.path is not None:
+            return f"Saved: {self._session.path.name}"
+        return "Not saved, journaled" if self._session.journal is not None else "Not saved"
 
     def _show_numbers(self) -> None:
-        state = self._state
         # Beside "Running" stands what runs, whichever session is shown.
-        segments = (state.recorder.session if state.active else state.session).segments
+        segments = (
+            self._session.recorder.session if self._run.active else self._session.shown
+        ).segments
         rate = memory = ""
         steps = segments[-1].steps if segments else {}
         # A benchmark of kernels measures no memory, and its calls are no steps.
@@ -141,13 +158,13 @@ class StatusBar(QStatusBar):
             times = steps["t_s"][-4096:]
             recent = int((times >= times[-1] - RATE_WINDOW_S).sum())
             span = float(times[-1] - times[-recent])
-            if state.runner_state == "running" and recent > 1 and span > 0:
+            if self._run.state == "running" and recent > 1 and span > 0:
                 rate = f"{number((recent - 1) / span)} steps/s"
             held = "resident" if np.isnan(steps["reserved"][-1]) else "allocated"
             memory = f"{size_text(float(steps['allocated'][-1]))} {held}"
         self._facts["rate"].setText(rate)
         self._facts["memory"].setText(memory)
         self._facts["elapsed"].setText(
-            time.strftime("%H:%M:%S", time.gmtime(state.elapsed_s)) if state.active else ""
+            time.strftime("%H:%M:%S", time.gmtime(self._run.elapsed_s)) if self._run.active else ""
         )
         self._facts["file"].setText(self._file_text())

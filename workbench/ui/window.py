@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 from PySide6.QtCore import Qt
@@ -18,125 +17,41 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.plain_text import one_line
+from workbench.theming import fonts
+from workbench.ui import panel_list
 from workbench.ui.controllers.appearance import Appearance
-from workbench.ui.docks import Desk, Panel
+from workbench.ui.docks import Desk
 from workbench.ui.menus import menu_bar, tab_order
 from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.palette import CommandPalette
 from workbench.ui.panels import _widgets
-from workbench.ui.panels.build import BuildPanel
-from workbench.ui.panels.events import EventsPanel
 from workbench.ui.panels.failure import FailurePanel
-from workbench.ui.panels.generated import GeneratedPanel
 from workbench.ui.panels.lazy_panel import Later
 from workbench.ui.panels.segments import SegmentsPanel
 from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.process.gc_timer import Collector
 from workbench.ui.settings import Settings
-from workbench.ui.state import AppState
 from workbench.ui.status import StatusBar
-from workbench.ui.theming import fonts
+from workbench.ui.workspace import Workspace
 
 SIZE = (1440, 900)
 _LONGEST_TITLE = 200  # characters
 
 
-def _live(state: AppState) -> QWidget:
-    from workbench.ui.panels.live import LivePanel  # pyqtgraph takes longer than the whole window
-
-    importlib.import_module("scipy.stats")  # now, and not when the first steps arrive
-    return LivePanel(state)
-
-
-def _compare(state: AppState) -> QWidget:
-    from workbench.ui.panels.compare import ComparePanel
-
-    panel: QWidget = ComparePanel(state)
-    return panel
-
-
-def _verdict(state: AppState) -> QWidget:
-    from workbench.ui.panels.verdict import VerdictPanel
-
-    panel: QWidget = VerdictPanel(state)
-    return panel
-
-
-def _attribution(state: AppState) -> QWidget:
-    from workbench.ui.panels.attribution import AttributionPanel
-
-    panel: QWidget = AttributionPanel(state)
-    return panel
-
-
-def _optimize(state: AppState) -> QWidget:
-    from workbench.ui.panels.optimize import OptimizePanel
-
-    panel: QWidget = OptimizePanel(state)
-    return panel
-
-
-def _checklist(state: AppState) -> QWidget:
-    from workbench.ui.panels.checklist import ChecklistPanel
-
-    panel: QWidget = ChecklistPanel(state)
-    return panel
-
-
-def _breakdown(state: AppState) -> QWidget:
-    from workbench.ui.panels.breakdown import BreakdownPanel
-
-    panel: QWidget = BreakdownPanel(state)
-    return panel
-
-
-def _sweep(state: AppState) -> QWidget:
-    from workbench.ui.panels.sweep import SweepPanel
-
-    panel: QWidget = SweepPanel(state)
-    return panel
-
-
-def _claims(state: AppState) -> QWidget:
-    from workbench.ui.panels.claims import ClaimsPanel
-
-    panel: QWidget = ClaimsPanel(state)
-    return panel
-
-
-PANELS = (
-    Panel("build", "Build", BuildPanel),
-    Panel("toggles", "Toggles", TogglesPanel),
-    Panel("live", "Live", lambda state: Later(state, _live)),
-    Panel("verdict", "Verdict", lambda state: Later(state, _verdict)),
-    Panel("breakdown", "Breakdown", lambda state: Later(state, _breakdown)),
-    Panel("attribution", "Attribution", lambda state: Later(state, _attribution)),
-    Panel("optimize", "Optimize", lambda state: Later(state, _optimize)),
-    Panel("checklist", "Checklist", lambda state: Later(state, _checklist)),
-    Panel("sweep", "Sweep", lambda state: Later(state, _sweep)),
-    Panel("claims", "Claims", lambda state: Later(state, _claims)),
-    Panel("compare", "Compare", lambda state: Later(state, _compare)),
-    Panel("segments", "Segments", SegmentsPanel),
-    Panel("events", "Events", EventsPanel),
-    Panel("text", "Generated text", GeneratedPanel),
-)
-
-
 class MainWindow(QMainWindow):
-    """Everything that a person sees; what it shows is in ``state``."""
+    """Everything that a person sees; what it shows is in ``workspace``."""
 
-    def __init__(self, state: AppState, settings: Settings, appearance: Appearance) -> None:
+    def __init__(self, workspace: Workspace, settings: Settings, appearance: Appearance) -> None:
         super().__init__()
-        self.state: AppState = state
+        self.workspace: Workspace = workspace
         self.settings: Settings = settings
         self.appearance: Appearance = appearance
         self.setAcceptDrops(True)
-        state.offers.keep_in(settings)
-        state.checklists.keep_in(settings)
-        state.verdicts.keep_in(settings)
-        state.presets.keep_in(settings)
-        self.failures = FailurePanel(state)
-        self.desk = Desk(state, PANELS)
+        workspace.keep_in(settings)
+        self.failures = FailurePanel(
+            workspace.run, workspace.configuration, workspace.failures, workspace.theme
+        )
+        self.desk = Desk(workspace.theme, panel_list.panels(workspace))
         body = QWidget()
         layout = _widgets.tight(QVBoxLayout(body), 0)
         layout.addWidget(self.failures)
@@ -147,14 +62,16 @@ class MainWindow(QMainWindow):
         menu_bar.add_dynamic(self)
         self._title = _widgets.OneLine()
         self._make_toolbar()
-        self.status = StatusBar(state)
+        self.status = StatusBar(
+            workspace.session, workspace.run, workspace.configuration, workspace.theme
+        )
         self.setStatusBar(self.status)
         self.palette_ = CommandPalette(self)
         self.collector = Collector(self)
-        state.sessionChanged.connect(self._show_title)
-        state.comparedChanged.connect(self._show_comparison)
-        state.verdicts.pairChosen.connect(lambda: self.desk.bring("verdict"))
-        state.textChanged.connect(self._show_text)
+        workspace.session.sessionChanged.connect(self._show_title)
+        workspace.compared.changed.connect(self._show_comparison)
+        workspace.verdicts.pairChosen.connect(lambda: self.desk.bring("verdict"))
+        workspace.session.textChanged.connect(self._show_text)
         self._text_shown = False
         self._show_title()
         self._restore()
@@ -224,12 +141,12 @@ class MainWindow(QMainWindow):
 
     def open_path(self, path: Path) -> None:
         """Show the session of a file."""
-        self.state.open_session(path)
+        self.workspace.session.open(path)
         self.settings.remember(path)
 
     def save_path(self, path: Path) -> None:
         """Write the session that is shown to a file."""
-        self.state.save_session(path)
+        self.workspace.session.save(path)
         self.settings.remember(path)
 
     def set_theme(self, name: str) -> None:
@@ -238,7 +155,7 @@ class MainWindow(QMainWindow):
 
     def choose_preset(self, name: str) -> None:
         """Take another preset of the family."""
-        menu_bar.choose_preset(self.state, name)
+        menu_bar.choose_preset(self.workspace.configuration, name)
 
     def show_palette(self) -> None:
         """Open the command palette."""
@@ -247,17 +164,17 @@ class MainWindow(QMainWindow):
     def judge(self) -> None:
         """Compare with the configuration before, and show the verdict as it comes."""
         self.desk.bring("verdict")
-        self.state.verdicts.against_before()
+        self.workspace.verdicts.against_before()
 
     def judge_longer(self) -> None:
         """Go on with the comparison that is undecided."""
         self.desk.bring("verdict")
-        self.state.verdicts.measure_more()
+        self.workspace.verdicts.measure_more()
 
     def calibrate(self) -> None:
         """Compare the configuration with itself, and keep what it differs by."""
         self.desk.bring("verdict")
-        self.state.verdicts.calibrate()
+        self.workspace.verdicts.calibrate()
 
     def attribute(self) -> None:
         """Show what the toggles gave, and where to ask for it."""
@@ -278,12 +195,12 @@ class MainWindow(QMainWindow):
     def validate(self) -> None:
         """Go through the checklist, and show it as it is done."""
         self.desk.bring("checklist")
-        self.state.checklists.check()
+        self.workspace.checklists.check()
 
     def profile(self) -> None:
         """Profile the configuration, and show where its time and memory go."""
         self.desk.bring("breakdown")
-        self.state.breakdowns.profile()
+        self.workspace.breakdowns.profile()
 
     def enter(self, name: str) -> None:
         """Give a panel the keyboard, in front of those that it shares its place with."""
@@ -332,7 +249,7 @@ class MainWindow(QMainWindow):
         self.settings.save_layout("docks", self.desk.saveState())
         self.hide()
         self.status.close_timer()
-        self.state.close()
+        self.workspace.close()
         self.collector.stop()  # only now: no thread is left in which Python could collect
         super().closeEvent(event)
 
@@ -344,10 +261,12 @@ class MainWindow(QMainWindow):
     def dropEvent(self, event: QDropEvent) -> None:
         """The first file is opened, or compared where a session is open already."""
         event.acceptProposedAction()
-        occupied = bool(self.state.session.segments or self.state.path is not None)
+        occupied = bool(
+            self.workspace.session.shown.segments or self.workspace.session.path is not None
+        )
         for path in menu_bar.dropped(event.mimeData()):
             if occupied:
-                self.state.compared.open(path)
+                self.workspace.compared.open(path)
             else:
                 self.open_path(path)
             occupied = True
@@ -378,15 +297,15 @@ class MainWindow(QMainWindow):
         self.addToolBar(bar)
 
     def _show_title(self) -> None:
-        session = self.state.session
-        place = "" if self.state.live else "  (opened file)"
+        session = self.workspace.session.shown
+        place = "" if self.workspace.session.live else "  (opened file)"
         self._title.say(f"{session.title}{place}")
         self.setWindowTitle(
             f"{one_line(session.title, _LONGEST_TITLE)} - GPU optimization workbench"
         )
 
     def _show_comparison(self) -> None:
-        if self.state.compared.sessions:
+        if self.workspace.compared.sessions:
             self.desk.bring("compare")
 
     def _show_text(self) -> None:

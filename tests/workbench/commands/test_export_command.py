@@ -19,8 +19,8 @@ from sessions.storage import hdf5
 from sessions.studies import breakdown_tables
 from sessions.tables import Table
 from workbench.cli import main
+from workbench.plots import Run
 from workbench.report import SECTIONS
-from workbench.ui.plots import Run
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from sessions.studies import sweep
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.commands.info import _study, _study_lines
+from workbench.plots import PLOTS, Run
 from workbench.report import SECTIONS
-from workbench.ui.plots import PLOTS, Run
 
 
 def swept() -> Iterator[protocol.AnyMessage]:

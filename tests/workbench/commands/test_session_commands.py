@@ -29,7 +29,7 @@ from sessions.storage import atomic_write, hdf5
 from workbench import protocol
 from workbench.cli import main
 from workbench.client.recorder import Recorder
-from workbench.ui.plots import PLOTS
+from workbench.plots import PLOTS
 
 
 def printed(arguments: list[str | Path], capsys) -> str:

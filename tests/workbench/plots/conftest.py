@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from workbench.ui.process.thread_pool import Tasks
-from workbench.ui.state import AppState
+from workbench.ui.workspace import Workspace
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +19,10 @@ def application(qapp):
 
 
 @pytest.fixture
-def state(qapp):
-    state = AppState()
-    yield state
-    state.close()
+def workspace(qapp):
+    workspace = Workspace()
+    yield workspace
+    workspace.close()
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def tasks(qapp):
 
 
 @pytest.fixture
-def show(state):
-    """Show a session in the window's state, as one that is recorded live."""
+def show(workspace):
+    """Show a session in the window's workspace, as one that is recorded live."""
 
     def shown(session):
-        state.recorder.session = session
-        state.session = session
-        state.sessionChanged.emit()
+        workspace.session.recorder.session = session
+        workspace.session.shown = session
+        workspace.session.sessionChanged.emit()
 
     return shown

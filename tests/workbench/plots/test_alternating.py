@@ -9,13 +9,13 @@ from synthetic import cpu_session, gpu_session
 
 from sessions.columns import Columns
 from sessions.model import STEP_COLUMNS, Session
+from workbench import plot_export
 from workbench.charts.layers import Frame
 from workbench.charts.style import paper_style
-from workbench.ui.dialogs import export
+from workbench.plots import PLOTS, Run
+from workbench.plots._segments import Segments, alternating
+from workbench.theming.theme import DARK, PRINT
 from workbench.ui.panels._chart import Chart
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._segments import Segments, alternating
-from workbench.ui.theming.theme import DARK, PRINT
 
 OVER_TIME = ("step_time", "throughput")
 
@@ -37,7 +37,7 @@ def by_turns(session: Session) -> Session:
 
 def has_color(name: str, run: Run, color: str) -> bool:
     """Whether the plot's image has a colour somewhere."""
-    image = export.plot_image(PLOTS[name], [run]).convertToFormat(QImage.Format.Format_RGB32)
+    image = plot_export.plot_image(PLOTS[name], [run]).convertToFormat(QImage.Format.Format_RGB32)
     pixels = np.frombuffer(image.constBits(), np.uint32).reshape(image.height(), -1)
     return bool((pixels & 0xFFFFFF == QColor(color).rgb() & 0xFFFFFF)[200:].any())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sessions.storage import hdf5
-from workbench.ui.theming.theme import DARK
+from workbench.theming.theme import DARK
 
 ROWS = 5_000
 

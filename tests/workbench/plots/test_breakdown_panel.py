@@ -15,19 +15,20 @@ from sessions.model import Configuration
 from sessions.studies import breakdown
 from workbench import protocol
 from workbench.charts.style import paper_style
+from workbench.plots.breakdown import Icicle, cells
+from workbench.theming import stylesheet
+from workbench.theming.theme import DARK, LIGHT, PRINT
+from workbench.ui import panel_list
 from workbench.ui.panels._names_share import LETTERS
-from workbench.ui.panels.breakdown import HINT, BreakdownPanel
-from workbench.ui.plots.breakdown import Icicle, cells
+from workbench.ui.panels.breakdown import HINT
 from workbench.ui.process.gc_timer import Collector
-from workbench.ui.theming import stylesheet
-from workbench.ui.theming.theme import DARK, LIGHT, PRINT
 
 
 @pytest.fixture
-def panel(qtbot, state):
+def panel(qtbot, workspace):
     gc.collect()  # as in the window: no garbage of other tests' charts goes while this one paints
-    collector = Collector(state)
-    panel = BreakdownPanel(state)
+    collector = Collector(workspace)
+    panel = panel_list.breakdown(workspace)
     qtbot.addWidget(panel)
     panel.resize(900, 500)
     panel.show()
@@ -62,7 +63,7 @@ def test_where_nothing_can_be_profiled_the_reason_stands_beside_the_button(fille
 
 
 def test_the_newest_profile_is_shown_in_words_tables_and_plots(filled):
-    newest = breakdown.profiles(filled._state.session)[-1]
+    newest = breakdown.profiles(filled._session.shown)[-1]
     assert filled.headline.text().startswith("Launch-bound: in 18 % of the step")
     assert "Most time: matrix product" in filled.remarks.text()
     assert filled.kernels.item(0, 0).text() == "nvjet_tst_256x128_64x4"
@@ -81,11 +82,11 @@ def test_in_a_narrow_panel_operators_can_still_be_told_apart(filled):
         assert table.columnWidth(0) >= letters, filled.tabs.tabText(filled.tabs.currentIndex())
 
 
-def test_an_older_profile_is_chosen_and_stays_while_the_window_hears_more(qtbot, state, filled):
+def test_an_older_profile_is_chosen_and_stays_while_the_window_hears_more(qtbot, workspace, filled):
     filled.choose(1)
-    first = breakdown.profiles(state.session)[0]
+    first = breakdown.profiles(workspace.session.shown)[0]
     assert filled._layer().whole_us == pytest.approx(breakdown.total_us(first))
-    state.studiesChanged.emit()
+    workspace.session.studiesChanged.emit()
     qtbot.wait(150)
     assert filled._shown is first and filled.which.currentData() == 1
 
@@ -101,8 +102,8 @@ def test_another_profile_is_set_against_it_by_module(filled):
     assert filled.aligned.isHidden()
 
 
-def test_compiled_code_is_set_against_it_by_class_with_the_reason(state, filled):
-    for study in breakdown.profiles(state.session):
+def test_compiled_code_is_set_against_it_by_class_with_the_reason(workspace, filled):
+    for study in breakdown.profiles(workspace.session.shown):
         study.tables["kernels"]["module"][:] = breakdown.COMPILED
     filled.against.setCurrentIndex(1)
     filled._show_difference()
@@ -111,8 +112,8 @@ def test_compiled_code_is_set_against_it_by_class_with_the_reason(state, filled)
     assert filled.difference.item(0, 0).text() in breakdown.KINDS
 
 
-def test_a_profile_of_a_session_beside_it_can_be_set_against_it(qtbot, state, filled):
-    state.compared.add(profile_samples.session(1, title="last week"))
+def test_a_profile_of_a_session_beside_it_can_be_set_against_it(qtbot, workspace, filled):
+    workspace.compared.add(profile_samples.session(1, title="last week"))
     qtbot.waitUntil(lambda: filled.against.count() == 3)
     assert filled.against.itemText(2).startswith("last week: hydra base train")
 
@@ -132,7 +133,7 @@ def test_pointing_tells_numbers_and_a_click_looks_into_a_module(filled):
     assert filled.icicle.canvas.vb.viewRange()[0][1] == pytest.approx(layer.whole_us)
 
 
-def test_a_profile_arrives_live_piece_by_piece(qtbot, state, panel):
+def test_a_profile_arrives_live_piece_by_piece(qtbot, workspace, panel):
     configuration = Configuration(family="hydra", preset="small")
     told = [
         protocol.SegmentStarted(index=0, configuration=configuration, label="defaults"),
@@ -144,13 +145,13 @@ def test_a_profile_arrives_live_piece_by_piece(qtbot, state, panel):
         protocol.StudyFacts(study=0, facts={"step_us": 100.0, "busy_us": 50.0, "notes": []}),
     ]  # fmt: skip
     for message in told[:3]:
-        for name in state._take(message):
-            getattr(state, name).emit()
+        for changed in workspace.router.take(message):
+            changed.emit()
     qtbot.waitUntil(lambda: panel.which.count() == 1)
     assert panel.headline.text() == "Most time: matrix product 100 %."
     assert panel.course.reason == "The profile of this session has no memory in it."
-    for name in state._take(told[3]):
-        getattr(state, name).emit()
+    for changed in workspace.router.take(told[3]):
+        changed.emit()
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Launch-bound: in 50 %"))
 
 

@@ -3,13 +3,13 @@ import pytest
 from PySide6.QtGui import QColor, QGuiApplication
 from synthetic import cpu_session, empty_session, gpu_session
 
-from workbench.ui.panels.compare import ComparePanel
-from workbench.ui.theming.theme import LIGHT
+from workbench.theming.theme import LIGHT
+from workbench.ui import panel_list
 
 
 @pytest.fixture
-def panel(qtbot, state):
-    panel = ComparePanel(state)
+def panel(qtbot, workspace):
+    panel = panel_list.compare(workspace)
     qtbot.addWidget(panel)
     panel.resize(1000, 700)
     panel.show()
@@ -18,17 +18,17 @@ def panel(qtbot, state):
 
 
 @pytest.fixture
-def three(qtbot, panel, state):
+def three(qtbot, panel, workspace):
     """Three compared sessions: the shown one, a faster one, one with four segments."""
     sessions = [
         gpu_session(1, 1600, seed=1, title="base"),
         gpu_session(1, 1600, seed=2, title="faster", typical_ms=15.0),
         gpu_session(4, 1600, seed=3, title="ladder"),
     ]
-    state.session = sessions[0]
-    state.sessionChanged.emit()
+    workspace.session.shown = sessions[0]
+    workspace.session.sessionChanged.emit()
     for session in sessions[1:]:
-        state.compared.add(session)
+        workspace.compared.add(session)
     settle(qtbot, panel, 3)
     return sessions
 
@@ -58,44 +58,46 @@ def test_ratios_refer_to_the_shown_session_and_say_what_they_show(panel, three):
     assert base == "baseline"
     assert faster.startswith("0.62") and faster.endswith("x step time, unpaired")
     assert ladder.startswith("1.00") and ladder.endswith("x step time, unpaired")
-    muted = QColor(LIGHT.muted), QColor(panel._state.theme.muted)
+    muted = QColor(LIGHT.muted), QColor(panel._theme.current.muted)
     assert all(panel.sessions.item(row, 2).foreground().color() in muted for row in (1, 2))
     for chart in panel.charts.values():
         assert chart.reason is None
 
 
-def test_steps_of_other_work_are_called_neither_faster_nor_slower(qtbot, panel, three, state):
+def test_steps_of_other_work_are_called_neither_faster_nor_slower(qtbot, panel, three, workspace):
     smaller = gpu_session(1, 1600, seed=4, title="smaller", typical_ms=10.0)
     segment = smaller.segments[0]
     segment.configuration = msgspec.structs.replace(segment.configuration, settings={"batch": 1})
-    state.compared.add(smaller)
+    workspace.compared.add(smaller)
     settle(qtbot, panel, 4)
     few = gpu_session(1, 40, seed=5, title="few", typical_ms=10.0)
     few.segments[0].configuration = segment.configuration
-    state.compared.add(few)
+    workspace.compared.add(few)
     settle(qtbot, panel, 5)
     assert all(said.endswith("x step time, other work") for said in cells(panel, 2)[3:])
-    assert panel.sessions.item(3, 2).foreground().color() == QColor(state.theme.text)
+    assert panel.sessions.item(3, 2).foreground().color() == QColor(workspace.theme.current.text)
 
 
-def test_memory_that_no_allocator_counts_is_called_the_resident_set_here_too(qtbot, panel, state):
+def test_memory_that_no_allocator_counts_is_called_the_resident_set_here_too(
+    qtbot, panel, workspace
+):
     def heading():
         return panel.sessions.horizontalHeaderItem(6).text()
 
-    state.session = cpu_session()
-    state.compared.add(cpu_session())
+    workspace.session.shown = cpu_session()
+    workspace.compared.add(cpu_session())
     settle(qtbot, panel, 2)
     assert heading() == "Resident set"
-    state.compared.add(gpu_session(1, 60, seed=1))
+    workspace.compared.add(gpu_session(1, 60, seed=1))
     settle(qtbot, panel, 3)
     assert heading() == "Peak memory"
 
 
-def test_the_boxes_of_ten_sessions_do_not_touch_nor_their_names(qtbot, panel, state):
+def test_the_boxes_of_ten_sessions_do_not_touch_nor_their_names(qtbot, panel, workspace):
     sessions = [gpu_session(1, 60, seed, f"number {seed}") for seed in range(10)]
-    state.session = sessions[0]
+    workspace.session.shown = sessions[0]
     for session in sessions[1:]:
-        state.compared.add(session)
+        workspace.compared.add(session)
     settle(qtbot, panel, 10)
     panel.resize(900, 460)  # its place in a window of 1280 x 800
     plot = panel.charts["box"].canvas
@@ -121,19 +123,19 @@ def test_a_session_takes_part_with_the_segment_that_is_chosen(qtbot, panel, thre
     assert panel.sessions.cellWidget(2, 1).currentText() == f"3: {three[2].segments[3].label}"
 
 
-def test_a_session_can_be_taken_out_but_the_shown_one_cannot(qtbot, panel, three, state):
+def test_a_session_can_be_taken_out_but_the_shown_one_cannot(qtbot, panel, three, workspace):
     assert not panel.sessions.cellWidget(0, 7).isEnabled()
     panel.sessions.cellWidget(1, 7).click()
     settle(qtbot, panel, 2)
     assert cells(panel, 0) == ["base", "ladder"]
-    state.compared.clear()
+    workspace.compared.clear()
     qtbot.waitUntil(lambda: panel._pages.currentWidget() is panel._empty)
 
 
-def test_a_different_driver_is_warned_of_and_listed(qtbot, panel, three, state):
+def test_a_different_driver_is_warned_of_and_listed(qtbot, panel, three, workspace):
     other = gpu_session(1, 300, seed=9, title="other driver")
     other.environment["driver"] = "570.10"
-    state.compared.add(other)
+    workspace.compared.add(other)
     settle(qtbot, panel, 4)
     assert panel._warning.isVisible()
     assert any("driver differs" in text for text in panel.found.comparison.warnings)
@@ -142,16 +144,16 @@ def test_a_different_driver_is_warned_of_and_listed(qtbot, panel, three, state):
     assert panel._tabs.tabText(1) == f"Differences ({len(names)})"
 
 
-def test_a_session_is_compared_once_and_that_it_is_there_already_is_told(panel, three, state):
-    count = len(state.compared.sessions)
-    for session in (state.session, state.compared.sessions[0]):
-        state.compared.add(session)
-        assert repr(session.title) in state.failures[-1].sentence
-    assert len(state.compared.sessions) == count and len(state.failures) == 2
+def test_a_session_is_compared_once_and_that_it_is_there_already_is_told(panel, three, workspace):
+    count = len(workspace.compared.sessions)
+    for session in (workspace.session.shown, workspace.compared.sessions[0]):
+        workspace.compared.add(session)
+        assert repr(session.title) in workspace.failures.recent[-1].sentence
+    assert len(workspace.compared.sessions) == count and len(workspace.failures.recent) == 2
 
 
-def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, state):
-    state.compared.add(cpu_session(300))
+def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, workspace):
+    workspace.compared.add(cpu_session(300))
     settle(qtbot, panel, 4)
     assert cells(panel, 2)[3] == "no ratio"  # it said "– × for other work"
     assert "cannot be compared" in panel.sessions.item(3, 2).toolTip()
@@ -159,19 +161,19 @@ def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, state):
     assert any("Step times are of different clocks" in warning for warning in warnings)
 
 
-def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, state):
+def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, workspace):
     session = gpu_session(1, 4, title="short")
-    state.session = session
-    state.sessionChanged.emit()
-    state.compared.add(gpu_session(1, 100, title="long"))
-    state.compared.add(empty_session())
+    workspace.session.shown = session
+    workspace.session.sessionChanged.emit()
+    workspace.compared.add(gpu_session(1, 100, title="long"))
+    workspace.compared.add(empty_session())
     qtbot.waitUntil(lambda: bool(panel.found and panel.found.reason), timeout=60_000)
     assert panel._pages.currentWidget() is panel._empty
     assert "no steady steps" in panel._empty._sentence.text()
 
 
-def test_what_cannot_be_compared_is_taken_out_alone(qtbot, panel, three, state):
-    state.compared.add(gpu_session(1, 4, title="short"))
+def test_what_cannot_be_compared_is_taken_out_alone(qtbot, panel, three, workspace):
+    workspace.compared.add(gpu_session(1, 4, title="short"))
     qtbot.waitUntil(lambda: bool(panel.found and panel.found.reason), timeout=60_000)
     assert panel._out.isVisible() and panel._out.text() == "Take out 'short'"
     panel._out.click()
@@ -193,16 +195,16 @@ def test_the_table_of_ratios_is_copied_as_markdown_and_csv(panel, three):
     assert QGuiApplication.clipboard().text().startswith("session,")
 
 
-def test_the_theme_is_followed(panel, three, state):
-    state.set_theme(LIGHT)
+def test_the_theme_is_followed(panel, three, workspace):
+    workspace.theme.set(LIGHT)
     assert all(chart.canvas.chart_style.theme is LIGHT for chart in panel.charts.values())
     assert panel.charts["ecdf"].reason is None
 
 
-def test_a_live_session_is_compared_as_it_was_when_asked(qtbot, panel, show, state):
+def test_a_live_session_is_compared_as_it_was_when_asked(qtbot, panel, show, workspace):
     live = gpu_session(1, 300, seed=1, title="live")
     show(live)
-    state.compared.add(gpu_session(1, 300, seed=2, title="saved"))
+    workspace.compared.add(gpu_session(1, 300, seed=2, title="saved"))
     settle(qtbot, panel, 2)
     run = panel.found.runs[0]
     assert run.session is not live
@@ -218,11 +220,11 @@ def test_an_unpaired_ratio_offers_a_verdict_and_one_configuration_twice_does_not
     assert "_" not in panel.sessions.item(1, 2).text()
 
 
-def test_titles_of_sessions_stand_over_the_differences_as_they_were_given(qtbot, panel, state):
-    state.session = gpu_session(1, 60, title="nightly on an H200")
+def test_titles_of_sessions_stand_over_the_differences_as_they_were_given(qtbot, panel, workspace):
+    workspace.session.shown = gpu_session(1, 60, title="nightly on an H200")
     other = gpu_session(1, 60, seed=1, title="eager")
     other.environment["driver"] = "570.86.15"
-    state.compared.add(other)
+    workspace.compared.add(other)
     settle(qtbot, panel, 2)
     table = panel.differences
     headings = [table.horizontalHeaderItem(n).text() for n in range(table.columnCount())]

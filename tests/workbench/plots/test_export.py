@@ -17,9 +17,9 @@ from synthetic import bench_session, cpu_session, empty_session, gpu_session, sw
 from sessions.model import Session
 from sessions.tables import comparison_table
 from sessions.verdicts.comparison import compare
-from workbench.ui.dialogs import export
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming.theme import DARK
+from workbench import plot_export
+from workbench.plots import PLOTS, Run
+from workbench.theming.theme import DARK
 
 SVG = "{http://www.w3.org/2000/svg}"
 SIZE = (720, 420)
@@ -58,7 +58,7 @@ def streams(pdf: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("name", sorted(PLOTS))
 def test_a_png_has_two_pixels_for_each_of_its_size(name, shown, tmp_path):
-    path = export.export_plot(name, shown, tmp_path / f"{name}.png", SIZE)
+    path = plot_export.export_plot(name, shown, tmp_path / f"{name}.png", SIZE)
     image = QImage(str(path))
     assert (image.width(), image.height()) == (2 * SIZE[0], 2 * SIZE[1])
     assert image.dotsPerMeterX() == pytest.approx(2 * 96 / 0.0254, abs=1)
@@ -66,7 +66,7 @@ def test_a_png_has_two_pixels_for_each_of_its_size(name, shown, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(PLOTS))
 def test_an_svg_is_vector_its_text_is_text_and_nothing_lies_outside(name, shown, tmp_path):
-    path = export.export_plot(name, shown, tmp_path / f"{name}.svg", SIZE)
+    path = plot_export.export_plot(name, shown, tmp_path / f"{name}.svg", SIZE)
     root = ET.parse(path).getroot()
     assert root.tag == f"{SVG}svg"
     assert root.get("viewBox") == f"0 0 {SIZE[0]} {SIZE[1]}"
@@ -93,7 +93,7 @@ def test_an_svg_is_vector_its_text_is_text_and_nothing_lies_outside(name, shown,
 
 @pytest.mark.parametrize("name", sorted(PLOTS))
 def test_a_pdf_is_vector_its_text_is_text_and_its_page_is_the_chart(name, shown, tmp_path):
-    path = export.export_plot(name, shown, tmp_path / f"{name}.pdf", SIZE)
+    path = plot_export.export_plot(name, shown, tmp_path / f"{name}.pdf", SIZE)
     content = path.read_bytes()
     assert content.startswith(b"%PDF-")
     assert content.rstrip().endswith(b"%%EOF")
@@ -109,7 +109,7 @@ def test_a_pdf_is_vector_its_text_is_text_and_its_page_is_the_chart(name, shown,
 
 
 def test_the_cross_reference_table_of_a_pdf_still_fits(runs, tmp_path):
-    content = export.export_plot("box", runs, tmp_path / "box.pdf", SIZE).read_bytes()
+    content = plot_export.export_plot("box", runs, tmp_path / "box.pdf", SIZE).read_bytes()
     start = int(re.search(rb"startxref\s+(\d+)", content).group(1))
     assert content[start : start + 4] == b"xref"
     for offset in re.findall(rb"(\d{10}) 00000 n", content[start:]):
@@ -118,7 +118,7 @@ def test_the_cross_reference_table_of_a_pdf_still_fits(runs, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(PLOTS))
 def test_a_csv_holds_exactly_the_data_that_is_drawn(name, shown, tmp_path):
-    path = export.export_plot(name, shown, tmp_path / f"{name}.csv", SIZE)
+    path = plot_export.export_plot(name, shown, tmp_path / f"{name}.csv", SIZE)
     table = PLOTS[name].table(shown)
     with path.open(newline="") as stream:
         rows = list(csv.reader(stream))
@@ -135,7 +135,7 @@ def test_a_csv_holds_exactly_the_data_that_is_drawn(name, shown, tmp_path):
 
 def test_the_raw_steps_of_a_csv_are_those_of_the_session(tmp_path):
     session = cpu_session(150)
-    path = export.export_plot("step_time", [Run(session)], tmp_path / "steps.csv")
+    path = plot_export.export_plot("step_time", [Run(session)], tmp_path / "steps.csv")
     with path.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     times = np.concatenate([segment.steps["wall_ms"] for segment in session.segments])
@@ -148,7 +148,7 @@ def test_the_raw_steps_of_a_csv_are_those_of_the_session(tmp_path):
 
 def test_a_label_with_commas_quotes_and_line_breaks_stays_one_cell(tmp_path):
     session = gpu_session(1, 5, title='a, "b"\nc', labels=('x, "y"\nz',))
-    path = export.export_plot("step_time", [Run(session)], tmp_path / "odd.csv")
+    path = plot_export.export_plot("step_time", [Run(session)], tmp_path / "odd.csv")
     with path.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert {(row["session"], row["label"]) for row in rows} == {('a, "b"\nc', 'x, "y"\nz')}
@@ -173,17 +173,17 @@ def test_a_label_with_commas_quotes_and_line_breaks_stays_one_cell(tmp_path):
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(name, file, options, said, runs, tmp_path):
-    with pytest.raises(export.ExportError) as caught:
-        export.export_plot(name, runs, tmp_path / file, options=options)
+    with pytest.raises(plot_export.ExportError) as caught:
+        plot_export.export_plot(name, runs, tmp_path / file, options=options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("suffix", export.SUFFIXES)
+@pytest.mark.parametrize("suffix", plot_export.SUFFIXES)
 def test_a_plot_without_data_is_not_written(suffix, tmp_path):
-    with pytest.raises(export.ExportError, match=r"Cannot export memory: No memory has been"):
-        export.export_plot("memory", [Run(empty_session())], tmp_path / f"a{suffix}")
+    with pytest.raises(plot_export.ExportError, match=r"Cannot export memory: No memory has been"):
+        plot_export.export_plot("memory", [Run(empty_session())], tmp_path / f"a{suffix}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -194,54 +194,56 @@ def test_a_plot_that_fails_as_it_is_drawn_is_an_error_and_no_crash(
     def fail(canvas):
         raise ValueError("cannot reshape")
 
-    monkeypatch.setattr(export.Canvas, "refresh", fail)
+    monkeypatch.setattr(plot_export.Canvas, "refresh", fail)
     with pytest.raises(ValueError, match="cannot reshape"):
-        export.export_plot("box", runs, tmp_path / f"box{suffix}")
+        plot_export.export_plot("box", runs, tmp_path / f"box{suffix}")
     gc.collect()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_in_place_of_the_file_is_refused_and_left_alone(runs, tmp_path):
     (tmp_path / "chart.svg").mkdir()
-    with pytest.raises(export.ExportError, match="choose another place"):
-        export.export_plot("box", runs, tmp_path / "chart.svg")
+    with pytest.raises(plot_export.ExportError, match="choose another place"):
+        plot_export.export_plot("box", runs, tmp_path / "chart.svg")
     assert [path.name for path in tmp_path.iterdir()] == ["chart.svg"]
 
 
 def test_the_options_of_a_plot_reach_the_file(runs, tmp_path):
-    path = export.export_plot(
+    path = plot_export.export_plot(
         "power", runs, tmp_path / "heat.svg", options={"right": "temperature"}
     )
     assert "Temperature (°C)" in path.read_text()
 
 
 def test_a_dark_export_is_dark(runs, tmp_path):
-    path = export.export_plot("memory", runs, tmp_path / "dark.png", theme=DARK)
+    path = plot_export.export_plot("memory", runs, tmp_path / "dark.png", theme=DARK)
     assert QImage(str(path)).pixelColor(2, 2).name() == DARK.surface
 
 
 def test_an_image_goes_to_the_clipboard(runs):
-    export.copy_image(PLOTS["ecdf"], runs, SIZE)
+    plot_export.copy_image(PLOTS["ecdf"], runs, SIZE)
     assert QGuiApplication.clipboard().image().width() == 2 * SIZE[0]
 
 
 def test_tables_go_to_the_clipboard_as_csv_and_markdown(qapp):
     sessions: list[Session] = [gpu_session(1, 300, seed=seed, title=f"s{seed}") for seed in (1, 2)]
     table = comparison_table(compare(sessions))
-    export.copy_table(table, ".csv")
+    plot_export.copy_table(table, ".csv")
     assert QGuiApplication.clipboard().text().startswith("session,")
-    export.copy_table(table, ".md")
+    plot_export.copy_table(table, ".md")
     assert "| --- |" in QGuiApplication.clipboard().text()
-    with pytest.raises(export.ExportError, match=r"unknown suffix '.xls', expected one of .csv"):
-        export.copy_table(table, ".xls")
+    with pytest.raises(
+        plot_export.ExportError, match=r"unknown suffix '.xls', expected one of .csv"
+    ):
+        plot_export.copy_table(table, ".xls")
 
 
 def test_export_needs_no_application_no_window_and_no_display(tmp_path):
     code = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "from synthetic import gpu_session\n"
-        "from workbench.ui.dialogs.export import export_plot\n"
-        "from workbench.ui.plots import Run\n"
+        "from workbench.plot_export import export_plot\n"
+        "from workbench.plots import Run\n"
         "export_plot('step_time', [Run(gpu_session(2, 50))], sys.argv[3])\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -268,7 +270,7 @@ def test_a_verdict_on_paper_names_its_arms_by_what_tells_them_apart(qapp):
     session = gpu_session(4, 60)
     comparison = session.comparisons[0]
     comparison.arms[:] = ["AdamW: Fused", "Checkpointing: Full, AdamW: Fused"]
-    drawn = export.plot_svg(PLOTS["verdict"], [Run(session)]).decode()
+    drawn = plot_export.plot_svg(PLOTS["verdict"], [Run(session)]).decode()
     assert "A: without, B: Checkpointing: Full" in " ".join(ET.fromstring(drawn).itertext())
 
 
@@ -276,5 +278,5 @@ def test_a_legend_on_paper_cuts_names_and_never_the_medians_beside_them(qapp):
     """It said "Gradient che…ian 3.96 ms)"."""
     labels = tuple(f"{place}: Gradient checkpointing: Every block" for place in range(10))
     runs = [Run(gpu_session(10, 300, labels=labels))]
-    texts = " ".join(ET.fromstring(export.plot_svg(PLOTS["ecdf"], runs)).itertext())
+    texts = " ".join(ET.fromstring(plot_export.plot_svg(PLOTS["ecdf"], runs)).itertext())
     assert len(re.findall(r" \(median [\d.]+ ms\)", texts)) == len(labels)

@@ -4,9 +4,9 @@ import pytest
 from synthetic import gpu_session
 
 from sessions.model import Event
+from workbench.plots import PLOTS, Run
+from workbench.theming.theme import DARK
 from workbench.ui.panels._chart import Chart
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming.theme import DARK
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ from sessions.studies import sweep
 from sessions.studies.scaling import Scaling
 from workbench.charts.header import Header
 from workbench.charts.layers import Entry, Frame
+from workbench.plots import PLOTS, Run
+from workbench.plots._distributions import MOST
+from workbench.plots._waterfall import Bar, Bars
+from workbench.theming.theme import DARK, LIGHT
+from workbench.ui import panel_list
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels.live import _LEAST_PX, _LINE_PX, LivePanel
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._distributions import MOST
-from workbench.ui.plots._waterfall import Bar, Bars
-from workbench.ui.theming.theme import DARK, LIGHT
+from workbench.ui.panels.live import _LEAST_PX, _LINE_PX
 
 
 class Noting(QPainter):
@@ -130,9 +131,9 @@ def test_a_chart_that_names_nothing_still_names_nothing_in_another_theme(qtbot, 
 
 
 def test_a_plot_without_data_takes_one_line_of_the_live_stack_once_there_are_steps(
-    qtbot, state, show
+    qtbot, workspace, show
 ):
-    panel = LivePanel(state)
+    panel = panel_list.live(workspace)
     qtbot.addWidget(panel)
     panel.resize(1000, 700)
     panel.show()
@@ -219,8 +220,8 @@ def test_of_a_study_s_many_arms_a_legend_names_a_few_however_large_the_plot(qtbo
     assert header.size().height() < 4 * header._row_px()
 
 
-def test_live_plots_scroll_where_the_window_is_too_low_and_cover_nothing(qtbot, state):
-    panel = LivePanel(state)
+def test_live_plots_scroll_where_the_window_is_too_low_and_cover_nothing(qtbot, workspace):
+    panel = panel_list.live(workspace)
     qtbot.addWidget(panel)
     assert panel._splitter.minimumSizeHint().height() > 3 * _LEAST_PX
     assert panel.minimumSizeHint().height() < 2 * _LEAST_PX
@@ -242,8 +243,8 @@ def test_a_plot_that_its_heading_left_no_room_has_it_back_once_less_is_said(qtbo
 
 
 @pytest.mark.parametrize("size", [(500, 300), (700, 360), (1000, 700)])
-def test_in_a_small_window_every_live_plot_has_room_for_what_it_draws(qtbot, state, show, size):
-    panel = LivePanel(state)
+def test_in_a_small_window_every_live_plot_has_room_for_what_it_draws(qtbot, workspace, show, size):
+    panel = panel_list.live(workspace)
     qtbot.addWidget(panel)
     panel.resize(*size)
     panel.show()

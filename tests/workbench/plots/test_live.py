@@ -9,16 +9,17 @@ from PySide6.QtWidgets import QApplication
 from synthetic import cpu_session, gpu_session
 
 from sessions.model import Event, Phase, PhaseSpan, Session
-from workbench.ui.dialogs import export
+from workbench import plot_export
+from workbench.plots import PLOTS, Run
+from workbench.theming.theme import DARK, LIGHT
+from workbench.ui import panel_list
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels.live import SHOWN, LivePanel
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming.theme import DARK, LIGHT
+from workbench.ui.panels.live import SHOWN
 
 
 @pytest.fixture
-def panel(qtbot, state):
-    panel = LivePanel(state)
+def panel(qtbot, workspace):
+    panel = panel_list.live(workspace)
     qtbot.addWidget(panel)
     panel.resize(1000, 700)
     panel.show()
@@ -34,16 +35,16 @@ def running(qtbot, panel, show):
     return panel
 
 
-def grow(state, seconds=5.0):
+def grow(workspace, seconds=5.0):
     """What the window's state does when steps arrive."""
-    segment = state.session.segments[-1]
+    segment = workspace.session.shown.segments[-1]
     last = float(segment.steps["t_s"][-1])
     t_s = last + np.arange(1, 51) * seconds / 50
     columns = {name: np.full(50, segment.steps[name][-1]) for name in segment.steps}
     segment.steps.append(columns | {"t_s": t_s})
     span = segment.phases[-1]
     segment.phases[-1] = PhaseSpan(Phase.STEADY, span.start_s, float(t_s[-1]))
-    state.dataArrived.emit()
+    workspace.session.dataArrived.emit()
     return float(t_s[-1])
 
 
@@ -80,21 +81,23 @@ def test_the_first_plots_are_the_four_that_matter_and_more_can_be_chosen(running
     running.show_plot("power")
 
 
-def test_the_view_follows_the_newest_step(qtbot, running, state):
-    last = grow(state)
+def test_the_view_follows_the_newest_step(qtbot, running, workspace):
+    last = grow(workspace)
     qtbot.waitUntil(lambda: ranges(running)[0][1] >= last)
     assert len(set(ranges(running))) == 1
     running.set_window(10.0)
     qtbot.waitUntil(lambda: ranges(running)[0][0] == pytest.approx(last - 10))
-    last = grow(state)
+    last = grow(workspace)
     qtbot.waitUntil(lambda: ranges(running)[0][0] == pytest.approx(last - 10))
 
 
-def test_a_held_view_does_not_move_and_draws_nothing_new_while_steps_arrive(qtbot, running, state):
-    state.set_follow(False)
+def test_a_held_view_does_not_move_and_draws_nothing_new_while_steps_arrive(
+    qtbot, running, workspace
+):
+    workspace.session.set_follow(False)
     before = ranges(running)
     drawn = running.charts["step_time"].canvas.x_span()
-    grow(state)
+    grow(workspace)
     qtbot.waitUntil(lambda: "50 steps since" in running._status.text())
     qtbot.wait(60)
     assert ranges(running) == before
@@ -102,40 +105,40 @@ def test_a_held_view_does_not_move_and_draws_nothing_new_while_steps_arrive(qtbo
     assert running._live.isVisible() and not running._hold.isVisible()
 
 
-def test_jump_to_live_catches_up(qtbot, running, state):
-    state.set_follow(False)
-    last = grow(state)
+def test_jump_to_live_catches_up(qtbot, running, workspace):
+    workspace.session.set_follow(False)
+    last = grow(workspace)
     qtbot.wait(40)
     qtbot.mouseClick(running._live, Qt.MouseButton.LeftButton)
-    assert state.follow
+    assert workspace.session.follow
     qtbot.waitUntil(lambda: ranges(running)[0][1] >= last)
     assert running._hold.isVisible() and not running._live.isVisible()
     assert running._status.text() == ""
 
 
-def test_zooming_one_plot_holds_the_view_and_moves_all(qtbot, running, state):
+def test_zooming_one_plot_holds_the_view_and_moves_all(qtbot, running, workspace):
     before = ranges(running)[0]
     wheel(running.charts["memory"])
-    assert not state.follow
+    assert not workspace.session.follow
     after = ranges(running)
     assert len(set(after)) == 1
     assert after[0][1] - after[0][0] < before[1] - before[0]
-    grow(state)
+    grow(workspace)
     qtbot.wait(60)
     assert ranges(running) == after
 
 
-def test_a_double_click_shows_everything_and_follows_again(qtbot, running, state):
+def test_a_double_click_shows_everything_and_follows_again(qtbot, running, workspace):
     wheel(running.charts["memory"])
     running.charts["memory"].reset()
-    assert state.follow
-    last = float(state.session.segments[-1].steps["t_s"][-1])
+    assert workspace.session.follow
+    last = float(workspace.session.shown.segments[-1].steps["t_s"][-1])
     qtbot.waitUntil(lambda: ranges(running)[0][1] >= last)
 
 
-def test_a_time_that_is_asked_for_is_shown_and_held(running, state):
-    state.focus(5.0)
-    assert not state.follow
+def test_a_time_that_is_asked_for_is_shown_and_held(running, workspace):
+    workspace.session.focus(5.0)
+    assert not workspace.session.follow
     start, stop = ranges(running)[0]
     assert (start + stop) / 2 == pytest.approx(5.0)
 
@@ -176,62 +179,64 @@ def test_only_the_lowest_plot_with_data_names_the_times(qtbot, panel, show):
     assert named == ["utilization"]
 
 
-def test_a_plot_appears_when_its_first_data_arrives(qtbot, panel, show, state):
+def test_a_plot_appears_when_its_first_data_arrives(qtbot, panel, show, workspace):
     session = gpu_session(1, 50)
     telemetry, session.telemetry = session.telemetry, {}
     show(session)
     qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
     assert panel.charts["power"].reason == "Power needs telemetry; this session has none."
     session.telemetry = telemetry
-    state.dataArrived.emit()  # once: nothing need follow for it to be seen
+    workspace.session.dataArrived.emit()  # once: nothing need follow for it to be seen
     qtbot.waitUntil(lambda: panel.charts["power"].reason is None)
 
 
-def test_a_new_segment_and_its_marker_appear_while_following(qtbot, running, state):
+def test_a_new_segment_and_its_marker_appear_while_following(qtbot, running, workspace):
     grown = gpu_session(3, 300, seed=4)
-    state.session.segments.append(grown.segments[2])
-    state.session.events.append(Event(grown.segments[2].start_s, "toggle", "compile: default"))
-    state.segmentsChanged.emit()
+    workspace.session.shown.segments.append(grown.segments[2])
+    workspace.session.shown.events.append(
+        Event(grown.segments[2].start_s, "toggle", "compile: default")
+    )
+    workspace.session.segmentsChanged.emit()
     last = float(grown.segments[2].steps["t_s"][-1])
     canvas = running.charts["step_time"].canvas
     qtbot.waitUntil(lambda: canvas.x_span()[1] == last)
     assert "compile: default" in [label[3] for label in canvas.lane._labels]
 
 
-def test_another_session_replaces_the_plots_and_is_followed(qtbot, running, state, show):
-    state.set_follow(False)
+def test_another_session_replaces_the_plots_and_is_followed(qtbot, running, workspace, show):
+    workspace.session.set_follow(False)
     show(cpu_session())
     qtbot.waitUntil(lambda: running.charts["power"].reason is not None)
-    assert state.follow
+    assert workspace.session.follow
 
 
-def test_a_session_from_a_file_is_shown_whole_whatever_the_window(qtbot, running, state):
+def test_a_session_from_a_file_is_shown_whole_whatever_the_window(qtbot, running, workspace):
     running.set_window(10.0)
     session = gpu_session(4, 300)
-    state.session = session
-    state.sessionChanged.emit()
-    assert not state.live
+    workspace.session.shown = session
+    workspace.session.sessionChanged.emit()
+    assert not workspace.session.live
     last = float(session.segments[-1].steps["t_s"][-1])
     qtbot.waitUntil(lambda: ranges(running)[0][1] >= last)
     assert ranges(running)[0][0] <= session.segments[0].start_s
 
 
-def test_the_theme_changes_without_moving_the_view(qtbot, running, state):
-    state.focus(4.0)
+def test_the_theme_changes_without_moving_the_view(qtbot, running, workspace):
+    workspace.session.focus(4.0)
     before = ranges(running)
-    state.set_theme(LIGHT)
+    workspace.theme.set(LIGHT)
     assert ranges(running) == before
     assert all(chart.canvas.chart_style.theme is LIGHT for chart in running.charts.values())
     image = running.charts["memory"].grab().toImage()
     assert image.pixelColor(3, 3).name() == LIGHT.surface
 
 
-def test_the_selected_segment_is_tinted(qtbot, running, state):
+def test_the_selected_segment_is_tinted(qtbot, running, workspace):
     canvas = running.charts["memory"].canvas
     before = running.charts["memory"].grab().toImage()
-    state.select(1)
+    workspace.session.select(1)
     qtbot.waitUntil(lambda: running._run.selected == 1 and not running._timer.isActive())
-    start = state.session.segments[1].start_s + 0.5
+    start = workspace.session.shown.segments[1].start_s + 0.5
     place = canvas.vb.mapViewToScene(QPointF(start, canvas.vb.viewRange()[1][1] * 0.95)).toPoint()
     after = running.charts["memory"].grab().toImage()
     assert before.pixelColor(place) != after.pixelColor(place)
@@ -269,22 +274,22 @@ def test_the_stack_goes_to_the_clipboard_as_it_is_seen(running):
     assert QGuiApplication.clipboard().image().width() == running._splitter.width()
 
 
-def test_a_hidden_panel_does_no_work_until_it_is_shown(qtbot, running, state):
+def test_a_hidden_panel_does_no_work_until_it_is_shown(qtbot, running, workspace):
     running.hide()
     drawn = running.charts["step_time"].canvas.x_span()
-    last = grow(state)
+    last = grow(workspace)
     qtbot.wait(50)
     assert running.charts["step_time"].canvas.x_span() == drawn
     running.show()
     qtbot.waitUntil(lambda: running.charts["step_time"].canvas.x_span()[1] == last)
 
 
-def test_a_session_that_begins_to_run_replaces_the_empty_page(qtbot, panel, show, state):
+def test_a_session_that_begins_to_run_replaces_the_empty_page(qtbot, panel, show, workspace):
     session = Session()
     show(session)
     assert panel._stack.currentWidget() is panel._empty
     session.segments.extend(gpu_session(1, 60).segments)
-    state.segmentsChanged.emit()
+    workspace.session.segmentsChanged.emit()
     qtbot.waitUntil(lambda: panel._stack.currentWidget() is panel._area)
     chart = panel.charts["step_time"]
     qtbot.waitUntil(lambda: chart.reason is None)
@@ -299,16 +304,16 @@ def pixels(image):
     return flat[:, :, :3].astype(int)
 
 
-def test_what_is_painted_piece_by_piece_is_what_would_be_painted_at_once(qtbot, running, state):
+def test_what_is_painted_piece_by_piece_is_what_would_be_painted_at_once(qtbot, running, workspace):
     for _ in range(25):
-        grow(state, seconds=0.08)
+        grow(workspace, seconds=0.08)
         qtbot.wait(20)
     qtbot.waitUntil(lambda: not running._timer.isActive())
     qtbot.wait(50)  # what is due is painted some milliseconds later
     seen = QGuiApplication.primaryScreen().grabWindow(running.winId()).toImage()
     whole = running.grab().toImage()
     different = (abs(pixels(seen) - pixels(whole)) > 40).any(axis=2)
-    newest = float(state.session.segments[-1].steps["t_s"][-1])
+    newest = float(workspace.session.shown.segments[-1].steps["t_s"][-1])
     for chart in running.shown:  # the plots themselves; readings above them are renewed at leisure
         box = chart.canvas.vb.sceneBoundingRect().toRect()
         end = round(chart.canvas.vb.mapViewToScene(QPointF(newest, 0)).x()) + 2
@@ -326,13 +331,13 @@ def test_while_a_plots_data_is_written_or_copied_the_window_goes_on_and_the_curs
     chart, hold = Chart(PLOTS["step_time"], DARK, tasks), threading.Event()
     qtbot.addWidget(chart)
     chart.runs = [Run(gpu_session(1, 50))]
-    path, csv_bytes = tmp_path / "steps.csv", export.csv_bytes
+    path, csv_bytes = tmp_path / "steps.csv", plot_export.csv_bytes
 
     def write(*arguments, **options):
         assert hold.wait(60)
         return csv_bytes(*arguments, **options)
 
-    monkeypatch.setattr(export, "csv_bytes", write)
+    monkeypatch.setattr(plot_export, "csv_bytes", write)
     monkeypatch.setattr("workbench.ui.panels._chart.message_boxes.file_to_write", lambda *_: path)
     usual = chart.cursor().shape()
     chart.export(".csv") if to_a_file else chart.copy_data()

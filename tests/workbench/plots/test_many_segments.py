@@ -10,15 +10,15 @@ from PySide6.QtSvg import QSvgRenderer
 from synthetic import gpu_session
 
 from sessions.columns import Columns
+from workbench import plot_export
 from workbench.charts.layers import Frame, Line, Look
 from workbench.charts.style import paper_style
 from workbench.charts.tracks import Track
 from workbench.charts.units import MILLISECONDS
-from workbench.ui.dialogs import export
+from workbench.plots import PLOTS, Run
+from workbench.theming import svg
+from workbench.theming.theme import DARK, PRINT
 from workbench.ui.panels._chart import Chart
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming import svg
-from workbench.ui.theming.theme import DARK, PRINT
 
 
 def track(t_s) -> Track:
@@ -50,7 +50,11 @@ def test_a_line_through_steps_is_whole_however_much_time_a_pixel_is(qapp, second
 @pytest.mark.parametrize("plot", ["step_time", "throughput", "memory"])
 def test_a_drawing_of_many_segments_is_hardly_longer_than_one_of_as_many_steps(qapp, plot):
     one, many = (
-        len(export.plot_svg(PLOTS[plot], [Run(gpu_session(segments=count, steps=7600 // count))]))
+        len(
+            plot_export.plot_svg(
+                PLOTS[plot], [Run(gpu_session(segments=count, steps=7600 // count))]
+            )
+        )
         for count in (1, 38)
     )
     assert many < 2 * one
@@ -58,9 +62,9 @@ def test_a_drawing_of_many_segments_is_hardly_longer_than_one_of_as_many_steps(q
 
 def test_a_compact_drawing_looks_the_same(qapp, monkeypatch):
     run = Run(gpu_session(segments=8, steps=120))
-    small = export.plot_svg(PLOTS["step_time"], [run])
-    monkeypatch.setattr(export, "compact", lambda drawing: drawing)
-    whole = export.plot_svg(PLOTS["step_time"], [run])
+    small = plot_export.plot_svg(PLOTS["step_time"], [run])
+    monkeypatch.setattr(plot_export, "compact", lambda drawing: drawing)
+    whole = plot_export.plot_svg(PLOTS["step_time"], [run])
     assert len(small) < 0.75 * len(whole) and svg.compact(whole) == small
     difference = np.abs(pixels(whole) - pixels(small))
     assert difference.mean() < 0.5 and (difference > 64).mean() < 1e-3
@@ -68,7 +72,7 @@ def test_a_compact_drawing_looks_the_same(qapp, monkeypatch):
 
 def pixels(drawing: bytes) -> np.ndarray:
     """The drawing as grey values of its own size: (height, width)."""
-    image = QImage(*export.SIZE, QImage.Format.Format_Grayscale8)
+    image = QImage(*plot_export.SIZE, QImage.Format.Format_Grayscale8)
     image.fill(255)
     painter = QPainter(image)
     QSvgRenderer(QByteArray(drawing)).render(painter)

@@ -10,13 +10,13 @@ from test_plots import STYLES, painted
 
 from sessions.columns import Columns
 from sessions.model import MetricSeries
+from workbench import plot_export
 from workbench.charts.layers import Line
-from workbench.ui.dialogs import export
+from workbench.plots import PLOTS, Run
+from workbench.plots.model_metrics_map import Heat
+from workbench.theming.theme import LIGHT
+from workbench.ui import panel_list
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels.live import LivePanel
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots.model_metrics_map import Heat
-from workbench.ui.theming.theme import LIGHT
 
 LINES, MAP = PLOTS["model_metrics"], PLOTS["model_metrics_map"]
 
@@ -118,7 +118,7 @@ def test_without_a_metric_it_says_what_would_fill_it():
 
 def test_the_csv_holds_every_number_with_its_row_and_column(tmp_path):
     values = np.random.default_rng(0).random((3, 2, 4)).astype("f4")
-    path = export.export_plot("model_metrics", [Run(measured(values))], tmp_path / "a.csv")
+    path = plot_export.export_plot("model_metrics", [Run(measured(values))], tmp_path / "a.csv")
     with path.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     read = [np.float32(row["value"]) for row in rows]
@@ -128,9 +128,9 @@ def test_the_csv_holds_every_number_with_its_row_and_column(tmp_path):
 
 def test_an_export_of_a_metric_that_was_not_measured_is_a_mistake(tmp_path):
     with pytest.raises(
-        export.ExportError, match=r"cannot be 'entropy'; expected one of load, gate"
+        plot_export.ExportError, match=r"cannot be 'entropy'; expected one of load, gate"
     ):
-        export.export_plot(
+        plot_export.export_plot(
             "model_metrics",
             [Run(gpu_session(1, 20))],
             tmp_path / "a.png",
@@ -152,9 +152,9 @@ def test_the_menu_offers_the_metrics_and_the_chart_draws_the_chosen_one(qtbot, t
 
 
 def test_live_a_plot_fills_with_the_first_reading_and_follows_a_model_of_another_shape(
-    qtbot, state, show
+    qtbot, workspace, show
 ):
-    panel = LivePanel(state)
+    panel = panel_list.live(workspace)
     qtbot.addWidget(panel)
     panel.resize(900, 700)
     panel.show()
@@ -168,18 +168,18 @@ def test_live_a_plot_fills_with_the_first_reading_and_follows_a_model_of_another
     qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
     assert chart.reason.startswith("No model has measured")
     add_metrics(session, np.random.default_rng(0))
-    state.dataArrived.emit()
+    workspace.session.dataArrived.emit()
     qtbot.waitUntil(lambda: chart.reason is None, timeout=3000)
     assert "expert 7" in [entry.name for entry in chart.canvas.entries()]
 
     newest = session.segments[-1]
     newest.metrics = {"rank": series(np.ones((2, 3, 1)), newest.start_s + np.arange(2.0))}
-    state.dataArrived.emit()
+    workspace.session.dataArrived.emit()
     qtbot.waitUntil(lambda: chart.canvas.axis("left").title == "Rank", timeout=3000)
     assert "layer 2" in [entry.name for entry in chart.canvas.entries()]
     added = {"t_s": [newest.start_s + 9], "values": [[[5.0], [6.0], [7.0]]]}
     newest.metrics["rank"].table.append(added)
     layers = list(chart.canvas.layers)
-    state.dataArrived.emit()
+    workspace.session.dataArrived.emit()
     qtbot.waitUntil(lambda: chart.canvas.x_span()[1] == newest.start_s + 9)
     assert chart.canvas.layers == layers, "numbers alone cost a drawing from scratch"

@@ -7,10 +7,10 @@ import pytest
 from synthetic import gpu_session
 
 from workbench import cli
+from workbench.plots import Run
 from workbench.report import _page
-from workbench.ui.dialogs import session_files
 from workbench.ui.panels.compare import work_out
-from workbench.ui.plots import Run
+from workbench.ui.state import session_files
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from sessions.model import Configuration, PairedComparison, Phase, PhaseSpan, Segment, Session
 from sessions.verdicts.background import BACKGROUND
 from workbench.charts.style import screen_style
-from workbench.ui.plots import Run
-from workbench.ui.plots._pairing import BlockSpans, Pairing
-from workbench.ui.plots._segments import alternating
-from workbench.ui.theming.theme import LIGHT
+from workbench.plots import Run
+from workbench.plots._pairing import BlockSpans, Pairing
+from workbench.plots._segments import alternating
+from workbench.theming.theme import LIGHT
 
 
 def steps_between(start_s, stop_s):

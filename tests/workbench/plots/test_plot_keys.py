@@ -8,12 +8,12 @@ from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QApplication, QSlider, QSpinBox, QVBoxLayout, QWidget
 from synthetic import gpu_session
 
+from workbench.plots import PLOTS, Run
+from workbench.theming.theme import LIGHT
+from workbench.ui import panel_list
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._plot_keys import PLOT_KEYS, STEP, ZOOM
-from workbench.ui.panels.live import LivePanel
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming.theme import LIGHT
 
 Key = Qt.Key
 CTRL = Qt.KeyboardModifier.ControlModifier
@@ -169,8 +169,10 @@ def test_a_plot_without_data_has_no_keys(qtbot, host):
     assert all(action.isEnabled() for action in host.chart.keys.values())
 
 
-def test_the_plots_of_a_session_move_together_and_home_follows_the_run_again(qtbot, state, show):
-    panel = LivePanel(state)
+def test_the_plots_of_a_session_move_together_and_home_follows_the_run_again(
+    qtbot, workspace, show
+):
+    panel = panel_list.live(workspace)
     qtbot.addWidget(panel)
     panel.resize(1000, 700)
     panel.show()
@@ -182,10 +184,10 @@ def test_the_plots_of_a_session_move_together_and_home_follows_the_run_again(qtb
     qtbot.waitUntil(panel.isActiveWindow)
     first.more.setFocus()
     press(qtbot, Key.Key_Plus)
-    assert not state.follow
+    assert not workspace.session.follow
     assert shown(second) == pytest.approx(shown(first))
     press(qtbot, Key.Key_Home)
-    assert state.follow
+    assert workspace.session.follow
 
 
 def test_a_click_that_gives_a_plot_the_keyboard_is_still_a_click(qtbot, host):

@@ -32,15 +32,15 @@ from sessions.model import (
     Segment,
     Session,
 )
+from workbench import plot_export
 from workbench.charts.canvas import Canvas, canvas_view
 from workbench.charts.layers import Line
 from workbench.charts.markers import marks
 from workbench.charts.phases import Phases
 from workbench.charts.style import paper_style, screen_style
-from workbench.ui.dialogs import export
-from workbench.ui.plots import PLOTS, Plot, Run
-from workbench.ui.plots._telemetry import devices
-from workbench.ui.theming.theme import DARK, LIGHT, PRINT
+from workbench.plots import PLOTS, Plot, Run
+from workbench.plots._telemetry import devices
+from workbench.theming.theme import DARK, LIGHT, PRINT
 
 STYLES = {
     "dark": screen_style(DARK),
@@ -418,8 +418,8 @@ def test_a_long_session_is_thinned_to_the_pixels_that_show_it():
 
 def test_charts_with_the_same_name_and_data_are_the_same_in_window_and_file(tmp_path):
     runs = [Run(gpu_session(2, 100))]
-    image = export.plot_image(PLOTS["step_time"], runs, (640, 360))
-    export.export_plot("step_time", runs, tmp_path / "chart.png", (640, 360))
+    image = plot_export.plot_image(PLOTS["step_time"], runs, (640, 360))
+    plot_export.export_plot("step_time", runs, tmp_path / "chart.png", (640, 360))
     assert QImage(str(tmp_path / "chart.png")).size() == image.size()
     assert PRINT.surface == "#ffffff"
 

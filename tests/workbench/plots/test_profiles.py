@@ -10,10 +10,10 @@ from test_plots import STYLES, ink, painted
 
 from sessions.model import Session
 from sessions.studies import breakdown
-from workbench.ui.dialogs import export
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots.breakdown import Icicle, cells, told
-from workbench.ui.plots.memory_roles import FREE, rows
+from workbench import plot_export
+from workbench.plots import PLOTS, Run
+from workbench.plots.breakdown import Icicle, cells, told
+from workbench.plots.memory_roles import FREE, rows
 
 NAMES = ("breakdown", "memory_roles", "memory_course")
 
@@ -110,10 +110,10 @@ def test_the_course_reads_the_bytes_at_its_place(profiled):
     assert entry.reading(float("nan")) == "5.08 GiB"
 
 
-@pytest.mark.parametrize("suffix", export.SUFFIXES)
+@pytest.mark.parametrize("suffix", plot_export.SUFFIXES)
 def test_a_profile_is_exported_like_every_plot(profiled, tmp_path, suffix):
     for name in NAMES:
-        path = export.export_plot(name, [Run(profiled)], tmp_path / f"{name}{suffix}")
+        path = plot_export.export_plot(name, [Run(profiled)], tmp_path / f"{name}{suffix}")
         assert path.stat().st_size > 200
     if suffix == ".png":
         assert not QImage(str(path)).isNull()

@@ -10,9 +10,9 @@ from synthetic import bench_session, gpu_session
 from test_plots import STYLES, ink, painted
 
 from sessions.studies.kernels import rated
-from workbench.ui.dialogs.export import export_plot
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots.roofline import Kernels, Names, RoofLine
+from workbench.plot_export import export_plot
+from workbench.plots import PLOTS, Run
+from workbench.plots.roofline import Kernels, Names, RoofLine
 
 PLOT = PLOTS["roofline"]
 

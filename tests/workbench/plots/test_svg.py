@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from synthetic import gpu_session
 from test_many_segments import pixels
 
+from workbench import plot_export
+from workbench.plots import PLOTS, Run
 from workbench.report import _page
-from workbench.ui.dialogs import export
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming import svg
+from workbench.theming import svg
 
 NEAR_PX = 2  # about the width of a line
 LONG = 8 * 4000  # steps
@@ -120,9 +120,9 @@ def test_a_chart_of_a_report_is_a_few_times_shorter_and_has_the_same_ink(
 ):
     runs = [Run(gpu_session(8, LONG // 8, seed=1))]
     with monkeypatch.context() as patch:
-        patch.setattr(export, "compact", lambda drawing: drawing)
-        fine = export.plot_svg(PLOTS[name], runs)
-    short = export.plot_svg(PLOTS[name], runs, least_px=_page._LEAST_PX)
+        patch.setattr(plot_export, "compact", lambda drawing: drawing)
+        fine = plot_export.plot_svg(PLOTS[name], runs)
+    short = plot_export.plot_svg(PLOTS[name], runs, least_px=_page._LEAST_PX)
     assert len(short) < len(fine) / 3 and len(short) < 65_000
     before, after = ink_of(fine), ink_of(short)
     assert before.sum() > 3000

@@ -15,9 +15,9 @@ from sessions.model import Session
 from sessions.studies import sweep
 from workbench.charts.scale import scale_color
 from workbench.charts.units import MILLISECONDS
-from workbench.ui.dialogs.export import export_plot
-from workbench.ui.plots import PLOTS, Run, sweep_map
-from workbench.ui.plots._sweep import Column, FittedLine, Missed, Points
+from workbench.plot_export import export_plot
+from workbench.plots import PLOTS, Run, sweep_map
+from workbench.plots._sweep import Column, FittedLine, Missed, Points
 
 NAMES = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
 

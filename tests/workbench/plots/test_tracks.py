@@ -9,8 +9,8 @@ from sessions.model import STEP_COLUMNS, Configuration, Phase, Segment
 from sessions.verdicts.statistics import clock
 from workbench.charts.sources import Inverse, Moved
 from workbench.charts.tracks import WINDOW, Rolling, Track
-from workbench.ui.plots import Run
-from workbench.ui.plots._steps import time_column
+from workbench.plots import Run
+from workbench.plots._steps import time_column
 
 
 def columns(t_s, **values):

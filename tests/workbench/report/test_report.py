@@ -26,10 +26,10 @@ from sessions.studies import prediction
 from sessions.tables import Table, segments_table
 from sessions.verdicts.verdict_tables import verdicts_table
 from workbench.cli import main
+from workbench.plot_export import ExportError
+from workbench.plots import PLOTS, Run
 from workbench.report import SECTIONS, _page
 from workbench.report._section import Chart
-from workbench.ui.dialogs.export import ExportError
-from workbench.ui.plots import PLOTS, Run
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from shown_window import opened
 
 from workbench.client.runner_process import Runner
+from workbench.ui import panel_list
 from workbench.ui.panels.lazy_panel import Later
-from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.settings import Settings
-from workbench.ui.state import AppState
+from workbench.ui.workspace import Workspace
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_runner.py"))
 
@@ -34,23 +34,23 @@ def settings(tmp_path):
 
 
 @pytest.fixture
-def state(qapp):
-    state = AppState(launch=lambda journal: Runner(journal, FAKE))
-    yield state
-    state.close()
+def workspace(qapp):
+    workspace = Workspace(launch=lambda journal: Runner(journal, FAKE))
+    yield workspace
+    workspace.close()
 
 
 @pytest.fixture
-def panel(qtbot, state, settings):
+def panel(qtbot, workspace, settings):
     """The toggles alone, without a window around them, once the fake runner is idle."""
-    state.offers.keep_in(settings)
-    state.presets.keep_in(settings)
-    panel = TogglesPanel(state)
+    workspace.offers.keep_in(settings)
+    workspace.presets.keep_in(settings)
+    panel = panel_list.toggles(workspace)
     qtbot.addWidget(panel)
     panel.show()
-    state.start_runner()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
-    qtbot.waitUntil(lambda: state.availability is not None, timeout=5_000)
+    workspace.run.start_runner()
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.configuration.availability is not None, timeout=5_000)
     return panel
 
 
@@ -67,12 +67,12 @@ class OnceSeen(Later):
 
 
 @pytest.fixture
-def window(qapp, qtbot, state, settings, monkeypatch):
+def window(qapp, qtbot, workspace, settings, monkeypatch):
     """The window without the plots, which have tests of their own and load slowly."""
-    monkeypatch.setattr("workbench.ui.window.Later", OnceSeen)
-    monkeypatch.setattr("workbench.ui.window._live", lambda state: QWidget())
-    monkeypatch.setattr("workbench.ui.window._compare", lambda state: QWidget())
-    with opened(qapp, qtbot, state, settings) as window:
+    monkeypatch.setattr("workbench.ui.panel_list.Later", OnceSeen)
+    monkeypatch.setattr("workbench.ui.panel_list.live", lambda workspace: QWidget())
+    monkeypatch.setattr("workbench.ui.panel_list.compare", lambda workspace: QWidget())
+    with opened(qapp, qtbot, workspace, settings) as window:
         yield window
 
 
@@ -88,7 +88,7 @@ def whole(window):
 @pytest.fixture
 def ready(qtbot, window):
     """The window once the fake runner has told what it has and is idle."""
-    window.state.start_runner()
-    qtbot.waitUntil(lambda: window.state.runner_state == "idle", timeout=10_000)
-    qtbot.waitUntil(lambda: window.state.availability is not None, timeout=5_000)
+    window.workspace.run.start_runner()
+    qtbot.waitUntil(lambda: window.workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: window.workspace.configuration.availability is not None, timeout=5_000)
     return window

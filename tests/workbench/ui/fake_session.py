@@ -18,7 +18,7 @@ from sessions.model import Configuration, Numerics, PairedComparison, Phase, Ses
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.client.recorder import Recorder
-from workbench.ui.controllers import config_edit
+from workbench.ui.state import config_edit
 
 STORY: tuple[tuple[str, dict[str, str], float], ...] = (  # label, toggles, seconds of compiling
     ("baseline", {}, 0.0),

@@ -81,22 +81,22 @@ def draw(arguments: argparse.Namespace) -> None:
 def shoot(application, situation: str, theme: str, size: tuple[int, int], path: Path) -> None:
     from workbench.ui.controllers.appearance import Appearance
     from workbench.ui.settings import Settings
-    from workbench.ui.state import AppState
     from workbench.ui.window import MainWindow
+    from workbench.ui.workspace import Workspace
 
     ini = path.parent / ".settings.ini"
     ini.unlink(missing_ok=True)
     settings = Settings(ini)
     settings.theme = theme
     player = Player(situation)
-    state = AppState(launch=lambda journal: player)
-    window = MainWindow(state, settings, Appearance(application, state, settings))
+    workspace = Workspace(launch=lambda journal: player)
+    window = MainWindow(workspace, settings, Appearance(application, workspace.theme, settings))
     window.resize(*size)
     window.show()
-    state.start_runner()
-    wait(lambda: player.done and not state._link._reader._queue, 0.5)
-    if state.running is not None:
-        state.edit(state.running)
+    workspace.run.start_runner()
+    wait(lambda: player.done and not workspace._link._reader._queue, 0.5)
+    if workspace.run.running is not None:
+        workspace.configuration.edit(workspace.run.running)
     arrange(window, situation)
     wait(window.settled, 1.5)
     window.grab().save(str(path))
@@ -113,12 +113,16 @@ def arrange(window, situation: str) -> None:
     from PySide6.QtTest import QTest
     from PySide6.QtWidgets import QScrollArea
 
-    from workbench.ui.controllers import config_edit
+    from workbench.ui.state import config_edit
 
-    state = window.state
+    workspace = window.workspace
     if situation == "blocked":
-        state.choose({"workload": "forward"}, "Forward")
-        state.edit(config_edit.with_model(state.catalogue, state.configuration, "n_heads", 7))
+        workspace.configuration.choose({"workload": "forward"}, "Forward")
+        workspace.configuration.edit(
+            config_edit.with_model(
+                workspace.configuration.catalogue, workspace.configuration.edited, "n_heads", 7
+            )
+        )
         QTest.qWait(500)
         rows = window.toggles.rows
         area = rows["adamw"]
@@ -129,14 +133,14 @@ def arrange(window, situation: str) -> None:
         window.show_palette()
         window.palette_.line.setText("pre")
     elif situation == "events":
-        window.state.add_note("clocks look steady now")
+        window.workspace.session.add_note("clocks look steady now")
         window.desk.bring("events")
     elif situation == "compare":
         for session in compared():
-            window.state.compared.add(session)
+            window.workspace.compared.add(session)
         window.desk.bring("compare")
     elif situation == "verdict":
-        kept = state.session.comparisons
+        kept = workspace.session.shown.comparisons
         facts = {**kept[0].facts, "p": 0.03, "numerics": {}}
         doubtful = msgspec.structs.replace(
             kept[0], ratio=0.981, low=0.974, high=0.9895, verdict="FASTER", facts=facts
@@ -145,9 +149,9 @@ def arrange(window, situation: str) -> None:
             doubtful, ratio=1.12, low=1.11, high=1.13, verdict="SLOWER", facts={**facts, "p": 1e-7}
         )
         kept[:0] = [doubtful, clear]
-        state.offers.dismiss()
-        state.offers.watched = True
-        state.comparisonsChanged.emit()
+        workspace.offers.dismiss()
+        workspace.offers.watched = True
+        workspace.session.comparisonsChanged.emit()
         window.desk.bring("verdict")
     elif situation.startswith("attribution"):
         window.desk.bring("attribution")
@@ -156,20 +160,20 @@ def arrange(window, situation: str) -> None:
     elif situation.startswith("claims"):
         window.desk.bring("claims")
     elif situation == "presets":
-        state.presets.save("Of last week")
-        state.choose({"workload": "forward"}, "Forward")
-        state.presets.apply(state.presets.offered[-1])
+        workspace.presets.save("Of last week")
+        workspace.configuration.choose({"workload": "forward"}, "Forward")
+        workspace.presets.apply(workspace.presets.offered[-1])
         QTest.qWait(500)
         menu = window.toggles.presets.menu
         menu.popup(window.toggles.presets.button.mapToGlobal(QPoint(0, 30)))
     elif situation.startswith("sweep"):
         window.desk.bring("sweep")
         if situation == "sweep-map":
-            state.sweeps.set_field(1, "model.n_layers")
+            workspace.sweeps.set_field(1, "model.n_layers")
             QTest.qWait(300)
             window.sweep._tabs.setCurrentIndex(2)
     elif situation == "running":
-        window.state.select(2)
+        window.workspace.session.select(2)
 
 
 def wait(until, then_s: float, limit_s: float = 120.0) -> None:

@@ -12,10 +12,10 @@ from workbench.ui.window import MainWindow
 
 
 @contextmanager
-def opened(qapp, qtbot, state, settings):
+def opened(qapp, qtbot, workspace, settings):
     """A dark window that is shown, and gone afterwards."""
     settings.theme = "dark"
-    window = MainWindow(state, settings, Appearance(qapp, state, settings))
+    window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     window.resize(1280, 800)
     window.show()
     qtbot.waitExposed(window)

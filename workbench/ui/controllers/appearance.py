@@ -5,26 +5,26 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QApplication
 
+from workbench.theming import stylesheet
+from workbench.theming.theme import DARK, LIGHT
 from workbench.ui.settings import Settings
-from workbench.ui.state import AppState
-from workbench.ui.theming import stylesheet
-from workbench.ui.theming.theme import DARK, LIGHT
+from workbench.ui.state.theme import ThemeModel
 
 CHOICES = ("system", "dark", "light")
 
 
 class Appearance(QObject):
-    """Keeps the application's look and ``state.theme`` in step with the choice."""
+    """Keeps the application's look and the theme model in step with the choice."""
 
-    def __init__(self, application: QApplication, state: AppState, settings: Settings) -> None:
-        super().__init__(state)
+    def __init__(self, application: QApplication, theme: ThemeModel, settings: Settings) -> None:
+        super().__init__(theme)
         self._application = application
-        self._state = state
+        self._theme = theme
         self._settings = settings
         application.setStyle("Fusion")
         application.styleHints().colorSchemeChanged.connect(self._follow)
         self._follow()
-        stylesheet.apply(application, state.theme)
+        stylesheet.apply(application, theme.current)
 
     @property
     def choice(self) -> str:
@@ -42,6 +42,6 @@ class Appearance(QObject):
             scheme = self._application.styleHints().colorScheme()
             dark = scheme != Qt.ColorScheme.Light
         theme = DARK if dark else LIGHT
-        if theme is not self._state.theme:
+        if theme is not self._theme.current:
             stylesheet.apply(self._application, theme)
-            self._state.set_theme(theme)
+            self._theme.set(theme)

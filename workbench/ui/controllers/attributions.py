@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 from PySide6.QtCore import QObject
 
@@ -11,10 +9,9 @@ from sessions.model import Study
 from sessions.studies import attribution_words
 from sessions.studies.attribution import MOST_FACTORIAL
 from workbench import calibration, protocol
-from workbench.ui.controllers import pending_changes
-
-if TYPE_CHECKING:
-    from workbench.ui.state import AppState
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
 
 BUDGET_S = 60.0
 MODES = {
@@ -28,32 +25,38 @@ MODES = {
 class Attributions(QObject):
     """Asks the runner for attributions; what comes back is in the session's ``studies``."""
 
-    def __init__(self, state: AppState) -> None:
-        super().__init__(state)
-        self._state = state
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._run, self._configuration = session, run, configuration
         self.budget_s = BUDGET_S
         self.mode = "ladder"
         self._left_out: set[str] = set()
         self._order: list[str] = []  # that a person gave to toggles; the others follow
         self._ends = 0  # of runs until it is over: a run in progress ends before it begins
         self._before: Study | None = None  # the newest one when it was asked for
-        state.heard.connect(self._take)
-        state.stateChanged.connect(self._take_state)
+        run.received.connect(self._take)
+        run.stateChanged.connect(self._take_state)
 
     @property
     def all(self) -> list[Study]:
         """The attributions of the session that is shown, the oldest first."""
-        return attribution_words.attributions(self._state.session)
+        return attribution_words.attributions(self._session.shown)
 
     @property
     def newest(self) -> Study | None:
         """The last attribution of the session that is shown."""
-        return attribution_words.newest(self._state.session)
+        return attribution_words.newest(self._session.shown)
 
     @property
     def measuring(self) -> bool:
         """Whether the newest attribution is being measured now."""
-        return self.busy and self._state.live and self.newest is not self._before
+        return self.busy and self._session.live and self.newest is not self._before
 
     @property
     def busy(self) -> bool:
@@ -65,13 +68,13 @@ class Attributions(QObject):
 
         In the order in which a ladder adds them: the catalogue's, until a person moves one.
         """
-        state = self._state
-        if state.catalogue is None or state.configuration is None:
+        catalogue, edited = self._configuration.catalogue, self._configuration.edited
+        if catalogue is None or edited is None:
             return {}
-        chosen = state.configuration.toggles
+        chosen = edited.toggles
         found = [
             toggle.name
-            for toggle in state.catalogue.toggles
+            for toggle in catalogue.toggles
             if chosen.get(toggle.name, toggle.options[0].name) != toggle.options[0].name
         ]
         place = {name: number for number, name in enumerate(self._order)}
@@ -95,14 +98,14 @@ class Attributions(QObject):
 
     def why_not(self) -> str:
         """Why nothing can be attributed now; empty where it can."""
-        state, count = self._state, len(self.chosen())
-        if state.replaying:
+        count = len(self.chosen())
+        if self._run.replaying:
             return "This is a replay; open the window without --replay to measure."
         if self.busy:
             return "An attribution is being measured."
-        if state.runner_state not in ("idle", "running", "paused"):
+        if not self._run.ready:
             return "The runner is not ready."
-        if problem := pending_changes.problem(state):
+        if problem := self._configuration.problem():
             return problem
         if not count:
             return "Switch at least one toggle on, and tick it here."
@@ -115,13 +118,12 @@ class Attributions(QObject):
 
     def run(self) -> None:
         """Attribute the chosen toggles, against the configuration with them off."""
-        state, toggles = self._state, self.chosen()
-        if state.configuration is None or state.catalogue is None or self.why_not():
+        catalogue, edited = self._configuration.catalogue, self._configuration.edited
+        toggles = self.chosen()
+        if catalogue is None or edited is None or self.why_not():
             return
-        off = {t.name: t.options[0].name for t in state.catalogue.toggles if t.name in toggles}
-        base = msgspec.structs.replace(
-            state.configuration, toggles={**state.configuration.toggles, **off}
-        )
+        off = {t.name: t.options[0].name for t in catalogue.toggles if t.name in toggles}
+        base = msgspec.structs.replace(edited, toggles={**edited.toggles, **off})
         command = protocol.Attribute(
             base=base,
             toggles=toggles,
@@ -129,16 +131,16 @@ class Attributions(QObject):
             budget_s=self.budget_s,
             seed=base.seed,
         )
-        self._before = attribution_words.newest(state.recorder.session)
-        self._ends = 2 if state.active else 1
-        state.perform(calibration.respected(state.catalogue, command))
+        self._before = attribution_words.newest(self._session.recorder.session)
+        self._ends = 2 if self._run.active else 1
+        self._run.perform(calibration.respected(catalogue, command))
 
     def _take(self, message: protocol.AnyMessage) -> None:
         if isinstance(message, protocol.Finished) and self._ends:
             self._ends -= 1
 
     def _take_state(self) -> None:
-        if self._state.runner_state in ("starting", "dead", "none"):
+        if self._run.state in ("starting", "dead", "none"):
             self._ends = 0
-        elif self._state.runner_state == "idle":  # what it interrupts has ended, however early
+        elif self._run.state == "idle":  # what it interrupts has ended, however early
             self._ends = min(self._ends, 1)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from PySide6.QtCore import QObject
 
 from sessions.model import Study
 from sessions.studies import breakdown
 from workbench import protocol
-from workbench.ui.controllers import pending_changes
-
-if TYPE_CHECKING:
-    from workbench.ui.state import AppState
+from workbench.ui.state.comparison import ComparisonModel
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
 
 STEPS = 3
 
@@ -20,26 +18,33 @@ STEPS = 3
 class Breakdowns(QObject):
     """Asks the runner for profiles; what comes back is in the session's ``studies``."""
 
-    def __init__(self, state: AppState) -> None:
-        super().__init__(state)
-        self._state = state
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        compared: ComparisonModel,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._run = session, run
+        self._configuration, self._compared = configuration, compared
 
     @property
     def newest(self) -> Study | None:
         """The last profile of the session that is shown."""
-        found = breakdown.profiles(self._state.session)
+        found = breakdown.profiles(self._session.shown)
         return found[-1] if found else None
 
     def others(self, shown: Study) -> list[tuple[str, Study]]:
         """What a profile can be compared with: the session's other ones, and those beside it."""
-        state = self._state
-        own = breakdown.profiles(state.session)
+        own = breakdown.profiles(self._session.shown)
         found = [
             (f"{number}: {study.title}", study)
             for number, study in enumerate(own, 1)
             if study is not shown
         ]
-        for session in state.compared.sessions:
+        for session in self._compared.sessions:
             found += [
                 (f"{session.title}: {study.title}", study) for study in breakdown.profiles(session)
             ]
@@ -47,23 +52,21 @@ class Breakdowns(QObject):
 
     def why_not(self) -> str:
         """Why nothing can be profiled; empty where it can."""
-        state = self._state
-        if state.replaying:
+        if self._run.replaying:
             return "This is a replay; open the window without --replay to profile."
-        if state.runner_state not in ("idle", "running", "paused"):
+        if not self._run.ready:
             return "The runner is not ready."
-        if state.configuration is None:
+        if self._configuration.edited is None:
             return "The runner offers no model."
-        return pending_changes.problem(state)
+        return self._configuration.problem()
 
     def profile(self, trace: str = "") -> None:
         """Profile the configuration being edited; ``trace`` is a file for the Chrome trace."""
-        state = self._state
-        if state.configuration is None or self.why_not():
+        if self._configuration.edited is None or self.why_not():
             return
-        state.perform(
+        self._run.perform(
             protocol.Profile(
-                configurations=[state.configuration],
+                configurations=[self._configuration.edited],
                 steps=STEPS,
                 traces=[trace] if trace else [],
             )

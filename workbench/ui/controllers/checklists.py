@@ -1,8 +1,6 @@
-"""What the window asks to be checked: each segment's numbers, or all of a configuration."""
+"""Checklists as the window asks for them: of which configuration, and why not."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import msgspec
 from PySide6.QtCore import QObject
@@ -10,80 +8,60 @@ from PySide6.QtCore import QObject
 from sessions.model import Configuration, Study
 from sessions.studies import checklist
 from workbench import calibration, protocol
-from workbench.ui.controllers import pending_changes
-
-if TYPE_CHECKING:
-    from workbench.ui.settings import Settings
-    from workbench.ui.state import AppState
+from workbench.ui.controllers.verdicts import Verdicts
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
 
 
 class Checklists(QObject):
     """Asks the runner to check a configuration; what comes back is in the session's ``studies``."""
 
-    def __init__(self, state: AppState) -> None:
-        super().__init__(state)
-        self._state = state
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        verdicts: Verdicts,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._run = session, run
+        self._configuration, self._verdicts = configuration, verdicts
         self.expect_speedup = 0.0  # 0: not to be slower
-        self._settings: Settings | None = None
-        self._each_segment = False
-
-    @property
-    def each_segment(self) -> bool:
-        """Whether a run compares the numbers of each segment with a reference, in a pause."""
-        return self._each_segment
-
-    def keep_in(self, settings: Settings) -> None:
-        """Remember there whether segments are checked, and take what is remembered."""
-        self._settings = settings
-        self._each_segment = settings.check_numbers
-
-    def set_each_segment(self, checks: bool) -> None:
-        """Check the segments of the runs to come, or leave them alone."""
-        self._each_segment = checks
-        if self._settings is not None:
-            self._settings.check_numbers = checks
-        self._state.stateChanged.emit()
-
-    def start_of(self, configuration: Configuration) -> protocol.Start:
-        """The command that runs a configuration, and checks its segments where that is wanted."""
-        start = protocol.Start(
-            configuration=configuration, check="steady" if self._each_segment else "never"
-        )
-        return self._state.verdicts.respected(start)
 
     @property
     def newest(self) -> Study | None:
         """The last checklist of the session that is shown."""
-        return checklist.newest(self._state.session)
+        return checklist.newest(self._session.shown)
 
     @property
     def checking(self) -> bool:
         """Whether the newest checklist is being done now."""
-        newest, state = self.newest, self._state
+        newest = self.newest
         return (
             newest is not None
-            and state.live
-            and state.active
-            and newest is state.session.studies[-1]
+            and self._session.live
+            and self._run.active
+            and newest is self._session.shown.studies[-1]
             and not checklist.complete(newest)
         )
 
     def why_not(self) -> str:
         """Why nothing can be checked; empty where it can."""
-        state = self._state
-        if state.replaying:
+        if self._run.replaying:
             return "This is a replay; open the window without --replay to check."
         if self.checking:
             return "A configuration is being checked."
-        if state.runner_state not in ("idle", "running", "paused"):
+        if not self._run.ready:
             return "The runner is not ready."
-        return pending_changes.problem(state)
+        return self._configuration.problem()
 
     def check(self) -> None:
         """Check the configuration being edited."""
-        configuration = self._state.configuration
+        configuration = self._configuration.edited
         if configuration is not None and not self.why_not():
-            self._ask(configuration, self.expect_speedup, self._state.verdicts.budget_s)
+            self._ask(configuration, self.expect_speedup, self._verdicts.budget_s)
 
     def check_longer(self) -> None:
         """Check what the newest checklist left undecided, with the budget that should decide it."""
@@ -96,12 +74,11 @@ class Checklists(QObject):
         self._ask(configuration, float(study.asked["expect_speedup"]), budget_s)
 
     def _ask(self, configuration: Configuration, expect_speedup: float, budget_s: float) -> None:
-        state = self._state
-        if state.catalogue is None:
+        if self._configuration.catalogue is None:
             return
         command = protocol.Validate(
             configuration=configuration,
             expect_speedup=expect_speedup or None,
             budget_s=budget_s,
         )
-        state.perform(calibration.respected(state.catalogue, command))
+        self._run.perform(calibration.respected(self._configuration.catalogue, command))

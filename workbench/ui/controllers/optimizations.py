@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PySide6.QtCore import QObject
 
@@ -12,10 +12,10 @@ from sessions.studies import optimization_words
 from sessions.studies.optimization_space import TIME
 from sessions.verdicts.work import MODEL_TOGGLES
 from workbench import calibration, protocol
-from workbench.ui.controllers import pending_changes
-
-if TYPE_CHECKING:
-    from workbench.ui.state import AppState
+from workbench.ui.controllers.presets import Presets
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
 
 BUDGET_S = 600.0
 GIB = 2**30
@@ -25,21 +25,29 @@ OBJECTIVES = {"time": "Least step time", "memory": "Least memory", "energy": "Le
 class Optimizations(QObject):
     """Sends optimizations to the runner; what comes back is in the session's ``studies``."""
 
-    def __init__(self, state: AppState) -> None:
-        super().__init__(state)
-        self._state = state
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        presets: Presets,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._run, self._configuration = session, run, configuration
+        self._presets = presets
         self.budget_s = BUDGET_S
         self.objective = TIME
         self.memory_limit_gib = 0.0  # 0: no limit
         self.excluded: set[str] = set()
         self._ends = 0  # of runs until it is over: a run in progress ends before it begins
-        state.heard.connect(self._take)
-        state.stateChanged.connect(self._take_state)
+        run.received.connect(self._take)
+        run.stateChanged.connect(self._take_state)
 
     @property
     def all(self) -> list[Study]:
         """The optimizations of the session that is shown, the oldest first."""
-        return optimization_words.optimizations(self._state.session)
+        return optimization_words.optimizations(self._session.shown)
 
     @property
     def busy(self) -> bool:
@@ -48,7 +56,7 @@ class Optimizations(QObject):
 
     def searched(self) -> dict[str, str]:
         """Return the titles of the toggles that can be searched, by name."""
-        catalogue = self._state.catalogue
+        catalogue = self._configuration.catalogue
         toggles = [] if catalogue is None else catalogue.toggles
         return {toggle.name: toggle.title for toggle in toggles if toggle.name not in MODEL_TOGGLES}
 
@@ -58,14 +66,13 @@ class Optimizations(QObject):
 
     def why_not(self) -> str:
         """Return why nothing can be searched now; empty if it can."""
-        state = self._state
-        if state.replaying:
+        if self._run.replaying:
             return "This is a replay; open the window without --replay to measure."
         if self.busy:
             return "An optimization is being measured."
-        if state.runner_state not in ("idle", "running", "paused"):
+        if not self._run.ready:
             return "The runner is not ready."
-        if problem := pending_changes.problem(state):
+        if problem := self._configuration.problem():
             return problem
         if self.excluded >= self.searched().keys():
             return "Leave at least one toggle to be searched."
@@ -73,32 +80,31 @@ class Optimizations(QObject):
 
     def run(self) -> None:
         """Search for the best configuration, from the one that is being edited."""
-        state = self._state
-        if state.configuration is None or state.catalogue is None or self.why_not():
+        catalogue, edited = self._configuration.catalogue, self._configuration.edited
+        if edited is None or catalogue is None or self.why_not():
             return
         limit = self.memory_limit_gib * GIB
         command = protocol.Optimize(
-            base=state.configuration,
+            base=edited,
             objective=self.objective,  # type: ignore[arg-type]
             memory_limit=limit or None,
             budget_s=self.budget_s,
             exclude=sorted(self.excluded),
-            seed=state.configuration.seed,
+            seed=edited.seed,
         )
-        self._ends = 2 if state.active else 1
-        state.perform(calibration.respected(state.catalogue, command))
+        self._ends = 2 if self._run.active else 1
+        self._run.perform(calibration.respected(catalogue, command))
 
     # What to do with a configuration
 
     def why_not_apply(self, study: Study, row: Mapping[str, Any]) -> str:
         """Return why a configuration of a study cannot be activated; empty if it can."""
-        state, question = self._state, optimization_words.question(study)
-        if state.replaying:
+        question, edited = optimization_words.question(study), self._configuration.edited
+        if self._run.replaying:
             return "This is a replay; open the window without --replay to change toggles."
-        now = state.configuration
-        if now is None or state.catalogue is None:
+        if edited is None or self._configuration.catalogue is None:
             return "The runner is not ready."
-        if (now.family, now.workload) != (question.get("family"), question.get("workload")):
+        if (edited.family, edited.workload) != (question.get("family"), question.get("workload")):
             return (
                 f"It is of {question.get('family')} {question.get('workload')}: choose these in "
                 "the form first."
@@ -111,21 +117,21 @@ class Optimizations(QObject):
     def apply(self, study: Study, row: Mapping[str, Any]) -> None:
         """Choose the toggles of a configuration, as one step of undo."""
         if not self.why_not_apply(study, row):
-            text = f"Optimized: {self._state.titled(str(row['title']))}"
+            text = f"Optimized: {self._session.titled(str(row['title']))}"
             toggles, known = optimization_words.toggles_of(study, row), self._known()
             choices = {name: o for name, o in toggles.items() if f"{name}={o}" in known}
-            self._state.choose(choices, text)
+            self._configuration.choose(choices, text)
 
     def save(self, study: Study, row: Mapping[str, Any]) -> str:
         """Keep the toggles of a configuration as a preset; return its name."""
         question = optimization_words.question(study)
         name = f"Best {question.get('family')} {question.get('workload')}"
         toggles = optimization_words.toggles_of(study, row)
-        return self._state.presets.add(name, toggles)
+        return self._presets.add(name, toggles)
 
     def _known(self) -> set[str]:
         """Return NAME=OPTION of everything that the runner can switch."""
-        catalogue = self._state.catalogue
+        catalogue = self._configuration.catalogue
         toggles = [] if catalogue is None else catalogue.toggles
         return {f"{toggle.name}={o.name}" for toggle in toggles for o in toggle.options}
 
@@ -134,7 +140,7 @@ class Optimizations(QObject):
             self._ends -= 1
 
     def _take_state(self) -> None:
-        if self._state.runner_state in ("starting", "dead", "none"):
+        if self._run.state in ("starting", "dead", "none"):
             self._ends = 0
-        elif self._state.runner_state == "idle":  # what it interrupts has ended, however early
+        elif self._run.state == "idle":  # what it interrupts has ended, however early
             self._ends = min(self._ends, 1)

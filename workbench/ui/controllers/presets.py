@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
 
 from sessions.model import Configuration
 from workbench import presets as files
 from workbench import protocol
-from workbench.ui.controllers import config_edit
-from workbench.ui.controllers.undo import Change, Choices
-
-if TYPE_CHECKING:
-    from workbench.ui.settings import Settings
-    from workbench.ui.state import AppState
+from workbench.ui.settings import Settings
+from workbench.ui.state import config_edit
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.failures import FailureModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.undo import Change, Choices
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,22 @@ class Presets(QObject):
 
     changed = Signal()
 
-    def __init__(self, state: AppState) -> None:
-        super().__init__(state)
-        self._state = state
+    def __init__(
+        self,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        failures: FailureModel,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._run, self._configuration, self._failures = run, configuration, failures
         self.own: dict[str, Choices] = {}
         self.told: Told | None = None
         self._chosen: Configuration | None = None  # what is told of, where a preset was applied
         self._asked: _Asked | None = None
         self._settings: Settings | None = None
-        state.heard.connect(self._answered)
-        state.configurationChanged.connect(self._look)
+        run.received.connect(self._answered)
+        configuration.editedChanged.connect(self._look)
 
     def keep_in(self, settings: Settings) -> None:
         """Keep the person's own presets there, and take those that are."""
@@ -64,15 +69,14 @@ class Presets(QObject):
     @property
     def offered(self) -> list[protocol.TogglePreset]:
         """The runner's presets."""
-        catalogue = self._state.catalogue
+        catalogue = self._configuration.catalogue
         return [] if catalogue is None else catalogue.presets
 
     def why_not(self) -> str:
         """Why no preset can be applied or saved; empty where one can."""
-        state = self._state
-        if state.replaying:
+        if self._run.replaying:
             return "This is a replay; open the window without --replay to change toggles."
-        if state.configuration is None or state.runner_state in ("none", "starting", "dead"):
+        if self._configuration.edited is None or self._run.state in ("none", "starting", "dead"):
             return "The runner is not ready."
         return ""
 
@@ -84,20 +88,20 @@ class Presets(QObject):
 
     def apply_own(self, name: str) -> None:
         """Choose what a preset of the person's own comes to here."""
-        if self._state.catalogue is not None:
-            self._ask(name, *files.fit(self.own[name], self._state.catalogue))
+        if self._configuration.catalogue is not None:
+            self._ask(name, *files.fit(self.own[name], self._configuration.catalogue))
 
     def dismiss(self) -> None:
         """Tell no longer what was left out."""
         self._tell(None)
 
     def _ask(self, title: str, toggles: Mapping[str, str], unknown: Sequence[str] = ()) -> None:
-        configuration = self._state.configuration
+        configuration = self._configuration.edited
         if configuration is None or self.why_not():
             return
         asked = config_edit.with_toggles(configuration, dict(toggles))
         self._asked = _Asked(title, asked, tuple(toggles), tuple(unknown))
-        self._state.send(protocol.Check(configuration=asked))
+        self._run.send(protocol.Check(configuration=asked))
 
     def _answered(self, message: protocol.AnyMessage) -> None:
         asked = self._asked
@@ -113,10 +117,10 @@ class Presets(QObject):
             self._tell(Told(f"{asked.title} was not applied.", (why,)))
             return
         choices = {name: message.toggles[name] for name in asked.names}
-        self._state.choose(choices, f"Preset {asked.title}")
+        self._configuration.choose(choices, f"Preset {asked.title}")
         left_out = (*asked.unknown, *self._sentences(message.left_out))
         told = Told(f"{asked.title} is chosen, but for:", left_out) if left_out else None
-        self._tell(told, self._state.configuration)
+        self._tell(told, self._configuration.edited)
 
     def _tell(self, told: Told | None, chosen: Configuration | None = None) -> None:
         self.told, self._chosen = told, chosen
@@ -124,7 +128,7 @@ class Presets(QObject):
 
     def _look(self) -> None:
         """What was chosen, and why not more, is told until something else is chosen."""
-        chosen, now = self._chosen, self._state.configuration
+        chosen, now = self._chosen, self._configuration.edited
         if chosen is None or now is None:
             return
         if now.toggles != chosen.toggles or not config_edit.of_one_run(now, chosen):
@@ -132,7 +136,7 @@ class Presets(QObject):
 
     def _sentences(self, left_out: Sequence[protocol.LeftOut]) -> list[str]:
         """One sentence for each toggle."""
-        catalogue = self._state.catalogue
+        catalogue = self._configuration.catalogue
         assert catalogue is not None
         said = []
         for name in dict.fromkeys(one.toggle for one in left_out):
@@ -148,8 +152,8 @@ class Presets(QObject):
 
     def save(self, name: str) -> None:
         """Keep the toggles as they are under a name, in place of what it named before."""
-        if self._state.configuration is not None:
-            toggles = dict(self._state.configuration.toggles)
+        if self._configuration.edited is not None:
+            toggles = dict(self._configuration.edited.toggles)
             self._change(f"Save preset {name}", {**self.own, name: toggles})
 
     def add(self, name: str, toggles: Choices) -> str:
@@ -196,7 +200,7 @@ class Presets(QObject):
 
     def _change(self, text: str, after: dict[str, Choices]) -> None:
         if after != self.own:
-            self._state.undo.push(Change(text, self.own, after, self._keep))
+            self._configuration.undo.push(Change(text, self.own, after, self._keep))
 
     def _keep(self, presets: dict[str, Choices]) -> None:
         self.own = presets
@@ -205,7 +209,7 @@ class Presets(QObject):
         self.changed.emit()
 
     def _refuse(self, error: ValueError) -> None:
-        self._state.fail(protocol.Failure(kind="mistake", sentence=f"{error}."))
+        self._failures.report(protocol.Failure(kind="mistake", sentence=f"{error}."))
 
 
 def _free(name: str, taken: Collection[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
@@ -14,9 +13,9 @@ from workbench import calibration, protocol
 from workbench.claims import documents
 from workbench.claims._course import Chosen, Course
 from workbench.client.recorder import Recorder
-
-if TYPE_CHECKING:
-    from workbench.ui.state import AppState
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
 
 BUDGET_S = 10.0
 LIMIT_S = 0.0  # none
@@ -27,9 +26,15 @@ class Reproductions(QObject):
 
     changed = Signal()  # a course began, went on to the next experiment, or ended
 
-    def __init__(self, state: AppState) -> None:
-        super().__init__(state)
-        self._state = state
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._run, self._configuration = session, run, configuration
         self.budget_s = BUDGET_S
         self.limit_s = LIMIT_S
         self._course: Course | None = None
@@ -40,8 +45,8 @@ class Reproductions(QObject):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._cut)
-        state.heard.connect(self._heed)
-        state.sessionChanged.connect(self._leave_session)
+        run.received.connect(self._heed)
+        session.sessionChanged.connect(self._leave_session)
 
     @property
     def measuring(self) -> bool:
@@ -67,42 +72,40 @@ class Reproductions(QObject):
 
         Claims of a file that these documents do not have come last.
         """
-        state = self._state
-        known = claims.newest(state.session, self.measuring and state.live)
+        known = claims.newest(self._session.shown, self.measuring and self._session.live)
         every = Course(self.experiments(), self.budget_s).rows
         blank = [dataclasses.replace(row, result="") for row in every]
         return [known.pop(row.key, row) for row in blank] + list(known.values())
 
     def why_not(self) -> str:
         """Why no claim can be measured now; empty where it can."""
-        state = self._state
-        if state.replaying:
+        if self._run.replaying:
             return "This is a replay; open the window without --replay to measure."
         if self.measuring:
             return "Claims are being measured."
-        if state.catalogue is None or state.runner_state not in ("idle", "running", "paused"):
+        if self._configuration.catalogue is None or not self._run.ready:
             return "The runner is not ready."
         return ""
 
     def measure(self, document: str = "", experiment: str = "") -> None:
         """Measure all claims, those of a document, or those that one experiment tells of."""
-        state = self._state
-        if self.why_not() or state.catalogue is None:
+        if self.why_not() or self._configuration.catalogue is None:
             return
-        state.show_live()
-        self._recorder, self._run_before = state.recorder, state.active
-        self._course = Course(
+        self._session.show_live()
+        self._recorder, self._run_before = self._session.recorder, self._run.active
+        course = self._course = Course(
             self.experiments(document, experiment),
             self.budget_s,
             self.limit_s or None,
             calibration.respected,
         )
-        self._record(self._course.begin(state.catalogue, state.session))
+        self._run.in_series = True
+        self._record(course.begin(self._configuration.catalogue, self._session.shown))
         self._ask()
 
     def stop(self) -> None:
         """Cancel what is measured, and leave the rest."""
-        self._state.cancel()
+        self._run.cancel()
         self._finish("stopped")
 
     # The course of a run
@@ -133,7 +136,7 @@ class Reproductions(QObject):
 
     def _ask(self) -> None:
         """Send the next command, or end where none is left."""
-        course, catalogue = self._course, self._state.catalogue
+        course, catalogue = self._course, self._configuration.catalogue
         assert course is not None and catalogue is not None
         self._timer.stop()
         self._command = course.next(catalogue)
@@ -142,12 +145,12 @@ class Reproductions(QObject):
             self._finish()
             return
         self._timer.start(round(min(1000 * course.allowed_s, 2**31 - 1)))
-        self._state.send(self._command)
+        self._run.send(self._command)
         self.changed.emit()
 
     def _cut(self) -> None:
         if self._course is not None and self._course.cut(self._command):
-            self._state.cancel()
+            self._run.cancel()
 
     def _lost(self) -> None:
         """The runner has gone: a new one goes on, unless a person ended the old one."""
@@ -155,12 +158,12 @@ class Reproductions(QObject):
         assert course is not None
         self._timer.stop()
         self._command = None
-        if self._state.cancelled and not course.was_cut:
+        if self._run.cancelled and not course.was_cut:
             self._finish("cancelled")
         elif course.lost():
             self._renewing = True
             self._record(course.tell())
-            self._state.start_runner()
+            self._run.start_runner()
         else:
             self._finish()
 
@@ -170,17 +173,21 @@ class Reproductions(QObject):
             return
         self._timer.stop()
         self._record(course.finish(why))
-        self._course = self._command = None
+        self._end()
         self._renewing = False
         self.changed.emit()
 
     def _leave_session(self) -> None:
         """A new session was begun: the claims of the old one are not measured any further."""
-        if self._course is not None and self._recorder is not self._state.recorder:
+        if self._course is not None and self._recorder is not self._session.recorder:
             self._timer.stop()
-            self._course = self._command = None
+            self._end()
             self.changed.emit()
+
+    def _end(self) -> None:
+        self._course = self._command = None
+        self._run.in_series = False
 
     def _record(self, messages: Iterable[protocol.AnyMessage]) -> None:
         for message in messages:
-            self._state.write(message)
+            self._session.write(message)

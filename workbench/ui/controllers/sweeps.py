@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
 
@@ -11,10 +10,12 @@ from sessions.model import Configuration, Scalar, Study
 from sessions.studies import sweep
 from workbench import presets as files
 from workbench import protocol
-from workbench.ui.controllers import config_edit
-
-if TYPE_CHECKING:
-    from workbench.ui.state import AppState
+from workbench.ui.controllers.presets import Presets
+from workbench.ui.controllers.verdicts import Verdicts
+from workbench.ui.state import config_edit
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
 
 SECONDS = 3.0  # at each point
 FIRST = "settings.sequence"
@@ -32,23 +33,33 @@ class Sweeps(QObject):
 
     changed = Signal()  # what is asked for
 
-    def __init__(self, state: AppState) -> None:
-        super().__init__(state)
-        self._state = state
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        verdicts: Verdicts,
+        presets: Presets,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._run = session, run
+        self._configuration, self._verdicts = configuration, verdicts
+        self._presets = presets
         self.fields: list[str] = [FIRST, ""]  # the second may be none
         self.values: list[str] = ["", ""]  # as typed
         self.arms: set[str] = {"now"}
         self.seconds = SECONDS
         self._suggested = ["", ""]  # values that nobody typed follow the configuration
         self._lost: Study | None = None  # its runner ended before it did
-        state.configurationChanged.connect(self._follow)
-        state.stateChanged.connect(self._heed)
+        configuration.editedChanged.connect(self._follow)
+        run.stateChanged.connect(self._heed)
 
     # What is asked for
 
     def offered(self) -> dict[str, str]:
         """Titles of the fields that can vary, by dotted name."""
-        catalogue, now = self._state.catalogue, self._state.configuration
+        catalogue, now = self._configuration.catalogue, self._configuration.edited
         if catalogue is None or now is None:
             return {}
         family = config_edit.family_of(catalogue, now.family)
@@ -85,7 +96,7 @@ class Sweeps(QObject):
 
     def offered_arms(self) -> dict[str, str]:
         """Titles of what can be an arm, by name: ``ARMS``, the runner's presets, a person's own."""
-        presets = self._state.presets
+        presets = self._presets
         offered = {f"{_PRESET}{one.name}": one.title for one in presets.offered}
         return ARMS | offered | {f"{_OWN}{name}": name for name in presets.own}
 
@@ -102,18 +113,17 @@ class Sweeps(QObject):
 
     def why_not_arm(self, name: str) -> str:
         """Why an arm cannot be measured; empty where it can."""
-        if name == "before" and self._state.verdicts.before() is None:
+        if name == "before" and self._verdicts.before() is None:
             return "No other configuration has run yet."
         return ""
 
     def why_not(self) -> str:
         """Why no sweep can be run; empty where one can."""
-        state = self._state
-        if state.replaying:
+        if self._run.replaying:
             return "This is a replay; open the window without --replay to measure."
         if self.measuring:
             return "A sweep is being measured."
-        if state.configuration is None or state.runner_state not in ("idle", "running", "paused"):
+        if self._configuration.edited is None or not self._run.ready:
             return "The runner is not ready."
         try:
             self._axes()
@@ -126,11 +136,11 @@ class Sweeps(QObject):
 
     def run(self) -> None:
         """Ask for the sweep."""
-        base = self._state.configuration
+        base = self._configuration.edited
         if base is None or self.why_not():
             return
         arms = [self._toggles(name, base) for name in self.wanted_arms()]
-        self._state.perform(
+        self._run.perform(
             protocol.Sweep(
                 base=base, axes=self._axes(), arms=arms, seconds=self.seconds, seed=base.seed
             )
@@ -141,33 +151,33 @@ class Sweeps(QObject):
     @property
     def newest(self) -> Study | None:
         """The last sweep of the session that is shown."""
-        found = [study for study in self._state.session.studies if study.kind == sweep.KIND]
+        found = [study for study in self._session.shown.studies if study.kind == sweep.KIND]
         return found[-1] if found else None
 
     @property
     def measuring(self) -> bool:
         """Whether the newest sweep is being measured now, and not a run after it."""
-        newest, state = self.newest, self._state
+        newest = self.newest
         if newest is None or newest is self._lost or newest.facts.get("final", False):
             return False
-        return state.live and state.active
+        return self._session.live and self._run.active
 
     def _heed(self) -> None:
         """A sweep whose runner is gone does not go on."""
-        if self._state.runner_state in ("dead", "starting"):
+        if self._run.state in ("dead", "starting"):
             self._lost = self.newest
 
     def _toggles(self, arm: str, base: Configuration) -> dict[str, str]:
-        catalogue = self._state.catalogue
+        catalogue = self._configuration.catalogue
         if arm == "plain" and catalogue is not None:
             return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
-        presets = self._state.presets
+        presets = self._presets
         if arm.startswith(_PRESET):
             named = {one.name: one.toggles for one in presets.offered}
             return dict(named[arm.removeprefix(_PRESET)])
         if arm.startswith(_OWN) and catalogue is not None:
             return dict(files.fit(presets.own[arm.removeprefix(_OWN)], catalogue)[0])
-        before = self._state.verdicts.before()
+        before = self._verdicts.before()
         if arm == "before" and before is not None:
             return dict(before.toggles)
         return {}
@@ -198,7 +208,11 @@ class Sweeps(QObject):
         self.changed.emit()
 
     def _suggest(self, place: int) -> None:
-        catalogue, now, name = self._state.catalogue, self._state.configuration, self.fields[place]
+        catalogue, now, name = (
+            self._configuration.catalogue,
+            self._configuration.edited,
+            self.fields[place],
+        )
         text = ""
         if catalogue is not None and now is not None and name:
             text = ", ".join(map(sweep.shown, _around(catalogue, now, name)))

@@ -7,17 +7,17 @@ first of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer
 
 from sessions.model import Configuration, Prediction
 from workbench import protocol
-from workbench.ui.controllers import config_edit
-
-if TYPE_CHECKING:
-    from workbench.ui.settings import Settings
-    from workbench.ui.state import AppState
+from workbench.ui.controllers.verdicts import Verdicts
+from workbench.ui.settings import Settings
+from workbench.ui.state import config_edit
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
 
 SETTLE_MS = 1500  # after the last click
 NAMED = 2  # toggles; more are counted
@@ -38,9 +38,17 @@ class Offers(QObject):
     ``watched`` is true from the moment that a verdict is asked for until it is dismissed.
     """
 
-    def __init__(self, state: AppState) -> None:
-        super().__init__(state)
-        self._state = state
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        verdicts: Verdicts,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._run = session, run
+        self._configuration, self._verdicts = configuration, verdicts
         self.offer: Offer | None = None
         self.prediction: Prediction | None = None  # of what is offered, once the runner told
         self.watched = False
@@ -53,10 +61,11 @@ class Offers(QObject):
         self._settling.setSingleShot(True)
         self._settling.timeout.connect(self._look)
         self._continued = False  # a click came in time, and its segment is to come
-        state.heard.connect(self._hear)
-        state.segmentsChanged.connect(self._look)
-        state.stateChanged.connect(self._look)
-        state.configurationChanged.connect(self._hold)
+        run.received.connect(self._hear)
+        session.segmentsChanged.connect(self._look)
+        run.stateChanged.connect(self._look)
+        configuration.editedChanged.connect(self._hold)
+        session.begun.connect(self.dismiss)
 
     @property
     def automatic(self) -> bool:
@@ -73,27 +82,27 @@ class Offers(QObject):
         self._automatic = automatic
         if self._settings is not None:
             self._settings.auto_verdict = automatic
-        self._state.comparisonsChanged.emit()
+        self._session.comparisonsChanged.emit()
         self._look()
 
     @property
     def known(self) -> bool:
         """Whether this session has a verdict on what is offered."""
         offer = self.offer
-        return offer is not None and self._state.verdicts.compared(offer.base, offer.other)
+        return offer is not None and self._verdicts.compared(offer.base, offer.other)
 
     def accept(self) -> None:
         """Judge what is offered; it stays offered while the runner is not ready for that."""
-        offer, verdicts = self.offer, self._state.verdicts
+        offer, verdicts = self.offer, self._verdicts
         if offer is not None and not verdicts.why_not():
             verdicts.judge(offer.base, offer.other)
             self.offer, self.watched = None, True
-            self._state.comparisonsChanged.emit()
+            self._session.comparisonsChanged.emit()
 
     def dismiss(self) -> None:
         """Leave the change, or the verdict that came of it, alone."""
         self.offer, self.watched = None, False
-        self._state.comparisonsChanged.emit()
+        self._session.comparisonsChanged.emit()
 
     def _hear(self, message: protocol.AnyMessage) -> None:
         """Other runs change configurations too, an attribution say; a click is told by a note."""
@@ -103,33 +112,32 @@ class Offers(QObject):
             offer = self.offer
             if offer is not None and (offer.base, offer.other) == (message.base, message.other):
                 self.prediction = message.prediction
-                self._state.comparisonsChanged.emit()
+                self._session.comparisonsChanged.emit()
 
     def _hold(self) -> None:
         """One more click: the change is not over."""
-        if self._state.pending and self._settling.isActive():
+        if self._configuration.pending and self._settling.isActive():
             self._settling.start(SETTLE_MS)
             self._continued = True
 
     def _look(self) -> None:
-        state = self._state
-        if state.replaying or state.verdicts.busy:
+        if self._run.replaying or self._verdicts.busy:
             return
-        if state.verdicts.resumes:
+        if self._verdicts.resumes:
             self._toggled = True  # clicks may have waited
-        if not state.active and not state.verdicts.resumes:
+        if not self._run.active and not self._verdicts.resumes:
             self._last = None
             self._settling.stop()
             self._continued = False
-        elif state.running is not None and state.running != self._last:
-            self._take(state.running)
+        elif self._run.running is not None and self._run.running != self._last:
+            self._take(self._run.running)
         if (
             self.automatic
             and self.offer is not None
             and not self.known
             and not self._settling.isActive()
-            and not state.pending
-            and state.runner_state == "running"
+            and not self._configuration.pending
+            and self._run.state == "running"
         ):
             self.accept()
         else:
@@ -137,17 +145,26 @@ class Offers(QObject):
 
     def _ask_prediction(self) -> None:
         """Ask once the clicks are over; where a verdict follows at once, it brings its own."""
-        offer, state = self.offer, self._state
-        ready = state.runner_state in ("running", "paused") and not self._settling.isActive()
-        if offer is None or offer == self._asked or self.automatic or not ready or state.pending:
+        offer = self.offer
+        ready = self._run.state in ("running", "paused") and not self._settling.isActive()
+        if (
+            offer is None
+            or offer == self._asked
+            or self.automatic
+            or not ready
+            or self._configuration.pending
+        ):
             return
         self._asked = offer
-        state.send(protocol.Predict(base=offer.base, other=offer.other))
+        self._run.send(protocol.Predict(base=offer.base, other=offer.other))
 
     def _take(self, running: Configuration) -> None:
         last, self._last = self._last, running
         toggled, self._toggled = self._toggled, False
-        continued, self._continued = self._continued, self._continued and bool(self._state.pending)
+        continued, self._continued = (
+            self._continued,
+            self._continued and bool(self._configuration.pending),
+        )
         if last is None:
             self.offer = None  # of an earlier run
             return
@@ -162,10 +179,10 @@ class Offers(QObject):
         self.prediction = None
         self.offer = None if last == running else Offer(last, running, self._text(last, running))
         self.watched = False
-        self._state.comparisonsChanged.emit()
+        self._session.comparisonsChanged.emit()
 
     def _text(self, base: Configuration, other: Configuration) -> str:
-        catalogue = self._state.catalogue
+        catalogue = self._configuration.catalogue
         names = [name for name, option in other.toggles.items() if base.toggles[name] != option]
         if catalogue is None or len(names) > NAMED:
             return f"{len(names)} toggles"

@@ -22,12 +22,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui.controllers import config_edit
-from workbench.ui.dialogs import runner_files, session_files
+from workbench.theming import fonts
+from workbench.titles import Titles
+from workbench.ui.dialogs import runner_files
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._plot_keys import PLOT_KEYS
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
+from workbench.ui.state import config_edit, session_files
+from workbench.ui.state.configuration import ConfigurationModel
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow
@@ -45,25 +46,26 @@ def open_session(window: MainWindow) -> None:
 
 def open_model(window: MainWindow) -> None:
     """Ask for a Python file and choose the model that it builds."""
-    state = window.state
-    if state.catalogue is None or state.configuration is None:
+    configuration = window.workspace.configuration
+    catalogue, edited = configuration.catalogue, configuration.edited
+    if catalogue is None or edited is None:
         return
     title = "Open a model: a file whose build() returns it"
-    name = runner_files.existing(state, window, title, "Python (*.py)")
+    name = runner_files.existing(catalogue, window, title, "Python (*.py)")
     if name:
-        state.edit(config_edit.with_own_model(state.catalogue, state.configuration, name))
+        configuration.edit(config_edit.with_own_model(catalogue, edited, name))
 
 
 def compare(window: MainWindow) -> None:
     """Ask for files and put their sessions beside the one that is shown."""
     names, _ = QFileDialog.getOpenFileNames(window, "Compare with", folder(), session_files.FILTER)
     for name in names:
-        window.state.compared.open(Path(name))
+        window.workspace.compared.open(Path(name))
 
 
 def save(window: MainWindow) -> None:
     """Write the session to its file; ask for one where it has none."""
-    path = window.state.path
+    path = window.workspace.session.path
     if path is None or session_files.is_journal(path):
         save_as(window)
     else:
@@ -72,7 +74,7 @@ def save(window: MainWindow) -> None:
 
 def save_as(window: MainWindow) -> None:
     """Ask for a file and write the session there."""
-    suggestion = suggested(window.state.session.title, session_files.SUFFIX)
+    suggestion = suggested(window.workspace.session.shown.title, session_files.SUFFIX)
     path = file_to_write(window, "Save the session", suggestion, session_files.WRITTEN)
     if path is not None:
         window.save_path(path)
@@ -115,18 +117,18 @@ def report(window: MainWindow) -> None:
 
 def rename(window: MainWindow) -> None:
     """Ask for the session's title."""
-    state = window.state
-    ask(window, "Rename session", "Title", state.session.title, state.rename)
+    session = window.workspace.session
+    ask(window, "Rename session", "Title", session.shown.title, session.rename)
 
 
 def notes(window: MainWindow) -> None:
     """Ask for the session's notes."""
-    state = window.state
+    session = window.workspace.session
 
     def keep(text: str) -> None:
-        state.describe(state.session.title, text)
+        session.describe(session.shown.title, text)
 
-    dialog = ask(window, "Session notes", "Notes", state.session.notes, keep, blank=True)
+    dialog = ask(window, "Session notes", "Notes", session.shown.notes, keep, blank=True)
     dialog.setOption(QInputDialog.InputDialogOption.UsePlainTextEditForTextInput)
     dialog.resize(480, 280)
     edit = dialog.findChild(QPlainTextEdit)
@@ -138,12 +140,18 @@ def notes(window: MainWindow) -> None:
 
 def add_note(window: MainWindow) -> None:
     """Ask for a note to this moment."""
-    ask(window, "Add note", "Note to this moment of the timeline", "", window.state.add_note)
+    ask(
+        window,
+        "Add note",
+        "Note to this moment of the timeline",
+        "",
+        window.workspace.session.add_note,
+    )
 
 
 def save_preset(window: MainWindow) -> None:
     """Ask for a name and keep the configuration under it."""
-    configuration = window.state.configuration
+    configuration = window.workspace.configuration.edited
     assert configuration is not None
     suggestion = configuration.title
 
@@ -155,12 +163,18 @@ def save_preset(window: MainWindow) -> None:
 
 def doctor(window: MainWindow) -> None:
     """Show what the runner found on this machine."""
-    _report(window, "Doctor", doctor_text(window.state))
+    _report(
+        window,
+        "Doctor",
+        doctor_text(window.workspace.configuration, window.workspace.session.titles),
+    )
 
 
 def log(window: MainWindow) -> None:
     """Show what the libraries printed in the runner."""
-    _report(window, "Runner log", "\n".join(window.state.log) or "Nothing has been printed.")
+    _report(
+        window, "Runner log", "\n".join(window.workspace.run.log) or "Nothing has been printed."
+    )
 
 
 def shortcuts(window: MainWindow) -> None:
@@ -198,22 +212,20 @@ def about(window: MainWindow) -> None:
     )
 
 
-def doctor_text(state: AppState) -> str:
+def doctor_text(configuration: ConfigurationModel, titles: Titles) -> str:
     """Device, environment, operators and blocked options, as lines of text."""
-    catalogue = state.catalogue
+    catalogue, availability = configuration.catalogue, configuration.availability
     if catalogue is None:
         return "The runner has not told yet what this machine has."
     lines = [catalogue.device_title, ""]
     lines += [f"{name}: {value}" for name, value in catalogue.environment.items()]
     lines += ["", "Operators"]
     lines += [f"  {name}: {text}" for name, text in catalogue.operators.items()]
-    blocked = state.availability.blocked if state.availability is not None else {}
+    blocked = availability.blocked if availability is not None else {}
     if blocked:
         lines += ["", "Blocked options"]
     for toggle, options in blocked.items():
-        lines += [
-            f"  {state.titles.choice(toggle, name)}: {why.said}" for name, why in options.items()
-        ]
+        lines += [f"  {titles.choice(toggle, name)}: {why.said}" for name, why in options.items()]
     return "\n".join(lines)
 
 

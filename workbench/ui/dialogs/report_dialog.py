@@ -25,13 +25,14 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
+from workbench.plot_export import ExportError
+from workbench.plots import Run
 from workbench.report import SECTIONS, Section, _page
-from workbench.ui.dialogs import message_boxes, session_files
-from workbench.ui.dialogs.export import ExportError
+from workbench.theming import fonts
+from workbench.theming.theme import DARK, LIGHT, PRINT
+from workbench.ui.dialogs import message_boxes
 from workbench.ui.panels import _widgets
-from workbench.ui.plots import Run
-from workbench.ui.theming import fonts
-from workbench.ui.theming.theme import DARK, LIGHT, PRINT
+from workbench.ui.state import session_files
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow
@@ -51,13 +52,13 @@ class ReportDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Report")
         self.resize(_SIZE)
-        state = window.state
-        sessions = [state.session, *state.compared.sessions]
+        session = window.workspace.session
+        sessions = [session.shown, *window.workspace.compared.sessions]
         self.runs = [
-            Run(session_files.snapshot(session), color=place, titled=state.titled)
-            for place, session in enumerate(sessions)
+            Run(session_files.snapshot(shown), color=place, titled=session.titled)
+            for place, shown in enumerate(sessions)
         ]
-        self.title = QLineEdit(state.session.title)
+        self.title = QLineEdit(session.shown.title)
         self.notes = QPlainTextEdit()
         self.notes.setTabChangesFocus(True)
         self.notes.setPlaceholderText("What a reader should know, under the title")

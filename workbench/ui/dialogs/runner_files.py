@@ -5,26 +5,26 @@ from __future__ import annotations
 from PySide6.QtWidgets import QFileDialog, QInputDialog, QWidget
 
 from workbench.client import runner_command
-from workbench.ui.state import AppState
+from workbench.protocol import Catalogue
 
 
-def existing(state: AppState, parent: QWidget, title: str, pattern: str = "") -> str:
+def existing(catalogue: Catalogue | None, parent: QWidget, title: str, pattern: str = "") -> str:
     """A file that the runner is to read; empty where none was chosen."""
     if runner_command.is_asked():
-        return _path(state, parent, title, "")
+        return _path(catalogue, parent, title, "")
     name, _ = QFileDialog.getOpenFileName(parent, title, "", pattern)
     return name
 
 
-def new(state: AppState, parent: QWidget, title: str, name: str, pattern: str) -> str:
+def new(catalogue: Catalogue | None, parent: QWidget, title: str, name: str, pattern: str) -> str:
     """A file that the runner is to write; empty where none was chosen."""
     if runner_command.is_asked():
-        return _path(state, parent, title, name)
+        return _path(catalogue, parent, title, name)
     chosen, _ = QFileDialog.getSaveFileName(parent, title, name, pattern)
     return chosen
 
 
-def _path(state: AppState, parent: QWidget, title: str, name: str) -> str:
-    where = runner_command.place({} if state.catalogue is None else state.catalogue.environment)
+def _path(catalogue: Catalogue | None, parent: QWidget, title: str, name: str) -> str:
+    where = runner_command.place({} if catalogue is None else catalogue.environment)
     text, accepted = QInputDialog.getText(parent, title, f"Path{where}:", text=name)
     return text.strip() if accepted else ""

@@ -8,10 +8,10 @@ from PySide6.QtCore import QObject, QSize, Qt
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMenu, QToolBar, QToolButton
 
-from workbench.ui.controllers import config_edit
+from workbench.theming.icons import icon
 from workbench.ui.menus.actions import ACTIONS, MENUS, TOOLBAR, Action
 from workbench.ui.menus.palette import Entry
-from workbench.ui.theming.icons import icon
+from workbench.ui.state import config_edit
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow
@@ -27,20 +27,21 @@ class ActionSet(QObject):
         self._actions: dict[str, QAction] = {}
         for action in ACTIONS:
             self._actions[action.id] = self._make(action)
-        state = window.state
+        workspace = window.workspace
         for changed in (
-            state.stateChanged,
-            state.configurationChanged,
-            state.availabilityChanged,
-            state.segmentsChanged,
-            state.sessionChanged,
-            state.comparedChanged,
-            state.comparisonsChanged,
-            state.followChanged,
-            state.undo.indexChanged,
+            workspace.run.stateChanged,
+            workspace.session.savedChanged,
+            workspace.configuration.editedChanged,
+            workspace.configuration.availabilityChanged,
+            workspace.session.segmentsChanged,
+            workspace.session.sessionChanged,
+            workspace.compared.changed,
+            workspace.session.comparisonsChanged,
+            workspace.session.followChanged,
+            workspace.configuration.undo.indexChanged,
         ):
             changed.connect(self.refresh)
-        state.themeChanged.connect(self._draw)
+        workspace.theme.changed.connect(self._draw)
         self._draw()
         self.refresh()
 
@@ -76,14 +77,14 @@ class ActionSet(QObject):
 
     def entries(self) -> list[Entry]:
         """What the palette offers: actions, options of toggles, presets."""
-        state, theme = self._window.state, self._window.state.theme
+        workspace, theme = self._window.workspace, self._window.workspace.theme.current
         found = [
             Entry(
-                action.now(state) or action.text,
+                action.now(workspace) or action.text,
                 self[action.id].trigger,
                 icon(action.icon, theme),
                 action.shortcut,
-                action.why_not(state),
+                action.why_not(workspace),
             )
             for action in ACTIONS
             if action.id != "palette"
@@ -94,25 +95,25 @@ class ActionSet(QObject):
         for name, dock in self._window.desk.docks.items():
             enter = self._chooser(self._window.enter, name)
             found.append(Entry(f"Panel: {dock.windowTitle()}", enter, icon("layout", theme)))
-        catalogue, configuration = state.catalogue, state.configuration
+        catalogue, configuration = workspace.configuration.catalogue, workspace.configuration.edited
         if catalogue is None or configuration is None:
             return found
         for toggle in catalogue.toggles:
-            blocked = state.blocked(toggle.name)
+            blocked = workspace.configuration.blocked(toggle.name)
             for option in toggle.options:
                 why = blocked[option.name].reason if option.name in blocked else ""
                 if configuration.toggles.get(toggle.name) == option.name:
                     why = "Chosen already."
-                choose = self._chooser(state.set_toggle, toggle.name, option.name)
+                choose = self._chooser(workspace.configuration.set_toggle, toggle.name, option.name)
                 text = f"{toggle.title}: {option.title}"
                 found.append(Entry(text, choose, icon("toggle", theme), "", why))
-        why_not = state.presets.why_not()
-        for offered in state.presets.offered:
-            choose = self._chooser(state.presets.apply, offered)
+        why_not = workspace.presets.why_not()
+        for offered in workspace.presets.offered:
+            choose = self._chooser(workspace.presets.apply, offered)
             text = f"Toggles: {offered.title}"
             found.append(Entry(text, choose, icon("preset", theme), "", why_not))
-        for name in state.presets.own:
-            choose = self._chooser(state.presets.apply_own, name)
+        for name in workspace.presets.own:
+            choose = self._chooser(workspace.presets.apply_own, name)
             found.append(Entry(f"Toggles: {name}", choose, icon("preset", theme), "", why_not))
         for preset in config_edit.family_of(catalogue, configuration.family).presets:
             choose = self._chooser(self._window.choose_preset, preset)
@@ -121,20 +122,20 @@ class ActionSet(QObject):
 
     def refresh(self) -> None:
         """Enable what can be done now; the tool tip of the rest says why not."""
-        state = self._window.state
+        workspace = self._window.workspace
         for action in ACTIONS:
             made = self[action.id]
-            why_not = action.why_not(state)
-            text = action.now(state) or action.text
+            why_not = action.why_not(workspace)
+            text = action.now(workspace) or action.text
             made.setEnabled(not why_not)
             made.setText(text)
             keys = f"  ({action.shortcut})" if action.shortcut else ""
             lines = (f"{text.removesuffix(' …')}{keys}", action.tip, why_not)
             made.setToolTip("\n".join(line for line in lines if line))
             if action.checked is not None:
-                made.setChecked(action.checked(state))
-        paused = state.runner_state == "paused"
-        self["pause"].setIcon(icon("resume" if paused else "pause", state.theme))
+                made.setChecked(action.checked(workspace))
+        paused = workspace.run.state == "paused"
+        self["pause"].setIcon(icon("resume" if paused else "pause", workspace.theme.current))
 
     def _make(self, action: Action) -> QAction:
         made = QAction(action.text, self._window)
@@ -149,7 +150,7 @@ class ActionSet(QObject):
         return made
 
     def _draw(self) -> None:
-        theme = self._window.state.theme
+        theme = self._window.workspace.theme.current
         for action in ACTIONS:
             role = "on_accent" if action.id == "run" else "text"
             self[action.id].setIcon(icon(action.icon, theme, role))

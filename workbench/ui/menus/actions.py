@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workbench.ui.controllers import config_edit, pending_changes
 from workbench.ui.dialogs import message_boxes
-from workbench.ui.state import AppState
+from workbench.ui.state import config_edit
+from workbench.ui.workspace import Workspace
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 MENUS = ("File", "Edit", "Run", "View", "Compare", "Help")
 
 
-def _always(_: AppState) -> str:
+def _always(_: Workspace) -> str:
     return ""
 
 
-def _plain(_: AppState) -> str:
+def _plain(_: Workspace) -> str:
     return ""
 
 
@@ -35,99 +35,133 @@ class Action:
     handler: Callable[[MainWindow], None]
     shortcut: str = ""
     tip: str = ""
-    why_not: Callable[[AppState], str] = _always
-    now: Callable[[AppState], str] = _plain  # another text for what it would do now
-    checked: Callable[[AppState], bool] | None = None
+    why_not: Callable[[Workspace], str] = _always
+    now: Callable[[Workspace], str] = _plain  # another text for what it would do now
+    checked: Callable[[Workspace], bool] | None = None
     group: int = 0  # a line divides the groups of a menu
 
 
-def _cannot_run(state: AppState) -> str:
-    if state.replaying:
+def _cannot_run(workspace: Workspace) -> str:
+    if workspace.run.replaying:
         return "This is a replay; open the window without --replay to run."
-    if state.runner_state == "dead":
+    if workspace.run.state == "dead":
         return "The runner has ended; start a new one."
-    if state.runner_state != "idle":
-        return "A run is in progress." if state.active else "The runner has not started yet."
-    if state.configuration is None:
+    if workspace.run.state != "idle":
+        return (
+            "A run is in progress." if workspace.run.active else "The runner has not started yet."
+        )
+    if workspace.configuration.edited is None:
         return "The runner offers no model."
-    return pending_changes.problem(state)
+    return workspace.configuration.problem()
 
 
-def _no_own_models(state: AppState) -> str:
-    if state.replaying:
+def _no_own_models(workspace: Workspace) -> str:
+    if workspace.run.replaying:
         return "This is a replay; open the window without --replay to run."
-    if state.catalogue is None:
+    if workspace.configuration.catalogue is None:
         return "The runner has not started yet."
-    if state.active:
+    if workspace.run.active:
         return "A run is in progress."
-    families = [family.name for family in state.catalogue.families]
+    families = [family.name for family in workspace.configuration.catalogue.families]
     return "" if config_edit.OWN in families else "This runner takes no models from files."
 
 
-def _not_active(state: AppState) -> str:
-    return "" if state.active else "No run is in progress."
+def _not_active(workspace: Workspace) -> str:
+    return "" if workspace.run.active else "No run is in progress."
 
 
-def _cannot_pause(state: AppState) -> str:
-    return "" if state.runner_state in ("running", "paused") else "Nothing runs that could pause."
+def _cannot_pause(workspace: Workspace) -> str:
+    return "" if workspace.run.state in ("running", "paused") else "Nothing runs that could pause."
 
 
-def _pause_text(state: AppState) -> str:
-    return "Resume" if state.runner_state == "paused" else ""
+def _pause_text(workspace: Workspace) -> str:
+    return "Resume" if workspace.run.state == "paused" else ""
 
 
 def _pause(window: MainWindow) -> None:
-    state = window.state
-    (state.resume if state.runner_state == "paused" else state.pause)()
+    run = window.workspace.run
+    (run.resume if run.state == "paused" else run.pause)()
 
 
 def _toggle_automatic(window: MainWindow) -> None:
-    offers = window.state.offers
+    offers = window.workspace.offers
     offers.set_automatic(not offers.automatic)
 
 
 def _toggle_check(window: MainWindow) -> None:
-    checklists = window.state.checklists
-    checklists.set_each_segment(not checklists.each_segment)
+    runs = window.workspace.runs
+    runs.set_checks_numbers(not runs.checks_numbers)
 
 
-def _no_data(state: AppState) -> str:
-    return "" if state.session.segments else "Nothing has been measured yet."
+def _no_data(workspace: Workspace) -> str:
+    return "" if workspace.session.shown.segments else "Nothing has been measured yet."
 
 
-def _nothing_to_report(state: AppState) -> str:
-    session = state.session
+def _nothing_to_report(workspace: Workspace) -> str:
+    session = workspace.session.shown
     found = session.segments or session.comparisons or session.studies
     return "" if found else "Nothing has been measured yet."
 
 
-def _not_live(state: AppState) -> str:
-    return "" if state.live else "A note marks a moment of the live session; this one is a file."
+def _not_live(workspace: Workspace) -> str:
+    if workspace.session.live:
+        return ""
+    return "A note marks a moment of the live session; this one is a file."
 
 
-def _no_undo(state: AppState) -> str:
-    return "" if state.undo.canUndo() else "No toggle has been changed."
+def _no_undo(workspace: Workspace) -> str:
+    return "" if workspace.configuration.undo.canUndo() else "No toggle has been changed."
 
 
-def _no_redo(state: AppState) -> str:
-    return "" if state.undo.canRedo() else "Nothing was undone."
+def _no_redo(workspace: Workspace) -> str:
+    return "" if workspace.configuration.undo.canRedo() else "Nothing was undone."
 
 
-def _no_comparison(state: AppState) -> str:
-    return "" if state.compared.sessions else "No session is compared."
+def _undo_text(workspace: Workspace) -> str:
+    undo = workspace.configuration.undo
+    return f"Undo {undo.undoText()}" if undo.canUndo() else ""
 
 
-def _no_runner_wanted(state: AppState) -> str:
-    return "This is a replay." if state.replaying else ""
+def _redo_text(workspace: Workspace) -> str:
+    undo = workspace.configuration.undo
+    return f"Redo {undo.redoText()}" if undo.canRedo() else ""
 
 
-def _live_already(state: AppState) -> str:
-    return "The live session is shown." if state.live else ""
+def _undo(window: MainWindow) -> None:
+    window.workspace.configuration.undo.undo()
+
+
+def _redo(window: MainWindow) -> None:
+    window.workspace.configuration.undo.redo()
+
+
+def _begin_session(window: MainWindow) -> None:
+    window.workspace.run.begin_session()
+
+
+def _start_runner(window: MainWindow) -> None:
+    window.workspace.run.start_runner()
+
+
+def _show_live(window: MainWindow) -> None:
+    window.workspace.session.show_live()
+
+
+def _no_comparison(workspace: Workspace) -> str:
+    return "" if workspace.compared.sessions else "No session is compared."
+
+
+def _no_runner_wanted(workspace: Workspace) -> str:
+    return "This is a replay." if workspace.run.replaying else ""
+
+
+def _live_already(workspace: Workspace) -> str:
+    return "The live session is shown." if workspace.session.live else ""
 
 
 def _jump(window: MainWindow) -> None:
-    window.state.show_live()
-    window.state.set_follow(True)
+    window.workspace.session.show_live()
+    window.workspace.session.set_follow(True)
 
 
 ACTIONS = (
@@ -143,7 +177,7 @@ ACTIONS = (
            "Give the session another title", group=1),
     Action("notes", "Session notes …", "File", "note", message_boxes.notes, "",
            "What a reader of this session should know", group=1),
-    Action("new", "New session", "File", "new", lambda w: w.state.new_session(), "Ctrl+Shift+N",
+    Action("new", "New session", "File", "new", _begin_session, "Ctrl+Shift+N",
            "Leave this session in its journal or file and begin another",
            _no_runner_wanted, group=1),
     Action("export", "Export plot …", "File", "export", lambda w: w.export_plot(), "Ctrl+E",
@@ -153,36 +187,36 @@ ACTIONS = (
            _nothing_to_report, group=2),
     Action("quit", "Quit", "File", "quit", lambda w: w.quit(), "Ctrl+Q",
            "End the runner and close the window", group=3),
-    Action("undo", "Undo", "Edit", "undo", lambda w: w.state.undo.undo(), "Ctrl+Z",
+    Action("undo", "Undo", "Edit", "undo", _undo, "Ctrl+Z",
            "Take back the last change of toggles", _no_undo,
-           now=lambda s: f"Undo {s.undo.undoText()}" if s.undo.canUndo() else ""),
-    Action("redo", "Redo", "Edit", "redo", lambda w: w.state.undo.redo(), "Ctrl+Shift+Z",
+           now=_undo_text),
+    Action("redo", "Redo", "Edit", "redo", _redo, "Ctrl+Shift+Z",
            "Make the change of toggles again", _no_redo,
-           now=lambda s: f"Redo {s.undo.redoText()}" if s.undo.canRedo() else ""),
+           now=_redo_text),
     Action("note", "Add note …", "Edit", "note", message_boxes.add_note, "Ctrl+N",
            "Mark this moment of the timeline", _not_live, group=1),
     Action("copy-image", "Copy plot as image", "Edit", "image", lambda w: w.copy_plot(),
            "Ctrl+Shift+C", "Put a picture of the plots on the clipboard", _no_data, group=1),
-    Action("run", "Run", "Run", "run", lambda w: w.state.start(), "F5",
+    Action("run", "Run", "Run", "run", lambda w: w.workspace.runs.start(), "F5",
            "Build the configuration and run it", _cannot_run),
     Action("pause", "Pause", "Run", "pause", _pause, "F6",
            "Stop stepping, keeping everything built", _cannot_pause, now=_pause_text),
-    Action("stop", "Stop", "Run", "stop", lambda w: w.state.stop(), "Shift+F5",
+    Action("stop", "Stop", "Run", "stop", lambda w: w.workspace.run.stop(), "Shift+F5",
            "End the run after the current step", _not_active),
-    Action("cancel", "Cancel", "Run", "cancel", lambda w: w.state.cancel(), "Shift+Esc",
+    Action("cancel", "Cancel", "Run", "cancel", lambda w: w.workspace.run.cancel(), "Shift+Esc",
            "End what is being built or run at once, by force if need be", _not_active),
-    Action("restart", "Start a new runner", "Run", "restart", lambda w: w.state.start_runner(),
+    Action("restart", "Start a new runner", "Run", "restart", _start_runner,
            "", "Replace the runner; the session goes on", _no_runner_wanted, group=1),
     Action("palette", "Command palette", "View", "palette", lambda w: w.show_palette(),
            "Ctrl+Shift+P", "Find any command, toggle or preset by name"),
     Action("jump", "Jump to live", "View", "jump", _jump, "Ctrl+End",
            "Follow the newest step again", group=1),
     Action("pause-view", "Pause view", "View", "view-pause",
-           lambda w: w.state.set_follow(not w.state.follow), "Ctrl+Space",
+           lambda w: w.workspace.session.set_follow(not w.workspace.session.follow), "Ctrl+Space",
            "Hold the plots where they are; the run goes on",
-           checked=lambda s: not s.follow, group=1),
-    Action("show-live", "Show the live session", "View", "live", lambda w: w.state.show_live(),
-           "", "Leave the opened file and show the session that is recorded",
+           checked=lambda s: not s.session.follow, group=1),
+    Action("show-live", "Show the live session", "View", "live", _show_live, "",
+           "Leave the opened file and show the session that is recorded",
            _live_already, group=1),
     Action("next-panel", "Next panel", "View", "layout", lambda w: w.step_panel(1),
            "Ctrl+Tab", "Give the keyboard to the next panel", group=2),
@@ -225,11 +259,11 @@ ACTIONS = (
            "on with the new one", checked=lambda s: s.offers.automatic, group=2),
     Action("check-numbers", "Check each segment's numbers", "Run", "checklist", _toggle_check, "",
            "Pause each new configuration of the runs to come, once, and compare its numbers with a "
-           "reference in FP64 or FP32", checked=lambda s: s.checklists.each_segment, group=2),
+           "reference in FP64 or FP32", checked=lambda s: s.runs.checks_numbers, group=2),
     Action("compare", "Compare with …", "Compare", "compare", message_boxes.compare, "Ctrl+Shift+O",
            "Put the sessions of files beside this one"),
     Action("clear-compared", "Clear comparison", "Compare", "close",
-           lambda w: w.state.compared.clear(), "", "Take every other session away",
+           lambda w: w.workspace.compared.clear(), "", "Take every other session away",
            _no_comparison),
     Action("doctor", "Doctor", "Help", "doctor", message_boxes.doctor, "",
            "What this machine has, what is missing and what it would enable"),

@@ -11,11 +11,13 @@ from PySide6.QtCore import QMimeData
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
-from workbench.ui.controllers import config_edit
 from workbench.ui.controllers.appearance import CHOICES
-from workbench.ui.dialogs import message_boxes, session_files
+from workbench.ui.controllers.runs import Runs
+from workbench.ui.controllers.verdicts import Verdicts
+from workbench.ui.dialogs import message_boxes
 from workbench.ui.menus import preset_menu
-from workbench.ui.state import AppState
+from workbench.ui.state import config_edit, session_files
+from workbench.ui.state.configuration import ConfigurationModel
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow
@@ -32,20 +34,25 @@ def add_dynamic(window: MainWindow) -> None:
     _submenu(top["File"], "Open recent", lambda menu: _recent(window, menu), save)
     _submenu(top["File"], "Recover journal", lambda menu: _journals(window, menu), save)
     _submenu(top["Run"], "Presets", lambda menu: _presets(window, menu))
-    state = window.state
-    _submenu(top["Run"], "Toggle presets", lambda menu: preset_menu.fill(menu, state, window))
-    _submenu(top["Run"], "Background pairing", lambda menu: _pairing_shares(state, menu))
-    _submenu(top["Run"], "Builds of a verdict", lambda menu: _build_counts(state, menu))
+    workspace = window.workspace
+    _submenu(
+        top["Run"], "Toggle presets", lambda menu: preset_menu.fill(menu, workspace.presets, window)
+    )
+    _submenu(top["Run"], "Background pairing", lambda menu: _pairing_shares(workspace.runs, menu))
+    _submenu(
+        top["Run"], "Builds of a verdict", lambda menu: _build_counts(workspace.verdicts, menu)
+    )
     top["View"].addSeparator()
     for dock in window.desk.docks.values():
         top["View"].addAction(dock.toggleViewAction())
     _submenu(top["View"], "Theme", lambda menu: _themes(window, menu))
 
 
-def choose_preset(state: AppState, name: str) -> None:
+def choose_preset(configuration: ConfigurationModel, name: str) -> None:
     """Take another preset of the family that is being edited."""
-    assert state.catalogue is not None and state.configuration is not None
-    state.edit(config_edit.with_preset(state.catalogue, state.configuration, name))
+    catalogue, edited = configuration.catalogue, configuration.edited
+    assert catalogue is not None and edited is not None
+    configuration.edit(config_edit.with_preset(catalogue, edited, name))
 
 
 def dropped(data: QMimeData) -> list[Path]:
@@ -81,41 +88,39 @@ def _recent(window: MainWindow, menu: QMenu) -> None:
 
 def _journals(window: MainWindow, menu: QMenu) -> None:
     for path in session_files.recoverable():
-        _item(menu, path.name, partial(window.state.open_session, path), tip=str(path))
+        _item(menu, path.name, partial(window.workspace.session.open, path), tip=str(path))
 
 
 def _presets(window: MainWindow, menu: QMenu) -> None:
-    state = window.state
-    catalogue, configuration = state.catalogue, state.configuration
-    if catalogue is None or configuration is None:
+    configuration = window.workspace.configuration
+    catalogue, edited = configuration.catalogue, configuration.edited
+    if catalogue is None or edited is None:
         return
-    for name in config_edit.family_of(catalogue, configuration.family).presets:
-        chosen = name == configuration.preset and not configuration.model
-        _item(menu, name, partial(choose_preset, state, name), chosen)
+    for name in config_edit.family_of(catalogue, edited.family).presets:
+        chosen = name == edited.preset and not edited.model
+        _item(menu, name, partial(choose_preset, configuration, name), chosen)
     menu.addSeparator()
     for name, own in window.settings.presets.items():
-        _item(menu, name, partial(state.edit, config_edit.adopt(catalogue, own)))
+        _item(menu, name, partial(configuration.edit, config_edit.adopt(catalogue, own)))
     menu.addSeparator()
     _item(menu, "Save as preset …", lambda: message_boxes.save_preset(window))
 
 
-def _pairing_shares(state: AppState, menu: QMenu) -> None:
+def _pairing_shares(runs: Runs, menu: QMenu) -> None:
     """Offer parts of a run's time for blocks of its baseline."""
-    verdicts = state.verdicts
-    for share in dict.fromkeys((*SHARES, verdicts.pairing_share)):
+    for share in dict.fromkeys((*SHARES, runs.pairing_share)):
         text = f"{100 * share:g} % of the time" if share else "Off"
         tip = (
             "After a toggle, return to the baseline in short blocks: the ratio becomes a paired one"
             if share
             else "Ratios against the baseline stay unpaired until a verdict is measured"
         )
-        choose = partial(verdicts.set_pairing_share, share)
-        _item(menu, text, choose, share == verdicts.pairing_share, tip)
+        choose = partial(runs.set_pairing_share, share)
+        _item(menu, text, choose, share == runs.pairing_share, tip)
 
 
-def _build_counts(state: AppState, menu: QMenu) -> None:
+def _build_counts(verdicts: Verdicts, menu: QMenu) -> None:
     """Offer how often a verdict builds both arms."""
-    verdicts = state.verdicts
     tips = {0: "Several builds if building is cheap for the budget, else one",
             1: "The interval describes the two builds that were measured"}  # fmt: skip
     several = "The interval includes how far builds of one configuration differ"

@@ -19,8 +19,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from workbench.theming import fonts
 from workbench.ui.panels import _widgets
-from workbench.ui.theming import fonts
 
 WIDTH = 560
 ROWS = 10

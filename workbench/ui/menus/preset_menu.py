@@ -11,61 +11,60 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from workbench.presets import SUFFIX
+from workbench.ui.controllers.presets import Presets
 from workbench.ui.dialogs import message_boxes
-from workbench.ui.state import AppState
 
 FILTER = f"Presets of toggles (*{SUFFIX})"
 
 
-def fill(menu: QMenu, state: AppState, host: QWidget) -> None:
+def fill(menu: QMenu, presets: Presets, host: QWidget) -> None:
     """Put the presets and what can be done with them into a menu; dialogs belong to host."""
     menu.clear()
     for old in menu.findChildren(QMenu):
         old.deleteLater()
-    presets = state.presets
     why_not = presets.why_not()
     menu.setToolTipsVisible(True)
     for preset in presets.offered:
         _item(menu, preset.title, partial(presets.apply, preset), preset.help, why_not)
     menu.addSeparator()
     for name in presets.own:
-        _fill_own(menu.addMenu(name), state, host, name)
+        _fill_own(menu.addMenu(name), presets, host, name)
     menu.addSeparator()
-    _item(menu, "Save these toggles as a preset …", partial(ask_to_save, state, host), "", why_not)
-    _item(menu, "Add presets of a file …", partial(ask_to_add, state, host))
+    _item(
+        menu, "Save these toggles as a preset …", partial(ask_to_save, presets, host), "", why_not
+    )
+    _item(menu, "Add presets of a file …", partial(ask_to_add, presets, host))
 
 
-def ask_to_save(state: AppState, host: QWidget) -> None:
+def ask_to_save(presets: Presets, host: QWidget) -> None:
     """Ask for a name and keep the toggles under it."""
-    message_boxes.ask(host, "Save toggles", "Name of the preset", "", state.presets.save)
+    message_boxes.ask(host, "Save toggles", "Name of the preset", "", presets.save)
 
 
-def ask_to_add(state: AppState, host: QWidget) -> None:
+def ask_to_add(presets: Presets, host: QWidget) -> None:
     """Ask for a file and add its presets."""
     name, _ = QFileDialog.getOpenFileName(host, "Add presets", message_boxes.folder(), FILTER)
     if name:
-        state.presets.take(Path(name))
+        presets.take(Path(name))
 
 
-def ask_to_share(state: AppState, host: QWidget, name: str) -> None:
+def ask_to_share(presets: Presets, host: QWidget, name: str) -> None:
     """Ask for a file and write one of the person's own presets there."""
     slug = re.sub(r"[^\w.-]+", "-", name).strip("-").lower() or "preset"
     suggestion = str(Path(message_boxes.folder()) / f"{slug}{SUFFIX}")
     path = message_boxes.file_to_write(host, "Share a preset", suggestion, {SUFFIX: FILTER})
     if path is not None:
-        state.presets.share(name, path)
+        presets.share(name, path)
 
 
-def _fill_own(menu: QMenu, state: AppState, host: QWidget, name: str) -> None:
-    presets = state.presets
-
+def _fill_own(menu: QMenu, presets: Presets, host: QWidget, name: str) -> None:
     def rename() -> None:
         message_boxes.ask(host, "Rename preset", "Name", name, partial(presets.rename, name))
 
     _item(menu, "Apply", partial(presets.apply_own, name), "", presets.why_not())
     menu.addSeparator()
     _item(menu, "Rename …", rename)
-    _item(menu, "Share as a file …", partial(ask_to_share, state, host, name))
+    _item(menu, "Share as a file …", partial(ask_to_share, presets, host, name))
     _item(menu, "Delete", partial(presets.remove, name))
 
 

@@ -1,1 +1,1 @@
-"""The panels of the window, one per file; each takes the ``AppState`` and calls no other panel."""
+"""The panels of the window, one per file; each takes the models it uses, and no other panel."""

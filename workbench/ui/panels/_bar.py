@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
 
+from workbench.theming.icons import icon
+from workbench.theming.theme import Theme
 from workbench.ui.panels import _widgets
-from workbench.ui.theming.icons import icon
-from workbench.ui.theming.theme import Theme
 
 Line = tuple[str, str, str]  # text, icon ("" for none), role of the colour
 

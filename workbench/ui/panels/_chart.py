@@ -20,15 +20,16 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench import crash_log
+from workbench import crash_log, plot_export
 from workbench.charts.canvas import Canvas, canvas_view
 from workbench.charts.style import screen_style, shade
-from workbench.ui.dialogs import export, message_boxes, session_files
+from workbench.plots import Plot, Run
+from workbench.theming.theme import Theme
+from workbench.ui.dialogs import message_boxes
 from workbench.ui.panels import _plot_keys
-from workbench.ui.plots import Plot, Run
 from workbench.ui.process import uncaught
 from workbench.ui.process.thread_pool import Tasks
-from workbench.ui.theming.theme import Theme
+from workbench.ui.state import session_files
 
 _Made = TypeVar("_Made")
 
@@ -236,7 +237,7 @@ class Chart(QWidget):
         menu.addAction("Copy as image", self.copy_image)
         menu.addAction("Copy as data", self.copy_data)
         menu.addSeparator()
-        for suffix in export.SUFFIXES:
+        for suffix in plot_export.SUFFIXES:
             name = suffix[1:].upper()
             menu.addAction(f"Export {name} …", lambda s=suffix: self.export(s))
         if self._reason is not None:
@@ -282,7 +283,7 @@ class Chart(QWidget):
 
     def copy_image(self) -> None:
         """Put the plot on the clipboard as an image, in the print theme."""
-        export.copy_image(self.plot, self.runs, options=self.options)
+        plot_export.copy_image(self.plot, self.runs, options=self.options)
 
     def copy_data(self) -> None:
         """Put the data drawn on the clipboard, as spreadsheets take it: separated by tabs."""
@@ -290,7 +291,7 @@ class Chart(QWidget):
 
         def work() -> str:
             table = self.plot.table(runs, **options)
-            return export.csv_bytes(table, separator="\t").decode()
+            return plot_export.csv_bytes(table, separator="\t").decode()
 
         self._start(work, clipboard.setText)
 
@@ -302,13 +303,13 @@ class Chart(QWidget):
         if path is None:
             return
         runs, options = self._frozen(), dict(self.options)
-        work = partial(export.export_plot, self.plot.name, runs, path, options=options)
+        work = partial(plot_export.export_plot, self.plot.name, runs, path, options=options)
         if path.suffix.lower() == ".csv":
             self._start(work, lambda _: None)
             return
         try:
             work()  # Qt paints in the window's thread only
-        except export.ExportError as error:
+        except plot_export.ExportError as error:
             self._refuse(error)
 
     def _frozen(self) -> list[Run]:

@@ -10,10 +10,10 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy
 from sessions.plain_text import one_line
 from sessions.studies import claims
 from sessions.studies.claims import Row
+from workbench.theming import fonts
+from workbench.theming.icons import icon
+from workbench.theming.theme import Theme
 from workbench.ui.panels import _widgets
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
-from workbench.ui.theming.theme import Theme
 
 COLUMNS = 6  # mark, word, claim, what the document says, what was measured, button
 STRETCH = (0, 0, 5, 4, 5, 0)

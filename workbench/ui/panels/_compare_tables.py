@@ -20,16 +20,20 @@ from sessions.verdicts.comparison import Arm, Comparison
 from sessions.verdicts.ratios import UNPAIRED
 from sessions.verdicts.verdict_words import claim_words
 from sessions.verdicts.work import INVALID, is_invalid
+from workbench.plots import Run
 from workbench.protocol import Failure
+from workbench.theming import fonts
+from workbench.theming.icons import icon
+from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
 from workbench.ui.panels._table import RIGHT, CalmTable, headed
 from workbench.ui.panels.segments import JUDGE, ROW_HEIGHT
-from workbench.ui.plots import Run
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
+from workbench.ui.state.comparison import ComparisonModel
+from workbench.ui.state.failures import FailureModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 _COLUMNS = (
     "Session",
@@ -59,9 +63,19 @@ class SessionsTable(CalmTable):
     baselineChosen = Signal(object)  # session
     removed = Signal(object)  # session
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        compared: ComparisonModel,
+        verdicts: Verdicts,
+        failures: FailureModel,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._compared = session, compared
+        self._verdicts, self._failures = verdicts, failures
+        self._theme = theme
         self._runs: list[Run] = []
         self._comparison: Comparison | None = None
         self._offered: list[object] = []  # what the boxes of each row are made from
@@ -120,7 +134,7 @@ class SessionsTable(CalmTable):
         self.setMinimumHeight(head + min(_SEEN, len(runs)) * _ROW_PX)
         for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
             title = self.put(row, 0, run.session.title)
-            title.setIcon(swatch(run.color, self._state.theme))
+            title.setIcon(swatch(run.color, self._theme.current))
             if row == comparison.baseline:
                 bold = fonts.numbers()
                 bold.setBold(True)
@@ -131,7 +145,7 @@ class SessionsTable(CalmTable):
             self.put(row, 3, number(summary.median, summary.error), number=True)
             self.put(row, 4, number(summary.p95, summary.error), number=True)
             cell = self.put(row, _VERDICT, verdict(arm))
-            cell.setForeground(QColor(getattr(self._state.theme, tone(arm))))
+            cell.setForeground(QColor(getattr(self._theme.current, tone(arm))))
             font = fonts.numbers()
             font.setUnderline(self._is_offer(row))
             cell.setFont(font)
@@ -143,11 +157,11 @@ class SessionsTable(CalmTable):
 
     def _choices(self, row: int, run: Run, arm: Arm) -> None:
         """The row's box and button; made anew only for others, who may have the keyboard."""
-        titled, others = self._state.titled, self._state.compared.sessions
+        titled, others = self._session.titled, self._compared.sessions
         titles = [f"{one.index}: {titled(one.label)}" for one in run.session.segments]
         removable = any(session.id == run.session.id for session in others)
         same = id(run.session) if removable else run.session.id  # a live one's is a copy each time
-        offered = (same, titles, self._state.theme.name)
+        offered = (same, titles, self._theme.current.name)
         if self._offered[row : row + 1] != [offered]:
             self._offered[row : row + 1] = [offered]
             self.setCellWidget(row, _SEGMENT, self._segments(run, titles))
@@ -168,7 +182,7 @@ class SessionsTable(CalmTable):
         button = QToolButton()
         button.setAutoRaise(True)
         button.setIconSize(_widgets.SMALL_ICON)
-        button.setIcon(icon("close", self._state.theme, "muted"))
+        button.setIcon(icon("close", self._theme.current, "muted"))
         button.setEnabled(removable)
         button.setToolTip(
             "Take this session out of the comparison"
@@ -199,15 +213,15 @@ class SessionsTable(CalmTable):
 
     def _why_not_judge(self, row: int) -> str:
         pair = self._pair(row)
-        return "" if pair is None else self._state.verdicts.why_not_pair(*pair)
+        return "" if pair is None else self._verdicts.why_not_pair(*pair)
 
     def _judge(self, row: int) -> None:
         """Measure a verdict of a row against the baseline, or say why that cannot be."""
         pair = self._pair(row)
         if why_not := self._why_not_judge(row):
-            self._state.fail(Failure(kind="mistake", sentence=why_not))
+            self._failures.report(Failure(kind="mistake", sentence=why_not))
         elif pair is not None:
-            self._state.verdicts.judge_pair(*pair)
+            self._verdicts.judge_pair(*pair)
 
     def _show_menu(self, place: QPoint) -> None:
         row = self.rowAt(place.y())
@@ -223,7 +237,7 @@ class SessionsTable(CalmTable):
         judge.setToolTip(why_not)
         menu.setToolTipsVisible(True)
         remove = menu.addAction("Take out", lambda: self.removed.emit(session))
-        remove.setEnabled(any(other.id == session.id for other in self._state.compared.sessions))
+        remove.setEnabled(any(other.id == session.id for other in self._compared.sessions))
         menu.popup(self.viewport().mapToGlobal(place))
 
 

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QLineEdit, QSizePolicy,
 
 from sessions.model import Scalar
 from workbench.protocol import Field
+from workbench.theming import fonts
 from workbench.ui.menus.option_picker import CalmComboBox
-from workbench.ui.theming import fonts
 
 INT_RANGE = 2**31 - 1  # of Qt's spin box
 

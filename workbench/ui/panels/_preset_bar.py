@@ -5,19 +5,29 @@ from __future__ import annotations
 from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import QCheckBox, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
 
+from workbench.theming.icons import icon
+from workbench.ui.controllers.presets import Presets
+from workbench.ui.controllers.verdict_prompt import Offers
 from workbench.ui.menus import preset_menu
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar, Line
-from workbench.ui.state import AppState
-from workbench.ui.theming.icons import icon
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 
 class PresetBar(QWidget):
     """One line of controls; below it, until it is dismissed, what came of the last preset."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        offers: Offers,
+        presets: Presets,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._offers, self._presets, self._theme = offers, presets, theme
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.button = QToolButton()
@@ -33,8 +43,8 @@ class PresetBar(QWidget):
             "Judge every change of a toggle in a run against the configuration before it, then go "
             "on with the new one"
         )
-        self.automatic.clicked.connect(state.offers.set_automatic)
-        self.told = Bar(state.presets.dismiss)
+        self.automatic.clicked.connect(offers.set_automatic)
+        self.told = Bar(presets.dismiss)
         row = _widgets.tight(QHBoxLayout(), 8)
         row.setContentsMargins(12, 6, 12, 2)
         row.addWidget(self.button)
@@ -43,18 +53,18 @@ class PresetBar(QWidget):
         layout = _widgets.tight(QVBoxLayout(self), 2)
         layout.addLayout(row)
         layout.addWidget(self.told)
-        for changed in (state.presets.changed, state.themeChanged, state.comparisonsChanged):
+        for changed in (presets.changed, theme.changed, session.comparisonsChanged):
             changed.connect(self._refresh)
         self._refresh()
 
     def _fill(self) -> None:
-        preset_menu.fill(self.menu, self._state, self.window())
+        preset_menu.fill(self.menu, self._presets, self.window())
 
     def _refresh(self) -> None:
-        theme, told = self._state.theme, self._state.presets.told
+        theme, told = self._theme.current, self._presets.told
         self.button.setIcon(icon("preset", theme))
         with QSignalBlocker(self.automatic):
-            self.automatic.setChecked(self._state.offers.automatic)
+            self.automatic.setChecked(self._offers.automatic)
         if told is None:
             self.told.leave()
             return

@@ -17,11 +17,12 @@ from sessions.plain_text import wrapped
 from sessions.tables import MISSING, OWN, PEAKS, Table, text
 from sessions.verdicts.ratios import UNPAIRED
 from sessions.verdicts.work import DIFFERENT_MODELS, INVALID, OTHER_WORK
+from workbench.theming import fonts
+from workbench.theming.icons import icon
+from workbench.theming.theme import Theme
 from workbench.titles import Titles
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
-from workbench.ui.theming.theme import Theme
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 Index = QModelIndex | QPersistentModelIndex
 SWATCH = 10
@@ -89,16 +90,18 @@ class Shown:
 class SegmentModel(QAbstractTableModel):
     """One row a segment, with its colour in the plots before its number."""
 
-    def __init__(self, state: AppState, parent: QWidget) -> None:
+    def __init__(self, session: SessionModel, theme: ThemeModel, parent: QWidget) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._theme = session, theme
         self._shown = Shown()
         self.table: Table | None = None
 
     def show_table(self, table: Table | None) -> None:
         """Take another table; the selection survives when only the numbers changed."""
         shown = (
-            Shown() if table is None else condensed(table, self._state.baseline, self._state.titles)
+            Shown()
+            if table is None
+            else condensed(table, self._session.baseline, self._session.titles)
         )
         same = shown.headings == self._shown.headings
         same = same and len(shown.cells) == len(self._shown.cells)
@@ -145,7 +148,7 @@ class SegmentModel(QAbstractTableModel):
 
     def _ceiling(self) -> str:
         """What the model FLOPs utilization refers to."""
-        segments = self._state.session.segments
+        segments = self._session.shown.segments
         said = dict.fromkeys(ceiling_words(one) for one in segments)
         return f"Model FLOPs utilization: {'; '.join(said)}"
 
@@ -154,7 +157,7 @@ class SegmentModel(QAbstractTableModel):
         row, column = index.row(), index.column()
         match role:
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == NUMBERS:
-                return wrapped(numerics.text(self._state.session.segments[row].ledger))
+                return wrapped(numerics.text(self._session.shown.segments[row].ledger))
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == DIFFERS:
                 found, asked = self._shown.cells[row][column], self._shown.asked[row]
                 return wrapped(found if found == asked else f"{found}\n{asked}")
@@ -168,21 +171,21 @@ class SegmentModel(QAbstractTableModel):
             case Qt.ItemDataRole.DisplayRole:
                 return self._shown.cells[row][column]
             case Qt.ItemDataRole.ForegroundRole if tone := self._shown.tone(row, column):
-                return QColor(getattr(self._state.theme, tone))
+                return QColor(getattr(self._theme.current, tone))
             case Qt.ItemDataRole.TextAlignmentRole:
                 return _alignment(self._shown.numeric[column])
             case Qt.ItemDataRole.SizeHintRole if self._shown.headings[column] == INTERVAL:
                 return _at_most(self._shown.cells[row][column], _INTERVAL_WIDEST)
             case Qt.ItemDataRole.FontRole:
                 font = fonts.numbers()
-                font.setBold(row == self._state.baseline)
+                font.setBold(row == self._session.baseline)
                 font.setUnderline(self.is_offer(index))
                 return font
             case Qt.ItemDataRole.DecorationRole if column == 0:
-                return swatch(row, self._state.theme)
+                return swatch(row, self._theme.current)
             case Qt.ItemDataRole.DecorationRole if self._shown.headings[column] == NUMBERS:
                 mark, color = self._shown.mark(row)
-                return icon(mark, self._state.theme, color) if mark else None
+                return icon(mark, self._theme.current, color) if mark else None
         return None
 
 

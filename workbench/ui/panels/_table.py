@@ -19,9 +19,9 @@ from PySide6.QtWidgets import (
 from sessions.numbers import MISSING, Cell
 from sessions.plain_text import wrapped
 from sessions.tables import Table, text
-from workbench.ui.dialogs import export
+from workbench import plot_export
+from workbench.theming import fonts
 from workbench.ui.panels.segments import ROW_HEIGHT
-from workbench.ui.theming import fonts
 
 FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a figure, as a point
 _NUMBER = re.compile(r"[+−-]?[\d,]+(?:\.(\d+))?")
@@ -126,7 +126,7 @@ class CalmTable(QTableWidget):
     def copy(self, suffix: str) -> None:
         """Put the table on the clipboard as ``.csv`` or ``.md``."""
         if self.table is not None:
-            export.copy_table(self.table, suffix)
+            plot_export.copy_table(self.table, suffix)
 
     def _show_copy_menu(self, place: QPoint) -> None:
         menu = QMenu(self)

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QToolButton, QVBoxLayout, QWidget
 
+from workbench.theming.icons import icon
+from workbench.theming.theme import Theme
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._toggle_row import ToggleRow
-from workbench.ui.theming.icons import icon
-from workbench.ui.theming.theme import Theme
 
 
 class ToggleGroups(QWidget):

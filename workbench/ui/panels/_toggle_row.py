@@ -7,11 +7,11 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWi
 
 from sessions.model import Evidence
 from workbench.protocol import Blocked, Catalogue, ToggleInfo
-from workbench.ui.controllers import config_edit
+from workbench.theming.theme import Theme
 from workbench.ui.menus.option_picker import OptionPicker
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._evidence import mark_of
-from workbench.ui.theming.theme import Theme
+from workbench.ui.state import config_edit
 
 SHOWN_REASONS = 2  # further ones are behind a click
 

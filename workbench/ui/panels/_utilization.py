@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QLabel, QWidget
 
 from sessions.ceilings import ceiling_words, utilization
 from sessions.model import Segment
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
+from workbench.theming import fonts
+from workbench.ui.state.session import SessionModel
 
 PERIOD_S = 0.25  # no person reads a number that changes faster
 RECENT = 50  # steps
@@ -20,16 +20,16 @@ RECENT = 50  # steps
 class Utilization(QLabel):
     """Says "MFU 42 %"; its tooltip says of which ceiling. Empty where it is not known."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(self, session: SessionModel, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session = session
         self._shown_at = -math.inf
         self._shown: Segment | None = None
         self.setFont(fonts.numbers())
 
     def refresh(self) -> None:
         """Bring it up to date; cheap, and no more often than a person can read."""
-        segments = self._state.session.segments
+        segments = self._session.shown.segments
         newest = segments[-1] if segments else None
         now = time.monotonic()
         if newest is self._shown and now - self._shown_at < PERIOD_S:

@@ -7,37 +7,49 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from sessions.model import PairedComparison
 from sessions.studies import prediction
 from sessions.verdicts.verdict_words import headline, ratio_line, remarks, standing
+from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar, Line
-from workbench.ui.state import AppState
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 
 class VerdictBar(QWidget):
-    """Takes its content from ``state.offers`` and the newest comparison of the live session."""
+    """Takes its content from the offers and the newest comparison of the live session."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        verdicts: Verdicts,
+        offers: Offers,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
-        self.bar = Bar(state.offers.dismiss)
+        self._session, self._run, self._verdicts, self._offers = session, run, verdicts, offers
+        self._theme = theme
+        self.bar = Bar(offers.dismiss)
         _widgets.tight(QVBoxLayout(self), 0).addWidget(_widgets.Snug(self.bar))
         for changed in (
-            state.comparisonsChanged,
-            state.segmentsChanged,
-            state.stateChanged,
-            state.sessionChanged,
-            state.themeChanged,
+            session.comparisonsChanged,
+            session.segmentsChanged,
+            run.stateChanged,
+            session.sessionChanged,
+            theme.changed,
         ):
             changed.connect(self._refresh)
         self._refresh()
 
     def _refresh(self) -> None:
-        state = self._state
-        offers, comparison = state.offers, state.verdicts.newest
-        if not state.live or state.replaying:
+        offers, comparison = self._offers, self._verdicts.newest
+        if not self._session.live or self._run.replaying:
             self.bar.leave()
-        elif offers.watched and state.verdicts.busy:
-            self._show_measuring(comparison if state.verdicts.measuring else None)
+        elif offers.watched and self._verdicts.busy:
+            self._show_measuring(comparison if self._verdicts.measuring else None)
         elif offers.offer is not None:
             self._show_offer()
         elif offers.watched and comparison is not None:
@@ -46,7 +58,7 @@ class VerdictBar(QWidget):
             self.bar.leave()
 
     def _show_offer(self) -> None:
-        offers = self._state.offers
+        offers = self._offers
         assert offers.offer is not None
         line = f"{offers.offer.text}: did it help?"
         button = "Verdict"
@@ -59,8 +71,8 @@ class VerdictBar(QWidget):
             said = prediction.line(offers.prediction)
             lines.append((f"{said[:1].upper()}{said[1:]}.", "", ""))
         # While it has to wait, for another comparison or a build, so has its button.
-        buttons = [] if self._state.verdicts.why_not() else [(button, offers.accept)]
-        self.bar.say("info", lines, buttons, self._state.theme)
+        buttons = [] if self._verdicts.why_not() else [(button, offers.accept)]
+        self.bar.say("info", lines, buttons, self._theme.current)
 
     def _show_measuring(self, comparison: PairedComparison | None) -> None:
         lines: list[Line] = [("Building both configurations", "pending", "accent")]
@@ -69,11 +81,11 @@ class VerdictBar(QWidget):
             lines.append((ratio_line(comparison), "", ""))
             lines += self._troubles(comparison)
         lines.append(("Toggles that are chosen now wait until it is over.", "", ""))
-        enough = self._state.verdicts.enough
-        self.bar.say("info", lines, [("Enough", enough)], self._state.theme, closes=False)
+        enough = self._verdicts.enough
+        self.bar.say("info", lines, [("Enough", enough)], self._theme.current, closes=False)
 
     def _show_result(self, comparison: PairedComparison) -> None:
-        verdicts = self._state.verdicts
+        verdicts = self._verdicts
         tone = verdict_lines.tone(comparison)
         lines: list[Line] = [
             (headline(comparison), verdict_lines.icon_of(comparison), tone or "muted"),
@@ -88,8 +100,9 @@ class VerdictBar(QWidget):
             if not verdicts.why_not_more():
                 buttons.append((verdicts.more_text(), verdicts.measure_more))
         shown = tone if tone in ("bad", "warning") else "info"
-        self.bar.say(shown, lines, buttons, self._state.theme)
+        self.bar.say(shown, lines, buttons, self._theme.current)
 
     def _troubles(self, comparison: PairedComparison) -> list[Line]:
-        state = self._state
-        return verdict_lines.troubles(comparison, state.session.segments, state.titles)
+        return verdict_lines.troubles(
+            comparison, self._session.shown.segments, self._session.titles
+        )

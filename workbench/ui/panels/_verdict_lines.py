@@ -11,10 +11,10 @@ from sessions.model import PairedComparison, Segment
 from sessions.verdicts.verdict import are_right, unchecked_arms, wrong_arms
 from sessions.verdicts.verdict_words import memory_words, numerics_lines, verdict_word
 from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK
+from workbench.theming.icons import icon
+from workbench.theming.theme import Theme
 from workbench.titles import Titles
 from workbench.ui.panels._evidence import mark_of
-from workbench.ui.theming.icons import icon
-from workbench.ui.theming.theme import Theme
 
 Line = tuple[str, str, str]  # text, icon, role of the colour
 

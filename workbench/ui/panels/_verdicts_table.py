@@ -10,14 +10,14 @@ from PySide6.QtWidgets import QSizePolicy, QTableWidgetItem, QWidget
 
 from sessions.model import PairedComparison
 from sessions.verdicts.verdict_tables import verdicts_table
+from workbench.plots._arms import apart
+from workbench.theming.icons import icon
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels._table import LEFT, RIGHT, CalmTable, with_interval
 from workbench.ui.panels.segments import ROW_HEIGHT
-from workbench.ui.plots._arms import apart
-from workbench.ui.state import AppState
-from workbench.ui.theming.icons import icon
+from workbench.ui.state.theme import ThemeModel
 
 SHOWN = 4  # rows; one scrolls to the others
 _LEAST = 2
@@ -30,9 +30,9 @@ OPENS = "double-click, or press Enter, to show it above"
 class VerdictsTable(CalmTable):
     """One row a comparison, to be opened by a double click or Enter; hidden while there is one."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: ThemeModel, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._state = state
+        self._theme = theme
         self._shown: object = None
         self._names = NamesShare(self)
         blank = QPixmap(self.iconSize().expandedTo(_widgets.ICON))
@@ -50,7 +50,7 @@ class VerdictsTable(CalmTable):
         """
         shown %= max(1, len(comparisons))
         table = with_interval(verdicts_table(comparisons), "ratio", "ratio from", "ratio to")
-        filled = (self._state.theme.name, table.rows, shown)
+        filled = (self._theme.current.name, table.rows, shown)
         if filled == self._shown:
             return
         self._shown = filled
@@ -68,7 +68,7 @@ class VerdictsTable(CalmTable):
             first = self.item(row, 0)
             assert first is not None
             if row == shown:
-                first.setIcon(icon("live", self._state.theme, "accent"))
+                first.setIcon(icon("live", self._theme.current, "accent"))
             else:
                 first.setIcon(self._blank)
             sides = (first, self.item(row, 1))
@@ -97,4 +97,4 @@ class VerdictsTable(CalmTable):
     def _mark(self, item: QTableWidgetItem, one: PairedComparison) -> None:
         verdict = item.text()  # as it holds among all
         tone = verdict_lines.tone(one, verdict)
-        verdict_lines.dress(item, verdict_lines.icon_of(one, verdict), tone, self._state.theme)
+        verdict_lines.dress(item, verdict_lines.icon_of(one, verdict), tone, self._theme.current)

@@ -24,10 +24,10 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.plain_text import clip, wrapped
+from workbench.theming import fonts
+from workbench.theming.icons import icon
+from workbench.theming.theme import Theme
 from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
-from workbench.ui.theming.theme import Theme
 
 _Layout = TypeVar("_Layout", bound=QLayout)
 

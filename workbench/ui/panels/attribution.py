@@ -32,8 +32,8 @@ from sessions.studies.attribution_words import (
     wrong_arms,
 )
 from sessions.tables import Table
-from workbench.ui.controllers import config_edit
-from workbench.ui.controllers.attributions import MODES
+from workbench.plots import PLOTS, Run
+from workbench.ui.controllers.attributions import MODES, Attributions
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
@@ -41,8 +41,12 @@ from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table import CalmTable, with_interval
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.state import AppState
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state import config_edit
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 _CHOICES_PX = 272
 _BOX_PX = 112  # of a line, beside its text: the box and two arrows
@@ -57,14 +61,25 @@ _ELIDE = Qt.TextElideMode.ElideRight
 class AttributionPanel(QWidget):
     """The newest attribution of the session that is shown, and what the next one would ask."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        attributions: Attributions,
+        theme: ThemeModel,
+        tasks: Tasks,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._run = session, run
+        self._configuration, self._attributions = configuration, attributions
+        self._theme = theme
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.boxes: dict[str, QCheckBox] = {}
         self.movers: dict[str, tuple[QToolButton, QToolButton]] = {}  # earlier, later
-        self.chart = Chart(PLOTS["attribution"], state.theme, state.tasks)
+        self.chart = Chart(PLOTS["attribution"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
         self.table = CalmTable()
         self.table.wrap(_NOTE_PX)
@@ -78,12 +93,12 @@ class AttributionPanel(QWidget):
         self.about = _widgets.note()
         self.why_not = _widgets.note()
         self.run = QPushButton("Attribute")
-        self.run.clicked.connect(state.attributions.run)
+        self.run.clicked.connect(attributions.run)
         self.mode = self._make_mode()
         tip = "How long the arms may alternate; building them comes on top"
-        self.budget = _widgets.budget_box(state.attributions, 7200, tip)
+        self.budget = _widgets.budget_box(attributions, 7200, tip)
         self.empty = Empty(
-            state,
+            theme,
             "attribution",
             "No attribution yet",
             "Switch several optimizations on, tick those in question, and press Attribute: each "
@@ -96,11 +111,11 @@ class AttributionPanel(QWidget):
         row.addWidget(self._make_choices())
         row.addWidget(self._pages, 1)
         self._soon = Soon(self._show, self)
-        changes = (state.studiesChanged, state.stateChanged, state.availabilityChanged)
-        for changed in (*changes, state.configurationChanged, state.catalogueChanged):
+        changes = (session.studiesChanged, run.stateChanged, configuration.availabilityChanged)
+        for changed in (*changes, configuration.editedChanged, configuration.catalogueChanged):
             changed.connect(self._soon.ask)
-        state.sessionChanged.connect(self._show)
-        state.themeChanged.connect(self._draw)
+        session.sessionChanged.connect(self._show)
+        theme.changed.connect(self._draw)
         self._draw()
 
     def _make_mode(self) -> QComboBox:
@@ -114,7 +129,7 @@ class AttributionPanel(QWidget):
         return box
 
     def _set_mode(self) -> None:
-        self._state.attributions.mode = str(self.mode.currentData())
+        self._attributions.mode = str(self.mode.currentData())
         self._show_choices()
 
     def _make_choices(self) -> QWidget:
@@ -144,12 +159,12 @@ class AttributionPanel(QWidget):
         return body
 
     def _draw(self) -> None:
-        self.chart.set_theme(self._state.theme)
+        self.chart.set_theme(self._theme.current)
         self._show()
 
     def _show(self) -> None:
         self._show_choices()
-        found = self._state.attributions.all
+        found = self._attributions.all
         self._pages.setCurrentIndex(1 if found else 0)
         self._offer(found)
         if found:
@@ -157,16 +172,16 @@ class AttributionPanel(QWidget):
 
     def _offer(self, found: list[Study]) -> None:
         """Name the attributions, the newest first; another one is shown when it comes."""
-        names = [self._state.session.id, *(study.title for study in found)]
+        names = [self._session.shown.id, *(study.title for study in found)]
         if names != self._offered:
             self._offered = names
             self.which.clear()
             for number, study in reversed(list(enumerate(found, 1))):
-                self.which.addItem(self._state.titled(f"{number}: {study.title}"), number)
+                self.which.addItem(self._session.titled(f"{number}: {study.title}"), number)
         self.which.setVisible(len(found) > 1)
 
     def _show_choices(self) -> None:
-        attributions, catalogue = self._state.attributions, self._state.catalogue
+        attributions, catalogue = self._attributions, self._configuration.catalogue
         candidates, chosen = attributions.candidates(), attributions.chosen()
         if list(self.boxes) != list(candidates) and catalogue is not None:
             _widgets.clear(self._rows)
@@ -194,7 +209,7 @@ class AttributionPanel(QWidget):
             box.blockSignals(False)
         reason = attributions.why_not()
         _widgets.allow(self.run, reason)
-        progress = self._state.progress
+        progress = self._run.progress
         if attributions.busy and progress is not None:
             reason = f"{progress.task.capitalize()}: {progress.text}"
         self.why_not.setText(reason)
@@ -217,36 +232,37 @@ class AttributionPanel(QWidget):
         return line
 
     def _move(self, name: str, by: int) -> None:
-        self._state.attributions.move(name, by)
+        self._attributions.move(name, by)
         self._show_choices()
         self.movers[name][by > 0].setFocus()
 
     def _choose(self, name: str, take_part: bool) -> None:
-        self._state.attributions.choose(name, take_part)
+        self._attributions.choose(name, take_part)
         self._show_choices()
 
     def _show_study(self, study: Study) -> None:
-        state = self._state
-        said = state.titled(headline(study))
-        if state.attributions.measuring and study is state.attributions.newest:
+        said = self._session.titled(headline(study))
+        if self._attributions.measuring and study is self._attributions.newest:
             said = f"Measuring: {said}"
         self.headline.setText(f"{said[:1].upper()}{said[1:]}")
-        table = _told(effects_table(study), state.titled)
+        table = _told(effects_table(study), self._session.titled)
         place = table.column(VERDICT)
         verdicts = [str(row[place]) for row in table.rows]
         total = next((str(row[place]) for row in table.rows if TOGETHER in row), "")
         tone = verdict_lines.TONES.get(total, "")
         _widgets.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
-        self.about.setText(state.titled(" ".join(remarks(study)[1:])))
+        self.about.setText(self._session.titled(" ".join(remarks(study)[1:])))
         rows = len(table.rows) + 2  # the base, and mostly all together
         self.chart.setMinimumHeight(_FRAME_PX + rows * (self.fontMetrics().height() + _GAP_PX))
-        self.chart.show_runs([Run(state.session, titled=state.titled).alone(study)])
+        self.chart.show_runs([Run(self._session.shown, titled=self._session.titled).alone(study)])
         self.table.show_table(table)
         for row, verdict in enumerate(verdicts):
             item = self.table.item(row, place)
             assert item is not None
             name = verdict_lines.ICONS.get(verdict, "unknown")
-            verdict_lines.dress(item, name, verdict_lines.TONES.get(verdict, ""), state.theme)
+            verdict_lines.dress(
+                item, name, verdict_lines.TONES.get(verdict, ""), self._theme.current
+            )
         for column, heading in enumerate(table.columns):
             known = {text(row[column]) for row in table.rows} - {MISSING, "", TOGETHER, BLOCKED}
             least = 2 if heading.name == EFFECT else 1  # one word for all rows says nothing

@@ -15,6 +15,9 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Study
 from sessions.studies import breakdown, breakdown_tables
+from workbench.plots import PLOTS, Run
+from workbench.plots.breakdown import Icicle, told
+from workbench.ui.controllers.breakdowns import Breakdowns
 from workbench.ui.dialogs import runner_files
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _widgets
@@ -22,9 +25,12 @@ from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots.breakdown import Icicle, told
-from workbench.ui.state import AppState
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state.comparison import ComparisonModel
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 HINT = "Point at a module for its numbers; click to look into it, double-click for the whole step."
 NOTHING = "nothing"
@@ -34,14 +40,26 @@ TRACE_TIP = "A Chrome trace, which ui.perfetto.dev opens"
 class BreakdownPanel(QWidget):
     """One profile of the session that is shown, the newest unless another is chosen."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        compared: ComparisonModel,
+        breakdowns: Breakdowns,
+        theme: ThemeModel,
+        tasks: Tasks,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._run = session, run
+        self._configuration, self._breakdowns = configuration, breakdowns
+        self._theme = theme
         self._shown: Study | None = None
         self._count = 0
         self._others: list[Study] = []  # what ``against`` offers after its first entry
         self.icicle, self.roles, self.course = (
-            Chart(PLOTS[name], state.theme, state.tasks) for name in ("breakdown", "memory_roles",
+            Chart(PLOTS[name], theme.current, tasks) for name in ("breakdown", "memory_roles",
                                                          "memory_course")
         )  # fmt: skip
         self.icicle.setMinimumSize(240, 140)
@@ -53,7 +71,7 @@ class BreakdownPanel(QWidget):
         self.readout = _widgets.note(HINT)
         self.progress = _widgets.note()
         self.start = QPushButton("Profile these steps")
-        self.start.clicked.connect(lambda: state.breakdowns.profile())
+        self.start.clicked.connect(lambda: breakdowns.profile())
         self.traced = QPushButton("Profile and export a trace …")
         self.traced.clicked.connect(self._export)
         self.which, self.against = CalmComboBox(), CalmComboBox()
@@ -70,24 +88,29 @@ class BreakdownPanel(QWidget):
         self.aligned = _widgets.note()
         self._pages = QStackedWidget()
         self.empty = Empty(
-            state,
+            theme,
             "breakdown",
             "No profile yet",
             "Choose Profile these steps (Shift+F9): some steps of the configuration run under the "
             "profiler, and this panel shows which module, which kernel and which role takes how "
             "much time and memory.",
         )
-        self.first = self.empty.offer("Profile these steps", lambda: state.breakdowns.profile())
+        self.first = self.empty.offer("Profile these steps", lambda: breakdowns.profile())
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
-        for changed in (state.studiesChanged, state.stateChanged, state.comparedChanged,
-                        state.configurationChanged, state.availabilityChanged):  # fmt: skip
+        for changed in (
+            session.studiesChanged,
+            run.stateChanged,
+            compared.changed,
+            configuration.editedChanged,
+            configuration.availabilityChanged,
+        ):
             changed.connect(self._soon.ask)
-        state.sessionChanged.connect(self._show)
-        state.themeChanged.connect(self._draw)
+        session.sessionChanged.connect(self._show)
+        theme.changed.connect(self._draw)
         self._draw()
 
     def _make_body(self) -> QWidget:
@@ -141,24 +164,27 @@ class BreakdownPanel(QWidget):
 
     def _export(self) -> None:
         pattern = "Chrome trace (*.json.gz *.json)"
-        file = runner_files.new(self._state, self, "Chrome trace", "trace.json.gz", pattern)
+        file = runner_files.new(
+            self._configuration.catalogue, self, "Chrome trace", "trace.json.gz", pattern
+        )
         if file:
-            self._state.breakdowns.profile(file)
+            self._breakdowns.profile(file)
 
     def _draw(self) -> None:
         for chart in (self.icicle, self.roles, self.course):
-            chart.set_theme(self._state.theme)
+            chart.set_theme(self._theme.current)
         self._shown = None
         self._show()
 
     def _show(self) -> None:
-        why_not = self._state.breakdowns.why_not()
+        why_not = self._breakdowns.why_not()
         for button in (self.start, self.traced, self.first):
             _widgets.allow(button, why_not, TRACE_TIP if button is self.traced else "")
-        state = self._state
-        profiling = state.active and state.running is not None and state.progress is not None
-        self.progress.setText(why_not or (state.runner_text if profiling else ""))
-        studies = breakdown.profiles(state.session)
+        profiling = (
+            self._run.active and self._run.running is not None and self._run.progress is not None
+        )
+        self.progress.setText(why_not or (self._run.text if profiling else ""))
+        studies = breakdown.profiles(self._session.shown)
         self._pages.setCurrentIndex(1 if studies else 0)
         if not studies:
             self._shown, self._count = None, 0
@@ -171,7 +197,7 @@ class BreakdownPanel(QWidget):
             self._show_study(len(studies))
 
     def _show_study(self, number: int) -> None:
-        studies = breakdown.profiles(self._state.session)
+        studies = breakdown.profiles(self._session.shown)
         study = self._shown = studies[number - 1]
         self._count = len(studies)
         self.which.clear()
@@ -183,7 +209,7 @@ class BreakdownPanel(QWidget):
         self.remarks.setText(" ".join(rest))
         self.remarks.setVisible(bool(rest))
         self.readout.setText(HINT)
-        run = Run(self._state.session)
+        run = Run(self._session.shown)
         for chart in (self.icicle, self.roles, self.course):
             chart.options["profile"] = str(number)
             chart.canvas.follow_x = True
@@ -204,7 +230,7 @@ class BreakdownPanel(QWidget):
 
     def _fill_against(self, study: Study) -> None:
         chosen = self._other()
-        found = self._state.breakdowns.others(study)
+        found = self._breakdowns.others(study)
         self._others = [other for _, other in found]
         self.against.clear()
         self.against.addItems([NOTHING, *(title for title, _ in found)])

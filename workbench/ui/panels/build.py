@@ -17,12 +17,15 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Scalar
 from workbench.protocol import Field
-from workbench.ui.controllers import config_edit, pending_changes
 from workbench.ui.dialogs import runner_files
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _editors, _widgets
 from workbench.ui.panels.empty import Empty
-from workbench.ui.state import AppState
+from workbench.ui.state import config_edit
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 LABEL_WIDTH = 88
 SEED = Field(name="seed", title="Seed", help="Of weights and synthetic tokens.", default=0)
@@ -32,14 +35,22 @@ SYNTHETIC = "synthetic"
 class BuildPanel(QWidget):
     """Edits the configuration that Run starts; its forms come from the runner's catalogue."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._run = session, run
+        self._configuration, self._theme = configuration, theme
         self._shows: dict[tuple[str, str], _editors.Show] = {}
         self._shown = ("", "")  # family and workload that the forms were made for
         self._told: object = None
         self._waiting = Empty(
-            state, "build", "Waiting for the runner", "It tells which models this machine can run."
+            theme, "build", "Waiting for the runner", "It tells which models this machine can run."
         )
         self._body = QWidget()
         layout = _widgets.tight(QVBoxLayout(self), 0)
@@ -55,18 +66,18 @@ class BuildPanel(QWidget):
         footer.addLayout(self._problems)
         layout.addWidget(self._problems_host)
         self._make_body()
-        state.catalogueChanged.connect(self._fill)
-        state.configurationChanged.connect(self._refresh)
-        state.stateChanged.connect(self._show_waiting)
+        configuration.catalogueChanged.connect(self._fill)
+        configuration.editedChanged.connect(self._refresh)
+        run.stateChanged.connect(self._show_waiting)
         for changed in (
-            state.availabilityChanged,
-            state.stateChanged,
-            state.segmentsChanged,
-            state.themeChanged,
+            configuration.availabilityChanged,
+            run.stateChanged,
+            session.segmentsChanged,
+            theme.changed,
         ):
             changed.connect(self._show_problems)
-        state.segmentsChanged.connect(self._show_size)
-        state.sessionChanged.connect(self._show_size)
+        session.segmentsChanged.connect(self._show_size)
+        session.sessionChanged.connect(self._show_size)
         self._fill()
 
     def _make_body(self) -> None:
@@ -82,7 +93,7 @@ class BuildPanel(QWidget):
         self._size = _widgets.note()
         self._model_body = QWidget()
         self._model_form = _form(self._model_body)
-        self._model_head = _widgets.expander("Model fields", self._state.theme, self._model_body)
+        self._model_head = _widgets.expander("Model fields", self._theme.current, self._model_body)
         self._reset = _widgets.link("Reset")  # short: it stands beside how many were changed
         self._reset.setToolTip("Back to the preset")
         self._reset.setAccessibleName("Reset the model fields to the preset")
@@ -117,17 +128,16 @@ class BuildPanel(QWidget):
         return combo
 
     def _show_waiting(self) -> None:
-        state = self._state
-        if state.runner_state == "dead" and state.catalogue is None:
+        if self._run.state == "dead" and self._configuration.catalogue is None:
             self._waiting.say("No runner", "Start a new runner to see the models it offers.")
-        elif state.catalogue is None:
+        elif self._configuration.catalogue is None:
             self._waiting.say(
                 "Waiting for the runner", "It tells which models this machine can run."
             )
 
     def _fill(self) -> None:
-        catalogue = self._state.catalogue
-        known = catalogue is not None and self._state.configuration is not None
+        catalogue = self._configuration.catalogue
+        known = catalogue is not None and self._configuration.edited is not None
         self._waiting.setVisible(not known)
         self._body.setVisible(known)
         if catalogue is None:
@@ -142,7 +152,7 @@ class BuildPanel(QWidget):
         self._refresh()
 
     def _refresh(self) -> None:
-        catalogue, configuration = self._state.catalogue, self._state.configuration
+        catalogue, configuration = self._configuration.catalogue, self._configuration.edited
         if catalogue is None or configuration is None:
             return
         family = config_edit.family_of(catalogue, configuration.family)
@@ -168,7 +178,7 @@ class BuildPanel(QWidget):
         self._show_problems()
 
     def _make_forms(self) -> None:
-        catalogue, configuration = self._state.catalogue, self._state.configuration
+        catalogue, configuration = self._configuration.catalogue, self._configuration.edited
         assert catalogue is not None and configuration is not None
         family = config_edit.family_of(catalogue, configuration.family)
         with QSignalBlocker(self._preset):
@@ -196,17 +206,19 @@ class BuildPanel(QWidget):
 
     def _changer(self, group: str, name: str) -> _editors.Changed:
         def changed(value: Scalar) -> None:
-            catalogue, configuration = self._state.catalogue, self._state.configuration
+            catalogue, configuration = self._configuration.catalogue, self._configuration.edited
             assert catalogue is not None and configuration is not None
             if group == "model":
-                self._state.edit(config_edit.with_model(catalogue, configuration, name, value))
+                self._configuration.edit(
+                    config_edit.with_model(catalogue, configuration, name, value)
+                )
             else:
-                self._state.edit(config_edit.with_setting(configuration, name, value))
+                self._configuration.edit(config_edit.with_setting(configuration, name, value))
 
         return changed
 
     def _choose(self, what: str, row: int) -> None:
-        catalogue, configuration = self._state.catalogue, self._state.configuration
+        catalogue, configuration = self._configuration.catalogue, self._configuration.edited
         assert catalogue is not None and configuration is not None
         combo: CalmComboBox = getattr(self, f"_{what}")
         choose = {
@@ -214,16 +226,18 @@ class BuildPanel(QWidget):
             "preset": config_edit.with_preset,
             "workload": config_edit.with_workload,
         }[what]
-        self._state.edit(choose(catalogue, configuration, combo.itemData(row)))
+        self._configuration.edit(choose(catalogue, configuration, combo.itemData(row)))
 
     def _choose_data(self, row: int) -> None:
-        configuration = self._state.configuration
+        configuration = self._configuration.edited
         assert configuration is not None
         data = self._data.itemData(row)
         if data is None:
             title = "Text file whose bytes are the tokens"
-            data = runner_files.existing(self._state, self, title)
-        self._state.edit(msgspec.structs.replace(configuration, data=data or configuration.data))
+            data = runner_files.existing(self._configuration.catalogue, self, title)
+        self._configuration.edit(
+            msgspec.structs.replace(configuration, data=data or configuration.data)
+        )
         self._show_data(data or configuration.data)
 
     def _show_data(self, data: str) -> None:
@@ -237,37 +251,38 @@ class BuildPanel(QWidget):
             self._data.setCurrentIndex(0 if data == SYNTHETIC else 1)
 
     def _set_seed(self, value: Scalar) -> None:
-        assert self._state.configuration is not None
-        self._state.edit(msgspec.structs.replace(self._state.configuration, seed=int(value)))
+        assert self._configuration.edited is not None
+        self._configuration.edit(
+            msgspec.structs.replace(self._configuration.edited, seed=int(value))
+        )
 
     def _reset_model(self) -> None:
-        assert self._state.configuration is not None
-        self._state.edit(msgspec.structs.replace(self._state.configuration, model={}))
+        assert self._configuration.edited is not None
+        self._configuration.edit(msgspec.structs.replace(self._configuration.edited, model={}))
 
     def _size_text(self) -> str:
-        catalogue, configuration = self._state.catalogue, self._state.configuration
+        catalogue, configuration = self._configuration.catalogue, self._configuration.edited
         assert catalogue is not None and configuration is not None
         family = config_edit.family_of(catalogue, configuration.family)
         count = family.parameters.get(configuration.preset)
         if not configuration.model and count is not None:
             return f"{count:,} parameters"
         model = (configuration.family, configuration.preset, configuration.model)
-        for segment in reversed(self._state.session.segments):
+        for segment in reversed(self._session.shown.segments):
             made, found = segment.configuration, segment.ledger.get("parameters")
             if (made.family, made.preset, made.model) == model and isinstance(found, int):
                 return f"{found:,} parameters, as last built"
         return "Parameters are counted when it is built."
 
     def _show_size(self) -> None:
-        if self._state.catalogue is not None and self._state.configuration is not None:
+        if self._configuration.catalogue is not None and self._configuration.edited is not None:
             self._size.setText(self._size_text())
 
     def _show_problems(self) -> None:
         """Below the forms: why this cannot start, and what the run in progress goes on without."""
-        state = self._state
-        problems, left = pending_changes.problems(state), pending_changes.left_behind(state)
-        off = pending_changes.refused(state)
-        shown = (problems, left, off, state.theme.name)
+        problems, left = self._configuration.problems(), self._left_behind()
+        off = self._configuration.unusable()
+        shown = (problems, left, off, self._theme.current.name)
         if shown == self._told:
             return
         self._told = shown
@@ -277,19 +292,31 @@ class BuildPanel(QWidget):
             last = self._tell(problem, "problem", "error", "bad")
         if off:
             title = "Switch them off" if len(off) > 1 else "Switch it off"
-            _offer(last, title, lambda: state.choose(off, "Switch off what cannot be used"))
+            _offer(
+                last,
+                title,
+                lambda: self._configuration.choose(off, "Switch off what cannot be used"),
+            )
         if left:
             text = f"The run goes on without these changes: {', '.join(left)}. Stop it, then Run."
             _offer(self._tell(text, "left", "info", "accent"), "Revert", self._revert)
 
+    def _left_behind(self) -> list[str]:
+        """Return what the run in progress goes on without, as the forms call it."""
+        titles = self._session.titles
+        return [
+            titles.name(part).lower() if part.startswith("settings.") else part
+            for part in self._configuration.left_behind()
+        ]
+
     def _revert(self) -> None:
-        if (running := pending_changes.continued(self._state)) is not None:
-            self._state.edit(running)
+        if (running := self._run.continued) is not None:
+            self._configuration.edit(running)
 
     def _tell(self, text: str, name: str, mark: str, role: str) -> QWidget:
         label = _widgets.note(text, role)
         label.setObjectName(name)
-        line = _widgets.marked(label, mark, self._state.theme, role)
+        line = _widgets.marked(label, mark, self._theme.current, role)
         self._problems.addWidget(line)
         return line
 

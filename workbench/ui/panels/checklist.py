@@ -15,13 +15,17 @@ from PySide6.QtWidgets import (
 from sessions.plain_text import one_line
 from sessions.studies import checklist
 from sessions.studies.checklist import Row
+from workbench.theming import fonts
+from workbench.theming.icons import icon
+from workbench.ui.controllers.checklists import Checklists
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._editors import CalmDoubleSpinBox
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 WORD_WIDTH = 112
 _MARKS = {  # by status: the word, its icon and its colour
@@ -38,36 +42,48 @@ _BUTTON = "Check this configuration"
 class ChecklistPanel(QWidget):
     """The newest checklist of the session that is shown."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        checklists: Checklists,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._checklists, self._theme = checklists, theme
         self.headline = _widgets.title()
         self.subject = _widgets.note()
         self.button = QPushButton(_BUTTON)
-        self.button.clicked.connect(state.checklists.check)
+        self.button.clicked.connect(checklists.check)
         self.expected = self._make_expected()
         self.reason = _widgets.note()
         self._shown: object = None
         self._longer: float | None = None  # the budget that should decide what is undecided
         self._pages = QStackedWidget()
         self.empty = Empty(
-            state,
+            theme,
             "checklist",
             "Nothing checked yet",
             "Six checks show whether a configuration can be relied on: right numbers, no wait for "
             "the device, a fixed graph, steady memory, the speed-up, and other batch sizes. Each "
             "passes, fails or does not apply, with its evidence.",
         )
-        self.first = self.empty.offer(_BUTTON, state.checklists.check)
+        self.first = self.empty.offer(_BUTTON, checklists.check)
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
-        for changed in (state.studiesChanged, state.stateChanged, state.availabilityChanged):
+        for changed in (
+            session.studiesChanged,
+            run.stateChanged,
+            configuration.availabilityChanged,
+        ):
             changed.connect(self._soon.ask)
-        state.sessionChanged.connect(self._show)
-        state.themeChanged.connect(self._show)
+        session.sessionChanged.connect(self._show)
+        theme.changed.connect(self._show)
         self._show()
 
     def _make_expected(self) -> CalmDoubleSpinBox:
@@ -84,7 +100,7 @@ class ChecklistPanel(QWidget):
         return box
 
     def _set_expected(self, value: float) -> None:
-        self._state.checklists.expect_speedup = value
+        self._checklists.expect_speedup = value
 
     def _make_body(self) -> QWidget:
         bar = _widgets.tight(QHBoxLayout())
@@ -101,7 +117,7 @@ class ChecklistPanel(QWidget):
         return body
 
     def _show(self) -> None:
-        checklists = self._state.checklists
+        checklists = self._checklists
         why_not = checklists.why_not()
         for button in (self.button, self.first):
             _widgets.allow(button, why_not)
@@ -113,7 +129,7 @@ class ChecklistPanel(QWidget):
         rows = checklist.rows(study)
         checking = checklists.checking
         self._longer = checklist.budget_s(study)
-        shown = (study.start_s, study.title, rows, checking, why_not, self._state.theme.name)
+        shown = (study.start_s, study.title, rows, checking, why_not, self._theme.current.name)
         if shown == self._shown:
             return
         self._shown = shown
@@ -139,7 +155,7 @@ class ChecklistPanel(QWidget):
         state.setProperty("tone", role if role in ("good", "warning", "bad") else "")
         state.setProperty("muted", role == "muted")
         mark = QLabel()
-        mark.setPixmap(icon(name, self._state.theme, role).pixmap(_widgets.ICON))
+        mark.setPixmap(icon(name, self._theme.current, role).pixmap(_widgets.ICON))
         mark.setFixedSize(_widgets.ICON)
         state.setFixedWidth(WORD_WIDTH)
         text = _widgets.tight(QVBoxLayout(), 2)
@@ -152,8 +168,8 @@ class ChecklistPanel(QWidget):
             text.addWidget(shown)
         if row.status == checklist.UNDECIDED and self._longer is not None:
             longer = QPushButton(f"Check again with {self._longer:,.0f} s")
-            longer.clicked.connect(self._state.checklists.check_longer)
-            _widgets.allow(longer, self._state.checklists.why_not())
+            longer.clicked.connect(self._checklists.check_longer)
+            _widgets.allow(longer, self._checklists.why_not())
             text.addWidget(longer, 0, Qt.AlignmentFlag.AlignLeft)
         outer.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
         outer.addWidget(state, 0, Qt.AlignmentFlag.AlignTop)

@@ -20,14 +20,18 @@ from PySide6.QtWidgets import (
 
 from sessions.studies import claims
 from sessions.studies.claims import Row
+from workbench import plot_export
 from workbench.claims import documents
-from workbench.ui.dialogs import export
+from workbench.theming import fonts
+from workbench.theming.icons import icon
+from workbench.ui.controllers.reproductions import Reproductions
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._claim_row import COLUMNS, STRETCH, ClaimRow
 from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 PERIOD_MS = 200  # between two looks while something is measured
 _HEADINGS = {2: "Claim", 3: "The document says", 4: "Measured"}
@@ -36,9 +40,18 @@ _HEADINGS = {2: "Claim", 3: "The document says", 4: "Measured"}
 class ClaimsPanel(QWidget):
     """Every claim of every document, as the session that is shown knows it."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        reproductions: Reproductions,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._run = session, run
+        self._reproductions, self._theme = reproductions, theme
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.rows: dict[tuple[str, ...], ClaimRow] = {}
@@ -49,16 +62,16 @@ class ClaimsPanel(QWidget):
         self.headline.setWordWrap(True)
         self.said = _widgets.note()
         self.run_all = QPushButton("Measure all")
-        self.run_all.clicked.connect(lambda: state.reproductions.measure())
+        self.run_all.clicked.connect(lambda: reproductions.measure())
         self.stop = QPushButton("Stop")
-        self.stop.clicked.connect(state.reproductions.stop)
-        self.budget = self._make_seconds(" s a claim", state.reproductions.budget_s, "", 0.1)
+        self.stop.clicked.connect(reproductions.stop)
+        self.budget = self._make_seconds(" s a claim", reproductions.budget_s, "", 0.1)
         self.budget.setToolTip(
             "How long each claim is measured, at most; building and compiling come on top, and are "
             "bounded too"
         )
         self.budget.valueChanged.connect(self._set_budget)
-        self.limit = self._make_seconds(" s in all", state.reproductions.limit_s, "no limit", 0)
+        self.limit = self._make_seconds(" s in all", reproductions.limit_s, "no limit", 0)
         self.limit.setToolTip("What is left when this is over is not measured, and says so")
         self.limit.valueChanged.connect(self._set_limit)
         self.copy = self._make_copy()
@@ -75,21 +88,21 @@ class ClaimsPanel(QWidget):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._show)
-        changes = (state.studiesChanged, state.stateChanged, state.catalogueChanged)
-        for changed in (*changes, state.reproductions.changed):
+        changes = (session.studiesChanged, run.stateChanged, configuration.catalogueChanged)
+        for changed in (*changes, reproductions.changed):
             changed.connect(self._show_soon)
-        state.sessionChanged.connect(self._show_session)
-        state.themeChanged.connect(self._show)
+        session.sessionChanged.connect(self._show_session)
+        theme.changed.connect(self._show)
         self._show()
 
     def table(self) -> list[Row]:
         """The rows that a copy of the table has: those of which something is known."""
-        return [row for row in self._state.reproductions.rows() if row.final]
+        return [row for row in self._reproductions.rows() if row.final]
 
     def copy_table(self, suffix: str) -> None:
         """Put the claims on the clipboard as ``.csv`` or ``.md``."""
         made = claims.claims_table if suffix == ".csv" else claims.summary_table
-        export.copy_table(made(self.table(), "Claimed and measured"), suffix)
+        plot_export.copy_table(made(self.table(), "Claimed and measured"), suffix)
 
     def _make_seconds(
         self, suffix: str, value: float, none: str, least: float
@@ -103,10 +116,10 @@ class ClaimsPanel(QWidget):
         return box
 
     def _set_budget(self, seconds: float) -> None:
-        self._state.reproductions.budget_s = seconds
+        self._reproductions.budget_s = seconds
 
     def _set_limit(self, seconds: float) -> None:
-        self._state.reproductions.limit_s = seconds
+        self._reproductions.limit_s = seconds
 
     def _make_copy(self) -> QToolButton:
         button = QToolButton()
@@ -166,12 +179,12 @@ class ClaimsPanel(QWidget):
         row.addWidget(self._counts[name], 1)
         if known is not None:
             self.run[name] = _widgets.compact("Measure all of it")
-            self.run[name].clicked.connect(lambda: self._state.reproductions.measure(name))
+            self.run[name].clicked.connect(lambda: self._reproductions.measure(name))
             row.addWidget(self.run[name])
         return line
 
     def _measure(self, row: Row):  # type: ignore[no-untyped-def]
-        return lambda: self._state.reproductions.measure(row.document, row.experiment)
+        return lambda: self._reproductions.measure(row.document, row.experiment)
 
     def showEvent(self, event: QShowEvent) -> None:
         """Begin with what is known."""
@@ -188,7 +201,7 @@ class ClaimsPanel(QWidget):
         if not (self._leads and self.isVisible()):
             return
         self._leads = False
-        rows = self._state.reproductions.rows()
+        rows = self._reproductions.rows()
         first = next((row.document for row in rows if row.final), None)
         heading = self._counts[first].parentWidget() if first is not None else None
         body = self._area.widget()
@@ -202,13 +215,13 @@ class ClaimsPanel(QWidget):
             self._timer.start(PERIOD_MS)
 
     def _show(self) -> None:
-        reproductions, theme = self._state.reproductions, self._state.theme
+        reproductions, theme = self._reproductions, self._theme.current
         rows = reproductions.rows()
         if list(self.rows) != [row.key for row in rows]:
             self._rebuild(rows)
-        running, why_not = reproductions.measuring and self._state.live, reproductions.why_not()
+        running, why_not = reproductions.measuring and self._session.live, reproductions.why_not()
         for row in rows:
-            told = replace(row, reason=self._state.titled(row.reason))
+            told = replace(row, reason=self._session.titled(row.reason))
             self.rows[row.key].show(told, why_not, theme)
         for name, label in self._counts.items():
             of_it = [row for row in rows if row.document == name]
@@ -226,7 +239,7 @@ class ClaimsPanel(QWidget):
 
     def _told(self, rows: list[Row], running: bool) -> str:
         if running:
-            return f"Measuring {self._state.reproductions.doing}"
+            return f"Measuring {self._reproductions.doing}"
         known = [row for row in rows if row.final]
         if not known:
             return f"{len(rows)} claims, none of them measured yet"
@@ -234,7 +247,6 @@ class ClaimsPanel(QWidget):
 
     def _progress(self) -> str:
         """What the runner does for it now."""
-        state = self._state
-        if state.progress is not None:
-            return f"{state.progress.task.capitalize()}: {state.progress.text}"
-        return state.runner_text
+        if self._run.progress is not None:
+            return f"{self._run.progress.task.capitalize()}: {self._run.progress.text}"
+        return self._run.text

@@ -19,18 +19,25 @@ from PySide6.QtWidgets import (
 
 from sessions.errors import SessionError
 from sessions.model import Session
+from sessions.storage import open_files
 from sessions.tables import comparison_table
 from sessions.verdicts.comparison import Comparison, choose, compare
-from workbench.ui.dialogs import export, session_files
+from workbench import plot_export
+from workbench.plots import PLOTS, Run
+from workbench.plots._distributions import distributions
+from workbench.plots._steps import rolling
+from workbench.theming.icons import icon
+from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._compare_tables import DifferencesTable, SessionsTable
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._distributions import distributions
-from workbench.ui.plots._steps import rolling
-from workbench.ui.state import AppState
-from workbench.ui.theming.icons import icon
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state import session_files
+from workbench.ui.state.comparison import ComparisonModel
+from workbench.ui.state.failures import FailureModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 _BOX_FRAME, _BOX_GAP = 84, 4  # pixels around the boxes, and between two of their names
 _LINES_LEAST = 100
@@ -57,9 +64,18 @@ class Found:
 class ComparePanel(QWidget):
     """The shown session and those beside it; each takes part with one of its segments."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        compared: ComparisonModel,
+        verdicts: Verdicts,
+        failures: FailureModel,
+        theme: ThemeModel,
+        tasks: Tasks,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._compared, self._theme, self._tasks = session, compared, theme, tasks
         self._baseline = ""  # id of a session
         self._chosen: dict[str, int] = {}  # segment by id of the session
         self._runs: dict[str, Run] = {}
@@ -67,19 +83,19 @@ class ComparePanel(QWidget):
         self._listed: list[tuple[str, str]] = []  # ids and titles in the box of the baseline
         self.found: Found | None = None
         self.charts = {
-            name: Chart(PLOTS[name], state.theme, state.tasks)
+            name: Chart(PLOTS[name], theme.current, tasks)
             for name in ("aligned_timeline", "ecdf", "box")
         }
         for chart in self.charts.values():
             chart.readings = True
             chart.setMinimumSize(200, 120)
             chart.cursorMoved.connect(chart.set_cursor)
-        self.sessions = SessionsTable(state)
+        self.sessions = SessionsTable(session, compared, verdicts, failures, theme)
         self.sessions.segmentChosen.connect(self.choose_segment)
         self.sessions.baselineChosen.connect(self.set_baseline)
         self.sessions.removed.connect(self._remove)
         self.differences = DifferencesTable()
-        self._empty = Empty(state, "compare", *NOTHING)
+        self._empty = Empty(theme, "compare", *NOTHING)
         self._out = self._empty.offer("", self._take_out)
         self._out.hide()
         self._warning = QWidget()
@@ -93,11 +109,11 @@ class ComparePanel(QWidget):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._compute)
-        state.comparedChanged.connect(lambda: self._compute_in(0))
-        state.sessionChanged.connect(lambda: self._compute_in(0))
-        state.segmentsChanged.connect(lambda: self._compute_in(LIVE_MS))
-        state.dataArrived.connect(lambda: self._compute_in(LIVE_MS))
-        state.themeChanged.connect(self._draw)
+        compared.changed.connect(lambda: self._compute_in(0))
+        session.sessionChanged.connect(lambda: self._compute_in(0))
+        session.segmentsChanged.connect(lambda: self._compute_in(LIVE_MS))
+        session.dataArrived.connect(lambda: self._compute_in(LIVE_MS))
+        theme.changed.connect(self._draw)
         self._draw()
         self._compute_in(0)
 
@@ -119,7 +135,7 @@ class ComparePanel(QWidget):
     def copy_table(self, suffix: str) -> None:
         """Put the table of ratios on the clipboard as ``.csv`` or ``.md``."""
         if self.found is not None and self.found.comparison is not None:
-            export.copy_table(comparison_table(self.found.comparison), suffix)
+            plot_export.copy_table(comparison_table(self.found.comparison), suffix)
 
     def _make_body(self) -> QWidget:
         body = _widgets.surface()
@@ -173,16 +189,16 @@ class ComparePanel(QWidget):
 
     def _take_out(self) -> None:
         """Go on without the session that was added last."""
-        if self._state.compared.sessions:
-            self._remove(self._state.compared.sessions[-1])
+        if self._compared.sessions:
+            self._remove(self._compared.sessions[-1])
 
     def _remove(self, session: Session) -> None:
-        if session in self._state.compared.sessions:
-            self._state.compared.remove(session)
+        if session in self._compared.sessions:
+            self._compared.remove(session)
 
     def _compute_in(self, delay_ms: int) -> None:
         """Work everything out anew; what only grows can wait, and needs a live session."""
-        if delay_ms and not (self._state.live and self._state.compared.sessions):
+        if delay_ms and not (self._session.live and self._compared.sessions):
             return
         if not self._timer.isActive() or delay_ms == 0:
             self._timer.start(delay_ms)
@@ -191,7 +207,7 @@ class ComparePanel(QWidget):
         if self._busy:
             self._stale = True
             return
-        candidates = [self._state.session, *self._state.compared.sessions]
+        candidates = [self._session.shown, *self._compared.sessions]
         sessions = [session for session in candidates if session.segments]
         known = {session.id for session in sessions}
         self._runs = {key: run for key, run in self._runs.items() if key in known}
@@ -205,13 +221,11 @@ class ComparePanel(QWidget):
         self._busy = True
         self._out.hide()
         self._empty.say(f"Comparing {len(runs)} sessions", "It takes a moment where they are long.")
-        self._state.tasks.start(
-            lambda: work_out(runs, baseline, chosen), self._worked_out, self._failed
-        )
+        self._tasks.start(lambda: work_out(runs, baseline, chosen), self._worked_out, self._failed)
 
     def _run(self, session: Session, color: int) -> Run:
         """The session's run; a live one's is a copy of what there is now."""
-        if self._state.live and session is self._state.session:
+        if self._session.live and session is self._session.shown:
             return Run(session_files.snapshot(session), color=color)
         run = self._runs.setdefault(session.id, Run(session))
         run.color = color
@@ -235,7 +249,7 @@ class ComparePanel(QWidget):
             self._pages.setCurrentIndex(0)
             failed = ("These sessions cannot be compared", found.reason)
             self._empty.say(*(failed if found.reason else NOTHING))
-            added = self._state.compared.sessions
+            added = self._compared.sessions
             self._out.setVisible(bool(found.reason and added))
             if added:  # without whose buttons, which stand in the table
                 self._out.setText(f"Take out {added[-1].title!r}")
@@ -253,8 +267,10 @@ class ComparePanel(QWidget):
         self._tabs.setTabText(1, f"Differences ({len(comparison.differences)})")
         _widgets.clear(self._warnings)
         for text in comparison.warnings:
-            note = _widgets.note(self._state.titled(text), "warning")
-            self._warnings.addWidget(_widgets.marked(note, "warning", self._state.theme, "warning"))
+            note = _widgets.note(self._session.titled(text), "warning")
+            self._warnings.addWidget(
+                _widgets.marked(note, "warning", self._theme.current, "warning")
+            )
         self._warning.setVisible(bool(comparison.warnings))
         line, count = self.fontMetrics().height(), len(found.runs)
         self.charts["box"].setMinimumHeight(_BOX_FRAME + (line + _BOX_GAP) * count)
@@ -264,9 +280,9 @@ class ComparePanel(QWidget):
             chart.show_runs(found.runs)
 
     def _draw(self) -> None:
-        self._copy.setIcon(icon("copy", self._state.theme, "muted"))
+        self._copy.setIcon(icon("copy", self._theme.current, "muted"))
         for chart in self.charts.values():
-            chart.set_theme(self._state.theme)
+            chart.set_theme(self._theme.current)
         if self.found is not None:
             self._show(self.found)
 
@@ -277,7 +293,7 @@ def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
     A session without a choice takes part with its segment of the most steady steps.
     """
     sessions = [run.session for run in runs]
-    with session_files.reading(*sessions):
+    with open_files.reading(*sessions):
         try:
             places = [
                 session.segments.index(choose(session, place))

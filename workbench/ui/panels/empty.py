@@ -8,10 +8,10 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
 
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
+from workbench.ui.state.theme import ThemeModel
 
 TEXT_WIDTH = 340
 
@@ -21,14 +21,14 @@ class Empty(QWidget):
 
     def __init__(
         self,
-        state: AppState,
+        theme: ThemeModel,
         icon_name: str,
         line: str,
         sentence: str,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._theme = theme
         self._icon_name = icon_name
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
@@ -45,7 +45,7 @@ class Empty(QWidget):
             self._layout.addWidget(label, 0, Qt.AlignmentFlag.AlignHCenter)
         self._layout.addStretch(2)
         self.say(line, sentence)
-        state.themeChanged.connect(self._draw)
+        theme.changed.connect(self._draw)
         self._draw()
 
     def say(self, line: str, sentence: str) -> None:
@@ -77,5 +77,5 @@ class Empty(QWidget):
         self._sentence.setFixedHeight(self._sentence.heightForWidth(width))
 
     def _draw(self) -> None:
-        pixmap = icon(self._icon_name, self._state.theme, "muted").pixmap(QSize(28, 28))
+        pixmap = icon(self._icon_name, self._theme.current, "muted").pixmap(QSize(28, 28))
         self._mark.setPixmap(pixmap)

@@ -24,12 +24,14 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Event
 from sessions.plain_text import one_line, wrapped
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.menus.option_picker import OptionPicker
 from workbench.ui.panels import _widgets
 from workbench.ui.panels.empty import Empty
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 Index = QModelIndex | QPersistentModelIndex
 KIND_ICON = {  # by an event's kind: icon and colour
@@ -53,10 +55,16 @@ _LONGEST_LINE = 1000  # characters
 class EventsPanel(QWidget):
     """The log of the session that is shown."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        configuration: ConfigurationModel,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
-        self._model = EventModel(state, self)
+        self._session, self._theme = session, theme
+        self._model = EventModel(session, theme, self)
         self._filtered = EventFilter(self)
         self._filtered.setSourceModel(self._model)
         self.table = QTableView()
@@ -81,7 +89,7 @@ class EventsPanel(QWidget):
         self.table.activated.connect(self._jump)
         self.table.clicked.connect(self._jump)
         empty = Empty(
-            state,
+            theme,
             "recent",
             "Nothing has happened yet",
             "Toggles, notes, warnings and errors of the session are listed here.",
@@ -91,10 +99,10 @@ class EventsPanel(QWidget):
         self._pages.addWidget(self._make_log())
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
-        state.eventsChanged.connect(self._refresh)
-        state.sessionChanged.connect(self._refresh)
-        state.themeChanged.connect(self._model.reset)
-        state.catalogueChanged.connect(self._model.reset)
+        session.eventsChanged.connect(self._refresh)
+        session.sessionChanged.connect(self._refresh)
+        theme.changed.connect(self._model.reset)
+        configuration.catalogueChanged.connect(self._model.reset)
         self._refresh()
 
     def _make_log(self) -> QWidget:
@@ -108,14 +116,15 @@ class EventsPanel(QWidget):
         self._picker.set_value("all")
         self._picker.chosen.connect(self._filtered.set_kind)
         nothing = Empty(
-            self._state, "find", "No event matches", "The filter above leaves none of the events."
+            self._theme, "find", "No event matches", "The filter above leaves none of the events."
         )
         nothing.offer("Show all", self._show_all)
         self._found = QStackedWidget()
         self._found.addWidget(nothing)
         self._found.addWidget(self.table)
-        for changed in ("rowsInserted", "rowsRemoved", "modelReset", "layoutChanged"):
-            getattr(self._filtered, changed).connect(self._show_found)
+        rows = self._filtered
+        for changed in (rows.rowsInserted, rows.rowsRemoved, rows.modelReset, rows.layoutChanged):
+            changed.connect(self._show_found)
         head = _widgets.tight(QHBoxLayout())
         head.setContentsMargins(8, 6, 8, 6)
         head.addWidget(self._picker)
@@ -149,17 +158,17 @@ class EventsPanel(QWidget):
 
     def _jump(self, index: QModelIndex) -> None:
         row = self._filtered.mapToSource(index).row()
-        self._state.focus(self._state.session.events[row].t_s)
+        self._session.focus(self._session.shown.events[row].t_s)
 
 
 class EventModel(QAbstractTableModel):
     """Time, kind and text of the shown session's events."""
 
-    def __init__(self, state: AppState, parent: QWidget) -> None:
+    def __init__(self, session: SessionModel, theme: ThemeModel, parent: QWidget) -> None:
         super().__init__(parent)
-        self._state = state
-        self._session = state.session
-        self._count = len(state.session.events)
+        self._session, self._theme = session, theme
+        self._listed = session.shown  # as the rows show it
+        self._count = len(self._listed.events)
 
     def rowCount(self, parent: Index | None = None) -> int:
         """One row an event."""
@@ -171,16 +180,16 @@ class EventModel(QAbstractTableModel):
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         """The cell's text, icon, font and alignment."""
-        event: Event = self._session.events[index.row()]
+        event: Event = self._listed.events[index.row()]
         match role, index.column():
             case Qt.ItemDataRole.DisplayRole, column:
-                text = self._state.titled(one_line(event.text, _LONGEST_LINE))
+                text = self._session.titled(one_line(event.text, _LONGEST_LINE))
                 return (clock(event.t_s), event.kind, text)[column]
             case Qt.ItemDataRole.ToolTipRole, 2:
                 return wrapped(event.text)
             case Qt.ItemDataRole.DecorationRole, 1:
                 name, colour = KIND_ICON.get(event.kind, KIND_ICON["info"])
-                return icon(name, self._state.theme, colour)
+                return icon(name, self._theme.current, colour)
             case Qt.ItemDataRole.FontRole, 0:
                 return fonts.numbers()
             case Qt.ItemDataRole.TextAlignmentRole, 0:
@@ -189,8 +198,8 @@ class EventModel(QAbstractTableModel):
 
     def update(self) -> None:
         """Take the events that were added, or all of another session."""
-        events = self._state.session.events
-        if self._session is not self._state.session or len(events) < self._count:
+        events = self._session.shown.events
+        if self._listed is not self._session.shown or len(events) < self._count:
             self.reset()
         elif len(events) > self._count:
             self.beginInsertRows(QModelIndex(), self._count, len(events) - 1)
@@ -200,8 +209,8 @@ class EventModel(QAbstractTableModel):
     def reset(self) -> None:
         """Read everything again."""
         self.beginResetModel()
-        self._session = self._state.session
-        self._count = len(self._session.events)
+        self._listed = self._session.shown
+        self._count = len(self._listed.events)
         self.endResetModel()
 
 

@@ -21,11 +21,14 @@ from sessions.plain_text import clip
 from workbench import protocol
 from workbench.client.throttle import Throttle
 from workbench.protocol import Failure
-from workbench.ui.controllers import config_edit
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
+from workbench.ui.state import config_edit
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.failures import FailureModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.theme import ThemeModel
 
 SHOWN = 3  # older banners make room
 DETAIL_LINES = 8
@@ -40,7 +43,7 @@ class Banner(QFrame):
 
     def __init__(
         self,
-        state: AppState,
+        theme: ThemeModel,
         tone: str,
         sentence: str,
         fix: str = "",
@@ -48,7 +51,7 @@ class Banner(QFrame):
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._theme = theme
         self._tone = tone
         self.setProperty("banner", True)
         self.setProperty("tone", tone)
@@ -76,7 +79,7 @@ class Banner(QFrame):
         layout.addLayout(head)
         if detail:
             layout.addWidget(self._make_details(detail))
-        state.themeChanged.connect(self._draw)
+        theme.changed.connect(self._draw)
         self._draw()
 
     def add(self, text: str, act: Callable[[], None], *, closes: bool = True) -> QPushButton:
@@ -102,7 +105,7 @@ class Banner(QFrame):
         return box
 
     def _draw(self) -> None:
-        theme = self._state.theme
+        theme = self._theme.current
         role = "accent" if self._tone == "info" else self._tone
         name = "info" if self._tone == "info" else "error"
         self._mark.setPixmap(icon(name, theme, role).pixmap(_widgets.ICON))
@@ -110,11 +113,18 @@ class Banner(QFrame):
 
 
 class FailurePanel(QWidget):
-    """The stack of banners; every failure of the state becomes one."""
+    """The stack of banners; every reported failure becomes one."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        failures: FailureModel,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._run, self._configuration, self._theme = run, configuration, theme
         self._banners: list[Banner] = []
         self._without_runner: list[Banner] = []  # whose cure is a new runner
         self._throttle = Throttle()
@@ -122,8 +132,8 @@ class FailurePanel(QWidget):
         self._timer = QTimer(self, singleShot=True, interval=PERIOD_MS)
         self._timer.timeout.connect(self._show_waiting)
         self._column = _widgets.tight(QVBoxLayout(self), 4)
-        state.failed.connect(self.show_failure)
-        state.stateChanged.connect(self._take_state)
+        failures.reported.connect(self.show_failure)
+        run.stateChanged.connect(self._take_state)
 
     @property
     def banners(self) -> list[Banner]:
@@ -156,33 +166,33 @@ class FailurePanel(QWidget):
             if banner.sentence.text() == clip(failure.sentence):
                 self._forget(banner)
         banner = self.show_banner("bad", failure.sentence, failure.fix, failure.detail)
-        if failure.set and self._state.catalogue is not None:
+        if failure.set and self._configuration.catalogue is not None:
             self._offer(banner, failure.set)
         if failure.clears:
             banner.add("Clear Triton's cache", self._clear_triton_cache).setToolTip(
                 "Deletes the kernels that Triton keeps compiled on disk; a run in progress ends"
             )
         if failure.fatal or failure.kind in ("hang", "died", "wire", "cuda"):
-            banner.add("Start a new runner", self._state.start_runner)
+            banner.add("Start a new runner", self._run.start_runner)
             self._without_runner.append(banner)
         text = "\n".join(filter(None, (failure.sentence, failure.fix, failure.detail)))
         banner.add("Copy details", lambda: _copy(text), closes=False)
 
     def _clear_triton_cache(self) -> None:
-        self._state.send(protocol.ClearTritonCache())
+        self._run.send(protocol.ClearTritonCache())
 
     def _offer(self, banner: Banner, choices: dict[str, str]) -> None:
         """A button that makes the choices, as one step of undo."""
-        catalogue = self._state.catalogue
+        catalogue = self._configuration.catalogue
         assert catalogue is not None
         text = config_edit.choice_text(catalogue, choices)
-        banner.add(text, lambda: self._state.choose(choices, text)).setToolTip(
+        banner.add(text, lambda: self._configuration.choose(choices, text)).setToolTip(
             "Makes this choice; Undo takes it back"
         )
 
     def show_banner(self, tone: str, sentence: str, fix: str = "", detail: str = "") -> Banner:
         """Put a banner on top; ``tone`` is ``bad``, ``warning`` or ``info``."""
-        banner = Banner(self._state, tone, sentence, fix, detail)
+        banner = Banner(self._theme, tone, sentence, fix, detail)
         banner.dismissed.connect(lambda: self._forget(banner))
         self._banners.insert(0, banner)
         self._column.insertWidget(0, banner)
@@ -198,7 +208,7 @@ class FailurePanel(QWidget):
 
     def _take_state(self) -> None:
         """A new runner, however it was started: the buttons for one would end what it runs."""
-        if self._state.runner_state == "starting":
+        if self._run.state == "starting":
             for banner in self._without_runner:
                 self._forget(banner)
             self._without_runner.clear()

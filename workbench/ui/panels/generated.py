@@ -8,7 +8,8 @@ from PySide6.QtWidgets import QFrame, QStackedWidget, QTextEdit, QVBoxLayout, QW
 from sessions.model import Segment
 from workbench.ui.panels import _widgets
 from workbench.ui.panels.empty import Empty
-from workbench.ui.state import AppState
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 MARGIN = 10  # with the frame's own, as far in as the line above
 
@@ -16,9 +17,11 @@ MARGIN = 10  # with the frame's own, as far in as the line above
 class GeneratedPanel(QWidget):
     """The text of the selected segment, or of the newest that wrote one."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, session: SessionModel, theme: ThemeModel, parent: QWidget | None = None
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._theme = session, theme
         self._shown: tuple[str, str] = ("", "")  # prompt and text
         self.text = QTextEdit()
         self.text.setFrameShape(QFrame.Shape.NoFrame)
@@ -29,7 +32,7 @@ class GeneratedPanel(QWidget):
         self.text.setAccessibleName("Generated text")
         self.note = _widgets.note()
         self.empty = Empty(
-            state,
+            theme,
             "log",
             "Nothing has been generated yet",
             "Choose the workload Generate text and run it. What the first sequence writes appears "
@@ -49,15 +52,15 @@ class GeneratedPanel(QWidget):
         self._pages.addWidget(body)
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
-        for changed in (state.textChanged, state.selectionChanged, state.sessionChanged):
+        for changed in (session.textChanged, session.selectionChanged, session.sessionChanged):
             changed.connect(self._show)
-        state.themeChanged.connect(self._draw)
+        theme.changed.connect(self._draw)
         self._show()
 
     def _segment(self) -> Segment | None:
         """The selected segment if it wrote something, else the newest that did."""
-        writing = [one for one in self._state.session.segments if "text" in one.ledger]
-        selected = [one for one in writing if one.index == self._state.selection]
+        writing = [one for one in self._session.shown.segments if "text" in one.ledger]
+        selected = [one for one in writing if one.index == self._session.selection]
         return next(iter(selected or writing[-1:]), None)
 
     def _show(self) -> None:
@@ -65,21 +68,21 @@ class GeneratedPanel(QWidget):
         self._pages.setCurrentIndex(0 if segment is None else 1)
         if segment is None:
             return
-        self.note.setText(self._state.titled(_caption(segment)))
+        self.note.setText(self._session.titled(_caption(segment)))
         shown = str(segment.ledger.get("prompt", "")), str(segment.ledger["text"])
         if shown == self._shown:
             return
         before, self._shown = self._shown, shown
         if before[0] == shown[0] and before[1] and shown[1].startswith(before[1]):
-            self._add(shown[1][len(before[1]) :], self._state.theme.text)
+            self._add(shown[1][len(before[1]) :], self._theme.current.text)
         else:
             self._draw()
 
     def _draw(self) -> None:
         self.text.clear()
         prompt, text = self._shown
-        self._add(prompt, self._state.theme.muted)
-        self._add(text, self._state.theme.text)
+        self._add(prompt, self._theme.current.muted)
+        self._add(text, self._theme.current.text)
 
     def _add(self, text: str, colour: str) -> None:
         """Write at the end, and stay there unless a person has scrolled back."""

@@ -9,7 +9,6 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from workbench.ui.panels import _widgets
-from workbench.ui.state import AppState
 
 AFTER_PAINT_MS = 30
 
@@ -19,12 +18,10 @@ class Later(QWidget):
 
     def __init__(
         self,
-        state: AppState,
-        make: Callable[[AppState], QWidget],
+        make: Callable[[], QWidget],
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._state = state
         self._make = make
         self._panel: QWidget | None = None
         self._layout = _widgets.tight(QVBoxLayout(self), 0)
@@ -35,7 +32,7 @@ class Later(QWidget):
     def panel(self) -> QWidget:
         """The panel, made now if it was not yet."""
         if self._panel is None:
-            self._panel = self._make(self._state)
+            self._panel = self._make()
             self._layout.addWidget(self._panel)
         return self._panel
 

@@ -20,16 +20,19 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.storage import open_files
+from workbench import plot_export
 from workbench.charts.units import SECONDS
-from workbench.ui.dialogs import export, session_files
+from workbench.plots import PLOTS, Run
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
 from workbench.ui.panels._utilization import Utilization
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.state import AppState
-from workbench.ui.theming import fonts
-from workbench.ui.theming.icons import icon
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 FRAME_MS = 16
 SHOWN = ("step_time", "memory", "utilization", "power")  # at first
@@ -53,21 +56,23 @@ _MARGIN = 0.01  # of the range, left free beyond the newest sample
 class LivePanel(QWidget):
     """Plots over time of the session that is shown, live or from a file.
 
-    While ``state.follow`` they scroll with the newest step. Otherwise the view is held: nothing
+    While ``session.follow`` they scroll with the newest step. Otherwise the view is held: nothing
     moves and nothing is drawn anew until a person moves it or follows again. The run goes on.
     """
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, session: SessionModel, theme: ThemeModel, tasks: Tasks, parent: QWidget | None = None
+    ) -> None:
         super().__init__(parent)
-        self._state = state
-        self._run = Run(state.session, titled=state.titled)
+        self._session, self._theme = session, theme
+        self._run = Run(session.shown, titled=session.titled)
         self._window: float | None = None
         self._held_at = 0
         self._dirty = False
         self._frame_at = 0.0
         self._spreading = False
         self.charts = {
-            name: Chart(plot, state.theme, state.tasks)
+            name: Chart(plot, theme.current, tasks)
             for name, plot in PLOTS.items()
             if plot.axis == "time"
         }
@@ -88,7 +93,7 @@ class LivePanel(QWidget):
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self._frame)
         self._empty = Empty(
-            state,
+            theme,
             "live",
             "Nothing has run yet",
             "Press Run (F5) to build the model and watch it here, or drop a session file (.h5).",
@@ -100,14 +105,14 @@ class LivePanel(QWidget):
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._make_bar())
         layout.addWidget(self._stack, 1)
-        state.dataArrived.connect(self._touch)
-        state.segmentsChanged.connect(self._touch)
-        state.eventsChanged.connect(self._touch)
-        state.sessionChanged.connect(self._show_session)
-        state.selectionChanged.connect(self._select)
-        state.followChanged.connect(self._follow_changed)
-        state.focusRequested.connect(self.focus)
-        state.themeChanged.connect(self._draw)
+        session.dataArrived.connect(self._touch)
+        session.segmentsChanged.connect(self._touch)
+        session.eventsChanged.connect(self._touch)
+        session.sessionChanged.connect(self._show_session)
+        session.selectionChanged.connect(self._select)
+        session.followChanged.connect(self._follow_changed)
+        session.focusRequested.connect(self.focus)
+        theme.changed.connect(self._draw)
         self._draw()
         self.redraw()
 
@@ -128,7 +133,7 @@ class LivePanel(QWidget):
         self._choice.setCurrentText(
             next((text for text, value in WINDOWS.items() if value == seconds), "Whole session")
         )
-        self._state.set_follow(True)
+        self._session.set_follow(True)
         self._touch()
 
     def focus(self, t_s: float) -> None:
@@ -148,11 +153,11 @@ class LivePanel(QWidget):
 
     def copy_image(self) -> None:
         """Put a picture of the whole stack, as it is seen, on the clipboard."""
-        export.copy_pixmap(self._splitter.grab())
+        plot_export.copy_pixmap(self._splitter.grab())
 
     def redraw(self) -> None:
         """Draw every shown plot anew."""
-        with session_files.reading(self._run.session):
+        with open_files.reading(self._run.session):
             for chart in self.shown:
                 chart.show_runs([self._run])
             self._stack_up()
@@ -208,14 +213,14 @@ class LivePanel(QWidget):
         self._hold.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self._hold.setText("Pause view")
         self._hold.setToolTip("Hold the plots where they are; the run goes on")
-        self._hold.clicked.connect(lambda: self._state.set_follow(False))
+        self._hold.clicked.connect(lambda: self._session.set_follow(False))
         self._live = QPushButton("Live")
         self._live.setProperty("primary", True)
         self._live.setToolTip("Follow the newest step again")
-        self._live.clicked.connect(lambda: self._state.set_follow(True))
+        self._live.clicked.connect(lambda: self._session.set_follow(True))
         self._status = QLabel()
         self._status.setProperty("muted", True)
-        self.utilization = Utilization(self._state)
+        self.utilization = Utilization(self._session)
         self._place = QLabel()
         self._place.setFont(fonts.numbers())
         row = QHBoxLayout(bar)
@@ -229,15 +234,15 @@ class LivePanel(QWidget):
         return bar
 
     def _show_session(self) -> None:
-        if self._run.session is not self._state.session:
-            self._run = Run(self._state.session, titled=self._state.titled)
+        if self._run.session is not self._session.shown:
+            self._run = Run(self._session.shown, titled=self._session.titled)
             for chart in self.charts.values():
                 chart.canvas.follow_x = chart.canvas.follow_y = True
-            self._state.set_follow(True)
+            self._session.set_follow(True)
             self.redraw()
 
     def _select(self) -> None:
-        self._run.selected = self._state.selection
+        self._run.selected = self._session.selection
         self._touch()
 
     def _touch(self) -> None:
@@ -262,7 +267,7 @@ class LivePanel(QWidget):
         self.utilization.refresh()
         has_data = bool(self._run.session.segments or self._run.session.telemetry)
         self._stack.setCurrentWidget(self._area if has_data else self._empty)
-        if not self._state.follow:
+        if not self._session.follow:
             self._tell_held()
             return
         shown = self.shown
@@ -276,7 +281,7 @@ class LivePanel(QWidget):
                 spans.append(span)
         if spans:
             start, stop = min(s[0] for s in spans), max(s[1] for s in spans)
-            if self._window is not None and self._state.live:
+            if self._window is not None and self._session.live:
                 start = stop - self._window
             self._spread(*self._range(start, stop), pull=False)
         again_ms = 0.0
@@ -301,7 +306,7 @@ class LivePanel(QWidget):
         every frame.
         """
         span = (stop - start) or 1.0
-        if not self._state.live:
+        if not self._session.live:
             return start - _MARGIN * span, stop + _MARGIN * span
         if self._window is not None:
             return start, stop + _MARGIN * span
@@ -329,14 +334,14 @@ class LivePanel(QWidget):
         if self._spreading:
             return
         start, stop = chart.canvas.vb.viewRange()[0]
-        self._state.set_follow(False)
+        self._session.set_follow(False)
         self._spread(start, stop, pull=True)
 
     def _follow_all(self) -> None:
         self.set_window(None)
 
     def _follow_changed(self) -> None:
-        follow = self._state.follow
+        follow = self._session.follow
         self._hold.setVisible(follow)
         self._live.setVisible(not follow)
         self._held_at = _steps(self._run)
@@ -351,7 +356,7 @@ class LivePanel(QWidget):
     def _tell_held(self) -> None:
         gained = _steps(self._run) - self._held_at
         more = f", {gained:,} steps since" if gained > 0 else ""
-        self._status.setText(f"View held; the run goes on{more}" if self._state.live else "")
+        self._status.setText(f"View held; the run goes on{more}" if self._session.live else "")
 
     def _move_cursor(self, x: float | None) -> None:
         for chart in self.shown:
@@ -359,7 +364,7 @@ class LivePanel(QWidget):
         self._place.setText("" if x is None else f"at {SECONDS.text(x, digits=4)}")
 
     def _draw(self) -> None:
-        theme = self._state.theme
+        theme = self._theme.current
         self._hold.setIcon(icon("view-pause", theme, "text"))
         self._live.setIcon(icon("jump", theme, "on_accent"))
         for chart in self.charts.values():

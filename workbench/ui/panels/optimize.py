@@ -29,7 +29,9 @@ from sessions.studies.optimization_words import (
     verdicts_table,
 )
 from sessions.tables import Table
+from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.optimizations import OBJECTIVES, Optimizations
+from workbench.ui.controllers.presets import Presets
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
@@ -38,8 +40,11 @@ from workbench.ui.panels._editors import CalmDoubleSpinBox
 from workbench.ui.panels._table import CalmTable, with_interval
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.state import AppState
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 PERIOD_MS = 200  # between two looks while candidates race
 _CHOICES_PX = 232
@@ -51,13 +56,23 @@ _MOST_GIB = 4096.0
 class OptimizePanel(QWidget):
     """The form of an optimization beside the newest one of the session that is shown."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        presets: Presets,
+        optimizations: Optimizations,
+        theme: ThemeModel,
+        tasks: Tasks,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
-        self.optimizations = Optimizations(state)
+        self._session, self._run, self._presets = session, run, presets
+        self._theme, self.optimizations = theme, optimizations
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.chart = Chart(PLOTS["pareto"], state.theme, state.tasks)
+        self.chart = Chart(PLOTS["pareto"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
         self.verdicts, self.candidates, self.options = CalmTable(), CalmTable(), CalmTable()
         for table in (self.verdicts, self.candidates, self.options):
@@ -81,7 +96,7 @@ class OptimizePanel(QWidget):
         tip = "How long everything may take: builds, compiles, checks, races and verdicts"
         self.budget = _widgets.budget_box(self.optimizations, 86400, tip)
         self.empty = Empty(
-            state,
+            theme,
             "optimize",
             "No optimization yet",
             "Press Optimize: configurations race in turn, what is slower, wrong or too large drops "
@@ -94,13 +109,11 @@ class OptimizePanel(QWidget):
         row.addWidget(self._make_choices())
         row.addWidget(self._pages, 1)
         self._soon = Soon(self._show, self, PERIOD_MS)
-        for changed in (
-            state.studiesChanged, state.stateChanged, state.configurationChanged,
-            state.catalogueChanged, state.availabilityChanged,
-        ):  # fmt: skip
+        changes = (session.studiesChanged, run.stateChanged, configuration.availabilityChanged)
+        for changed in (*changes, configuration.editedChanged, configuration.catalogueChanged):
             changed.connect(self._soon.ask)
-        state.sessionChanged.connect(self._show)
-        state.themeChanged.connect(self._draw)
+        session.sessionChanged.connect(self._show)
+        theme.changed.connect(self._draw)
         self._draw()
 
     # The form
@@ -160,7 +173,7 @@ class OptimizePanel(QWidget):
         self.toggles.setText(f"{count} of {len(searched)} toggles ▾")
         reason = optimizations.why_not()
         _widgets.allow(self.run, reason)
-        progress = self._state.progress
+        progress = self._run.progress
         if optimizations.busy and progress is not None:
             reason = f"{progress.task.capitalize()}: {progress.text}"
         self.why_not.setText(reason)
@@ -182,7 +195,7 @@ class OptimizePanel(QWidget):
             buttons.addWidget(widget)
         buttons.addWidget(self.chosen, 1)
         body = _widgets.surface()
-        more = _widgets.expander("Details", self._state.theme, self.details)
+        more = _widgets.expander("Details", self._theme.current, self.details)
         column = _widgets.head(self.headline, self.about, more, self.details, buttons)
         parts = ((self.chart, 1), (self.tabs, 1))
         column.addWidget(_widgets.split(Qt.Orientation.Vertical, *parts), 1)
@@ -195,7 +208,7 @@ class OptimizePanel(QWidget):
         return next(reversed(self.optimizations.all), None)
 
     def _draw(self) -> None:
-        self.chart.set_theme(self._state.theme)
+        self.chart.set_theme(self._theme.current)
         self._show()
 
     def _show(self) -> None:
@@ -204,15 +217,15 @@ class OptimizePanel(QWidget):
         self._pages.setCurrentIndex(0 if study is None else 1)
         if study is None:
             return
-        state = self._state
-        words = state.titled(headline(study))
-        if self.optimizations.busy and state.live:
+        session = self._session
+        words = session.titled(headline(study))
+        if self.optimizations.busy and session.live:
             words = f"Searching: {words}"
         self.headline.setText(f"{words[:1].upper()}{words[1:]}")
         brief, *rest = remarks(study) or [""]
-        self.about.setText(state.titled(brief))
-        self.details.setText(state.titled(" ".join(rest)))
-        self.chart.show_runs([Run(state.session, titled=state.titled).alone(study)])
+        self.about.setText(session.titled(brief))
+        self.details.setText(session.titled(" ".join(rest)))
+        self.chart.show_runs([Run(session.shown, titled=session.titled).alone(study)])
         self._show_candidates(study)
         self.options.show_table(self._titled(options_table(study)))
         self._show_verdicts(study)
@@ -236,10 +249,10 @@ class OptimizePanel(QWidget):
             if item is not None:
                 name = verdict_lines.ICONS.get(verdict, "unknown")
                 tone = verdict_lines.TONES.get(verdict, "")
-                verdict_lines.dress(item, name, tone, self._state.theme)
+                verdict_lines.dress(item, name, tone, self._theme.current)
 
     def _titled(self, table: Table) -> Table:
-        titled = self._state.titled
+        titled = self._session.titled
         cells = [[titled(c) if isinstance(c, str) else c for c in row] for row in table.rows]
         return Table(table.title, table.columns, cells)
 
@@ -265,8 +278,8 @@ class OptimizePanel(QWidget):
             reason = "Its numbers are wrong." if row["wrong"] == 1 else ""
             apply_reason = reason or self.optimizations.why_not_apply(study, row)
         _widgets.allow(self.apply, apply_reason)
-        _widgets.allow(self.save, reason or self._state.presets.why_not())
-        self.chosen.setText("" if row is None else self._state.titled(str(row["title"])))
+        _widgets.allow(self.save, reason or self._presets.why_not())
+        self.chosen.setText("" if row is None else self._session.titled(str(row["title"])))
 
     def _apply(self) -> None:
         study, row = self.study, self._row()

@@ -26,16 +26,21 @@ from PySide6.QtWidgets import (
 from sessions import reproduce
 from sessions.errors import SessionError
 from sessions.model import Configuration, Segment, Session
+from sessions.storage import open_files
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
 from workbench.protocol import Failure
-from workbench.ui.controllers import config_edit
-from workbench.ui.dialogs import session_files
+from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels._segment_model import SWATCH, SegmentModel
 from workbench.ui.panels._segment_model import swatch as swatch
 from workbench.ui.panels.empty import Empty
-from workbench.ui.state import AppState
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state import config_edit, session_files
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.failures import FailureModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 ROW_HEIGHT = 26
 JUDGE = "Measure a verdict against the baseline"
@@ -47,18 +52,29 @@ MOST_SEGMENTS = 1000  # rows of the table; each takes milliseconds to compare
 class SegmentsPanel(QWidget):
     """A table that is computed away from the window's thread and shown when it is ready."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        configuration: ConfigurationModel,
+        verdicts: Verdicts,
+        failures: FailureModel,
+        theme: ThemeModel,
+        tasks: Tasks,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._configuration = session, configuration
+        self._verdicts, self._failures = verdicts, failures
+        self._tasks = tasks
         self._busy = False
         self._stale = False
         self._period_ms = PERIOD_MS
         self._rows = 0  # steps of the session when it was last asked for
-        self.model = SegmentModel(state, self)
+        self.model = SegmentModel(session, theme, self)
         self.table = self._make_table()
         self._names = NamesShare(self.table)
         empty = Empty(
-            state,
+            theme,
             "segments",
             "No segments yet",
             "Press Run. Every change of a toggle begins a new segment; this table compares them.",
@@ -78,13 +94,13 @@ class SegmentsPanel(QWidget):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._compute)
-        state.segmentsChanged.connect(lambda: self._compute_in(0))
-        state.sessionChanged.connect(self._show_session)
-        state.dataArrived.connect(self._follow)
-        state.comparisonsChanged.connect(lambda: self._compute_in(self._period_ms))
-        state.selectionChanged.connect(self._show_selection)
-        state.catalogueChanged.connect(lambda: self._compute_in(0))
-        state.themeChanged.connect(self.model.redraw)
+        session.segmentsChanged.connect(lambda: self._compute_in(0))
+        session.sessionChanged.connect(self._show_session)
+        session.dataArrived.connect(self._follow)
+        session.comparisonsChanged.connect(lambda: self._compute_in(self._period_ms))
+        session.selectionChanged.connect(self._show_selection)
+        configuration.catalogueChanged.connect(lambda: self._compute_in(0))
+        theme.changed.connect(self.model.redraw)
         self._show_session()
 
     def _make_table(self) -> QTableView:
@@ -102,7 +118,7 @@ class SegmentsPanel(QWidget):
         table.doubleClicked.connect(self._double_click)
         table.clicked.connect(self._click)
         table.selectionModel().currentRowChanged.connect(
-            lambda index, _: self._state.select(index.row() if index.isValid() else None)
+            lambda index, _: self._session.select(index.row() if index.isValid() else None)
         )
         table.verticalHeader().hide()
         table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
@@ -144,7 +160,7 @@ class SegmentsPanel(QWidget):
     def _show_session(self) -> None:
         self.model.show_table(None)
         self.note.hide()
-        self._pages.setCurrentIndex(1 if self._state.session.segments else 0)
+        self._pages.setCurrentIndex(1 if self._session.shown.segments else 0)
         self._compute_in(0)
 
     def _compute_in(self, milliseconds: int) -> None:
@@ -154,13 +170,13 @@ class SegmentsPanel(QWidget):
             self._timer.start(milliseconds)
 
     def _follow(self) -> None:
-        rows = sum(len(segment.steps["t_s"]) for segment in self._state.session.segments)
+        rows = sum(len(segment.steps["t_s"]) for segment in self._session.shown.segments)
         if rows != self._rows:  # telemetry alone, which goes on after a run, changes nothing here
             self._rows = rows
             self._compute_in(self._period_ms)
 
     def _compute(self) -> None:
-        session = self._state.session
+        session = self._session.shown
         if not session.segments:
             return
         if self._busy:
@@ -170,7 +186,7 @@ class SegmentsPanel(QWidget):
         shown = dataclasses.replace(session, segments=session.segments[:MOST_SEGMENTS])
         frozen, baseline = (
             session_files.snapshot(shown),
-            min(self._state.baseline, MOST_SEGMENTS - 1),
+            min(self._session.baseline, MOST_SEGMENTS - 1),
         )
         count = len(session.segments)
         self._left_out.setVisible(count > MOST_SEGMENTS)
@@ -178,7 +194,7 @@ class SegmentsPanel(QWidget):
             f"The first {MOST_SEGMENTS} of {count:,} segments. All of them: workbench export FILE "
             "--table segments."
         )
-        self._state.tasks.start(
+        self._tasks.start(
             lambda: _tabulate(frozen, baseline),
             lambda found: self._take(session, *found),
             self._failed,
@@ -187,25 +203,25 @@ class SegmentsPanel(QWidget):
     def _take(self, session: Session, table: Table, took_s: float) -> None:
         self._busy = False
         self._period_ms = max(PERIOD_MS, round(1000 * IDLE_SHARE * took_s))
-        if session is self._state.session:
+        if session is self._session.shown:
             self.model.show_table(table)
             self._show_notes(table)
             self._pages.setCurrentIndex(1)
             if self.model.columnCount() > 1:
                 self._names.take([1])
             self._show_selection()
-        if self._stale or session is not self._state.session:
+        if self._stale or session is not self._session.shown:
             self._compute_in(self._period_ms)
 
     def _failed(self, error: Exception, detail: str) -> None:
         self._busy = False
-        self._state.fail(
+        self._failures.report(
             Failure(kind="mistake", sentence=f"The segments could not be compared: {error}",
                     detail=detail)
         )  # fmt: skip
 
     def _show_selection(self) -> None:
-        index = self._state.selection
+        index = self._session.selection
         if index is not None and index < self.model.rowCount():
             if self.table.currentIndex().row() != index:
                 self.table.selectRow(index)
@@ -220,8 +236,8 @@ class SegmentsPanel(QWidget):
 
     def _pair(self, row: int) -> tuple[Configuration, Configuration]:
         """The configurations of the baseline and of a row."""
-        segments = self._state.session.segments
-        return segments[self._state.baseline].configuration, segments[row].configuration
+        segments = self._session.shown.segments
+        return segments[self._session.baseline].configuration, segments[row].configuration
 
     def _click(self, index: QModelIndex) -> None:
         if self.model.is_offer(index):
@@ -229,13 +245,13 @@ class SegmentsPanel(QWidget):
 
     def _double_click(self, index: QModelIndex) -> None:
         if not self.model.is_offer(index):
-            self._state.set_baseline(index.row())
+            self._session.set_baseline(index.row())
 
     def _judge(self, row: int) -> None:
         """Measure a verdict of a row against the baseline, or say why that cannot be."""
-        pair, verdicts = self._pair(row), self._state.verdicts
+        pair, verdicts = self._pair(row), self._verdicts
         if why_not := verdicts.why_not_pair(*pair):
-            self._state.fail(Failure(kind="mistake", sentence=why_not))
+            self._failures.report(Failure(kind="mistake", sentence=why_not))
         else:
             verdicts.judge_pair(*pair)
 
@@ -243,17 +259,17 @@ class SegmentsPanel(QWidget):
         index = self.table.indexAt(place)
         menu = QMenu(self)
         if index.isValid():
-            segment = self._state.session.segments[index.row()]
-            menu.addAction("Set as baseline", lambda: self._state.set_baseline(index.row()))
+            segment = self._session.shown.segments[index.row()]
+            menu.addAction("Set as baseline", lambda: self._session.set_baseline(index.row()))
             judge = menu.addAction(JUDGE, lambda: self._judge(index.row()))
-            if why_not := self._state.verdicts.why_not_pair(*self._pair(index.row())):
+            if why_not := self._verdicts.why_not_pair(*self._pair(index.row())):
                 judge.setEnabled(False)
                 judge.setToolTip(why_not)
             menu.setToolTipsVisible(True)
-            menu.addAction("Show in the plots", lambda: self._state.focus(segment.start_s))
+            menu.addAction("Show in the plots", lambda: self._session.focus(segment.start_s))
             use = menu.addAction("Use its configuration", lambda: self._use(segment))
             family = segment.configuration.family
-            if not config_edit.has(self._state.catalogue, family):
+            if not config_edit.has(self._configuration.catalogue, family):
                 use.setText(f"Use its configuration (the runner has no family {family!r})")
                 use.setEnabled(False)
             menu.addAction("Copy the command that runs it", lambda: self._copy_command(segment))
@@ -264,20 +280,20 @@ class SegmentsPanel(QWidget):
         menu.popup(self.table.viewport().mapToGlobal(place))
 
     def _use(self, segment: Segment) -> None:
-        catalogue = self._state.catalogue
+        catalogue = self._configuration.catalogue
         if catalogue is not None and config_edit.has(catalogue, segment.configuration.family):
-            self._state.edit(config_edit.adopt(catalogue, segment.configuration))
+            self._configuration.edit(config_edit.adopt(catalogue, segment.configuration))
 
     def _copy_command(self, segment: Segment) -> None:
         """Put the command on the clipboard, or say why there is none."""
         try:
             QGuiApplication.clipboard().setText(reproduce.segment_command(segment))
         except SessionError as refusal:
-            self._state.fail(Failure(kind="mistake", sentence=str(refusal)))
+            self._failures.report(Failure(kind="mistake", sentence=str(refusal)))
 
 
 def _tabulate(session: Session, baseline: int) -> tuple[Table, float]:
     """The table and the seconds of processor time that it took."""
     began = time.thread_time()
-    with session_files.reading(session):
+    with open_files.reading(session):
         return segments_table(session, baseline), time.thread_time() - began

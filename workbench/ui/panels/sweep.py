@@ -21,7 +21,9 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Study
 from sessions.studies import sweep
-from workbench.ui.controllers.sweeps import ARMS
+from workbench.plots import PLOTS, Run
+from workbench.ui.controllers.presets import Presets
+from workbench.ui.controllers.sweeps import ARMS, Sweeps
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
@@ -29,8 +31,11 @@ from workbench.ui.panels._editors import CalmDoubleSpinBox
 from workbench.ui.panels._table import CalmTable
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.state import AppState
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 PERIOD_MS = 200  # between two looks while points arrive
 _CHARTS = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
@@ -41,9 +46,19 @@ _TEXT_PX = 160  # of a column of names, at most
 class SweepPanel(QWidget):
     """The form of a sweep above the newest one of the session that is shown."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        presets: Presets,
+        sweeps: Sweeps,
+        theme: ThemeModel,
+        tasks: Tasks,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._run, self._sweeps, self._theme = session, run, sweeps, theme
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.fields = [CalmComboBox(), CalmComboBox()]
@@ -55,9 +70,9 @@ class SweepPanel(QWidget):
         self.presets.setMenu(QMenu(self.presets))
         self.seconds = CalmDoubleSpinBox()
         self.run = QPushButton("Run sweep")
-        self.run.clicked.connect(state.sweeps.run)
+        self.run.clicked.connect(sweeps.run)
         self.said = _widgets.note()
-        self.charts = {name: Chart(PLOTS[name], state.theme, state.tasks) for name in _CHARTS}
+        self.charts = {name: Chart(PLOTS[name], theme.current, tasks) for name in _CHARTS}
         for chart in self.charts.values():
             chart.setMinimumSize(200, 130)
             chart.cursorMoved.connect(chart.set_cursor)
@@ -65,7 +80,7 @@ class SweepPanel(QWidget):
         self.headline = _widgets.note()
         self._pages = QStackedWidget()
         self.empty = Empty(
-            state,
+            theme,
             "sweep",
             "No sweep yet",
             "Choose what varies and over which values, then Run sweep: each size is measured under "
@@ -79,12 +94,12 @@ class SweepPanel(QWidget):
         layout.addWidget(self._pages, 1)
         self._soon = Soon(self._show, self, PERIOD_MS)
         for changed in (
-            state.studiesChanged, state.stateChanged, state.segmentsChanged,
-            state.catalogueChanged, state.sweeps.changed, state.presets.changed,
+            session.studiesChanged, run.stateChanged, session.segmentsChanged,
+            configuration.catalogueChanged, sweeps.changed, presets.changed,
         ):  # fmt: skip
             changed.connect(self._soon.ask)
-        state.sessionChanged.connect(self._show)
-        state.themeChanged.connect(self._draw)
+        session.sessionChanged.connect(self._show)
+        theme.changed.connect(self._draw)
         self._draw()
 
     # The form
@@ -101,23 +116,23 @@ class SweepPanel(QWidget):
             box.activated.connect(partial(self._choose_field, place))
             line.setAccessibleName(f"Values {place + 1}")
             line.setPlaceholderText("values between commas")
-            line.textEdited.connect(partial(self._state.sweeps.set_values, place))
+            line.textEdited.connect(partial(self._sweeps.set_values, place))
             rows.addWidget(_widgets.muted(title), place, 0)
             rows.addWidget(box, place, 1)
             rows.addWidget(line, place, 2)
         self.seconds.setRange(0.1, 3600)
         self.seconds.setSuffix(" s a point")
-        self.seconds.setValue(self._state.sweeps.seconds)
+        self.seconds.setValue(self._sweeps.seconds)
         self.seconds.setToolTip("How long the steady steps of each point are measured")
         self.seconds.setAccessibleName("Seconds a point")
-        self.seconds.valueChanged.connect(self._state.sweeps.set_seconds)
+        self.seconds.valueChanged.connect(self._sweeps.set_seconds)
         rows.addWidget(self.seconds, 0, 3)
         rows.addWidget(self.run, 1, 3)
         rows.setColumnStretch(2, 1)
         arms = QHBoxLayout()
         arms.setSpacing(16)
         for name, check in self.arms.items():
-            check.toggled.connect(partial(self._state.sweeps.set_arm, name))
+            check.toggled.connect(partial(self._sweeps.set_arm, name))
             arms.addWidget(check)
         arms.addWidget(self.presets)
         arms.addWidget(self.said, 1)
@@ -125,10 +140,10 @@ class SweepPanel(QWidget):
         return form
 
     def _choose_field(self, place: int, row: int) -> None:
-        self._state.sweeps.set_field(place, str(self.fields[place].itemData(row)))
+        self._sweeps.set_field(place, str(self.fields[place].itemData(row)))
 
     def _show_form(self) -> None:
-        sweeps = self._state.sweeps
+        sweeps = self._sweeps
         offered = sweeps.offered()
         for place, box in enumerate(self.fields):
             wanted = ([("nothing else", "")] if place else []) + [
@@ -157,7 +172,7 @@ class SweepPanel(QWidget):
 
     def _show_presets(self) -> None:
         """Every preset as an entry that can be ticked."""
-        sweeps, menu = self._state.sweeps, self.presets.menu()
+        sweeps, menu = self._sweeps, self.presets.menu()
         offered = {n: t for n, t in sweeps.offered_arms().items() if n not in ARMS}
         if list(offered) != [action.data() for action in menu.actions()]:
             menu.clear()
@@ -192,18 +207,18 @@ class SweepPanel(QWidget):
 
     def _draw(self) -> None:
         for chart in self.charts.values():
-            chart.set_theme(self._state.theme)
+            chart.set_theme(self._theme.current)
         self._show()
 
     def _show(self) -> None:
         self._show_form()
-        study = self._state.sweeps.newest
+        study = self._sweeps.newest
         self._pages.setCurrentIndex(0 if study is None else 1)
         if study is None:
             return
         self.headline.setText(self._told(study))
         self._tabs.setTabVisible(2, sweep.dimensions(study) > 1)
-        runs = [Run(self._state.session, titled=self._state.titled)]
+        runs = [Run(self._session.shown, titled=self._session.titled)]
         for chart in self.charts.values():
             chart.show_runs(runs)
         if sweep.sweeps([study]):
@@ -219,10 +234,10 @@ class SweepPanel(QWidget):
         points = study.tables.get(sweep.POINTS)
         done = 0 if points is None else len(points["arm"])
         asked = study.asked.get("points", done)
-        if self._state.sweeps.measuring:
-            progress = self._state.runner_text
+        if self._sweeps.measuring:
+            progress = self._run.text
             return f"{done} of {asked} points measured. {progress}".strip()
         counts = f"{done} of {asked} points" if done < asked else f"{done} points"
-        said = f"{self._state.titled(study.title)}: {counts}; {study.asked.get('order', '')}"
+        said = f"{self._session.titled(study.title)}: {counts}; {study.asked.get('order', '')}"
         wrong = sweep.wrong_arms(study)
         return f"{said}; {', '.join(wrong)} computed wrong numbers" if wrong else said

@@ -6,7 +6,9 @@ from PySide6.QtCore import QSize
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from sessions.model import Configuration, Evidence
-from workbench.ui.controllers import config_edit
+from workbench.ui.controllers.presets import Presets
+from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._evidence import evidence_of
 from workbench.ui.panels._preset_bar import PresetBar
@@ -14,7 +16,11 @@ from workbench.ui.panels._toggle_groups import ToggleGroups
 from workbench.ui.panels._toggle_row import ToggleRow
 from workbench.ui.panels._verdict_bar import VerdictBar
 from workbench.ui.panels.empty import Empty
-from workbench.ui.state import AppState
+from workbench.ui.state import config_edit
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 MINIMUM_HEIGHT = 120
 LEAST_PX = 64  # of the toggles below a bar: two of them
@@ -23,18 +29,29 @@ LEAST_PX = 64  # of the toggles below a bar: two of them
 class TogglesPanel(QWidget):
     """Shows and changes the toggles of the configuration, and what came of them."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        verdicts: Verdicts,
+        offers: Offers,
+        presets: Presets,
+        theme: ThemeModel,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._configuration = session, configuration
+        self._verdicts, self._theme = verdicts, theme
         self.rows: dict[str, ToggleRow] = {}
         self._empty = Empty(
-            state, "toggle", "No toggles yet", "The runner lists its optimizations when it starts."
+            theme, "toggle", "No toggles yet", "The runner lists its optimizations when it starts."
         )
         self._body = QWidget()
         self._pending = self._make_pending()
         layout = _widgets.tight(QVBoxLayout(self), 0)
-        self.presets = PresetBar(state)
-        self.verdict = VerdictBar(state)
+        self.presets = PresetBar(session, offers, presets, theme)
+        self.verdict = VerdictBar(session, run, verdicts, offers, theme)
         for widget in (self.presets, self.verdict, self._pending, self._empty, self._body):
             layout.addWidget(widget, 1 if widget is self._body else 0)
         # The bars above have what they need first; the toggles scroll in the rest.
@@ -42,15 +59,15 @@ class TogglesPanel(QWidget):
         self._body.setMinimumHeight(LEAST_PX)
         self._column = _widgets.column(self._body)
         self._column.setSpacing(10)
-        state.catalogueChanged.connect(self._fill)
+        configuration.catalogueChanged.connect(self._fill)
         for changed in (
-            state.configurationChanged,
-            state.availabilityChanged,
-            state.segmentsChanged,
-            state.stateChanged,
-            state.sessionChanged,
-            state.comparisonsChanged,
-            state.themeChanged,
+            configuration.editedChanged,
+            configuration.availabilityChanged,
+            session.segmentsChanged,
+            run.stateChanged,
+            session.sessionChanged,
+            session.comparisonsChanged,
+            theme.changed,
         ):
             changed.connect(self._refresh)
         self._fill()
@@ -68,14 +85,14 @@ class TogglesPanel(QWidget):
         self._pending_text.setProperty("tone", "accent")
         revert = _widgets.compact("Revert")
         revert.setToolTip("Return to the toggles of the segment that runs")
-        revert.clicked.connect(self._state.revert)
+        revert.clicked.connect(self._configuration.revert)
         layout.addWidget(self._pending_text, 1)
         layout.addWidget(revert)
         bar.hide()
         return bar
 
     def _fill(self) -> None:
-        catalogue = self._state.catalogue
+        catalogue = self._configuration.catalogue
         toggles = [] if catalogue is None else catalogue.toggles
         if toggles and toggles == [row.toggle for row in self.rows.values()]:
             return  # a new runner with the same toggles
@@ -87,21 +104,21 @@ class TogglesPanel(QWidget):
             assert catalogue is not None
             row = ToggleRow(toggle, catalogue)
             row.chosen.connect(self._choose)
-            row.fix.connect(self._state.choose)
+            row.fix.connect(self._configuration.choose)
             self.rows[toggle.name] = row
-        self._groups = ToggleGroups(list(self.rows.values()), self._state.theme)
+        self._groups = ToggleGroups(list(self.rows.values()), self._theme.current)
         self._column.addWidget(self._groups)
         self._column.addStretch(1)
         self._refresh()
 
     def _choose(self, name: str, option: str) -> None:
-        self._state.set_toggle(name, option)
+        self._configuration.set_toggle(name, option)
 
     def _refresh(self) -> None:
-        configuration = self._state.configuration
+        configuration = self._configuration.edited
         if configuration is None:
             return
-        pending = self._state.pending
+        pending = self._configuration.pending
         evidence = self._evidence()
         for name, row in self.rows.items():
             option = configuration.toggles.get(name, row.toggle.default)
@@ -113,34 +130,38 @@ class TogglesPanel(QWidget):
             ):
                 found = None
             row.show_state(
-                option, self._state.blocked(name), found, name in pending, self._state.theme
+                option,
+                self._configuration.blocked(name),
+                found,
+                name in pending,
+                self._theme.current,
             )
         self._fold(configuration)
         count = len(pending)
         self._pending.setVisible(bool(pending))
-        waits = "for the verdict" if self._state.verdicts.busy else "on the way"
+        waits = "for the verdict" if self._verdicts.busy else "on the way"
         self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} {waits}")
 
     def _fold(self, configuration: Configuration) -> None:
         absent = [name for name in self.rows if self._absent(name, configuration)]
-        self._groups.fold(absent, self._state.theme)
+        self._groups.fold(absent, self._theme.current)
 
     def _absent(self, name: str, configuration: Configuration) -> bool:
         """Whether the family has nothing that any option of a toggle that is off could act on."""
-        toggle, blocked = self.rows[name].toggle, self._state.blocked(name)
+        toggle, blocked = self.rows[name].toggle, self._configuration.blocked(name)
         off, *others = (option.name for option in toggle.options)
         if configuration.toggles.get(name, toggle.default) != off or not others:
             return False
         return all(option in blocked and blocked[option].absent for option in others)
 
     def _evidence(self) -> dict[str, Evidence]:
-        segments, edited = self._state.session.segments, self._state.configuration
-        if not (self._state.live and segments and edited is not None):
+        segments, edited = self._session.shown.segments, self._configuration.edited
+        if not (self._session.live and segments and edited is not None):
             return {}
         known = config_edit.of_one_run(segments[-1].configuration, edited)
         return evidence_of(segments) if known else {}
 
     def _gone_back(self, found: Evidence, option: str) -> bool:
         """Whether the option is still that which took the place of one that failed."""
-        runs = self._state.session.segments[-1].configuration.toggles
+        runs = self._session.shown.segments[-1].configuration.toggles
         return found.status == "failed" and runs.get(found.toggle) == option

@@ -16,14 +16,19 @@ from sessions.model import PairedComparison
 from sessions.studies import prediction
 from sessions.verdicts.background import newest_requested
 from sessions.verdicts.verdict_words import headline, ratio_line, remarks, standing
+from workbench.plots import PLOTS, Run
+from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.state import AppState
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
 
 JUDGE, JUDGE_SHORT = "Verdict against the configuration before", "Against the one before"
 _PADDING_PX = 56  # of the button around its name, and of the panel around its buttons
@@ -33,34 +38,43 @@ LEAST_PX = 240  # high: its lines are wrapped to the width there is, not to the 
 class VerdictPanel(QWidget):
     """A comparison of the session that is shown: the newest, until a row is chosen."""
 
-    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        verdicts: Verdicts,
+        theme: ThemeModel,
+        tasks: Tasks,
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._state = state
+        self._session, self._run, self._verdicts, self._theme = session, run, verdicts, theme
         self._chosen: int | None = None  # of the session's comparisons; None: the newest
         self._told: object = None  # the lines that are shown
         self._known: tuple[str, int] = ("", 0)  # session, and how many it had when one was chosen
-        self.chart = Chart(PLOTS["verdict"], state.theme, state.tasks)
+        self.chart = Chart(PLOTS["verdict"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
         self.headline = _widgets.title()
         self.ratio = _widgets.note()
         self.progress = _widgets.note()
         self.more = QPushButton()
-        self.more.clicked.connect(state.verdicts.measure_more)
+        self.more.clicked.connect(verdicts.measure_more)
         self.judge = QPushButton(JUDGE)
         self.judge.setAccessibleName(JUDGE)
-        self.judge.clicked.connect(state.verdicts.against_before)
+        self.judge.clicked.connect(verdicts.against_before)
         self.calibrate = QPushButton("Calibrate")
-        self.calibrate.clicked.connect(state.verdicts.calibrate)
+        self.calibrate.clicked.connect(verdicts.calibrate)
         self.floor = _widgets.note()
         tip = "How long a new comparison may alternate"
-        self.budget = _widgets.budget_box(state.verdicts, 3600, tip)
-        self.table = VerdictsTable(state)
+        self.budget = _widgets.budget_box(verdicts, 3600, tip)
+        self.table = VerdictsTable(theme)
         self.table.cellActivated.connect(self._choose)
         self._rows = QVBoxLayout()
         self._pages = QStackedWidget()
         self.empty = Empty(
-            state,
+            theme,
             "verdict",
             "No verdict yet",
             "Run a configuration, change a toggle, then choose Verdict against the configuration "
@@ -72,12 +86,12 @@ class VerdictPanel(QWidget):
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
-        state.comparisonsChanged.connect(self._soon.ask)
-        changes = (state.stateChanged, state.configurationChanged, state.segmentsChanged)
-        for changed in (*changes, state.catalogueChanged):
+        session.comparisonsChanged.connect(self._soon.ask)
+        changes = (run.stateChanged, configuration.editedChanged, session.segmentsChanged)
+        for changed in (*changes, configuration.catalogueChanged):
             changed.connect(self._soon.ask)
-        state.sessionChanged.connect(self._show)
-        state.themeChanged.connect(self._draw)
+        session.sessionChanged.connect(self._show)
+        theme.changed.connect(self._draw)
         self._draw()
 
     def _make_body(self) -> QWidget:
@@ -122,11 +136,11 @@ class VerdictPanel(QWidget):
         self._show()
 
     def _draw(self) -> None:
-        self.chart.set_theme(self._state.theme)
+        self.chart.set_theme(self._theme.current)
         self._show()
 
     def _show(self) -> None:
-        session, comparisons = self._state.session, self._state.verdicts.all
+        session, comparisons = self._session.shown, self._verdicts.all
         known, self._known = self._known, (session.id, len(comparisons))
         if known != self._known:
             self._chosen = None
@@ -137,7 +151,7 @@ class VerdictPanel(QWidget):
         place = newest_place if self._chosen is None else self._chosen
         place = len(comparisons) - 1 if place is None else place  # all ran in the background
         comparison, newest = comparisons[place], place == newest_place
-        measuring = self._state.verdicts.measuring
+        measuring = self._verdicts.measuring
         text = headline(comparison)
         if measuring and newest:
             text = f"Measuring: {text}"
@@ -151,7 +165,7 @@ class VerdictPanel(QWidget):
         self._show_details(comparison)
 
     def _show_actions(self, measuring: bool, newest: bool) -> None:
-        verdicts = self._state.verdicts
+        verdicts = self._verdicts
         older = "" if newest else "Only the newest comparison can be measured on."
         why_not_more = older or verdicts.why_not_more()
         more = "" if older else verdicts.more_text()
@@ -164,7 +178,7 @@ class VerdictPanel(QWidget):
         tip = "Compare this configuration with itself; verdicts claim nothing smaller"
         _widgets.allow(self.calibrate, verdicts.why_not_calibrate(), tip)
         self.floor.setText(verdicts.floor_text())
-        progress = self._state.progress
+        progress = self._run.progress
         if measuring and progress is not None and progress.fraction is not None:
             self.progress.setText(f"{100 * progress.fraction:.0f} % of the budget is spent")
         else:
@@ -177,9 +191,9 @@ class VerdictPanel(QWidget):
         lines = [(text, "info", "muted") for text in [*found, *remarks(comparison)]]
         for side, arm in zip("AB", comparison.arms, strict=False):
             lines.append((f"{side}: {arm}", "", ""))
-            segments, titles = self._state.session.segments, self._state.titles
+            segments, titles = self._session.shown.segments, self._session.titles
             lines += verdict_lines.of_arm(comparison, side, segments, titles)
-        told = (lines, self._state.theme.name)
+        told = (lines, self._theme.current.name)
         if told == self._told:  # what is being read, or marked to be copied, is not made anew
             return
         self._told = told
@@ -196,7 +210,7 @@ class VerdictPanel(QWidget):
             return
         tone = role if role in ("warning", "bad") else ""
         self._rows.addWidget(
-            _widgets.marked(_widgets.brief_note(text, tone), mark, self._state.theme, role)
+            _widgets.marked(_widgets.brief_note(text, tone), mark, self._theme.current, role)
         )
 
 

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QWidget
 from workbench import crash_log
 from workbench.protocol import Failure
 from workbench.ui.panels.broken import cover, panel_of
-from workbench.ui.state import AppState
+from workbench.ui.state.failures import FailureModel
 
 PERIOD_MS = 1000  # between two reports; a paint that fails does so many times a second
 
@@ -35,9 +35,9 @@ class UncaughtErrors(QObject):
 
     _arrived = Signal()
 
-    def __init__(self, state: AppState, panels: list[QWidget]) -> None:
+    def __init__(self, failures: FailureModel, panels: list[QWidget]) -> None:
         super().__init__()
-        self._state = state
+        self._failures = failures
         self._panels = panels
         self._broken: QWidget | None = None  # the panel of the error that is not reported yet
         self._lock = threading.Lock()
@@ -103,4 +103,4 @@ class UncaughtErrors(QObject):
             cover(broken, f"This panel could not be drawn. {error.said}")
         if count > 1:
             error.sentence += f" {count - 1} more followed within a second."
-        self._state.fail(error)
+        self._failures.report(error)

@@ -18,17 +18,17 @@ from workbench.client.journal import recover
 from workbench.client.runner_process import Runner
 from workbench.ui.connection import runner_link
 from workbench.ui.connection.stream_reader import StreamReader
-from workbench.ui.state import AppState
+from workbench.ui.workspace import Workspace
 
 
 def run(qtbot, window, data="synthetic"):
-    state = window.state
-    state.edit(msgspec.structs.replace(state.configuration, data=data))
-    state.start()
+    workspace = window.workspace
+    workspace.configuration.edit(msgspec.structs.replace(workspace.configuration.edited, data=data))
+    workspace.runs.start()
 
 
-def rows_of(state, segment=0):
-    segments = state.session.segments
+def rows_of(workspace, segment=0):
+    segments = workspace.session.shown.segments
     return segments[segment].steps.rows if len(segments) > segment else 0
 
 
@@ -37,12 +37,12 @@ def children():
 
 
 def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, ready):
-    state = ready.state
+    workspace = ready.workspace
     run(qtbot, ready)
-    qtbot.waitUntil(lambda: rows_of(state) > 20)
+    qtbot.waitUntil(lambda: rows_of(workspace) > 20)
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: state.runner_state == "dead", timeout=5000)
-    rows = state.session.segments[0].steps.rows
+    qtbot.waitUntil(lambda: workspace.run.state == "dead", timeout=5000)
+    rows = workspace.session.shown.segments[0].steps.rows
     assert rows > 20
     banner = ready.failures.banners[0]
     assert "SIGKILL" in banner.sentence.text()
@@ -52,81 +52,84 @@ def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, re
         found for found in banner.findChildren(QPushButton) if found.text() == "Start a new runner"
     )
     button.click()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
-    state.start()
-    qtbot.waitUntil(lambda: rows_of(state, 1) > 3)
-    assert state.session.segments[0].steps.rows == rows
-    assert state.session.segments[1].start_s > state.session.segments[0].steps["t_s"][-1]
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    workspace.runs.start()
+    qtbot.waitUntil(lambda: rows_of(workspace, 1) > 3)
+    assert workspace.session.shown.segments[0].steps.rows == rows
+    assert (
+        workspace.session.shown.segments[1].start_s
+        > workspace.session.shown.segments[0].steps["t_s"][-1]
+    )
 
 
 def test_a_runner_started_from_the_menu_leaves_no_button_that_would_end_it(qtbot, ready):
-    state = ready.state
-    state.fail(protocol.Failure(kind="memory", sentence="It does not fit."))
+    workspace = ready.workspace
+    workspace.failures.report(protocol.Failure(kind="memory", sentence="It does not fit."))
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: state.runner_state == "dead", timeout=5000)
+    qtbot.waitUntil(lambda: workspace.run.state == "dead", timeout=5000)
     assert len(ready.failures.banners) == 2
     ready.actions_["restart"].trigger()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
     (left,) = ready.failures.banners
     assert left.sentence.text() == "It does not fit."
 
 
 def test_what_was_measured_before_a_kill_is_in_the_journal(qtbot, ready):
-    state = ready.state
+    workspace = ready.workspace
     run(qtbot, ready)
-    qtbot.waitUntil(lambda: rows_of(state) > 20)
+    qtbot.waitUntil(lambda: rows_of(workspace) > 20)
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: state.runner_state == "dead", timeout=5000)
-    again = recover(state.journal.path)
+    qtbot.waitUntil(lambda: workspace.run.state == "dead", timeout=5000)
+    again = recover(workspace.session.journal.path)
     assert len(again.segments) == 1
     assert list(again.segments[0].steps["gpu_ms"]) == list(
-        state.session.segments[0].steps["gpu_ms"]
+        workspace.session.shown.segments[0].steps["gpu_ms"]
     )
 
 
 def test_a_malformed_line_is_left_out_and_reported(qtbot, ready):
     run(qtbot, ready, "malformed")
-    qtbot.waitUntil(lambda: ready.state.runner_state == "running")
-    assert [failure.kind for failure in ready.state.failures] == ["wire"]
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "running")
+    assert [failure.kind for failure in ready.workspace.failures.recent] == ["wire"]
     assert len(ready.failures.banners) == 1
 
 
 def test_an_out_of_memory_run_is_one_sentence_and_the_runner_stays(qtbot, ready):
     run(qtbot, ready, "oom")
-    qtbot.waitUntil(lambda: bool(ready.state.failures))
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert "ran out of memory" in ready.failures.banners[0].sentence.text()
-    assert ready.state.runner_state == "idle"
-    assert [event.kind for event in ready.state.session.events] == ["error"]
+    assert ready.workspace.run.state == "idle"
+    assert [event.kind for event in ready.workspace.session.shown.events] == ["error"]
 
 
 def test_a_runner_that_does_not_answer_is_reported_once(qtbot, ready, monkeypatch):
     monkeypatch.setattr(runner_link, "ANSWER_S", 1.0)
     run(qtbot, ready, "hang")
-    qtbot.waitUntil(lambda: bool(ready.state.failures), timeout=20_000)
-    assert ready.state.failures[0].kind == "hang"
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent), timeout=20_000)
+    assert ready.workspace.failures.recent[0].kind == "hang"
     assert ready.failures.banners[0].findChild(QPushButton).text() == "Start a new runner"
     qtbot.wait(1500)
-    assert len(ready.state.failures) == 1
+    assert len(ready.workspace.failures.recent) == 1
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: ready.state.runner_state == "dead")
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "dead")
 
 
 def test_a_runner_deaf_to_cancel_is_ended_by_force(qtbot, ready, monkeypatch):
     monkeypatch.setattr(runner_process, "GRACE_S", 0.3)
     run(qtbot, ready, "deaf")
-    qtbot.waitUntil(lambda: ready.state.runner_state == "running")
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "running")
     ready.actions_["cancel"].trigger()
-    qtbot.waitUntil(lambda: ready.state.runner_state == "dead", timeout=5000)
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "dead", timeout=5000)
     assert "cancelled" in ready.failures.banners[0].sentence.text()
 
 
 def test_a_runner_that_cannot_be_started_is_a_sentence(qtbot, qapp):
-    state = AppState(launch=lambda journal: Runner(journal, ("/no/such/program",)))
-    with qtbot.waitSignal(state.failed, timeout=3000) as caught:
-        state.start_runner()
+    workspace = Workspace(launch=lambda journal: Runner(journal, ("/no/such/program",)))
+    with qtbot.waitSignal(workspace.failures.reported, timeout=3000) as caught:
+        workspace.run.start_runner()
     assert "could not be started" in caught.args[0].sentence
-    assert state.runner_state == "dead"
-    state.close()
+    assert workspace.run.state == "dead"
+    workspace.close()
 
 
 def python_threads():
@@ -140,18 +143,18 @@ def threads_before():
 
 
 def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, whole, ready):
-    state = ready.state
+    workspace = ready.workspace
     run(qtbot, ready)
-    qtbot.waitUntil(lambda: state.runner_state == "running")
-    state.start_runner()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    workspace.run.start_runner()
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
     ready.close()
     qtbot.wait(10)
     assert not children()
-    assert not [timer for timer in state.findChildren(QTimer) if timer.isActive()]
+    assert not [timer for timer in workspace.findChildren(QTimer) if timer.isActive()]
     # One that fires once, as after a paint, may still be under way.
     qtbot.waitUntil(lambda: not any(timer.isActive() for timer in ready.findChildren(QTimer)))
-    assert not [thread for thread in state.findChildren(QThread) if thread.isRunning()]
+    assert not [thread for thread in workspace.findChildren(QThread) if thread.isRunning()]
     assert not set(python_threads()) - threads_before
 
 

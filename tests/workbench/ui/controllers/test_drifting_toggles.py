@@ -8,17 +8,17 @@ from test_panels import panel
 
 from sessions.model import Phase
 from workbench import protocol
-from workbench.ui.controllers import config_edit
 from workbench.ui.panels._segment_model import INTERVAL, RATIO
+from workbench.ui.state import config_edit
 
 TOGGLES = 20
 STEPS = 130
 
 
 def test_twenty_toggles_away_and_back_call_nothing_different(qtbot, ready):
-    state, segments = ready.state, panel(ready, "segments")
-    model, theme = segments.model, state.theme
-    base = config_edit.first(state.catalogue)
+    workspace, segments = ready.workspace, panel(ready, "segments")
+    model, theme = segments.model, workspace.theme.current
+    base = config_edit.first(workspace.configuration.catalogue)
     configurations = (base, config_edit.with_toggles(base, {"adamw": "fused"}))
     draw = np.random.default_rng(3)
     now = 1.0
@@ -31,10 +31,10 @@ def test_twenty_toggles_away_and_back_call_nothing_different(qtbot, ready):
         steady = [float(Phase.STEADY)] * STEPS
         columns = {"t_s": ends.tolist(), "wall_ms": times.tolist(), "phase": steady}
         now = float(ends[-1])
-        state.recorder.record(begun)
-        state.recorder.record(protocol.Steps(t_s=now, segment=index, columns=columns))
+        workspace.session.recorder.record(begun)
+        workspace.session.recorder.record(protocol.Steps(t_s=now, segment=index, columns=columns))
         if index % 5 == 4:  # a look
-            state.segmentsChanged.emit()
+            workspace.session.segmentsChanged.emit()
             qtbot.waitUntil(lambda rows=index + 1: model.rowCount() == rows, timeout=20_000)
             qtbot.waitUntil(lambda: segments.current, timeout=20_000)
             check(model, {theme.good.lower(), theme.bad.lower()})

@@ -15,22 +15,22 @@ def button(window, text: str) -> QPushButton:
 
 
 def fail(window, **choices):
-    window.state.fail(
+    window.workspace.failures.report(
         protocol.Failure(kind="out-of-memory", sentence="It does not fit.", fix="So.", set=choices)
     )
 
 
 def test_one_click_makes_the_choice_and_undo_takes_it_back(qtbot, ready):
-    state = ready.state
-    before = state.configuration
+    workspace = ready.workspace
+    before = workspace.configuration.edited
     fail(ready, precision="amp_bf16", batch="2")
     made = button(ready, "Precision: AMP BF16, Batch: 2")
     qtbot.mouseClick(made, Qt.MouseButton.LeftButton)
-    assert state.configuration.toggles["precision"] == "amp_bf16"
-    assert state.configuration.settings["batch"] == 2
+    assert workspace.configuration.edited.toggles["precision"] == "amp_bf16"
+    assert workspace.configuration.edited.settings["batch"] == 2
     assert ready.failures.banners == []
-    state.undo.undo()
-    assert state.configuration == before
+    workspace.configuration.undo.undo()
+    assert workspace.configuration.edited == before
 
 
 def test_a_failure_without_a_cure_has_no_such_button(ready):
@@ -41,18 +41,18 @@ def test_a_failure_without_a_cure_has_no_such_button(ready):
 
 @pytest.mark.parametrize(("kind", "kept"), [("nan", True), ("slower", True), ("model", False)])
 def test_only_what_refused_a_toggle_takes_it_back(qtbot, ready, kind, kept):
-    state = ready.state
-    state.start()
-    qtbot.waitUntil(lambda: state.runner_state == "running")
-    state.set_toggle("triton", "on")
-    state._take(protocol.Failure(kind=kind, sentence="It went wrong."))
-    assert (state.configuration.toggles["triton"] == "on") is kept
+    workspace = ready.workspace
+    workspace.runs.start()
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    workspace.configuration.set_toggle("triton", "on")
+    workspace.router.take(protocol.Failure(kind=kind, sentence="It went wrong."))
+    assert (workspace.configuration.edited.toggles["triton"] == "on") is kept
 
 
 def test_one_click_clears_tritons_cache(qtbot, ready, monkeypatch):
     sent = []
-    monkeypatch.setattr(ready.state, "send", sent.append)
-    ready.state.fail(
+    monkeypatch.setattr(ready.workspace.run, "send", sent.append)
+    ready.workspace.failures.report(
         protocol.Failure(kind="compile", sentence="It cannot be used.", fix="So.", clears="triton")
     )
     qtbot.mouseClick(button(ready, "Clear Triton's cache"), Qt.MouseButton.LeftButton)

@@ -26,9 +26,9 @@ def test_a_person_chooses_the_share_and_it_is_remembered(ready, settings):
     actions = submenu(ready, "Background pairing")
     assert checked(actions) == ["5 % of the time"]
     next(action for action in actions if action.text() == "Off").trigger()
-    assert ready.state.verdicts.pairing_share == 0 == settings.pairing_share
+    assert ready.workspace.runs.pairing_share == 0 == settings.pairing_share
     assert checked(submenu(ready, "Background pairing")) == ["Off"]
-    start = ready.state.checklists.start_of(ready.state.configuration)
+    start = ready.workspace.runs.start_command(ready.workspace.configuration.edited)
     assert start.pairing_share == 0.0
 
 
@@ -36,7 +36,7 @@ def test_a_person_chooses_how_often_a_verdict_builds(ready, settings):
     actions = submenu(ready, "Builds of a verdict")
     assert checked(actions) == ["Automatic"]
     next(action for action in actions if action.text() == "3").trigger()
-    assert settings.build_count == 3 == ready.state.verdicts.build_count
+    assert settings.build_count == 3 == ready.workspace.verdicts.build_count
     assert checked(submenu(ready, "Builds of a verdict")) == ["3"]
 
 
@@ -50,33 +50,35 @@ def test_settings_that_cannot_be_read_are_as_if_nobody_had_chosen(tmp_path):
 
 
 def test_a_background_comparison_neither_blocks_nor_displaces_a_verdict(qtbot, ready):
-    state, verdicts = ready.state, ready.state.verdicts
-    state.start()
-    qtbot.waitUntil(lambda: state.runner_state == "running", timeout=10_000)
-    qtbot.waitUntil(lambda: bool(state.session.segments), timeout=10_000)
-    state.recorder.record(
+    workspace, verdicts = ready.workspace, ready.workspace.verdicts
+    workspace.runs.start()
+    qtbot.waitUntil(lambda: workspace.run.state == "running", timeout=10_000)
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.segments), timeout=10_000)
+    workspace.session.recorder.record(
         protocol.ComparisonStarted(
             index=77, arms=["A", "B"], segments=[0, 0], asked={BACKGROUND: True}
         )
     )
     assert not verdicts.measuring and not verdicts.why_not()
     assert verdicts.newest is None and len(verdicts.all) == 1
-    first = state.session.comparisons[0]
+    first = workspace.session.shown.comparisons[0]
     requested = msgspec.structs.replace(first, facts={**first.facts, BACKGROUND: False})
-    state.session.comparisons.insert(0, requested)
+    workspace.session.shown.comparisons.insert(0, requested)
     assert verdicts.newest is not None and not verdicts.newest.facts[BACKGROUND]
 
 
 def test_another_baseline_is_told_to_the_runner_once(ready, monkeypatch):
-    sent, state = [], ready.state
-    monkeypatch.setattr(state, "send", sent.append)
-    monkeypatch.setattr(type(state), "active", True)
-    recorder = state.recorder
+    sent, workspace = [], ready.workspace
+    monkeypatch.setattr(workspace.run, "send", sent.append)
+    monkeypatch.setattr(type(workspace.run), "active", True)
+    recorder = workspace.session.recorder
     for index in range(2):
         recorder.record(
-            protocol.SegmentStarted(index=index, configuration=state.configuration, label="")
+            protocol.SegmentStarted(
+                index=index, configuration=workspace.configuration.edited, label=""
+            )
         )
-    state.set_baseline(1)
-    state.set_baseline(1)
+    workspace.session.set_baseline(1)
+    workspace.session.set_baseline(1)
     baselines = [command for command in sent if isinstance(command, protocol.Baseline)]
-    assert [command.configuration for command in baselines] == [state.configuration]
+    assert [command.configuration for command in baselines] == [workspace.configuration.edited]

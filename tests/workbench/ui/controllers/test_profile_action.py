@@ -12,21 +12,21 @@ def texts(panel) -> str:
 def test_the_empty_panel_and_the_action_ask_for_a_profile_of_what_is_chosen(
     qtbot, ready, monkeypatch
 ):
-    state = ready.state
+    workspace = ready.workspace
     ready.desk.bring("breakdown")
     panel = ready.breakdown
     assert panel.empty.isVisibleTo(panel)
     assert "some steps of the configuration run under the profiler" in texts(panel)
     asked = []
-    monkeypatch.setattr(state, "perform", asked.append)
+    monkeypatch.setattr(workspace.run, "perform", asked.append)
     panel.first.click()
     ready.actions_["profile"].trigger()
-    state.breakdowns.profile("/tmp/trace.json.gz")
-    assert [one.configurations for one in asked] == [[state.configuration]] * 3
+    workspace.breakdowns.profile("/tmp/trace.json.gz")
+    assert [one.configurations for one in asked] == [[workspace.configuration.edited]] * 3
     assert [one.traces for one in asked] == [[], [], ["/tmp/trace.json.gz"]]
-    state.replaying = True
-    state.stateChanged.emit()
+    workspace.run.replaying = True
+    workspace.run.stateChanged.emit()
     qtbot.waitUntil(lambda: not panel.first.isEnabled())
-    assert "This is a replay" in state.breakdowns.why_not()
+    assert "This is a replay" in workspace.breakdowns.why_not()
     assert "This is a replay" in ready.actions_["profile"].toolTip()
-    state.replaying = False
+    workspace.run.replaying = False

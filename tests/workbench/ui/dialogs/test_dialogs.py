@@ -18,7 +18,7 @@ def opened(window) -> QDialog:
 
 
 def test_notes_can_be_typed_at_once_after_those_that_are_there(window):
-    window.state.session.notes = "before"
+    window.workspace.session.shown.notes = "before"
     message_boxes.notes(window)
     dialog = opened(window)
     edit = dialog.findChild(QPlainTextEdit)
@@ -28,12 +28,12 @@ def test_notes_can_be_typed_at_once_after_those_that_are_there(window):
 
 @pytest.mark.parametrize("typed", ["after", ""])
 def test_notes_become_what_was_typed_and_nothing_is_typed_too(window, typed):
-    window.state.session.notes = "before"
+    window.workspace.session.shown.notes = "before"
     message_boxes.notes(window)
     dialog = opened(window)
     dialog.findChild(QPlainTextEdit).setPlainText(typed)
     dialog.accept()
-    assert window.state.session.notes == typed
+    assert window.workspace.session.shown.notes == typed
 
 
 def test_every_shortcut_is_listed_beside_what_it_does(window):
@@ -50,13 +50,15 @@ def test_every_shortcut_is_listed_beside_what_it_does(window):
         assert line.endswith(f" {key.text}")
 
 
-def test_the_doctor_ends_each_sentence(state):
-    state._take(catalogue())
+def test_the_doctor_ends_each_sentence(workspace):
+    workspace.router.take(catalogue())
     reason = protocol.Blocked("xformers is not installed", "Install the extra")
-    state.availability = protocol.Availability(
-        configuration=state.configuration, problems=[], blocked={"attention": {"xformers": reason}}
+    workspace.configuration.availability = protocol.Availability(
+        configuration=workspace.configuration.edited,
+        problems=[],
+        blocked={"attention": {"xformers": reason}},
     )
-    text = message_boxes.doctor_text(state)
+    text = message_boxes.doctor_text(workspace.configuration, workspace.session.titles)
     assert "Attention backend: xFormers: xformers is not installed. Install the extra." in text
 
 

@@ -7,8 +7,8 @@ import pytest
 from PySide6.QtWidgets import QFileDialog, QLabel
 
 from workbench import protocol
-from workbench.ui.controllers import config_edit
-from workbench.ui.panels.build import BuildPanel
+from workbench.ui import panel_list
+from workbench.ui.state import config_edit
 
 OWN = protocol.FamilyInfo(
     name="own",
@@ -29,10 +29,10 @@ OWN = protocol.FamilyInfo(
 @pytest.fixture
 def offering(ready):
     """The window over a runner that takes models from files."""
-    state = ready.state
-    state.catalogue.families.append(OWN)
-    state.catalogueChanged.emit()
-    state.stateChanged.emit()
+    workspace = ready.workspace
+    workspace.configuration.catalogue.families.append(OWN)
+    workspace.configuration.catalogueChanged.emit()
+    workspace.run.stateChanged.emit()
     return ready
 
 
@@ -42,35 +42,41 @@ def test_without_such_a_runner_the_action_says_why(ready):
 
 
 def test_choosing_a_file_chooses_its_model_with_nothing_switched_on(offering, qtbot, monkeypatch):
-    state = offering.state
-    state.choose({"precision": "amp_bf16"}, "BF16")
+    workspace = offering.workspace
+    workspace.configuration.choose({"precision": "amp_bf16"}, "BF16")
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: ("/models/mine.py", ""))
     action = offering.actions_["open-model"]
     assert action.isEnabled() and action.text() == "Open model …"
     assert action in offering.actions_.menus["File"].actions()
     action.trigger()
-    chosen = state.configuration
+    chosen = workspace.configuration.edited
     assert (chosen.family, chosen.preset, chosen.model) == (
         *("own", "file", {"source": "/models/mine.py"}),
     )
     assert chosen.workload in OWN.workloads and chosen.settings["batch"] == 4
-    firsts = {toggle.name: toggle.options[0].name for toggle in state.catalogue.toggles}
+    firsts = {
+        toggle.name: toggle.options[0].name for toggle in workspace.configuration.catalogue.toggles
+    }
     assert chosen.toggles == firsts
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: ("", ""))
     action.trigger()  # and cancelled
-    assert state.configuration is chosen
+    assert workspace.configuration.edited is chosen
 
 
 def test_the_build_panel_shows_the_file_and_counts_nothing_before_it_is_built(offering, qtbot):
-    state = offering.state
-    state.edit(config_edit.with_own_model(state.catalogue, state.configuration, "/models/mine.py"))
-    panel = BuildPanel(state)
+    workspace = offering.workspace
+    workspace.configuration.edit(
+        config_edit.with_own_model(
+            workspace.configuration.catalogue, workspace.configuration.edited, "/models/mine.py"
+        )
+    )
+    panel = panel_list.build(workspace)
     qtbot.addWidget(panel)
     panel.show()
     texts = [label.text() for label in panel.findChildren(QLabel)]
     assert "Parameters are counted when it is built." in texts
     assert "File" in texts
-    assert state.configuration.model == {"source": "/models/mine.py"}
+    assert workspace.configuration.edited.model == {"source": "/models/mine.py"}
 
 
 RAN = {"source": "/models/mine.py:build", "sha256": "e961dd3d"}
@@ -90,21 +96,25 @@ RAN = {"source": "/models/mine.py:build", "sha256": "e961dd3d"}
 def test_what_ran_is_known_again_though_the_runner_filled_in_what_the_file_was(
     offering, asked, same
 ):
-    state = offering.state
-    edited = config_edit.with_own_model(state.catalogue, state.configuration, "")
+    workspace = offering.workspace
+    edited = config_edit.with_own_model(
+        workspace.configuration.catalogue, workspace.configuration.edited, ""
+    )
     ran, asked = (msgspec.structs.replace(edited, model=model) for model in (RAN, asked))
     assert config_edit.ran_as(asked, ran) == same
     assert config_edit.other_parts(asked, ran) == ([] if same else ["model fields"])
 
 
 def test_the_configuration_before_is_never_the_one_that_runs_now(offering):
-    state = offering.state
-    plain = config_edit.with_own_model(state.catalogue, state.configuration, "/models/mine.py")
-    state.edit(plain)
+    workspace = offering.workspace
+    plain = config_edit.with_own_model(
+        workspace.configuration.catalogue, workspace.configuration.edited, "/models/mine.py"
+    )
+    workspace.configuration.edit(plain)
     for number, precision in enumerate(("fp32", "amp_bf16")):
-        state.edit(config_edit.with_toggles(plain, {"precision": precision}))
-        ran = msgspec.structs.replace(state.configuration, model=RAN)
+        workspace.configuration.edit(config_edit.with_toggles(plain, {"precision": precision}))
+        ran = msgspec.structs.replace(workspace.configuration.edited, model=RAN)
         begun = protocol.SegmentStarted(index=number, configuration=ran, label="")
-        state.recorder.record(begun)
-        before = state.verdicts.before()
+        workspace.session.recorder.record(begun)
+        before = workspace.verdicts.before()
         assert before is None if not number else before.toggles["precision"] == "fp32"

@@ -13,7 +13,7 @@ from workbench.ui.dialogs.report_dialog import ReportDialog
 
 @pytest.fixture
 def dialog(qtbot, window):
-    window.state._show(session("shown"))
+    window.workspace.session.show(session("shown"))
     window.actions_["report"].trigger()
     (found,) = window.findChildren(ReportDialog)
     return found
@@ -92,8 +92,8 @@ def test_a_place_that_cannot_be_written_is_a_sentence_and_the_dialog_stays(
 
 
 def test_compared_sessions_are_in_it(qtbot, window):
-    window.state._show(session("shown"))
-    window.state.compared.add(session("another"))
+    window.workspace.session.show(session("shown"))
+    window.workspace.compared.add(session("another"))
     window.actions_["report"].trigger()
     (dialog,) = window.findChildren(ReportDialog)
     assert [run.title for run in dialog.runs] == ["shown", "another"]

@@ -10,9 +10,9 @@ from PySide6.QtWidgets import QLabel
 
 from sessions.model import Session
 from workbench import protocol
-from workbench.ui.dialogs.export import export_plot
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._waterfall import waterfall
+from workbench.plot_export import export_plot
+from workbench.plots import PLOTS, Run
+from workbench.plots._waterfall import waterfall
 
 
 def texts(panel) -> str:
@@ -31,7 +31,7 @@ def switched(qtbot, ready):
     """The window with some optimizations switched on, and the panel that shows them."""
     ready.attribute()
     for name, option in (("precision", "amp_bf16"), ("triton", "on"), ("adamw", "fused")):
-        ready.state.set_toggle(name, option)
+        ready.workspace.configuration.set_toggle(name, option)
     panel = ready.attribution
     qtbot.waitUntil(lambda: {"precision", "triton", "adamw"} <= set(panel.boxes))
     qtbot.waitUntil(panel.run.isEnabled)
@@ -40,8 +40,8 @@ def switched(qtbot, ready):
 
 def test_with_everything_off_the_panel_says_what_would_fill_it(qtbot, ready):
     panel = ready.attribution
-    eager = {t.name: t.options[0].name for t in ready.state.catalogue.toggles}
-    ready.state.choose(eager, "Eager")
+    eager = {t.name: t.options[0].name for t in ready.workspace.configuration.catalogue.toggles}
+    ready.workspace.configuration.choose(eager, "Eager")
     qtbot.waitUntil(lambda: not panel.boxes)
     assert panel.empty.isVisibleTo(panel) and "tick those in question" in texts(panel)
     assert not panel.run.isEnabled()
@@ -49,9 +49,9 @@ def test_with_everything_off_the_panel_says_what_would_fill_it(qtbot, ready):
 
 
 def test_the_toggles_that_are_ticked_are_asked_for_and_off_in_the_base(switched, monkeypatch):
-    state, panel = switched.state, switched.attribution
+    workspace, panel = switched.workspace, switched.attribution
     asked = []
-    monkeypatch.setattr(state, "perform", asked.append)
+    monkeypatch.setattr(workspace.run, "perform", asked.append)
     panel.boxes["triton"].setChecked(False)
     panel.mode.setCurrentIndex(panel.mode.findData("leave-one-out"))
     panel.budget.setValue(90)
@@ -60,18 +60,18 @@ def test_the_toggles_that_are_ticked_are_asked_for_and_off_in_the_base(switched,
     assert isinstance(command, protocol.Attribute)
     assert (command.mode, command.budget_s) == ("leave-one-out", 90.0)
     assert command.toggles["precision"] == "amp_bf16" and "triton" not in command.toggles
-    order = [t.name for t in state.catalogue.toggles if t.name in command.toggles]
+    order = [t.name for t in workspace.configuration.catalogue.toggles if t.name in command.toggles]
     assert list(command.toggles) == order
-    off = {t.name: t.options[0].name for t in state.catalogue.toggles}
+    off = {t.name: t.options[0].name for t in workspace.configuration.catalogue.toggles}
     for name in command.toggles:
         assert command.base.toggles[name] == off[name]
     assert command.base.toggles["triton"] == "on"
 
 
 def test_a_ladder_adds_the_toggles_in_the_order_that_a_person_gives_them(switched, monkeypatch):
-    state, panel = switched.state, switched.attribution
+    workspace, panel = switched.workspace, switched.attribution
     asked = []
-    monkeypatch.setattr(state, "perform", asked.append)
+    monkeypatch.setattr(workspace.run, "perform", asked.append)
     before = list(panel.boxes)
     first, last = before[0], before[-1]
     assert not panel.movers[first][0].isEnabled() and not panel.movers[last][1].isEnabled()
@@ -85,9 +85,9 @@ def test_a_ladder_adds_the_toggles_in_the_order_that_a_person_gives_them(switche
 
 
 def test_more_toggles_than_a_factorial_takes_are_refused_with_the_way_out(qtbot, switched):
-    switched.state.choose({"checkpointing": "full", "compile": "default"}, "More")
-    attributions, panel = switched.state.attributions, switched.attribution
-    switched.state.choose({"rope_cache": "shared"}, "And more")
+    switched.workspace.configuration.choose({"checkpointing": "full", "compile": "default"}, "More")
+    attributions, panel = switched.workspace.attributions, switched.attribution
+    switched.workspace.configuration.choose({"rope_cache": "shared"}, "And more")
     qtbot.waitUntil(lambda: len(attributions.chosen()) > 5)
     panel.mode.setCurrentIndex(panel.mode.findData("factorial"))
     assert "tick at most 5" in panel.why_not.text() and not panel.run.isEnabled()
@@ -96,13 +96,13 @@ def test_more_toggles_than_a_factorial_takes_are_refused_with_the_way_out(qtbot,
 
 
 def test_an_attribution_comes_live_and_is_shown_in_words_picture_and_numbers(qtbot, switched, hold):
-    state, panel = switched.state, switched.attribution
+    workspace, panel = switched.workspace, switched.attribution
     hold.touch()
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "), timeout=10_000)
     assert not panel.run.isEnabled()
     hold.unlink()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=20_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=20_000)
     qtbot.waitUntil(lambda: panel.headline.text().startswith("All together: 2.3"))
     assert panel.chart.reason is None
     rows = {row[0]: row for row in cells(panel.table)}
@@ -122,39 +122,39 @@ def test_an_attribution_comes_live_and_is_shown_in_words_picture_and_numbers(qtb
     assert "Precision: AMP BF16" in [name for _, name in axis.categories]
     assert "=" not in panel.headline.text() + panel.about.text()
     assert "16 rounds" in panel.about.text()
-    assert not state.saved
+    assert not workspace.session.saved
     assert panel.run.isEnabled()
 
 
 def test_an_attribution_that_interrupts_a_run_is_measuring_until_its_own_end(qtbot, switched):
-    state, panel = switched.state, switched.attribution
+    workspace, panel = switched.workspace, switched.attribution
     switched.actions_["run"].trigger()
-    qtbot.waitUntil(lambda: state.runner_state == "running" and panel.run.isEnabled())
+    qtbot.waitUntil(lambda: workspace.run.state == "running" and panel.run.isEnabled())
     ended, measuring = [], []
 
     def note(message):
         if isinstance(message, protocol.Finished):
-            ended.append((message.reason, state.attributions.why_not()))
+            ended.append((message.reason, workspace.attributions.why_not()))
         elif isinstance(message, protocol.StudyRows):
-            measuring.append(state.attributions.measuring)
+            measuring.append(workspace.attributions.measuring)
 
-    state.heard.connect(note)
+    workspace.run.received.connect(note)
     panel.run.click()
     qtbot.waitUntil(lambda: len(ended) == 2, timeout=20_000)
     assert ended[0] == ("stopped", "An attribution is being measured.")
-    assert ended[1][0] == "done" and not state.attributions.measuring
+    assert ended[1][0] == "done" and not workspace.attributions.measuring
     assert measuring and all(measuring)
     qtbot.waitUntil(lambda: panel.headline.text().startswith("All together"))
 
 
 def test_an_attribution_can_be_stopped_and_keeps_its_rounds(qtbot, switched):
-    state, panel = switched.state, switched.attribution
+    workspace, panel = switched.workspace, switched.attribution
     panel.run.click()
-    qtbot.waitUntil(lambda: bool(state.session.studies), timeout=10_000)
-    qtbot.waitUntil(lambda: "effects" in state.session.studies[0].tables, timeout=10_000)
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.studies), timeout=10_000)
+    qtbot.waitUntil(lambda: "effects" in workspace.session.shown.studies[0].tables, timeout=10_000)
     switched.actions_["stop"].trigger()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
-    assert "final" not in state.session.studies[0].facts
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    assert "final" not in workspace.session.shown.studies[0].facts
     qtbot.waitUntil(lambda: not panel.headline.text().startswith("Measuring"))
 
 
@@ -235,12 +235,12 @@ def test_an_attribution_that_measured_nothing_does_not_hide_the_one_before():
 
 def test_an_earlier_attribution_is_shown_again_until_there_is_a_newer_one(ready):
     ready.attribute()
-    state, panel = ready.state, ready.attribution
-    state.session.studies.append(attribution_samples.study(mode="ladder"))
+    workspace, panel = ready.workspace, ready.attribution
+    workspace.session.shown.studies.append(attribution_samples.study(mode="ladder"))
     panel._show()
     assert not panel.which.isVisibleTo(panel)  # nothing to choose from
     ladder = panel.headline.text(), cells(panel.table)
-    state.session.studies.append(attribution_samples.study(mode="leave-one-out"))
+    workspace.session.shown.studies.append(attribution_samples.study(mode="leave-one-out"))
     panel._show()
     assert panel.which.isVisibleTo(panel) and panel.which.count() == 2
     newest = panel.headline.text(), cells(panel.table)
@@ -250,6 +250,6 @@ def test_an_earlier_attribution_is_shown_again_until_there_is_a_newer_one(ready)
     assert (panel.headline.text(), cells(panel.table)) == ladder
     panel._show()  # more is heard of the session
     assert (panel.headline.text(), cells(panel.table)) == ladder
-    state.session.studies.append(attribution_samples.study(mode="leave-one-out"))
+    workspace.session.shown.studies.append(attribution_samples.study(mode="leave-one-out"))
     panel._show()
     assert (panel.headline.text(), cells(panel.table)) == newest

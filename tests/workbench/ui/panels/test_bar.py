@@ -6,9 +6,9 @@ import pytest
 from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
+from workbench.theming.theme import DARK
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar
-from workbench.ui.theming.theme import DARK
 
 MARKED, PLAIN = ("Compute: did it help?", "verdict", "accent"), ("0.90 of the step time.", "", "")
 

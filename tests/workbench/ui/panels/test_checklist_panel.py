@@ -39,12 +39,12 @@ def test_before_any_check_the_panel_says_what_would_fill_it_and_offers_it(ready)
 
 
 def test_checks_come_one_by_one_and_say_pass_fail_or_not_applicable(qtbot, ready):
-    panel, state = ready.checklist, ready.state
+    panel, workspace = ready.checklist, ready.workspace
     qtbot.mouseClick(panel.first, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Checking: "), timeout=10_000)
-    assert state.checklists.why_not() == "A configuration is being checked."
+    assert workspace.checklists.why_not() == "A configuration is being checked."
     qtbot.waitUntil(lambda: not panel.button.isEnabled())
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
     qtbot.waitUntil(lambda: panel.headline.text() == "3 pass, 2 fail, 1 not applicable")
     assert panel.headline.property("tone") == "bad"
     assert row(panel, "numerics").split("\n")[1] == "Pass"
@@ -52,22 +52,25 @@ def test_checks_come_one_by_one_and_say_pass_fail_or_not_applicable(qtbot, ready
     assert "models/layers/routing.py:88 in forward: count = int(mask.sum())" in row(panel, "syncs")
     assert row(panel, "speedup").split("\n")[1] == "Not applicable"
     qtbot.waitUntil(panel.button.isEnabled)
-    assert not state.saved
+    assert not workspace.session.saved
 
 
 def test_what_is_expected_is_what_the_runner_is_asked_for(qtbot, ready, monkeypatch):
     asked = []
-    monkeypatch.setattr(ready.state, "perform", asked.append)
+    monkeypatch.setattr(ready.workspace.run, "perform", asked.append)
     ready.actions_["validate"].trigger()
     ready.checklist.expected.setValue(1.5)
     ready.actions_["validate"].trigger()
     first, second = asked
     assert isinstance(first, protocol.Validate) and first.expect_speedup is None
-    assert (second.expect_speedup, second.configuration) == (1.5, ready.state.configuration)
+    assert (second.expect_speedup, second.configuration) == (
+        1.5,
+        ready.workspace.configuration.edited,
+    )
 
 
 def test_a_file_shows_what_was_checked_and_what_was_not_done(ready, kept):
-    ready.state._show(kept)
+    ready.workspace.session.show(kept)
     panel = ready.checklist
     assert panel.headline.text() == "2 pass, 2 fail, 1 not applicable, 1 not done"
     assert "Not done" in row(panel, "batches")
@@ -75,8 +78,8 @@ def test_a_file_shows_what_was_checked_and_what_was_not_done(ready, kept):
 
 
 def test_what_keeps_it_from_being_checked_is_said_in_text(qtbot, ready, kept):
-    ready.state._show(kept)
-    ready.state._set_state("dead", "ended")
+    ready.workspace.session.show(kept)
+    ready.workspace.run.set_state("dead", "ended")
     qtbot.waitUntil(lambda: not ready.checklist.button.isEnabled())
     assert ready.checklist.reason.text() == "The runner is not ready."
 
@@ -84,9 +87,9 @@ def test_what_keeps_it_from_being_checked_is_said_in_text(qtbot, ready, kept):
 def test_what_is_undecided_can_be_checked_again_with_the_budget_that_should_decide(
     qtbot, ready, kept, monkeypatch
 ):
-    state, asked = ready.state, []
-    monkeypatch.setattr(state, "perform", asked.append)
-    configuration = msgspec.structs.replace(state.configuration, seed=7)
+    workspace, asked = ready.workspace, []
+    monkeypatch.setattr(workspace.run, "perform", asked.append)
+    configuration = msgspec.structs.replace(workspace.configuration.edited, seed=7)
     told = {
         "configuration": msgspec.json.encode(configuration).decode(),
         "expect_speedup": 1.5,
@@ -97,8 +100,8 @@ def test_what_is_undecided_can_be_checked_again_with_the_budget_that_should_deci
         protocol.StudyRows(study=0, table="checks", columns=row_),
         protocol.StudyFacts(study=0, facts={"more_s": 57.2, "seconds": 3.1}),
     ):
-        state.recorder.record(message)
-    state.studiesChanged.emit()
+        workspace.session.recorder.record(message)
+    workspace.session.studiesChanged.emit()
     qtbot.waitUntil(lambda: "1 undecided" in ready.checklist.headline.text())
     row_shown = ready.checklist.findChild(QWidget, "check-speedup")
     assert texts(row_shown).split("\n")[1] == "Undecided"

@@ -54,7 +54,7 @@ def test_every_claim_of_every_document_is_listed_before_any_is_measured(panel):
 def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
     qtbot, ready, panel, tmp_path, hold
 ):
-    state = ready.state
+    workspace = ready.workspace
     panel.budget.setValue(4)
     hold.touch()
     qtbot.mouseClick(
@@ -68,33 +68,33 @@ def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
     so_far = panel.rows[key("+ torch.compile, inference")].measured
     qtbot.waitUntil(lambda: so_far.text().endswith("so far"), timeout=20_000)
     hold.unlink()
-    qtbot.waitUntil(lambda: not state.reproductions.measuring, timeout=30_000)
+    qtbot.waitUntil(lambda: not workspace.reproductions.measuring, timeout=30_000)
     qtbot.waitUntil(lambda: shown(panel, "+ torch.compile, inference")[0] == "Holds")
     assert shown(panel, "CUDA graphs on top of it", unit="x faster than without graphs")[0] == (
         "Does not hold"
     )
     assert panel.headline.text() == "3 claims: 2 hold, 1 does not hold"
-    assert panel.run_all.isEnabled() and not state.saved
-    (study,) = claims.studies(state.session)
+    assert panel.run_all.isEnabled() and not workspace.session.saved
+    (study,) = claims.studies(workspace.session.shown)
     assert study.asked["budget_s"] == 4 and study.facts["final"]
-    state.save_session(tmp_path / "c.h5")
-    qtbot.waitUntil(lambda: state.saved)
+    workspace.session.save(tmp_path / "c.h5")
+    qtbot.waitUntil(lambda: workspace.session.saved)
     (kept,) = claims.studies(hdf5.load(tmp_path / "c.h5"))
     assert [row.result for row in claims.rows(kept)] == ["holds", "holds", "does not hold"]
     again = Recorder()
-    for message in journal.replay(state.journal.path):
+    for message in journal.replay(workspace.session.journal.path):
         again.record(message)
     (rebuilt,) = claims.studies(again.session)
     assert claims.columns(claims.rows(rebuilt)) == claims.columns(claims.rows(study))
 
 
 def test_claims_are_measured_in_place_of_a_run_that_is_in_progress(qtbot, ready, panel):
-    state = ready.state
-    state.start()
-    qtbot.waitUntil(lambda: state.runner_state == "running", timeout=10_000)
+    workspace = ready.workspace
+    workspace.runs.start()
+    qtbot.waitUntil(lambda: workspace.run.state == "running", timeout=10_000)
     qtbot.waitUntil(panel.run_all.isEnabled)
     panel.rows[key("+ torch.compile, inference")].button.click()
-    qtbot.waitUntil(lambda: not state.reproductions.measuring, timeout=30_000)
+    qtbot.waitUntil(lambda: not workspace.reproductions.measuring, timeout=30_000)
     qtbot.waitUntil(lambda: shown(panel, "+ torch.compile, inference")[0] == "Holds")
 
 
@@ -104,7 +104,7 @@ def test_a_saved_session_shows_its_claims_again_and_copies_them(qtbot, ready, pa
         recorder.record(message)
     hdf5.save(recorder.session, tmp_path / "old.h5")
     ready.open_path(tmp_path / "old.h5")
-    qtbot.waitUntil(lambda: not ready.state.live)
+    qtbot.waitUntil(lambda: not ready.workspace.session.live)
     words = {row.word.text() for row in panel.rows.values()}
     assert words == {"Holds", "Does not hold", "Undecided", "Not measured"}
     for name, made in claims.newest(recorder.session).items():
@@ -121,12 +121,14 @@ def test_a_saved_session_shows_its_claims_again_and_copies_them(qtbot, ready, pa
 
 
 def test_claims_that_are_stopped_are_not_measured_and_say_so(qtbot, ready, panel):
-    state = ready.state
+    workspace = ready.workspace
     panel.run["moe"].click()
-    qtbot.waitUntil(lambda: "attribution" in [study.kind for study in state.session.studies])
+    qtbot.waitUntil(
+        lambda: "attribution" in [study.kind for study in workspace.session.shown.studies]
+    )
     panel.stop.click()
-    qtbot.waitUntil(lambda: not state.reproductions.measuring)
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: not workspace.reproductions.measuring)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
     name = {
         "document": "moe",
         "experiment": "torch.compile max-autotune",
@@ -151,15 +153,15 @@ def test_a_command_that_takes_too_long_is_cut_off_and_the_next_goes_on_with_anot
         return [protocol.Start(configuration=_data(command.base, "hang"), seconds=0.1)]
 
     monkeypatch.setitem(vars(first), "commands", hanging)
-    state = ready.state
+    workspace = ready.workspace
     monkeypatch.setattr(
-        state.reproductions,
+        workspace.reproductions,
         "experiments",
         lambda *asked: [(documents()["moe"], one) for one in (first, second)],
     )
-    state.reproductions.measure()
-    qtbot.waitUntil(lambda: not state.reproductions.measuring, timeout=60_000)
-    rows = {row.key: row for row in state.reproductions.rows()}
+    workspace.reproductions.measure()
+    qtbot.waitUntil(lambda: not workspace.reproductions.measuring, timeout=60_000)
+    rows = {row.key: row for row in workspace.reproductions.rows()}
     assert "cut off after" in rows[key("+ AMP", experiment=first.name)].reason
     assert rows[key("+ torch.compile, inference")].result == claims.HOLDS
 
@@ -171,18 +173,18 @@ def _data(configuration, data):
 
 
 def test_a_new_session_ends_the_measuring_and_begins_without_claims(qtbot, ready, panel):
-    state = ready.state
+    workspace = ready.workspace
     panel.run["moe"].click()
-    qtbot.waitUntil(lambda: bool(state.session.studies))
-    state.new_session()
-    assert not state.reproductions.measuring
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
-    assert not state.session.studies
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.studies))
+    workspace.run.begin_session()
+    assert not workspace.reproductions.measuring
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    assert not workspace.session.shown.studies
     qtbot.waitUntil(lambda: "none of them measured" in panel.headline.text())
 
 
 def test_a_file_that_knows_of_one_document_is_opened_at_it(qtbot, ready, panel):
-    ready.state.show_live()
+    ready.workspace.session.show_live()
     last = list(documents())[-1]
     known = [row for row in claims_samples.rows() if row.document == last]
     recorder, own = Recorder(), protocol.OWN_STUDY
@@ -192,7 +194,7 @@ def test_a_file_that_knows_of_one_document_is_opened_at_it(qtbot, ready, panel):
     bar, area = panel._area.verticalScrollBar(), panel._area.viewport()
     qtbot.waitUntil(lambda: bar.maximum() > 0)
     assert bar.value() == 0
-    ready.state._show(recorder.session)
+    ready.workspace.session.show(recorder.session)
     word = panel.rows[known[0].key].word
 
     def in_sight() -> bool:

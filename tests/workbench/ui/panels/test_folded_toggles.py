@@ -19,14 +19,16 @@ def panel(ready):
 
     def say(**whys):
         """Block all options but the first of these toggles."""
-        state = ready.state
+        workspace = ready.workspace
         rows = ready.toggles.rows
         blocked = {
             name: {option.name: why for option in rows[name].toggle.options[1:]}
             for name, why in whys.items()
         }
-        state.availability = msgspec.structs.replace(state.availability, blocked=blocked)
-        state.availabilityChanged.emit()
+        workspace.configuration.availability = msgspec.structs.replace(
+            workspace.configuration.availability, blocked=blocked
+        )
+        workspace.configuration.availabilityChanged.emit()
         return ready.toggles
 
     return say
@@ -63,7 +65,7 @@ def test_what_is_only_blocked_or_is_chosen_stays_in_sight(panel, ready):
     there = msgspec.structs.replace(NEVER, absent=False)
     found = panel(triton_rope=there, adamw=NEVER)
     assert hidden(found) == {"adamw"}
-    ready.state.set_toggle("adamw", "fused")
+    ready.workspace.configuration.set_toggle("adamw", "fused")
     found = panel(triton_rope=there, adamw=NEVER)
     assert hidden(found) == set()
     assert not line(found).isVisible()
@@ -71,10 +73,12 @@ def test_what_is_only_blocked_or_is_chosen_stays_in_sight(panel, ready):
 
 def test_one_option_that_may_be_had_is_enough_to_stay(panel, ready):
     found = panel(triton_rope=NEVER)
-    state = ready.state
+    workspace = ready.workspace
     blocked = {"triton_rope": {"triton": NEVER}}
-    state.availability = msgspec.structs.replace(state.availability, blocked=blocked)
-    state.availabilityChanged.emit()
+    workspace.configuration.availability = msgspec.structs.replace(
+        workspace.configuration.availability, blocked=blocked
+    )
+    workspace.configuration.availabilityChanged.emit()
     assert hidden(found) == set()
 
 

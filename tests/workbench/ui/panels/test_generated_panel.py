@@ -11,11 +11,11 @@ from workbench import protocol
 PROMPT = "the quick brown fox "
 
 
-def take(state, *messages):
+def take(workspace, *messages):
     """Let messages arrive as the runner sends them."""
     for message in messages:
-        for name in state._take(message):
-            getattr(state, name).emit()
+        for changed in workspace.router.take(message):
+            changed.emit()
 
 
 def wrote(segment, text, start=0, sequence=0, prompt=""):
@@ -28,7 +28,7 @@ def wrote(segment, text, start=0, sequence=0, prompt=""):
 def generating(ready):
     """The window, to which a segment was announced that is about to write."""
     settings = {"batch": 1, "sequence": 20, "temperature": 0.8, "top_p": 0.95}
-    configuration = ready.state.configuration
+    configuration = ready.workspace.configuration.edited
     changed = type(configuration)(
         family="mamba2",
         preset="tiny",
@@ -36,7 +36,10 @@ def generating(ready):
         settings=settings,
         toggles=configuration.toggles,
     )
-    take(ready.state, protocol.SegmentStarted(index=0, configuration=changed, label="adamw=fused"))
+    take(
+        ready.workspace,
+        protocol.SegmentStarted(index=0, configuration=changed, label="adamw=fused"),
+    )
     return ready
 
 
@@ -50,25 +53,25 @@ def test_an_empty_panel_says_what_would_fill_it(ready):
 
 def test_text_is_shown_as_it_comes_after_its_prompt_in_another_colour(generating):
     shown = panel(generating)
-    take(generating.state, wrote(0, "jumps ", prompt=PROMPT))
+    take(generating.workspace, wrote(0, "jumps ", prompt=PROMPT))
     assert not shown.empty.isVisibleTo(shown)
-    take(generating.state, wrote(0, "over", start=6))
+    take(generating.workspace, wrote(0, "over", start=6))
     assert shown.text.toPlainText() == PROMPT + "jumps over"
     colours = []
     for place in (1, len(PROMPT) + 3):
         cursor = shown.text.textCursor()
         cursor.setPosition(place)
         colours.append(cursor.charFormat().foreground().color())
-    theme = generating.state.theme
+    theme = generating.workspace.theme.current
     assert colours == [QColor(theme.muted), QColor(theme.text)]
-    take(generating.state, wrote(0, "sleeps", sequence=1, prompt="a cat "))
+    take(generating.workspace, wrote(0, "sleeps", sequence=1, prompt="a cat "))
     assert shown.text.toPlainText() == "a cat sleeps"
 
 
 def test_the_line_above_says_what_wrote_it_and_how_long_its_prompts_took(generating):
     facts = {"prefill_ms": 12.345, "prefills": 3}
-    take(generating.state, protocol.Facts(segment=0, ledger=facts))
-    take(generating.state, wrote(0, "x", prompt=PROMPT))
+    take(generating.workspace, protocol.Facts(segment=0, ledger=facts))
+    take(generating.workspace, wrote(0, "x", prompt=PROMPT))
     assert panel(generating).note.text() == (
         "Segment 0: AdamW: Fused; temperature 0.8; top-p 0.95; "
         "prompt of 20 tokens taken in within 12.3 ms (median of 3)"
@@ -80,28 +83,28 @@ def test_the_first_text_brings_the_panel_to_the_front_and_no_later_one(qtbot, ge
         return generating.desk.docks["text"].visibleRegion().isEmpty()
 
     qtbot.waitUntil(behind)
-    take(generating.state, wrote(0, "x", prompt=PROMPT))
+    take(generating.workspace, wrote(0, "x", prompt=PROMPT))
     qtbot.waitUntil(lambda: not behind())
     generating.desk.bring("events")
     qtbot.waitUntil(behind)
-    take(generating.state, wrote(0, "y", start=1))
+    take(generating.workspace, wrote(0, "y", start=1))
     qtbot.wait(20)
     assert behind()
 
 
 def test_a_session_without_text_empties_the_panel(generating):
-    take(generating.state, wrote(0, "x", prompt=PROMPT))
-    generating.state._show(session())
+    take(generating.workspace, wrote(0, "x", prompt=PROMPT))
+    generating.workspace.session.show(session())
     assert panel(generating).empty.isVisibleTo(panel(generating))
-    generating.state._link.retire()
+    generating.workspace._link.retire()
 
 
 def test_who_has_scrolled_back_stays_there(generating):
     shown = panel(generating)
     generating.desk.bring("text")
-    take(generating.state, wrote(0, "line\n" * 200, prompt=PROMPT))
+    take(generating.workspace, wrote(0, "line\n" * 200, prompt=PROMPT))
     bar = shown.text.verticalScrollBar()
     assert bar.maximum() > 0 and bar.value() == bar.maximum()
     bar.setValue(3)
-    take(generating.state, wrote(0, "more\n" * 20, start=200))
+    take(generating.workspace, wrote(0, "more\n" * 20, start=200))
     assert bar.value() == 3

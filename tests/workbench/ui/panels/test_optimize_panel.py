@@ -10,9 +10,9 @@ from PySide6.QtCore import Qt
 from sessions.model import Session
 from sessions.studies.optimization_words import question
 from workbench import protocol
-from workbench.ui.dialogs.export import export_plot
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots.pareto import difference_words
+from workbench.plot_export import export_plot
+from workbench.plots import PLOTS, Run
+from workbench.plots.pareto import difference_words
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def belong_to(study, configuration) -> None:
 
 def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkeypatch):
     commands = []
-    monkeypatch.setattr(ready.state, "perform", commands.append)
+    monkeypatch.setattr(ready.workspace.run, "perform", commands.append)
     panel.objective.setCurrentIndex(panel.objective.findData("memory"))
     panel.limit.setValue(12.5)
     panel.budget.setValue(90)
@@ -53,13 +53,16 @@ def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkey
         searched[name].setChecked(True)
     panel.run.click()
     (command,) = commands
-    assert isinstance(command, protocol.Optimize) and command.base == ready.state.configuration
+    assert (
+        isinstance(command, protocol.Optimize)
+        and command.base == ready.workspace.configuration.edited
+    )
     assert (command.objective, command.budget_s) == ("memory", 90.0)
     assert (command.memory_limit, command.exclude) == (12.5 * 2**30, ["compile"])
 
 
 def test_a_search_comes_live_and_its_result_is_applied_undone_and_saved(qtbot, panel, ready):
-    state = ready.state
+    workspace = ready.workspace
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: panel.headline.text().endswith("against the start"), timeout=20_000)
     qtbot.waitUntil(panel.run.isEnabled)
@@ -72,30 +75,30 @@ def test_a_search_comes_live_and_its_result_is_applied_undone_and_saved(qtbot, p
     verdicts = [row[0] for row in cells(panel.verdicts)]
     assert "best against start" in verdicts
     assert any("needs a CUDA GPU" in cell for row in cells(panel.options) for cell in row)
-    belong_to(panel.study, state.configuration)
+    belong_to(panel.study, workspace.configuration.edited)
     panel._show()
-    before = dict(state.configuration.toggles)
+    before = dict(workspace.configuration.edited.toggles)
     panel.apply.click()
-    assert state.configuration.toggles["precision"] == "amp_bf16"
-    assert state.configuration.toggles["adamw"] == "fused"
-    state.undo.undo()
-    assert state.configuration.toggles == before, "one step of undo"
+    assert workspace.configuration.edited.toggles["precision"] == "amp_bf16"
+    assert workspace.configuration.edited.toggles["adamw"] == "fused"
+    workspace.configuration.undo.undo()
+    assert workspace.configuration.edited.toggles == before, "one step of undo"
     panel.save.click()
-    ((name, toggles),) = state.presets.own.items()
+    ((name, toggles),) = workspace.presets.own.items()
     assert name.startswith("Best ") and toggles["compile"] == "default"
     panel.save.click()
-    assert list(state.presets.own) == [name, f"{name} 2"]
+    assert list(workspace.presets.own) == [name, f"{name} 2"]
 
 
 def test_the_selected_configuration_is_applied_unless_it_is_wrong_or_of_another_model(
     qtbot, panel, ready
 ):
-    state = ready.state
-    state.session.studies.append(optimization_samples.study())
-    state.studiesChanged.emit()
+    workspace = ready.workspace
+    workspace.session.shown.studies.append(optimization_samples.study())
+    workspace.session.studiesChanged.emit()
     qtbot.waitUntil(lambda: panel.candidates.rowCount() > 3)
     assert "choose these in the form first" in panel.apply.toolTip()
-    configuration = state.configuration
+    configuration = workspace.configuration.edited
     belong_to(panel.study, configuration)
     rows = [row[0] for row in cells(panel.candidates)]
     panel.candidates.selectRow(
@@ -105,8 +108,8 @@ def test_the_selected_configuration_is_applied_unless_it_is_wrong_or_of_another_
     question(panel.study)["start"].append("gone=off")  # as of another version
     panel.candidates.selectRow(next(n for n, title in enumerate(rows) if title == "AdamW: Fused"))
     panel.apply.click()
-    assert state.configuration.toggles["adamw"] == "fused"
-    assert state.configuration.toggles["precision"] == configuration.toggles["precision"]
+    assert workspace.configuration.edited.toggles["adamw"] == "fused"
+    assert workspace.configuration.edited.toggles["precision"] == configuration.toggles["precision"]
 
 
 @pytest.mark.parametrize("memory", [True, False])

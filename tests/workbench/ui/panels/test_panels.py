@@ -37,8 +37,8 @@ def field(window, name, kind):
 
 def show(window, shown):
     """Let the window show a finished session."""
-    window.state._show(shown)
-    window.state._link.retire()
+    window.workspace.session.show(shown)
+    window.workspace._link.retire()
 
 
 def test_forms_are_made_from_the_catalogue(ready):
@@ -52,9 +52,9 @@ def test_forms_are_made_from_the_catalogue(ready):
 
 def test_a_preset_brings_its_fields_and_settings(qtbot, ready):
     field(ready, "dim", QSpinBox).setValue(512)
-    assert ready.state.configuration.model == {"dim": 512}
+    assert ready.workspace.configuration.edited.model == {"dim": 512}
     ready.choose_preset("1b")
-    assert ready.state.configuration.model == {}
+    assert ready.workspace.configuration.edited.model == {}
     assert field(ready, "dim", QSpinBox).value() == 2048
     assert field(ready, "sequence", QSpinBox).value() == 2048
 
@@ -63,7 +63,7 @@ def test_a_field_set_back_to_the_preset_is_no_override(ready):
     box = field(ready, "dim", QSpinBox)
     box.setValue(512)
     box.setValue(768)
-    assert ready.state.configuration.model == {}
+    assert ready.workspace.configuration.edited.model == {}
 
 
 def test_problems_stand_in_the_panel_and_keep_run_disabled(qtbot, ready):
@@ -80,12 +80,12 @@ def test_problems_stand_in_the_panel_and_keep_run_disabled(qtbot, ready):
 @pytest.mark.parametrize("name", ["mine", "bf16/compile", "50 % of it", "Größe"])
 def test_a_user_preset_returns_with_all_that_it_had(ready, name):
     field(ready, "batch", QSpinBox).setValue(3)
-    ready.state.set_toggle("triton", "on")
-    kept = ready.state.configuration
+    ready.workspace.configuration.set_toggle("triton", "on")
+    kept = ready.workspace.configuration.edited
     ready.settings.save_preset(name, kept)
     ready.choose_preset("tiny")
-    ready.state.edit(ready.settings.presets[name])
-    assert ready.state.configuration == kept
+    ready.workspace.configuration.edit(ready.settings.presets[name])
+    assert ready.workspace.configuration.edited == kept
 
 
 def test_the_segments_table_condenses_what_differs(qtbot, ready):
@@ -108,10 +108,10 @@ def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, r
     other = msgspec.structs.replace(shown.segments[0].configuration, family="kernels")
     shown.segments[0].configuration = other
     show(ready, shown)
-    before = ready.state.configuration
+    before = ready.workspace.configuration.edited
     segments = panel(ready, "segments")
     segments._use(shown.segments[0])
-    assert ready.state.configuration == before
+    assert ready.workspace.configuration.edited == before
     qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
     taken = {}
     for row in (0, 1):
@@ -129,7 +129,7 @@ def test_a_double_click_makes_a_segment_the_baseline(qtbot, ready):
     segments = panel(ready, "segments")
     qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
     segments.table.doubleClicked.emit(segments.model.index(1, 0))
-    assert ready.state.baseline == 1
+    assert ready.workspace.session.baseline == 1
     qtbot.waitUntil(lambda: segments.model.index(1, 1).data() == "baseline", timeout=10_000)
     assert segments.model.index(0, 1).data() not in ("baseline", AS_BASELINE)
 
@@ -148,10 +148,10 @@ def test_selection_is_shared_through_the_state(qtbot, ready):
     show(ready, session())
     segments = panel(ready, "segments")
     qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
-    ready.state.select(3)
+    ready.workspace.session.select(3)
     assert segments.table.currentIndex().row() == 3
     segments.table.selectRow(4)
-    assert ready.state.selection == 4
+    assert ready.workspace.session.selection == 4
 
 
 def test_events_are_filtered_by_kind_and_text_and_a_click_shows_the_moment(qtbot, ready):
@@ -168,22 +168,22 @@ def test_events_are_filtered_by_kind_and_text_and_a_click_shows_the_moment(qtbot
     events._filtered.set_kind("toggle")
     events._search.setText("adamw")
     assert events._filtered.rowCount() == 1
-    with qtbot.waitSignal(ready.state.focusRequested) as asked:
+    with qtbot.waitSignal(ready.workspace.session.focusRequested) as asked:
         events.table.clicked.emit(events._filtered.index(0, 2))
     assert asked.args == [shown.events[2].t_s]
-    assert not ready.state.follow
+    assert not ready.workspace.session.follow
 
 
 def test_a_live_event_is_added_without_reading_the_others_again(qtbot, ready):
     events = panel(ready, "events")
     with qtbot.waitSignal(events._model.rowsInserted):
-        ready.state.add_note("first")
+        ready.workspace.session.add_note("first")
     assert events._model.rowCount() == 1
 
 
 def test_the_status_bar_says_in_words_what_happens(qtbot, ready):
     assert ready.status.runner.text() == "Idle"
-    ready.state.start()
+    ready.workspace.runs.start()
     qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
     qtbot.waitUntil(lambda: "steps/s" in ready.status._facts["rate"].text(), timeout=8000)
     assert "GiB allocated" in ready.status._facts["memory"].text()
@@ -192,22 +192,22 @@ def test_the_status_bar_says_in_words_what_happens(qtbot, ready):
 
 
 def test_beside_running_stand_the_numbers_of_what_runs_and_not_of_an_opened_file(qtbot, ready):
-    ready.state.start()
+    ready.workspace.runs.start()
     qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
     opened = session()
     opened.segments[-1].steps["allocated"][-1] = 512.4 * 2**20
-    ready.state._show(opened)
+    ready.workspace.session.show(opened)
     rate, memory = (ready.status._facts[name] for name in ("rate", "memory"))
     qtbot.waitUntil(lambda: "steps/s" in rate.text(), timeout=8000)
     assert "GiB allocated" in memory.text()
-    ready.state.stop()
+    ready.workspace.run.stop()
     qtbot.waitUntil(lambda: memory.text() == "512 MiB allocated")
 
 
 def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
-    ready.state._take(protocol.State(state="building", text="Building"))
-    ready.state._take(protocol.Progress(task="Compile", fraction=0.25, text="3 of 12"))
-    ready.state.stateChanged.emit()
+    ready.workspace.router.take(protocol.State(state="building", text="Building"))
+    ready.workspace.router.take(protocol.Progress(task="Compile", fraction=0.25, text="3 of 12"))
+    ready.workspace.run.stateChanged.emit()
     assert ready.status._progress_text.text() == "Compile 3 of 12"
     assert ready.status._progress.value() == 250
     assert ready.status._cancel.isVisible()
@@ -217,9 +217,9 @@ def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
 def test_the_layout_is_kept_for_the_next_window_and_can_be_reset(qapp, qtbot, window):
     window.desk.docks["events"].close()
     window.desk.docks["toggles"].setFloating(True)
-    state, settings = window.state, window.settings
+    workspace, settings = window.workspace, window.settings
     window.close()
-    again = MainWindow(state, settings, Appearance(qapp, state, settings))
+    again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     again.show()
     qtbot.waitExposed(again)
     assert again.desk.docks["events"].isHidden()
@@ -243,10 +243,10 @@ def test_a_layout_of_another_version_is_not_restored(settings):
 def test_the_theme_changes_every_token_at_once(qapp, whole):
     window = whole
     window.set_theme("light")
-    assert window.state.theme.name == "light"
-    assert window.state.theme.surface in qapp.styleSheet()
+    assert window.workspace.theme.current.name == "light"
+    assert window.workspace.theme.current.surface in qapp.styleSheet()
     window.set_theme("dark")
-    assert window.state.theme.name == "dark"
+    assert window.workspace.theme.current.name == "dark"
     assert "#ffffff" not in qapp.styleSheet()
 
 
@@ -265,16 +265,16 @@ def test_every_empty_panel_says_what_would_fill_it(window):
 
 def test_a_replayed_journal_fills_the_window_and_cannot_be_run(qapp, qtbot, settings, tmp_path):
     from workbench.ui.connection.replay import ReplayedRunner
-    from workbench.ui.state import AppState
+    from workbench.ui.workspace import Workspace
 
     path = tmp_path / "run.journal"
     path.write_bytes(b"".join(protocol.encode(message) for message in messages()) + b'{"cut')
-    state = AppState(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
-    window = MainWindow(state, settings, Appearance(qapp, state, settings))
-    state.start_runner()
-    qtbot.waitUntil(lambda: state.runner_text == "The replay has ended", timeout=10_000)
-    assert len(state.session.segments) == 6
-    assert state.configuration == state.session.segments[-1].configuration
+    workspace = Workspace(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
+    window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
+    workspace.run.start_runner()
+    qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended", timeout=10_000)
+    assert len(workspace.session.shown.segments) == 6
+    assert workspace.configuration.edited == workspace.session.shown.segments[-1].configuration
     assert not window.actions_["run"].isEnabled()
     assert "replay" in window.actions_["run"].toolTip()
     window.close()
@@ -283,15 +283,15 @@ def test_a_replayed_journal_fills_the_window_and_cannot_be_run(qapp, qtbot, sett
 
 def test_a_file_that_is_no_journal_is_told_and_not_waited_for(qtbot, tmp_path):
     from workbench.ui.connection.replay import ReplayedRunner
-    from workbench.ui.state import AppState
+    from workbench.ui.workspace import Workspace
 
     path = tmp_path / "session.h5"
     path.write_bytes(b"\x89HDF\r\n" * 9)
-    state = AppState(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
-    state.start_runner()
-    qtbot.waitUntil(lambda: state.runner_text == "The replay has ended", timeout=10_000)
-    state.close()
-    (failure,) = state.failures
+    workspace = Workspace(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
+    workspace.run.start_runner()
+    qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended", timeout=10_000)
+    workspace.close()
+    (failure,) = workspace.failures.recent
     assert failure.sentence == f"{path}: no message in it; a journal holds one JSON message a line."
 
 
@@ -313,13 +313,16 @@ def test_a_replay_keeps_the_recorded_pace(qtbot, tmp_path):
 
 
 def test_a_configuration_from_another_runner_is_settled(ready):
-    from workbench.ui.controllers import config_edit
+    from workbench.ui.state import config_edit
 
     foreign = msgspec.structs.replace(
-        ready.state.configuration, toggles={"precision": "fp4", "gone": "on", "triton": "on"}
+        ready.workspace.configuration.edited,
+        toggles={"precision": "fp4", "gone": "on", "triton": "on"},
     )
-    settled = config_edit.adopt(ready.state.catalogue, foreign)
-    assert set(settled.toggles) == {toggle.name for toggle in ready.state.catalogue.toggles}
+    settled = config_edit.adopt(ready.workspace.configuration.catalogue, foreign)
+    assert set(settled.toggles) == {
+        toggle.name for toggle in ready.workspace.configuration.catalogue.toggles
+    }
     assert settled.toggles["precision"] == "fp32" and settled.toggles["triton"] == "on"
 
 
@@ -333,13 +336,13 @@ def test_a_clock_has_no_sixtieth_second(seconds, said):
 
 def test_a_changed_model_has_its_parameters_counted_once_it_was_built(qtbot, ready):
     """While it ran, the panel still said that they are counted when it is built."""
-    state = ready.state
+    workspace = ready.workspace
     field(ready, "dim", QSpinBox).setValue(512)
     size = panel(ready, "build")._size
     assert size.text() == "Parameters are counted when it is built."
-    built = Segment(0, state.configuration, "first", 0.0, ledger={"parameters": 25_312})
-    state.session.segments.append(built)
-    state.segmentsChanged.emit()
+    built = Segment(0, workspace.configuration.edited, "first", 0.0, ledger={"parameters": 25_312})
+    workspace.session.shown.segments.append(built)
+    workspace.session.segmentsChanged.emit()
     assert size.text() == "25,312 parameters, as last built"
     field(ready, "dim", QSpinBox).setValue(640)
     assert size.text() == "Parameters are counted when it is built."
@@ -349,8 +352,8 @@ def test_the_newest_event_stays_in_sight_when_the_panel_is_made_larger_and_small
     log = panel(ready, "events")
     ready.desk.bring("events")
     for number in range(12):
-        ready.state.session.events.append(Event(float(number), "note", f"note {number}"))
-    ready.state.eventsChanged.emit()
+        ready.workspace.session.shown.events.append(Event(float(number), "note", f"note {number}"))
+    ready.workspace.session.eventsChanged.emit()
     bar = log.table.verticalScrollBar()
     qtbot.waitUntil(lambda: 0 < bar.maximum() == bar.value())
     ready.resize(1280, 2600)
@@ -359,8 +362,8 @@ def test_the_newest_event_stays_in_sight_when_the_panel_is_made_larger_and_small
     qtbot.waitUntil(lambda: bar.maximum() > 0)
     assert bar.value() == bar.maximum()
     bar.setValue(3)  # who reads further up is left there
-    ready.state.session.events.append(Event(61.0, "note", "one more"))
-    ready.state.eventsChanged.emit()
+    ready.workspace.session.shown.events.append(Event(61.0, "note", "one more"))
+    ready.workspace.session.eventsChanged.emit()
     assert bar.value() == 3
 
 

@@ -14,7 +14,6 @@ from sessions.verdicts.comparison import compare_segments
 from sessions.verdicts.work import INVALID
 from workbench import protocol
 from workbench.titles import Titles
-from workbench.ui.connection.message_signals import touched
 from workbench.ui.panels import _compare_tables as compare_tables
 from workbench.ui.panels._segment_model import condensed
 
@@ -39,7 +38,7 @@ def test_a_faster_segment_with_wrong_numbers_is_red_and_an_unknown_one_amber(
     qtbot, ready, measured
 ):
     show(ready, measured)
-    model, theme = panel(ready, "segments").model, ready.state.theme
+    model, theme = panel(ready, "segments").model, ready.workspace.theme.current
     qtbot.waitUntil(lambda: model.rowCount() == 6, timeout=30_000)
     headings = [
         model.headerData(at, Qt.Orientation.Horizontal) for at in range(model.columnCount())
@@ -105,7 +104,11 @@ def test_an_invalid_segment_is_amber_and_says_why_as_the_baseline_too(row_number
     arms, _ = compare_segments(runs, ["s"] * 6, 0)
     assert compare_tables.tone(arms[row_number]) == "warning"
     assert "invalid" in compare_tables.verdict(arms[row_number])
-    assert touched(protocol.Facts(segment=0, ledger={INVALID: "why"})) == {"segmentsChanged"}
+
+
+def test_a_segment_that_turns_out_invalid_renews_the_table(workspace):
+    facts = protocol.Facts(segment=0, ledger={INVALID: "why"})
+    assert workspace.session.changed_by(facts) == [workspace.session.segmentsChanged]
 
 
 def test_beside_other_sessions_wrong_numbers_come_before_the_ratio(measured):
@@ -118,21 +121,22 @@ def test_beside_other_sessions_wrong_numbers_come_before_the_ratio(measured):
     assert compare_tables.tone(arms[1]) == "muted"
 
 
-def test_numbers_that_arrive_renew_the_table_and_other_facts_do_not():
+def test_numbers_that_arrive_renew_the_table_and_other_facts_do_not(workspace):
+    session = workspace.session
     told = protocol.Facts(segment=0, ledger=numerics.facts(FOUND[1]))
-    assert touched(told) == {"segmentsChanged"}
-    assert not touched(protocol.Facts(segment=0, ledger={"prefills": 3}))
+    assert session.changed_by(told) == [session.segmentsChanged]
+    assert not session.changed_by(protocol.Facts(segment=0, ledger={"prefills": 3}))
 
 
 def test_a_run_checks_each_segment_unless_the_setting_says_no_which_is_remembered(ready, settings):
     sent = []
-    ready.state._link.send = sent.append
+    ready.workspace._link.send = sent.append
     action = ready.actions_["check-numbers"]
     assert action.isChecked()
-    ready.state.start()
+    ready.workspace.runs.start()
     action.trigger()
     assert not action.isChecked() and not settings.check_numbers
-    ready.state.start()
+    ready.workspace.runs.start()
     assert [start.check for start in sent] == ["steady", "never"]
 
 

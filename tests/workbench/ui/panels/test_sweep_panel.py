@@ -8,10 +8,10 @@ from PySide6.QtWidgets import QLabel
 
 from sessions.model import Session, Study
 from workbench import protocol
-from workbench.ui.controllers import config_edit
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.theming import stylesheet
-from workbench.ui.theming.theme import DARK, LIGHT
+from workbench.plots import PLOTS, Run
+from workbench.theming import stylesheet
+from workbench.theming.theme import DARK, LIGHT
+from workbench.ui.state import config_edit
 
 
 def texts(panel) -> str:
@@ -29,7 +29,7 @@ def panel(qtbot, ready):
 def asked(ready, monkeypatch):
     """What the runner would be asked for."""
     commands: list[protocol.Command] = []
-    monkeypatch.setattr(ready.state, "perform", commands.append)
+    monkeypatch.setattr(ready.workspace.run, "perform", commands.append)
     return commands
 
 
@@ -39,45 +39,51 @@ def test_without_a_sweep_the_panel_says_what_would_fill_it(panel):
 
 
 def test_values_are_suggested_around_the_present_ones_until_a_person_types(ready, panel, asked):
-    state = ready.state
-    assert state.sweeps.values[0] == "256, 512, 1024, 2048, 4096"
-    state.edit(config_edit.with_setting(state.configuration, "sequence", 64))
-    assert state.sweeps.values[0] == "16, 32, 64, 128, 256"
+    workspace = ready.workspace
+    assert workspace.sweeps.values[0] == "256, 512, 1024, 2048, 4096"
+    workspace.configuration.edit(
+        config_edit.with_setting(workspace.configuration.edited, "sequence", 64)
+    )
+    assert workspace.sweeps.values[0] == "16, 32, 64, 128, 256"
     panel.values[0].setText("8, 16")
     panel.values[0].textEdited.emit("8, 16")
-    state.edit(config_edit.with_setting(state.configuration, "sequence", 512))
-    assert state.sweeps.values[0] == "8, 16"
-    state.sweeps.set_field(0, "preset")
-    assert state.sweeps.values[0] == "tiny, small, 1b"
-    state.sweeps.set_field(0, "model.tie")
-    assert state.sweeps.values[0] == "false, true"
+    workspace.configuration.edit(
+        config_edit.with_setting(workspace.configuration.edited, "sequence", 512)
+    )
+    assert workspace.sweeps.values[0] == "8, 16"
+    workspace.sweeps.set_field(0, "preset")
+    assert workspace.sweeps.values[0] == "tiny, small, 1b"
+    workspace.sweeps.set_field(0, "model.tie")
+    assert workspace.sweeps.values[0] == "false, true"
 
 
 def test_the_runner_is_asked_for_what_the_form_says(qtbot, ready, panel, asked):
-    state = ready.state
-    state.set_toggle("triton", "on")
-    state.sweeps.set_values(0, "128, 256, 512")
-    state.sweeps.set_field(1, "model.n_layers")
-    state.sweeps.set_values(1, "2, 4")
+    workspace = ready.workspace
+    workspace.configuration.set_toggle("triton", "on")
+    workspace.sweeps.set_values(0, "128, 256, 512")
+    workspace.sweeps.set_field(1, "model.n_layers")
+    workspace.sweeps.set_values(1, "2, 4")
     panel.arms["plain"].setChecked(True)
     panel.seconds.setValue(1.5)
     qtbot.waitUntil(lambda: panel.said.text() == "12 points")
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     (command,) = asked
-    assert command.base == state.configuration and command.seconds == 1.5
+    assert command.base == workspace.configuration.edited and command.seconds == 1.5
     assert command.axes == {"settings.sequence": [128, 256, 512], "model.n_layers": [2, 4]}
     now, plain = command.arms
     assert now == {}
-    assert plain["triton"] == "off" and plain.keys() == state.configuration.toggles.keys()
+    assert (
+        plain["triton"] == "off" and plain.keys() == workspace.configuration.edited.toggles.keys()
+    )
 
 
 def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, asked):
-    state = ready.state
-    state.presets.own = {"mine": {"triton": "on", "gone": "x"}}
-    state.presets.changed.emit()
+    workspace = ready.workspace
+    workspace.presets.own = {"mine": {"triton": "on", "gone": "x"}}
+    workspace.presets.changed.emit()
     qtbot.waitUntil(lambda: "mine" in [one.text() for one in panel.presets.menu().actions()])
     entries = {one.text(): one for one in panel.presets.menu().actions()}
-    offered = state.presets.offered[0]
+    offered = workspace.presets.offered[0]
     entries[offered.title].trigger()
     entries["mine"].trigger()
     qtbot.waitUntil(lambda: panel.said.text() == "15 points")
@@ -99,35 +105,35 @@ def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, 
     ],
 )
 def test_what_cannot_be_run_says_why_in_text(qtbot, ready, panel, asked, change, sentence):
-    change(ready.state.sweeps)
+    change(ready.workspace.sweeps)
     qtbot.waitUntil(lambda: not panel.run.isEnabled())
     assert panel.said.text().startswith(sentence)
-    ready.state.sweeps.run()
+    ready.workspace.sweeps.run()
     assert not asked
 
 
 def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel, hold):
-    state = ready.state
+    workspace = ready.workspace
     hold.touch()
-    state.sweeps.set_arm("plain", True)
+    workspace.sweeps.set_arm("plain", True)
     qtbot.waitUntil(panel.run.isEnabled)
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: "of 10 points measured" in panel.headline.text(), timeout=10_000)
-    assert state.sweeps.why_not() == "A sweep is being measured."
+    assert workspace.sweeps.why_not() == "A sweep is being measured."
     hold.unlink()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
     qtbot.waitUntil(lambda: "10 points; sizes in random order" in panel.headline.text())
-    assert panel.run.isEnabled() and not state.sweeps.measuring and not state.saved
+    assert panel.run.isEnabled() and not workspace.sweeps.measuring and not workspace.session.saved
     assert panel.points.rowCount() == 10 and panel.fits.rowCount() == 4
     names = [entry.name for entry in panel.charts["sweep_time"].canvas.entries()]
     assert names[0].startswith("defaults: exponent 0.") and len(names) == 2
     assert panel.charts["sweep_map"].reason is not None
     hold.touch()
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: state.sweeps.measuring, timeout=10_000)
-    state.stop()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
-    assert len(state.session.studies) == 2 and not state.sweeps.measuring
+    qtbot.waitUntil(lambda: workspace.sweeps.measuring, timeout=10_000)
+    workspace.run.stop()
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    assert len(workspace.session.shown.studies) == 2 and not workspace.sweeps.measuring
 
 
 def test_while_the_first_point_is_measured_the_charts_do_not_say_that_there_is_no_sweep():
@@ -140,7 +146,7 @@ def test_while_the_first_point_is_measured_the_charts_do_not_say_that_there_is_n
 
 def test_themes_are_followed(ready, panel):
     for theme in (LIGHT, DARK):
-        ready.state.set_theme(theme)
+        ready.workspace.theme.set(theme)
         assert all(chart._theme is theme for chart in panel.charts.values())
 
 

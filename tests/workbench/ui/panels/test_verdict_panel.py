@@ -14,13 +14,13 @@ from workbench import calibration, protocol
 from workbench.calibration import Calibration
 from workbench.charts.style import Style
 from workbench.client.recorder import Recorder
+from workbench.plot_export import export_plot
+from workbench.plots import PLOTS, Run
+from workbench.plots._narrowing import Same, hatch
+from workbench.theming.theme import DARK
 from workbench.titles import Titles
-from workbench.ui.controllers import config_edit
-from workbench.ui.dialogs.export import export_plot
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._narrowing import Same, hatch
-from workbench.ui.theming.theme import DARK
+from workbench.ui.state import config_edit
 
 
 def texts(panel) -> str:
@@ -28,9 +28,9 @@ def texts(panel) -> str:
 
 
 def run_once(qtbot, window):
-    window.state.start()
-    qtbot.waitUntil(lambda: len(window.state.session.segments) == 1)
-    qtbot.waitUntil(lambda: window.state.runner_state == "running")
+    window.workspace.runs.start()
+    qtbot.waitUntil(lambda: len(window.workspace.session.shown.segments) == 1)
+    qtbot.waitUntil(lambda: window.workspace.run.state == "running")
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def compared() -> Session:
 def changed(qtbot, ready):
     """The window with a run in progress, a toggle of which was changed."""
     run_once(qtbot, ready)
-    ready.state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: len(ready.state.session.segments) == 2)
+    ready.workspace.configuration.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(ready.workspace.session.shown.segments) == 2)
     return ready
 
 
@@ -78,18 +78,18 @@ def test_a_changed_toggle_offers_the_verdict_against_before(changed):
     assert action.isEnabled()
     entry = next(one for one in changed.actions_.entries() if one.text.startswith("Verdict"))
     assert not entry.why_not
-    before = changed.state.verdicts.before()
+    before = changed.workspace.verdicts.before()
     assert before.toggles["triton"] == "off"
 
 
 def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
-    state, panel = changed.state, changed.verdict
+    workspace, panel = changed.workspace, changed.verdict
     hold.touch()
     changed.actions_["verdict"].trigger()
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "), timeout=10_000)
     assert not panel.more.isEnabled()
     hold.unlink()
-    qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
+    qtbot.waitUntil(lambda: not workspace.verdicts.busy, timeout=20_000)
     said = "B computed wrong numbers; by time: B is FASTER than A"
     qtbot.waitUntil(lambda: panel.headline.text() == said)
     assert panel.headline.property("tone") == "bad"
@@ -98,71 +98,85 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
     shown = texts(panel)
     assert "Numbers right against float64" in shown and "Numbers WRONG against float64" in shown
     assert "2 of 26 blocks were void" in shown
-    (kept,) = state.session.comparisons
-    base, other = (state.session.segments[place] for place in kept.facts["segments"])
+    (kept,) = workspace.session.shown.comparisons
+    base, other = (workspace.session.shown.segments[place] for place in kept.facts["segments"])
     assert base.configuration.toggles["triton"] == "off"
     assert other.configuration.toggles["triton"] == "on"
-    qtbot.waitUntil(lambda: state.runner_state == "running")
-    assert state.running == other.configuration  # the run that was interrupted goes on
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    assert workspace.run.running == other.configuration  # the run that was interrupted goes on
 
 
 def test_what_is_chosen_meanwhile_for_another_workload_is_not_what_goes_on(qtbot, changed, hold):
-    state = changed.state
-    ran = state.running
+    workspace = changed.workspace
+    ran = workspace.run.running
     hold.touch()
     changed.actions_["verdict"].trigger()
-    qtbot.waitUntil(lambda: bool(state.session.comparisons), timeout=10_000)
-    state.edit(config_edit.with_workload(state.catalogue, state.configuration, "forward"))
-    state.set_toggle("adamw", "fused")
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons), timeout=10_000)
+    workspace.configuration.edit(
+        config_edit.with_workload(
+            workspace.configuration.catalogue, workspace.configuration.edited, "forward"
+        )
+    )
+    workspace.configuration.set_toggle("adamw", "fused")
     hold.unlink()
-    qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
-    qtbot.waitUntil(lambda: state.runner_state == "running")
-    assert state.running == ran
-    assert (state.configuration.workload, state.pending) == ("forward", {})
+    qtbot.waitUntil(lambda: not workspace.verdicts.busy, timeout=20_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    assert workspace.run.running == ran
+    assert (workspace.configuration.edited.workload, workspace.configuration.pending) == (
+        "forward",
+        {},
+    )
 
 
 def test_measuring_on_adds_to_the_comparison(qtbot, changed):
-    state, panel = changed.state, changed.verdict
+    workspace, panel = changed.workspace, changed.verdict
     changed.actions_["verdict"].trigger()
     qtbot.waitUntil(
-        lambda: bool(state.session.comparisons) and not state.verdicts.busy, timeout=20_000
-    )
-    qtbot.waitUntil(lambda: panel.more.isEnabled() and state.runner_state == "running")
-    qtbot.mouseClick(panel.more, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(
-        lambda: state.session.comparisons[0].facts.get("pairs") == 24 and not state.verdicts.busy,
+        lambda: bool(workspace.session.shown.comparisons) and not workspace.verdicts.busy,
         timeout=20_000,
     )
-    assert len(state.session.comparisons) == 1
+    qtbot.waitUntil(lambda: panel.more.isEnabled() and workspace.run.state == "running")
+    qtbot.mouseClick(panel.more, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(
+        lambda: (
+            workspace.session.shown.comparisons[0].facts.get("pairs") == 24
+            and not workspace.verdicts.busy
+        ),
+        timeout=20_000,
+    )
+    assert len(workspace.session.shown.comparisons) == 1
 
 
 def test_a_comparison_can_be_stopped_and_keeps_its_blocks(qtbot, changed, hold):
-    state = changed.state
+    workspace = changed.workspace
     hold.touch()
     changed.actions_["verdict"].trigger()
     qtbot.waitUntil(
-        lambda: bool(state.session.comparisons) and len(state.session.comparisons[0].order) > 2,
+        lambda: (
+            bool(workspace.session.shown.comparisons)
+            and len(workspace.session.shown.comparisons[0].order) > 2
+        ),
         timeout=10_000,
     )
     changed.actions_["stop"].trigger()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
-    kept = state.session.comparisons[0]
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    kept = workspace.session.shown.comparisons[0]
     assert 2 < len(kept.order) < 26 and not kept.facts.get("final")
     assert changed.actions_["measure-more"].isEnabled()
-    assert not state.saved
-    state.start()
-    qtbot.waitUntil(lambda: state.runner_state == "running")
-    assert not state.verdicts.measuring
+    assert not workspace.session.saved
+    workspace.runs.start()
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    assert not workspace.verdicts.measuring
 
 
 def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
     qtbot, changed, monkeypatch
 ):
-    state = changed.state
+    workspace = changed.workspace
     calibration.store(
         Calibration(
-            device=state.catalogue.device_title,
-            software=calibration._software(state.catalogue),
+            device=workspace.configuration.catalogue.device_title,
+            software=calibration._software(workspace.configuration.catalogue),
             floor=0.02,
             created=1.7e9,
             pairs=9,
@@ -171,7 +185,7 @@ def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
         )
     )
     asked = []
-    monkeypatch.setattr(state, "perform", asked.append)
+    monkeypatch.setattr(workspace.run, "perform", asked.append)
     changed.verdict.budget.setValue(45)
     changed.actions_["verdict"].trigger()
     (command,) = asked
@@ -182,40 +196,44 @@ def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
 def test_a_calibration_compares_the_configuration_with_itself_and_its_floor_is_shown(
     qtbot, changed
 ):
-    state, panel = changed.state, changed.verdict
+    workspace, panel = changed.workspace, changed.verdict
     assert "Noise floor not known" in panel.floor.text() or not panel.floor.text()
     changed.actions_["calibrate"].trigger()
-    qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
-    (comparison,) = state.session.comparisons
-    arms = [state.session.segments[at].configuration for at in comparison.facts["segments"]]
+    qtbot.waitUntil(lambda: not workspace.verdicts.busy, timeout=20_000)
+    (comparison,) = workspace.session.shown.comparisons
+    arms = [
+        workspace.session.shown.segments[at].configuration for at in comparison.facts["segments"]
+    ]
     assert arms[0] == arms[1]
-    (found,) = calibration.load(state.catalogue)
-    assert found.kind == calibration.kind_of(state.catalogue, arms[0])
+    (found,) = calibration.load(workspace.configuration.catalogue)
+    assert found.kind == calibration.kind_of(workspace.configuration.catalogue, arms[0])
     assert found.floor == pytest.approx(calibration.floor(comparison))
     said = f"Noise floor {100 * found.floor:.2g} %, calibrated today"
     qtbot.waitUntil(lambda: panel.floor.text().startswith(said))
-    assert any("identical arms differ by up to" in one.text for one in state.session.events)
+    assert any(
+        "identical arms differ by up to" in one.text for one in workspace.session.shown.events
+    )
 
 
 def test_a_run_that_ends_by_itself_as_a_comparison_is_asked_for_does_not_go_on(
     qtbot, ready, monkeypatch
 ):
-    state, verdicts = ready.state, ready.state.verdicts
-    monkeypatch.setattr(state, "perform", lambda command: None)
+    workspace, verdicts = ready.workspace, ready.workspace.verdicts
+    monkeypatch.setattr(workspace.run, "perform", lambda command: None)
     sent = []
-    monkeypatch.setattr(state, "send", sent.append)
+    monkeypatch.setattr(workspace.run, "send", sent.append)
     # Its end was told, but not yet that the runner is idle: no other end comes before our own.
-    state._set_state("running", "")
-    verdicts.judge(state.configuration, state.configuration)
-    state._set_state("idle", "")
+    workspace.run.set_state("running", "")
+    verdicts.judge(workspace.configuration.edited, workspace.configuration.edited)
+    workspace.run.set_state("idle", "")
     assert verdicts.busy
-    state._set_state("running", "")
-    state.heard.emit(protocol.Finished(reason="done", steps=1))
+    workspace.run.set_state("running", "")
+    workspace.run.received.emit(protocol.Finished(reason="done", steps=1))
     assert not verdicts.busy and not sent
 
 
 def test_an_opened_session_shows_its_verdict_and_cannot_be_measured_on(qtbot, ready, compared):
-    ready.state._show(compared)
+    ready.workspace.session.show(compared)
     panel = ready.verdict
     assert panel.headline.text() == "B computed wrong numbers; by time: UNDECIDED"
     assert not panel.more.isEnabled()
@@ -225,19 +243,19 @@ def test_an_opened_session_shows_its_verdict_and_cannot_be_measured_on(qtbot, re
 
 def test_evidence_that_is_being_read_is_not_made_anew_by_what_does_not_change_it(ready, compared):
     panel = ready.verdict
-    ready.state._show(compared)
+    ready.workspace.session.show(compared)
     labels = panel.findChildren(QLabel)
     panel._show()
     assert panel.findChildren(QLabel) == labels
 
 
 def test_themes_are_followed(ready, compared):
-    from workbench.ui.theming.theme import DARK, LIGHT
+    from workbench.theming.theme import DARK, LIGHT
 
-    ready.state._show(compared)
+    ready.workspace.session.show(compared)
     panel = ready.verdict
     for theme in (LIGHT, DARK):
-        ready.state.set_theme(theme)
+        ready.workspace.theme.set(theme)
         assert panel.chart._theme is theme
 
 
@@ -296,7 +314,7 @@ def several(ready, compared):
     )
     compared.comparisons.insert(0, first)
     ready.desk.bring("verdict")
-    ready.state._show(compared)
+    ready.workspace.session.show(compared)
     return ready.verdict
 
 
@@ -324,7 +342,7 @@ def test_what_is_compared_next_takes_the_place_of_an_older_one_that_was_opened(s
     several.table.cellActivated.emit(0, 0)
     assert "SLOWER" in several.headline.text()
     compared.comparisons.append(compared.comparisons[1])
-    several._state.comparisonsChanged.emit()
+    several._session.comparisonsChanged.emit()
     several._show()
     assert "UNDECIDED" in several.headline.text()
 

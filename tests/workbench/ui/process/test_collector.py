@@ -44,12 +44,12 @@ def test_no_thread_of_the_window_is_left_that_could_collect_when_python_does_aga
     whole, ready, monkeypatch
 ):
     collecting = []
-    close = ready.state.close
+    close = ready.workspace.close
 
     def closed():
         close()
         collecting.append(gc.isenabled())
 
-    monkeypatch.setattr(ready.state, "close", closed)
+    monkeypatch.setattr(ready.workspace, "close", closed)
     ready.close()
     assert collecting == [False] and gc.isenabled()

@@ -15,14 +15,13 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QPushButton
 from pytestqt.exceptions import capture_exceptions
 
-from workbench import crash_log
+from workbench import crash_log, plot_export
 from workbench.charts import header
-from workbench.ui.dialogs import export
+from workbench.plots import PLOTS, Run
+from workbench.theming.theme import DARK
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.broken import Cover
-from workbench.ui.plots import PLOTS, Run
 from workbench.ui.process.uncaught import UncaughtErrors
-from workbench.ui.theming.theme import DARK
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = """
@@ -38,7 +37,7 @@ main()
 @pytest.fixture
 def errors(window):
     """The window's last line of defence, in place of the tests' own."""
-    made = UncaughtErrors(window.state, window.desk.panels)
+    made = UncaughtErrors(window.workspace.failures, window.desk.panels)
     yield made
     made.end()
 
@@ -90,16 +89,18 @@ class Dying:
 def test_errors_in_slots_threads_and_destructors_are_reported_and_the_window_goes_on(
     window, errors, qtbot
 ):
-    state = window.state
+    workspace = window.workspace
     QTimer.singleShot(0, raises)
-    qtbot.waitUntil(lambda: len(state.failures) == 1)
+    qtbot.waitUntil(lambda: len(workspace.failures.recent) == 1)
     thread = threading.Thread(target=raises, name="worker")
     thread.start()
     thread.join()
-    qtbot.waitUntil(lambda: len(state.failures) == 2)
+    qtbot.waitUntil(lambda: len(workspace.failures.recent) == 2)
     Dying()
-    qtbot.waitUntil(lambda: len(state.failures) == 3)
-    for failure, where in zip(state.failures, ("window", "worker", "raised"), strict=True):
+    qtbot.waitUntil(lambda: len(workspace.failures.recent) == 3)
+    for failure, where in zip(
+        workspace.failures.recent, ("window", "worker", "raised"), strict=True
+    ):
         assert where in failure.sentence and "ZeroDivisionError: as planted" in failure.sentence
         assert failure.kind == "defect" and str(crash_log.path()) in failure.fix
     assert crash_log.path().read_text().count("as planted\n") == 3
@@ -108,16 +109,18 @@ def test_errors_in_slots_threads_and_destructors_are_reported_and_the_window_goe
 def test_a_flood_of_errors_is_counted_and_reported_once_a_second(window, errors, qtbot):
     for _ in range(500):
         QTimer.singleShot(0, raises)
-    state = window.state
-    qtbot.waitUntil(lambda: any("more followed" in each.sentence for each in state.failures))
-    assert len(state.failures) <= 3 and len(window.failures.banners) <= 3
+    workspace = window.workspace
+    qtbot.waitUntil(
+        lambda: any("more followed" in each.sentence for each in workspace.failures.recent)
+    )
+    assert len(workspace.failures.recent) <= 3 and len(window.failures.banners) <= 3
     assert crash_log.path().read_text().count("as planted\n") <= 3
 
 
 def test_a_panel_that_cannot_draw_says_so_in_its_own_area(window, errors, qtbot, monkeypatch):
     panel = window.desk.docks["events"].widget()
     monkeypatch.setattr(panel, "_keep_place", raises)
-    window.state.add_note("a note")
+    window.workspace.session.add_note("a note")
     qtbot.waitUntil(lambda: bool(panel.findChildren(Cover)))
     (cover,) = panel.findChildren(Cover)
     assert "This panel could not be drawn." in cover.sentence.text()
@@ -130,7 +133,7 @@ def test_a_panel_that_cannot_draw_says_so_in_its_own_area(window, errors, qtbot,
 def charts(window, qtbot):
     """Two plots of one session."""
     runs = [Run(synthetic.gpu_session(2, 300, 0))]
-    made = [Chart(PLOTS[name], DARK, window.state.tasks) for name in ("step_time", "memory")]
+    made = [Chart(PLOTS[name], DARK, window.workspace.tasks) for name in ("step_time", "memory")]
     for chart in made:
         qtbot.addWidget(chart)
         chart.show_runs(runs)
@@ -167,6 +170,6 @@ def test_a_plot_that_cannot_be_painted_says_so_on_screen_and_is_not_exported_hal
         qtbot.waitUntil(lambda: broken.reason is not None)
     assert len(caught) == 1 and "as planted" in broken.reason
     with pytest.raises(ZeroDivisionError, match="as planted"):
-        export.export_plot("step_time", broken.runs, tmp_path / "a.png")
+        plot_export.export_plot("step_time", broken.runs, tmp_path / "a.png")
     broken.hide()
     assert not list(tmp_path.glob("*.png"))

@@ -32,9 +32,9 @@ MARKUP = "<img src='file:///etc/passwd'><b>bold</b> <a href='x'>link</a>"
 
 
 @pytest.fixture
-def full_window(qapp, qtbot, state, settings):
+def full_window(qapp, qtbot, workspace, settings):
     """The real window with each panel made and shown."""
-    window = MainWindow(state, settings, Appearance(qapp, state, settings))
+    window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     window.resize(1600, 1000)
     window.show()
     qtbot.waitExposed(window)
@@ -79,16 +79,19 @@ def marked() -> Session:
 
 def show(qtbot, window: MainWindow, path: Path) -> None:
     """Open a file and bring every panel to the front once."""
-    before = window.state.session
+    before = window.workspace.session.shown
     window.open_path(path)
-    state = window.state
-    qtbot.waitUntil(lambda: state.session is not before or bool(state.failures), timeout=60_000)
-    assert not state.failures, state.failures
+    workspace = window.workspace
+    qtbot.waitUntil(
+        lambda: workspace.session.shown is not before or bool(workspace.failures.recent),
+        timeout=60_000,
+    )
+    assert not workspace.failures.recent, workspace.failures.recent
     for dock in window.desk.docks.values():
         dock.raise_()
         dock.widget().repaint()
         QApplication.processEvents()
-    window.state.tasks.wait()
+    window.workspace.tasks.wait()
     QApplication.processEvents()
 
 
@@ -96,7 +99,7 @@ def test_markup_of_a_file_is_shown_as_text_in_every_widget(qtbot, full_window, t
     path = tmp_path / "marked.h5"
     path.write_bytes(_write.image(marked()))
     show(qtbot, full_window, path)
-    assert not full_window.state.failures, full_window.state.failures
+    assert not full_window.workspace.failures.recent, full_window.workspace.failures.recent
     shown = 0
     for widget in QApplication.allWidgets():
         if isinstance(widget, QLabel) and "<" in widget.text():
@@ -130,7 +133,11 @@ def test_changed_files_are_drawn_or_refused_with_a_sentence(qtbot, full_window, 
             continue
         drawn += 1
         show(qtbot, window, path)
-        assert not window.state.failures, (number, done, window.state.failures)
+        assert not window.workspace.failures.recent, (
+            number,
+            done,
+            window.workspace.failures.recent,
+        )
         broken = [
             label.text()
             for label in window.findChildren(QWidget)

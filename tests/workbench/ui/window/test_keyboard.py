@@ -24,10 +24,10 @@ from test_panels import panel, show
 from test_tab_order import pressed
 
 from workbench.ui.controllers import verdict_prompt
-from workbench.ui.dialogs import session_files
 from workbench.ui.menus import tab_order
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.state import session_files
 
 Key = Qt.Key
 CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
@@ -36,12 +36,12 @@ CONTROLS = (QAbstractButton, QAbstractItemView, QComboBox, QTabBar, QTextEdit)
 
 
 @pytest.fixture
-def window(request, qapp, qtbot, state, settings, monkeypatch):
+def window(request, qapp, qtbot, workspace, settings, monkeypatch):
     """A window that has the keyboard; with its plots, which load slowly, where it is ``full``."""
     if "full" not in request.fixturenames:
-        for name in ("_live", "_compare"):
-            monkeypatch.setattr(f"workbench.ui.window.{name}", lambda state: QWidget())
-    with opened(qapp, qtbot, state, settings) as window:
+        for name in ("live", "compare"):
+            monkeypatch.setattr(f"workbench.ui.panel_list.{name}", lambda workspace: QWidget())
+    with opened(qapp, qtbot, workspace, settings) as window:
         window.activateWindow()
         qtbot.waitUntil(window.isActiveWindow)
         yield window
@@ -78,7 +78,7 @@ def full(qtbot, whole, ready):
     first, *others = compared()
     show(ready, first)
     for other in others:
-        ready.state.compared.add(other)
+        ready.workspace.compared.add(other)
     ready.desk.bring("compare")
     qtbot.waitUntil(lambda: ready.compare.charts["box"].isVisible())
     return ready
@@ -149,7 +149,7 @@ def test_a_comparison_that_is_worked_out_anew_leaves_the_keyboard_where_it_is(qt
     panel, box = full.compare, full.compare.sessions.cellWidget(1, 1)
     tab_to(qtbot, box)
     found = panel.found
-    full.state.comparedChanged.emit()
+    full.workspace.compared.changed.emit()
     qtbot.waitUntil(lambda: panel.found is not found)
     assert box.hasFocus() and panel.sessions.cellWidget(1, 1) is box
     key(qtbot, Key.Key_Down)
@@ -159,36 +159,38 @@ def test_a_comparison_that_is_worked_out_anew_leaves_the_keyboard_where_it_is(qt
 
 def test_configuration_run_toggle_and_verdict_need_no_mouse(qtbot, ready, hold, monkeypatch):
     monkeypatch.setattr(verdict_prompt, "SETTLE_MS", 300)
-    state, build = ready.state, panel(ready, "build")
+    workspace, build = ready.workspace, panel(ready, "build")
     ready.desk.enter("text")
     key(qtbot, Key.Key_Tab, CTRL)
     assert ready.desk.current() == "build"
     for name in ("preset", "workload"):
-        before = getattr(state.configuration, name)
+        before = getattr(workspace.configuration.edited, name)
         tab_to(qtbot, build.findChild(QComboBox, name))
         key(qtbot, Key.Key_Down)
-        assert getattr(state.configuration, name) != before
+        assert getattr(workspace.configuration.edited, name) != before
         key(qtbot, Key.Key_Up)
     key(qtbot, Key.Key_F5)
-    qtbot.waitUntil(lambda: state.runner_state == "running" and not state.pending)
+    qtbot.waitUntil(
+        lambda: workspace.run.state == "running" and not workspace.configuration.pending
+    )
     hold.touch()
     picker = ready.toggles.rows["triton"].picker
     tab_to(qtbot, picker.focus_target())
     key(qtbot, Key.Key_Right)
     key(qtbot, Key.Key_Space)
-    assert state.configuration.toggles["triton"] == picker.value == "on"
+    assert workspace.configuration.edited.toggles["triton"] == picker.value == "on"
     assert picker.focus_target().hasFocus()
     bar = ready.toggles.verdict.bar
     qtbot.waitUntil(bar.isVisible)
     tab_to(qtbot, bar.findChild(QPushButton))
     key(qtbot, Key.Key_Space)
-    qtbot.waitUntil(lambda: state.verdicts.measuring)
+    qtbot.waitUntil(lambda: workspace.verdicts.measuring)
     assert bar.findChild(QPushButton).text() == "Enough" and bar.findChild(QPushButton).hasFocus()
     key(qtbot, Key.Key_Space)
     hold.unlink()
-    qtbot.waitUntil(lambda: state.runner_state == "running" and not state.verdicts.busy)
+    qtbot.waitUntil(lambda: workspace.run.state == "running" and not workspace.verdicts.busy)
     key(qtbot, Key.Key_F5, SHIFT)
-    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
 
 
 def test_a_blocked_option_is_unblocked_and_its_row_keeps_the_keyboard(qtbot, ready):
@@ -203,7 +205,7 @@ def test_a_blocked_option_is_unblocked_and_its_row_keeps_the_keyboard(qtbot, rea
 @pytest.mark.slow
 def test_saving_opening_comparing_and_exporting_need_no_mouse(qtbot, full, tmp_path, monkeypatch):
     kept, other, drawn = (tmp_path / name for name in ("kept.h5", "other.h5", "drawn.svg"))
-    session_files.write(full.state.compared.sessions[0], other)
+    session_files.write(full.workspace.compared.sessions[0], other)
     for ask, answer in (
         ("getSaveFileName", lambda _, title, *__: (str(drawn if "Export" in title else kept), "")),
         ("getOpenFileName", lambda *_: (str(kept), "")),
@@ -212,11 +214,11 @@ def test_saving_opening_comparing_and_exporting_need_no_mouse(qtbot, full, tmp_p
         monkeypatch.setattr(QFileDialog, ask, answer)
     key(qtbot, Key.Key_S, CTRL)
     qtbot.waitUntil(kept.exists)
-    full.state.compared.clear()
+    full.workspace.compared.clear()
     key(qtbot, Key.Key_O, CTRL)
-    qtbot.waitUntil(lambda: full.state.path == kept)
+    qtbot.waitUntil(lambda: full.workspace.session.path == kept)
     key(qtbot, Key.Key_O, CTRL | SHIFT)
-    qtbot.waitUntil(lambda: len(full.state.compared.sessions) == 1)
+    qtbot.waitUntil(lambda: len(full.workspace.compared.sessions) == 1)
     full.desk.enter("live")
     chart = next(one for one in full.live.shown if one.reason is None)
     tab_to(qtbot, chart.more)
@@ -303,10 +305,10 @@ def test_text_that_is_written_into_is_left_with_tab(qtbot, ready):
     key(qtbot, Key.Key_Escape)
 
 
-def test_no_panel_is_a_window_of_its_own_while_it_is_made(qapp, qtbot, state, settings):
+def test_no_panel_is_a_window_of_its_own_while_it_is_made(qapp, qtbot, workspace, settings):
     """It would flash, and take the keyboard away from who has just begun to type."""
     shown = []
-    with opened(qapp, qtbot, state, settings) as window:
+    with opened(qapp, qtbot, workspace, settings) as window:
         window.activateWindow()
         qtbot.waitUntil(window.isActiveWindow)
         watch = Shown(shown)

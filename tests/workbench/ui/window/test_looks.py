@@ -18,15 +18,15 @@ from sessions.numbers import MISSING
 from sessions.studies import claims
 from sessions.tables import Column, Table
 from workbench import protocol
+from workbench.plots._arms import WITHOUT, apart
+from workbench.theming.theme import DARK
+from workbench.ui import panel_list
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import DifferencesTable
 from workbench.ui.panels._table import FIGURE_SPACE, POINT_SPACE, CalmTable, aligned, headed
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._widgets import BRIEF, brief_note
-from workbench.ui.panels.attribution import AttributionPanel
-from workbench.ui.plots._arms import WITHOUT, apart
 from workbench.ui.status import StatusBar
-from workbench.ui.theming.theme import DARK
 
 
 def test_points_of_a_column_stand_above_another_and_the_text_is_the_same(qapp):
@@ -105,10 +105,12 @@ def test_a_bars_line_stands_level_with_its_button(qtbot):
     assert max(middles) - min(middles) <= 2, middles
 
 
-def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_whole(qtbot, state):
-    state.session = Session(title="attributed")
-    state.session.studies.append(attribution_samples.study(memory=False))
-    panel = AttributionPanel(state)
+def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_whole(
+    qtbot, workspace
+):
+    workspace.session.shown = Session(title="attributed")
+    workspace.session.shown.studies.append(attribution_samples.study(memory=False))
+    panel = panel_list.attribution(workspace)
     qtbot.addWidget(panel)
     panel.resize(1084, 580)  # as in a window of 1440 x 900
     panel.show()
@@ -118,7 +120,7 @@ def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_wh
     verdict, note = columns.index("Verdict"), columns.index("Note")
     tones = {table.item(row, verdict).text(): table.item(row, verdict).foreground().color().name()
              for row in range(table.rowCount())}  # fmt: skip
-    theme = state.theme
+    theme = workspace.theme.current
     assert tones["FASTER"] == theme.good and tones["SLOWER"] == theme.bad
 
     def whole() -> bool:
@@ -157,20 +159,20 @@ def test_a_wider_window_is_wider_where_the_plots_are(qtbot, window):
 
 
 @pytest.fixture
-def offered(state):
-    """The window's state with a catalogue and a configuration, without a runner."""
-    state._take(catalogue())
-    assert state.configuration is not None
-    return state
+def offered(workspace):
+    """The window's workspace with a catalogue and a configuration, without a runner."""
+    workspace.router.take(catalogue())
+    assert workspace.configuration.edited is not None
+    return workspace
 
 
 def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, offered):
-    bar = StatusBar(offered)
+    bar = StatusBar(offered.session, offered.run, offered.configuration, offered.theme)
     qtbot.addWidget(bar)
     bar.show()
     idle = bar.height()
-    offered.progress = protocol.Progress(task="compile", fraction=0.25, text="3 of 12")
-    offered._set_state("building", "")
+    offered.run.progress = protocol.Progress(task="compile", fraction=0.25, text="3 of 12")
+    offered.run.set_state("building", "")
     qtbot.waitUntil(bar._progress.isVisible)
     bar.close_timer()
     assert bar._cancel.isVisible()
@@ -179,11 +181,11 @@ def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, off
 
 
 def test_the_status_bar_tells_sizes_and_rates_as_plots_do(qtbot, offered):
-    bar = StatusBar(offered)
+    bar = StatusBar(offered.session, offered.run, offered.configuration, offered.theme)
     qtbot.addWidget(bar)
-    offered.session = offered.recorder.session = session()
-    offered.runner_state = "running"
-    steps = offered.session.segments[-1].steps
+    offered.session.shown = offered.session.recorder.session = session()
+    offered.run.state = "running"
+    steps = offered.session.shown.segments[-1].steps
     rate, memory = bar._facts["rate"], bar._facts["memory"]
     bar._show_numbers()
     assert "e+" not in rate.text() and rate.text().endswith(" steps/s")
@@ -201,23 +203,23 @@ KERNELS = Configuration(family="kernels", preset="")
 
 
 def test_no_toggle_is_on_its_way_while_kernels_are_timed(offered):
-    offered._set_state("running", "Timing kernels")
-    offered.running = KERNELS
-    assert not offered.pending
-    other = {**offered.configuration.toggles, "precision": "amp_bf16"}
-    offered.running = msgspec.structs.replace(offered.configuration, toggles=other)
-    assert list(offered.pending) == ["precision"]
+    offered.run.set_state("running", "Timing kernels")
+    offered.run.running = KERNELS
+    assert not offered.configuration.pending
+    other = {**offered.configuration.edited.toggles, "precision": "amp_bf16"}
+    offered.run.running = msgspec.structs.replace(offered.configuration.edited, toggles=other)
+    assert list(offered.configuration.pending) == ["precision"]
 
 
 def test_a_replay_of_a_benchmark_leaves_the_forms_as_they_are(offered):
-    before = offered.configuration
-    offered.replaying = True
+    before = offered.configuration.edited
+    offered.run.replaying = True
     started = protocol.SegmentStarted(index=0, configuration=KERNELS, label="rms_norm")
-    assert "segmentsChanged" in offered._take(started)
-    assert offered.configuration == before
+    assert offered.session.segmentsChanged in offered.router.take(started)
+    assert offered.configuration.edited == before
     known = msgspec.structs.replace(before, seed=7)
-    offered._take(protocol.SegmentStarted(index=1, configuration=known, label="other"))
-    assert offered.configuration == known
+    offered.router.take(protocol.SegmentStarted(index=1, configuration=known, label="other"))
+    assert offered.configuration.edited == known
 
 
 def test_long_names_of_arms_leave_the_numbers_of_a_sweep_in_sight(qtbot, qapp):
@@ -235,16 +237,16 @@ def test_long_names_of_arms_leave_the_numbers_of_a_sweep_in_sight(qtbot, qapp):
 
 
 def test_the_arms_of_a_study_are_no_changes_on_the_way_and_a_failing_one_changes_no_form(offered):
-    chosen = offered.configuration
+    chosen = offered.configuration.edited
     other = msgspec.structs.replace(chosen, toggles={**chosen.toggles, "precision": "amp_bf16"})
-    offered.send(protocol.Start(configuration=chosen))
-    offered._set_state("running", "")
-    offered.running = other
-    assert list(offered.pending) == ["precision"], "of a run it is"
-    offered.send(protocol.Sweep(base=chosen, axes={"settings.batch": [1]}, arms=[{}]))
-    assert not offered.pending
-    offered._take(protocol.Failure(kind="oom", sentence="No memory for this arm."))
-    assert offered.configuration == chosen
+    offered.run.send(protocol.Start(configuration=chosen))
+    offered.run.set_state("running", "")
+    offered.run.running = other
+    assert list(offered.configuration.pending) == ["precision"], "of a run it is"
+    offered.run.send(protocol.Sweep(base=chosen, axes={"settings.batch": [1]}, arms=[{}]))
+    assert not offered.configuration.pending
+    offered.router.take(protocol.Failure(kind="oom", sentence="No memory for this arm."))
+    assert offered.configuration.edited == chosen
 
 
 def test_long_evidence_is_cut_after_a_clause_and_told_whole_where_one_points(qapp):

@@ -37,7 +37,7 @@ def test_typing_finds_an_action_and_return_runs_it(qtbot, ready):
     qtbot.keyClicks(palette.line, "paus vie")
     assert palette.list.currentIndex().data() == "Pause view"
     qtbot.keyClick(palette.line, Qt.Key.Key_Return)
-    assert not ready.state.follow
+    assert not ready.workspace.session.follow
     assert not palette.isVisible()
 
 
@@ -46,7 +46,7 @@ def test_an_option_of_a_toggle_can_be_chosen_by_name(qtbot, ready):
     qtbot.keyClicks(ready.palette_.line, "precbf")
     qtbot.keyClick(ready.palette_.line, Qt.Key.Key_Down)
     qtbot.keyClick(ready.palette_.line, Qt.Key.Key_Return)
-    assert ready.state.configuration.toggles["precision"] in ("amp_bf16", "bf16")
+    assert ready.workspace.configuration.edited.toggles["precision"] in ("amp_bf16", "bf16")
 
 
 def test_what_cannot_be_done_now_says_why_and_does_nothing(qtbot, ready):

@@ -20,7 +20,7 @@ from workbench import protocol
 from workbench.client.runner_process import Runner
 from workbench.client.throttle import PER_PERIOD, Throttle, bounded_lines
 from workbench.ui.panels.lazy_panel import Later
-from workbench.ui.state import AppState
+from workbench.ui.workspace import Workspace
 
 LIMIT_S = 0.3
 WORK_S = 0.05  # of processor time, by which the machine is measured
@@ -30,9 +30,9 @@ WORD = "x" * 1_000_000
 
 
 @pytest.fixture
-def window(qapp, qtbot, state, settings):
+def window(qapp, qtbot, workspace, settings):
     """The window with every panel, plots too."""
-    with opened(qapp, qtbot, state, settings) as window:
+    with opened(qapp, qtbot, workspace, settings) as window:
         for dock in window.desk.docks.values():
             if isinstance(dock.widget(), Later):
                 dock.widget().panel()
@@ -91,9 +91,9 @@ def assert_responsive(act, for_ms: int = 400) -> None:
     raise AssertionError(f"the window did not answer for {gaps} s")
 
 
-def show(state: AppState, session: Session) -> None:
-    state.recorder.session = session
-    state._show(session)
+def show(workspace: Workspace, session: Session) -> None:
+    workspace.session.recorder.session = session
+    workspace.session.show(session)
 
 
 def many_segments() -> Session:
@@ -153,9 +153,9 @@ def quick(names, *chosen: str) -> list:
 @pytest.mark.parametrize("name", quick(SESSIONS, "devices", "segments"))
 def test_a_session_of_any_size_is_shown_without_a_freeze(name, window):
     session = SESSIONS[name]()
-    show(window.state, synthetic.gpu_session(4, 400, 0))
+    show(window.workspace, synthetic.gpu_session(4, 400, 0))
     run_loop(100)
-    assert_responsive(lambda: show(window.state, dataclasses.replace(session)), 1500)
+    assert_responsive(lambda: show(window.workspace, dataclasses.replace(session)), 1500)
 
 
 def messages() -> dict[str, list[protocol.AnyMessage]]:
@@ -172,7 +172,7 @@ def messages() -> dict[str, list[protocol.AnyMessage]]:
 
 @pytest.mark.parametrize("name", quick(messages(), "failure", "failures"))
 def test_whatever_a_runner_sends_is_shown_without_a_freeze(name, window, monkeypatch):
-    state = window.state
+    workspace = window.workspace
     waiting = iter(messages()[name])
 
     def drain():
@@ -180,12 +180,12 @@ def test_whatever_a_runner_sends_is_shown_without_a_freeze(name, window, monkeyp
         for message in waiting:
             yield message
             if time.monotonic() > deadline:
-                QTimer.singleShot(16, state._drain)
+                QTimer.singleShot(16, workspace.router._drain)
                 return
 
-    monkeypatch.setattr(state._link, "drain", drain)
-    assert_responsive(state._drain, 1200)
-    assert len(window.failures.banners) <= 3 and len(state.failures) <= 1000
+    monkeypatch.setattr(workspace._link, "drain", drain)
+    assert_responsive(workspace.router._drain, 1200)
+    assert len(window.failures.banners) <= 3 and len(workspace.failures.recent) <= 1000
 
 
 UNREADABLE = """
@@ -208,7 +208,7 @@ def heard(act: str, tests) -> list[protocol.AnyMessage]:
 
 
 def test_a_flood_of_unreadable_lines_is_counted(request):
-    tests = request.path.parents[1]
+    tests = request.path.parents[2]
     found = heard("sys.stdout.write('nonsense\\n' * 50_000)", tests)
     failures = [message for message in found if isinstance(message, protocol.Failure)]
     told = [message for message in failures if "is not a message" in message.sentence]
@@ -222,7 +222,7 @@ def test_a_flood_of_unreadable_lines_is_counted(request):
 
 
 def test_a_flood_of_failures_is_counted(request):
-    tests = request.path.parents[1]
+    tests = request.path.parents[2]
     act = (
         "failure = protocol.Failure(kind='model', sentence='It failed.')\n"
         "for _ in range(5000): os.write(1, protocol.encode(failure))"

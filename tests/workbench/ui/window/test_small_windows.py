@@ -30,37 +30,49 @@ from workbench.charts.layers import Entry, Frame
 from workbench.charts.style import Style
 from workbench.charts.units import MILLISECONDS
 from workbench.client.recorder import Recorder
+from workbench.plots._distributions import Distribution
+from workbench.plots.box import Box
+from workbench.plots.sweep_map import digits_in
+from workbench.theming import stylesheet
+from workbench.theming.theme import DARK, LIGHT
 from workbench.titles import Titles
-from workbench.ui.controllers import config_edit
+from workbench.ui import panel_list
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import _SHARING_PX
 from workbench.ui.panels._segment_model import INTERVAL, condensed
 from workbench.ui.panels._verdicts_table import VerdictsTable
-from workbench.ui.panels.attribution import AttributionPanel
 from workbench.ui.panels.compare import NOTHING, ComparePanel
-from workbench.ui.panels.segments import SegmentsPanel
 from workbench.ui.panels.verdict import JUDGE, VerdictPanel
-from workbench.ui.plots._distributions import Distribution
-from workbench.ui.plots.box import Box
-from workbench.ui.plots.sweep_map import digits_in
-from workbench.ui.theming import stylesheet
-from workbench.ui.theming.theme import DARK, LIGHT
+from workbench.ui.state import config_edit
 
 LONG = "relative error 0.022, at most 0.0021 expected, off by 0.03 over 8 steps; " * 3
 BESIDE_PX = 700  # for the panels in a window of 1024 pixels
 
 
+def verdict_panel(workspace, host):
+    """Make the panel of the verdict inside another widget."""
+    return VerdictPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.verdicts,
+        workspace.theme,
+        workspace.tasks,
+        host,
+    )
+
+
 @pytest.fixture
-def judged(state):
+def judged(workspace):
     """A session with three verdicts on arms of long names."""
     recorder = Recorder(Session(title="judged"))
     for message in messages("verdict"):
         recorder.record(message)
-    state.session = recorder.session
-    kept = state.session.comparisons
+    workspace.session.shown = recorder.session
+    kept = workspace.session.shown.comparisons
     kept += [msgspec.structs.replace(kept[0]) for _ in range(3 - len(kept))]
-    return state.session
+    return workspace.session.shown
 
 
 def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, whole, ready):
@@ -76,14 +88,18 @@ def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, whole, 
 
 
 def test_a_form_whose_fields_were_changed_is_as_wide_as_its_room(qtbot, ready):
-    state = ready.state
+    workspace = ready.workspace
     ready.resize(1024, 700)
     for name, value in (("dim", 512), ("n_heads", 8), ("n_layers", 4)):
-        state.edit(config_edit.with_model(state.catalogue, state.configuration, name, value))
+        workspace.configuration.edit(
+            config_edit.with_model(
+                workspace.configuration.catalogue, workspace.configuration.edited, name, value
+            )
+        )
     area = ready.desk.docks["build"].findChild(QScrollArea)
     body = area.widget()
     qtbot.waitUntil(lambda: area.viewport().width() < 320)
-    assert len(state.configuration.model) == 3
+    assert len(workspace.configuration.edited.model) == 3
     assert body.minimumSizeHint().width() <= area.viewport().width()
 
 
@@ -127,8 +143,8 @@ def test_a_verdict_bar_takes_its_room_from_the_toggles_and_leaves_them_some(qtbo
     qtbot.waitUntil(lambda: long.height() >= long.heightForWidth(long.width()))
 
 
-def test_the_arms_of_verdicts_can_be_told_apart_in_a_narrow_table(qtbot, state, judged):
-    table = VerdictsTable(state)
+def test_the_arms_of_verdicts_can_be_told_apart_in_a_narrow_table(qtbot, workspace, judged):
+    table = VerdictsTable(workspace.theme)
     qtbot.addWidget(table)
     table.show()
     header = table.horizontalHeader()
@@ -144,10 +160,10 @@ def test_the_arms_of_verdicts_can_be_told_apart_in_a_narrow_table(qtbot, state, 
     qtbot.waitUntil(lambda: abs(header.length() - table.viewport().width()) <= 2)
 
 
-def test_a_verdict_asks_for_no_more_room_than_a_small_window_has(qtbot, state, judged):
+def test_a_verdict_asks_for_no_more_room_than_a_small_window_has(qtbot, workspace, judged):
     host = QWidget()  # a window of its own would be as large as its layout asks
     qtbot.addWidget(host)
-    panel = VerdictPanel(state, host)
+    panel = verdict_panel(workspace, host)
     panel.resize(BESIDE_PX - 30, 300)
     host.show()
     qtbot.waitUntil(panel.table.isVisible)
@@ -159,7 +175,7 @@ def test_a_verdict_asks_for_no_more_room_than_a_small_window_has(qtbot, state, j
     qtbot.waitUntil(lambda: panel.judge.text() == JUDGE)
 
 
-def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, state):
+def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, workspace):
     why = "no interval because the segment has no steady steps at all and nobody knows any"
     columns = ["segment", "settings.sequence", "steady steps", "median", "p95", "ratio",
                "ratio from", "ratio to", "verdict", "peak memory", "note"]  # fmt: skip
@@ -168,7 +184,7 @@ def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, st
         ["b", 2, 9, 1.0, 2.0, 1.0, "–", "–", "", 3, why],
     ]
     table = Table("t", [Column(name) for name in columns], rows)
-    panel = SegmentsPanel(state)
+    panel = panel_list.segments(workspace)
     qtbot.addWidget(panel)
     panel._pages.setCurrentIndex(1)
     panel.resize(BESIDE_PX, 200)
@@ -188,22 +204,22 @@ def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, st
     assert panel.table.columnWidth(1) >= least
 
 
-def comparing(qtbot, state, height: int) -> ComparePanel:
+def comparing(qtbot, workspace, height: int) -> ComparePanel:
     """The panel with a session and two beside it, as wide as a small window lets it be."""
     first, *others = compared()
-    state.session = first
-    panel = ComparePanel(state)
+    workspace.session.shown = first
+    panel = panel_list.compare(workspace)
     qtbot.addWidget(panel)
     for one in others:
-        state.compared.add(one)
+        workspace.compared.add(one)
     panel.resize(BESIDE_PX, height)
     panel.show()
     qtbot.waitUntil(lambda: panel.found is not None, timeout=10_000)
     return panel
 
 
-def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_titles(qtbot, state):
-    compare = comparing(qtbot, state, 500)
+def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_titles(qtbot, workspace):
+    compare = comparing(qtbot, workspace, 500)
     table = compare.sessions
     assert table.textElideMode() == Qt.TextElideMode.ElideMiddle
     assert max(len(one.title) for one in compared()) > 20
@@ -259,14 +275,14 @@ def luminances(image: QImage) -> np.ndarray:
     return linear @ np.array([0.2126, 0.7152, 0.0722])
 
 
-def test_the_tables_of_a_comparison_and_an_attribution_stay_in_reach(qtbot, state):
-    compare = comparing(qtbot, state, 300)
+def test_the_tables_of_a_comparison_and_an_attribution_stay_in_reach(qtbot, workspace):
+    compare = comparing(qtbot, workspace, 300)
     row = compare.sessions.rowHeight(0)
     assert row > 0
     qtbot.waitUntil(lambda: compare.sessions.viewport().height() >= 1.5 * row)
-    state.session = Session(title="attributed")
-    state.session.studies.append(attribution_samples.study())
-    panel = AttributionPanel(state)
+    workspace.session.shown = Session(title="attributed")
+    workspace.session.shown.studies.append(attribution_samples.study())
+    panel = panel_list.attribution(workspace)
     qtbot.addWidget(panel)
     panel.resize(BESIDE_PX, 300)
     panel.show()
@@ -333,10 +349,10 @@ def test_numbers_of_a_narrow_map_lose_digits_and_not_their_units(qapp, said):
     assert MILLISECONDS.text(1.62, digits) == said
 
 
-def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, state, judged):
+def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, workspace, judged):
     host = QWidget()
     qtbot.addWidget(host)
-    panel = VerdictPanel(state, host)
+    panel = verdict_panel(workspace, host)
     panel.resize(BESIDE_PX, 400)
     host.show()
     qtbot.waitUntil(panel.table.isVisible)
@@ -347,18 +363,18 @@ def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, state, jud
     assert panel.progress.geometry().top() > panel.judge.geometry().bottom()
 
 
-def test_an_empty_comparison_says_that_it_is_at_work_and_then_what_it_needs(qtbot, state):
+def test_an_empty_comparison_says_that_it_is_at_work_and_then_what_it_needs(qtbot, workspace):
     first, *others = compared()
-    state.session = first
-    panel = ComparePanel(state)
+    workspace.session.shown = first
+    panel = panel_list.compare(workspace)
     qtbot.addWidget(panel)
     panel.show()
     said = panel._empty._line.text
     assert said() == NOTHING[0]
-    state.compared.add(others[0])
+    workspace.compared.add(others[0])
     qtbot.waitUntil(lambda: said() == "Comparing 2 sessions")
     qtbot.waitUntil(lambda: panel.found is not None and panel.found.comparison is not None)
-    state.compared.remove(others[0])
+    workspace.compared.remove(others[0])
     qtbot.waitUntil(lambda: said() == NOTHING[0])
 
 
@@ -391,7 +407,7 @@ def _luminance(color: tuple[float, float, float]) -> float:
 
 def test_a_long_title_hides_nothing_of_the_toolbar_and_is_told_whole(qtbot, window):
     words = "everything that the person who named it wanted to say " * 6
-    window.state.rename(words)
+    window.workspace.session.rename(words)
     for width in (1024, 1600):
         window.resize(width, 700)
         QTest.qWait(50)
@@ -400,6 +416,6 @@ def test_a_long_title_hides_nothing_of_the_toolbar_and_is_told_whole(qtbot, wind
         assert find.isVisible() and find.mapTo(window, find.rect().bottomRight()).x() < width
         assert window._title.isVisible() and "…" in window._title.text()
         assert words.split() == window._title.toolTip().split()
-    window.state.rename("short")
+    window.workspace.session.rename("short")
     QTest.qWait(50)
     assert window._title.text() == "short" and not window._title.toolTip()

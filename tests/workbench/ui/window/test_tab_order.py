@@ -59,8 +59,8 @@ def test_one_sees_what_has_the_focus_on_controls_that_stand_out_already(qtbot, r
     rows, boxes = ready.toggles.rows, ready.toggles.findChildren(QCheckBox)
     box = next(one for one in boxes if one.text() == "Auto-verdict")
     box.setChecked(True)
-    ready.state.set_toggle("precision", "amp_bf16")
-    ready.state.set_toggle("triton", "on")
+    ready.workspace.configuration.set_toggle("precision", "amp_bf16")
+    ready.workspace.configuration.set_toggle("triton", "on")
     primary = ready.findChildren(QToolBar)[0].widgetForAction(ready.actions_["run"])
     primary.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a tool bar's button has none
     picker = rows["triton"].picker

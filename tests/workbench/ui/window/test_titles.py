@@ -69,13 +69,13 @@ def test_the_last_to_give_a_title_has_the_say_and_what_it_lacks_is_asked_of_the_
     assert both.name("settings.x") == "Ex"
 
 
-def test_a_window_whose_runner_is_not_there_reads_by_the_titles_of_what_it_shows(state):
+def test_a_window_whose_runner_is_not_there_reads_by_the_titles_of_what_it_shows(workspace):
     recorder = Recorder()
     recorder.record(catalogue())
-    assert state.titled("adamw=fused") == "adamw=fused"
-    state._show(recorder.session)
-    assert state.titled("adamw=fused") == "AdamW: Fused"
-    state._show(state.recorder.session)
-    assert state.titled("adamw=fused") == "adamw=fused"
-    state.compared.add(recorder.session)
-    assert state.titled("adamw=fused") == "AdamW: Fused"
+    assert workspace.session.titled("adamw=fused") == "adamw=fused"
+    workspace.session.show(recorder.session)
+    assert workspace.session.titled("adamw=fused") == "AdamW: Fused"
+    workspace.session.show(workspace.session.recorder.session)
+    assert workspace.session.titled("adamw=fused") == "adamw=fused"
+    workspace.compared.add(recorder.session)
+    assert workspace.session.titled("adamw=fused") == "AdamW: Fused"

@@ -15,7 +15,7 @@ from sessions.storage import hdf5
 from workbench import protocol, state_folder
 from workbench.client import journal
 from workbench.ui.app import offer_recovery
-from workbench.ui.dialogs import session_files
+from workbench.ui.state import session_files
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def saved(tmp_path):
 
 
 def measure(qtbot, window):
-    state = window.state
-    state.start()
-    qtbot.waitUntil(lambda: bool(state.session.segments), timeout=5000)
-    qtbot.waitUntil(lambda: state.session.segments[0].steps.rows > 10)
+    workspace = window.workspace
+    workspace.runs.start()
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.segments), timeout=5000)
+    qtbot.waitUntil(lambda: workspace.session.shown.segments[0].steps.rows > 10)
 
 
 def drop(window, *paths):
@@ -51,34 +51,34 @@ def drop(window, *paths):
 
 def test_a_live_session_saves_as_it_is_and_reads_back(qtbot, ready, tmp_path):
     measure(qtbot, ready)
-    ready.state.stop()
-    qtbot.waitUntil(lambda: ready.state.runner_state == "idle")
+    ready.workspace.run.stop()
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "idle")
     path = tmp_path / "run.h5"
     ready.save_path(path)
-    qtbot.waitUntil(lambda: ready.state.path == path)
+    qtbot.waitUntil(lambda: ready.workspace.session.path == path)
     again = hdf5.load(path)
-    shown = ready.state.session.segments[0].steps["gpu_ms"]
+    shown = ready.workspace.session.shown.segments[0].steps["gpu_ms"]
     assert again.segments[0].steps["gpu_ms"].tolist() == shown.tolist()
-    assert ready.state.saved
+    assert ready.workspace.session.saved
     assert path in ready.settings.recent
 
 
 def test_steps_after_a_save_make_the_session_unsaved_again(qtbot, ready, tmp_path):
     measure(qtbot, ready)
     ready.save_path(tmp_path / "run.h5")
-    qtbot.waitUntil(lambda: ready.state.path is not None)
-    qtbot.waitUntil(lambda: not ready.state.saved)
+    qtbot.waitUntil(lambda: ready.workspace.session.path is not None)
+    qtbot.waitUntil(lambda: not ready.workspace.session.saved)
 
 
 def test_the_first_dropped_file_opens_and_the_second_compares(qtbot, ready, saved):
     assert drop(ready, saved[0])
-    qtbot.waitUntil(lambda: ready.state.session.title == "one")
-    assert not ready.state.live
+    qtbot.waitUntil(lambda: ready.workspace.session.shown.title == "one")
+    assert not ready.workspace.session.live
     assert drop(ready, saved[1])
-    qtbot.waitUntil(lambda: len(ready.state.compared.sessions) == 1)
-    assert ready.state.compared.sessions[0].title == "two"
+    qtbot.waitUntil(lambda: len(ready.workspace.compared.sessions) == 1)
+    assert ready.workspace.compared.sessions[0].title == "two"
     ready.actions_["clear-compared"].trigger()
-    assert not ready.state.compared.sessions
+    assert not ready.workspace.compared.sessions
 
 
 def test_other_files_cannot_be_dropped(ready, tmp_path):
@@ -89,19 +89,19 @@ def test_other_files_cannot_be_dropped(ready, tmp_path):
 
 def test_an_opened_file_gives_way_to_the_live_session_again(qtbot, ready, saved):
     ready.open_path(saved[0])
-    qtbot.waitUntil(lambda: not ready.state.live)
+    qtbot.waitUntil(lambda: not ready.workspace.session.live)
     qtbot.waitUntil(lambda: "opened file" in ready._title.text())  # once it is laid out
     ready.actions_["show-live"].trigger()
-    assert ready.state.live
+    assert ready.workspace.session.live
 
 
 def test_a_damaged_file_is_refused_in_a_sentence_and_nothing_changes(qtbot, ready, tmp_path):
     bad = tmp_path / "bad.h5"
     bad.write_bytes(b"not HDF5 at all" * 100)
-    before = ready.state.session
+    before = ready.workspace.session.shown
     ready.open_path(bad)
-    qtbot.waitUntil(lambda: bool(ready.state.failures), timeout=20_000)
-    assert ready.state.session is before
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent), timeout=20_000)
+    assert ready.workspace.session.shown is before
     assert "bad.h5" in ready.failures.banners[0].sentence.text()
     assert "Traceback" not in ready.failures.banners[0].sentence.text()
 
@@ -109,21 +109,21 @@ def test_a_damaged_file_is_refused_in_a_sentence_and_nothing_changes(qtbot, read
 def test_a_place_that_cannot_be_written_is_a_sentence_and_stays_unsaved(qtbot, ready, tmp_path):
     measure(qtbot, ready)
     ready.save_path(tmp_path / "no" / "such" / "folder" / "run.h5")
-    qtbot.waitUntil(lambda: bool(ready.state.failures))
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert "was not saved" in ready.failures.banners[0].sentence.text()
-    assert not ready.state.saved
+    assert not ready.workspace.session.saved
 
 
 def test_title_and_notes_are_in_the_journal(qtbot, ready):
     measure(qtbot, ready)
-    ready.state.rename("A better title")
-    ready.state.add_note("fans are loud")
+    ready.workspace.session.rename("A better title")
+    ready.workspace.session.add_note("fans are loud")
     assert "A better title" in ready.windowTitle()
-    again = journal.recover(ready.state.journal.path)
+    again = journal.recover(ready.workspace.session.journal.path)
     assert again.title == "A better title"
     note = next(event for event in again.events if event.kind == "note")
     assert note.text == "fans are loud"
-    times = ready.state.session.segments[0].steps["t_s"]
+    times = ready.workspace.session.shown.segments[0].steps["t_s"]
     assert times[0] <= note.t_s <= times[-1] + 5
 
 
@@ -132,23 +132,23 @@ def test_the_note_dialog_adds_a_note(qtbot, ready):
     dialog = ready.findChild(QInputDialog)
     dialog.setTextValue("warm now")
     dialog.accept()
-    assert [event.text for event in ready.state.session.events] == ["warm now"]
+    assert [event.text for event in ready.workspace.session.shown.events] == ["warm now"]
 
 
 def test_renaming_an_opened_file_is_kept_in_the_file(qtbot, ready, saved):
     ready.open_path(saved[0])
-    qtbot.waitUntil(lambda: not ready.state.live)
-    ready.state.rename("Renamed")
-    ready.state.tasks.wait()
+    qtbot.waitUntil(lambda: not ready.workspace.session.live)
+    ready.workspace.session.rename("Renamed")
+    ready.workspace.tasks.wait()
     assert hdf5.load(saved[0]).title == "Renamed"
 
 
 def test_a_file_of_any_name_keeps_a_new_title(qtbot, ready, saved, tmp_path):
     path = saved[0].rename(tmp_path / "one.hdf5")
     ready.open_path(path)
-    qtbot.waitUntil(lambda: ready.state.path == path)
-    ready.state.rename("Renamed")
-    ready.state.tasks.wait()
+    qtbot.waitUntil(lambda: ready.workspace.session.path == path)
+    ready.workspace.session.rename("Renamed")
+    ready.workspace.tasks.wait()
     assert hdf5.load(path).title == "Renamed"
 
 
@@ -156,15 +156,15 @@ def test_renaming_the_live_session_s_own_file_renames_the_live_session(qtbot, re
     measure(qtbot, ready)
     path = tmp_path / "live.h5"
     ready.save_path(path)
-    qtbot.waitUntil(lambda: ready.state.path == path)
+    qtbot.waitUntil(lambda: ready.workspace.session.path == path)
     ready.open_path(path)
-    qtbot.waitUntil(lambda: not ready.state.live)
-    ready.state.rename("Renamed")
-    ready.state.tasks.wait()
+    qtbot.waitUntil(lambda: not ready.workspace.session.live)
+    ready.workspace.session.rename("Renamed")
+    ready.workspace.tasks.wait()
     assert hdf5.load(path).title == "Renamed"
-    ready.state.show_live()
-    assert ready.state.session.title == "Renamed"
-    assert journal.recover(ready.state.journal.path).title == "Renamed"
+    ready.workspace.session.show_live()
+    assert ready.workspace.session.shown.title == "Renamed"
+    assert journal.recover(ready.workspace.session.journal.path).title == "Renamed"
 
 
 def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeypatch):
@@ -183,7 +183,7 @@ def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeyp
         button for button in banner.findChildren(QPushButton) if button.text() == "Recover"
     )
     recover.click()
-    qtbot.waitUntil(lambda: len(ready.state.session.segments) == 6)
+    qtbot.waitUntil(lambda: len(ready.workspace.session.shown.segments) == 6)
     assert not ready.failures.banners
 
 
@@ -193,11 +193,11 @@ def test_a_recovered_session_that_was_saved_is_not_offered_again(qtbot, ready, t
     for path in (left, elsewhere):
         path.write_bytes(b"".join(map(protocol.encode, wire())))
         ready.open_path(path)
-        qtbot.waitUntil(lambda path=path: ready.state.path == path)
+        qtbot.waitUntil(lambda path=path: ready.workspace.session.path == path)
         assert path.exists()
         saved = path.with_suffix(".h5")
         ready.save_path(saved)
-        qtbot.waitUntil(lambda saved=saved: ready.state.path == saved)
+        qtbot.waitUntil(lambda saved=saved: ready.workspace.session.path == saved)
         assert len(hdf5.load(saved).segments) == 6
     assert left not in session_files.recoverable()
     assert elsewhere.exists(), "only what would be offered again goes"
@@ -223,28 +223,28 @@ def test_discarding_a_journal_asks_before_it_is_gone(qtbot, ready, answer):
 
 
 def test_a_journal_in_use_is_not_offered(qtbot, ready):
-    assert str(os.getpid()) in ready.state.journal.path.name
+    assert str(os.getpid()) in ready.workspace.session.journal.path.name
     measure(qtbot, ready)
     offer_recovery(ready)
-    ready.state.tasks.wait()
+    ready.workspace.tasks.wait()
     qtbot.wait(20)
     assert not ready.failures.banners
 
 
 def test_the_journal_of_a_saved_session_is_not_left_behind(qtbot, ready, tmp_path):
     measure(qtbot, ready)
-    ready.state.stop()
-    qtbot.waitUntil(lambda: ready.state.runner_state == "idle")
+    ready.workspace.run.stop()
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "idle")
     ready.save_path(tmp_path / "run.h5")
-    qtbot.waitUntil(lambda: ready.state.path is not None)
-    path = ready.state.journal.path
+    qtbot.waitUntil(lambda: ready.workspace.session.path is not None)
+    path = ready.workspace.session.journal.path
     ready.close()
     assert not path.exists()
 
 
 def test_the_journal_of_an_unsaved_session_stays_when_the_window_closes(qtbot, ready):
     measure(qtbot, ready)
-    path = ready.state.journal.path
+    path = ready.workspace.session.journal.path
     ready.close()
     assert journal.recover(path).segments
 
@@ -257,15 +257,15 @@ def wire():
 
 def test_what_came_while_a_file_was_written_is_still_unsaved(qtbot, ready, tmp_path, monkeypatch):
     measure(qtbot, ready)
-    ready.state.stop()
-    qtbot.waitUntil(lambda: ready.state.runner_state == "idle")
+    ready.workspace.run.stop()
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "idle")
     go_on = threading.Event()
     monkeypatch.setattr(session_files, "write", lambda *_: go_on.wait(5))
     ready.save_path(tmp_path / "run.h5")
-    ready.state.add_note("while it was written")
+    ready.workspace.session.add_note("while it was written")
     go_on.set()
-    qtbot.waitUntil(lambda: ready.state.path is not None)
-    assert not ready.state.saved
+    qtbot.waitUntil(lambda: ready.workspace.session.path is not None)
+    assert not ready.workspace.session.saved
 
 
 @pytest.fixture
@@ -283,8 +283,8 @@ def slowly(monkeypatch):
 
 def stopped(qtbot, window):
     measure(qtbot, window)
-    window.state.stop()
-    qtbot.waitUntil(lambda: window.state.runner_state == "idle")
+    window.workspace.run.stop()
+    qtbot.waitUntil(lambda: window.workspace.run.state == "idle")
 
 
 def test_a_save_that_ends_late_gives_its_path_to_no_other_session(
@@ -293,31 +293,36 @@ def test_a_save_that_ends_late_gives_its_path_to_no_other_session(
     stopped(qtbot, ready)
     ready.save_path(tmp_path / "run.h5")
     ready.open_path(saved[0])
-    qtbot.waitUntil(lambda: ready.state.path == saved[0])
+    qtbot.waitUntil(lambda: ready.workspace.session.path == saved[0])
     slowly.set()
-    qtbot.waitUntil(lambda: ready.state.saved)
-    assert ready.state.path == saved[0] and ready.state.session.title == "one"
+    qtbot.waitUntil(lambda: ready.workspace.session.saved)
+    assert ready.workspace.session.path == saved[0] and ready.workspace.session.shown.title == "one"
     ready.actions_["show-live"].trigger()
-    assert ready.state.path == tmp_path / "run.h5"
+    assert ready.workspace.session.path == tmp_path / "run.h5"
 
 
 def test_a_new_session_is_not_the_one_whose_save_was_still_being_written(
     qtbot, ready, tmp_path, slowly
 ):
     stopped(qtbot, ready)
-    before, folder = ready.state.recorder.session.id, ready.state.journal.path.parent
+    before, folder = (
+        ready.workspace.session.recorder.session.id,
+        ready.workspace.session.journal.path.parent,
+    )
     ready.save_path(tmp_path / "run.h5")
     threading.Timer(0.2, slowly.set).start()
-    ready.state.new_session()
+    ready.workspace.run.begin_session()
     qtbot.wait(50)
-    assert ready.state.path is None and ready.state._live_path is None
+    assert ready.workspace.session.path is None and ready.workspace.session._live_path is None
     assert hdf5.load(tmp_path / "run.h5").id == before
-    assert [*folder.glob("*.journal")] == [ready.state.journal.path], "the other is saved"
+    assert [*folder.glob("*.journal")] == [ready.workspace.session.journal.path], (
+        "the other is saved"
+    )
 
 
 def test_a_window_closed_while_it_saves_leaves_nothing_to_recover(qtbot, ready, tmp_path, slowly):
     stopped(qtbot, ready)
-    path = ready.state.journal.path
+    path = ready.workspace.session.journal.path
     ready.save_path(tmp_path / "run.h5")
     threading.Timer(0.2, slowly.set).start()
     ready.close()
@@ -326,8 +331,8 @@ def test_a_window_closed_while_it_saves_leaves_nothing_to_recover(qtbot, ready, 
 
 def test_of_two_files_dropped_together_the_second_compares(qtbot, ready, saved):
     assert drop(ready, *saved)
-    qtbot.waitUntil(lambda: ready.state.session.title == "one")
-    qtbot.waitUntil(lambda: [one.title for one in ready.state.compared.sessions] == ["two"])
+    qtbot.waitUntil(lambda: ready.workspace.session.shown.title == "one")
+    qtbot.waitUntil(lambda: [one.title for one in ready.workspace.compared.sessions] == ["two"])
 
 
 def test_a_recent_file_that_may_not_be_looked_at_is_left_out(ready, saved, monkeypatch):

@@ -23,31 +23,31 @@ def test_a_journal_that_cannot_be_written_is_told_once_and_the_run_goes_on(
     qtbot, window, monkeypatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    state = window.state
-    state.start_runner()
-    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    workspace = window.workspace
+    workspace.run.start_runner()
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     click(qtbot, window, "run")
-    qtbot.waitUntil(lambda: state.runner_state == "running")
-    state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: len(state.session.segments) == 2)
-    state.add_note("still here")
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    workspace.configuration.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(workspace.session.shown.segments) == 2)
+    workspace.session.add_note("still here")
     click(qtbot, window, "stop")
-    qtbot.waitUntil(lambda: state.runner_state == "idle")
-    (failure,) = state.failures
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
+    (failure,) = workspace.failures.recent
     assert failure.kind == "journal" and "a crash would lose what is not saved" in failure.sentence
-    assert state.session.segments[1].configuration.toggles["triton"] == "on"
-    assert not state.saved
-    window.state.new_session()
+    assert workspace.session.shown.segments[1].configuration.toggles["triton"] == "on"
+    assert not workspace.session.saved
+    window.workspace.run.begin_session()
 
 
 def test_the_demo_goes_on_without_a_journal_and_fails_where_nothing_can_be_saved(
-    qtbot, state, tmp_path, monkeypatch
+    qtbot, workspace, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     said = []
-    demo = Demo(state, tmp_path / "out", said.append, lambda: True)
-    state.start_runner()
-    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    demo = Demo(workspace, tmp_path / "out", said.append, lambda: True)
+    workspace.run.start_runner()
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     assert len(said) == 1 and said[0].startswith("The journal /dev/null/workbench/")
     assert demo.outcome.failures == []
     demo._file, demo._segments = Path("/dev/null/out/demo.h5"), 1
@@ -60,50 +60,52 @@ def test_the_demo_goes_on_without_a_journal_and_fails_where_nothing_can_be_saved
 
 def test_the_demo_ends_once_the_window_shows_all_that_it_saved(qtbot, ready, tmp_path):
     segments = panel(ready, "segments")
-    state = ready.state
+    workspace = ready.workspace
     click(qtbot, ready, "run")
-    qtbot.waitUntil(lambda: state.runner_state == "running")
-    qtbot.waitUntil(lambda: state.session.segments[0].steps.rows > 5)
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    qtbot.waitUntil(lambda: workspace.session.shown.segments[0].steps.rows > 5)
     looks = []
 
     def settled():
         looks.append(ready.settled())
         return len(looks) > 3 and looks[-1]
 
-    demo = Demo(state, tmp_path, lambda _: None, settled)
+    demo = Demo(workspace, tmp_path, lambda _: None, settled)
     demo._segments = 1
     demo.start()
     click(qtbot, ready, "stop")
     with qtbot.waitSignal(demo.ended, timeout=30_000):
         pass
     assert len(looks) > 3
-    assert segments.model.table == segments_table(state.session, state.baseline)
+    assert segments.model.table == segments_table(
+        workspace.session.shown, workspace.session.baseline
+    )
     assert ready.status._facts["file"].text() == "Saved: demo.h5"
     assert "Demo: HYDRA, training" in ready.windowTitle()
     assert hdf5.load(tmp_path / "demo.h5").segments[0].steps.rows == (
-        state.session.segments[0].steps.rows
+        workspace.session.shown.segments[0].steps.rows
     )
 
 
 def test_a_run_can_be_driven_with_clicks_from_start_to_stop(qtbot, ready):
-    state = ready.state
+    workspace = ready.workspace
     click(qtbot, ready, "run")
-    qtbot.waitUntil(lambda: state.runner_state == "running")
-    qtbot.waitUntil(lambda: state.session.segments[0].steps.rows > 5)
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    qtbot.waitUntil(lambda: workspace.session.shown.segments[0].steps.rows > 5)
     assert "Running" in ready.status.runner.text()
 
     row = ready.toggles.rows["triton"]
     on = next(button for button in row.findChildren(QToolButton) if button.text() == "On")
     qtbot.mouseClick(on, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: len(state.session.segments) == 2)
-    assert state.session.segments[1].configuration.toggles["triton"] == "on"
-    qtbot.waitUntil(lambda: not state.pending)
+    qtbot.waitUntil(lambda: len(workspace.session.shown.segments) == 2)
+    assert workspace.session.shown.segments[1].configuration.toggles["triton"] == "on"
+    qtbot.waitUntil(lambda: not workspace.configuration.pending)
 
     click(qtbot, ready, "pause")
-    qtbot.waitUntil(lambda: state.runner_state == "paused")
+    qtbot.waitUntil(lambda: workspace.run.state == "paused")
     assert ready.actions_["pause"].text() == "Resume"
     ready.actions_["pause"].trigger()
-    qtbot.waitUntil(lambda: state.runner_state == "running")
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
     click(qtbot, ready, "stop")
-    qtbot.waitUntil(lambda: state.runner_state == "idle")
-    assert not state.failures
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
+    assert not workspace.failures.recent

@@ -142,7 +142,7 @@ def bars_of(window) -> list[list[str]]:
 
 
 def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
-    qapp, qtbot, window, settings, state
+    qapp, qtbot, window, settings, workspace
 ):
     def each_once(shown) -> bool:
         tabs = [tab for bar in bars_of(shown) for tab in bar]
@@ -154,7 +154,7 @@ def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
     qtbot.wait(50)
     qtbot.waitUntil(lambda: each_once(window))
     settings.save_layout("docks", window.desk.saveState())
-    again = MainWindow(state, settings, Appearance(qapp, state, settings))
+    again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     qtbot.addWidget(again)
     again.show()
     qtbot.wait(50)

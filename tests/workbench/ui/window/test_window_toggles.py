@@ -19,7 +19,7 @@ def button(row, text):
 
 def start(qtbot, window):
     window.actions_["run"].trigger()
-    qtbot.waitUntil(lambda: window.state.runner_state == "running")
+    qtbot.waitUntil(lambda: window.workspace.run.state == "running")
 
 
 def test_a_blocked_option_is_disabled_and_says_why_in_text(ready):
@@ -40,49 +40,49 @@ def test_the_fix_button_makes_the_choices_that_unblock(qtbot, ready):
     row = ready.toggles.rows["attention"]
     fix = row.findChild(QPushButton, "fix")
     qtbot.mouseClick(fix, Qt.MouseButton.LeftButton)
-    assert ready.state.configuration.toggles["precision"] == "amp_bf16"
-    qtbot.waitUntil(lambda: "flash3" not in ready.state.blocked("attention"))
+    assert ready.workspace.configuration.edited.toggles["precision"] == "amp_bf16"
+    qtbot.waitUntil(lambda: "flash3" not in ready.workspace.configuration.blocked("attention"))
     assert all("needs FP16" not in text for text in texts(row, "blocked"))
 
 
 def test_a_fix_may_change_the_workload(qtbot, ready):
-    state = ready.state
-    state.choose({"workload": "forward"}, "Forward")
-    qtbot.waitUntil(lambda: bool(state.blocked("checkpointing")))
+    workspace = ready.workspace
+    workspace.configuration.choose({"workload": "forward"}, "Forward")
+    qtbot.waitUntil(lambda: bool(workspace.configuration.blocked("checkpointing")))
     fix = ready.toggles.rows["checkpointing"].findChild(QPushButton, "fix")
     qtbot.mouseClick(fix, Qt.MouseButton.LeftButton)
-    assert state.configuration.workload == "train"
+    assert workspace.configuration.edited.workload == "train"
 
 
 def test_undo_and_redo_return_to_earlier_toggles(qtbot, ready):
-    state = ready.state
-    state.set_toggle("triton", "on")
-    state.choose({"precision": "bf16", "adamw": "fused"}, "Two at once")
+    workspace = ready.workspace
+    workspace.configuration.set_toggle("triton", "on")
+    workspace.configuration.choose({"precision": "bf16", "adamw": "fused"}, "Two at once")
     assert ready.actions_["undo"].text() == "Undo Two at once"
     ready.actions_["undo"].trigger()
-    toggles = state.configuration.toggles
+    toggles = workspace.configuration.edited.toggles
     assert (toggles["precision"], toggles["adamw"], toggles["triton"]) == ("fp32", "loop", "on")
     ready.actions_["undo"].trigger()
-    assert state.configuration.toggles["triton"] == "off"
+    assert workspace.configuration.edited.toggles["triton"] == "off"
     assert not ready.actions_["undo"].isEnabled()
     ready.actions_["redo"].trigger()
-    assert state.configuration.toggles["triton"] == "on"
+    assert workspace.configuration.edited.toggles["triton"] == "on"
     assert ready.toggles.rows["triton"].picker.value == "on"
 
 
 def test_undo_during_a_run_is_applied_to_the_run(qtbot, ready):
     start(qtbot, ready)
-    state = ready.state
-    state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: len(state.session.segments) == 2)
+    workspace = ready.workspace
+    workspace.configuration.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(workspace.session.shown.segments) == 2)
     ready.actions_["undo"].trigger()
-    qtbot.waitUntil(lambda: len(state.session.segments) == 3)
-    assert state.session.segments[2].configuration.toggles["triton"] == "off"
+    qtbot.waitUntil(lambda: len(workspace.session.shown.segments) == 3)
+    assert workspace.session.shown.segments[2].configuration.toggles["triton"] == "off"
 
 
 def test_an_option_without_effect_says_so_in_words(qtbot, ready):
-    ready.state.set_toggle("compile", "reduce-overhead")
-    ready.state.set_toggle("triton", "on")
+    ready.workspace.configuration.set_toggle("compile", "reduce-overhead")
+    ready.workspace.configuration.set_toggle("triton", "on")
     start(qtbot, ready)
     rows = ready.toggles.rows
     qtbot.waitUntil(lambda: bool(texts(rows["compile"], "evidence")))
@@ -93,7 +93,7 @@ def test_an_option_without_effect_says_so_in_words(qtbot, ready):
 
 
 def test_an_option_that_is_the_default_by_what_it_means_says_so_and_warns_of_nothing(ready):
-    row, theme = ready.toggles.rows["compile"], ready.state.theme
+    row, theme = ready.toggles.rows["compile"], ready.workspace.theme.current
     found = Evidence("compile", "default", "as default", "every step had the same sizes")
     row.show_state("default", {}, found, False, theme)
     label = row.findChild(QLabel, "evidence")
@@ -105,10 +105,10 @@ def test_a_toggle_of_a_run_is_pending_until_its_segment_begins(qtbot, ready):
     start(qtbot, ready)
     button_on = button(ready.toggles.rows["triton"], "On")
     qtbot.mouseClick(button_on, Qt.MouseButton.LeftButton)
-    assert ready.state.pending == {"triton": "on"}
+    assert ready.workspace.configuration.pending == {"triton": "on"}
     labels = ready.toggles.rows["triton"].findChildren(QLabel)
     assert any(label.text() == "On is on its way" for label in labels)
-    qtbot.waitUntil(lambda: not ready.state.pending)
+    qtbot.waitUntil(lambda: not ready.workspace.configuration.pending)
     assert not any("on its way" in text for text in texts(ready.toggles.rows["triton"], ""))
 
 
@@ -130,38 +130,38 @@ def test_the_wheel_over_a_list_changes_nothing(qtbot, ready):
     )
     combo.wheelEvent(event)
     assert not event.isAccepted()
-    assert ready.state.configuration.toggles["precision"] == "fp32"
+    assert ready.workspace.configuration.edited.toggles["precision"] == "fp32"
 
 
 def test_a_toggle_that_the_run_refuses_is_taken_back_and_explained(qtbot, ready):
     start(qtbot, ready)
-    ready.state.set_toggle("cuda_graphs", "on")
-    qtbot.waitUntil(lambda: bool(ready.state.failures))
+    ready.workspace.configuration.set_toggle("cuda_graphs", "on")
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert "only fused AdamW" in ready.failures.banners[0].sentence.text()
-    assert ready.state.configuration.toggles["cuda_graphs"] == "off"
+    assert ready.workspace.configuration.edited.toggles["cuda_graphs"] == "off"
     assert ready.toggles.rows["cuda_graphs"].picker.value == "off"
-    assert not ready.state.pending
-    ready.state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: len(ready.state.session.segments) == 2)
-    qtbot.waitUntil(lambda: not ready.state.pending)
-    assert ready.state.configuration.toggles["triton"] == "on"
+    assert not ready.workspace.configuration.pending
+    ready.workspace.configuration.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(ready.workspace.session.shown.segments) == 2)
+    qtbot.waitUntil(lambda: not ready.workspace.configuration.pending)
+    assert ready.workspace.configuration.edited.toggles["triton"] == "on"
 
 
 def test_an_option_that_failed_is_red_with_its_reason_until_the_next_change(qtbot, ready):
     start(qtbot, ready)
-    state, row = ready.state, ready.toggles.rows["compile"]
-    session, before = state.session, state.session.segments[-1]
+    workspace, row = ready.workspace, ready.toggles.rows["compile"]
+    session, before = workspace.session.shown, workspace.session.shown.segments[-1]
     toggles = {**before.configuration.toggles, "compile": "default"}
     asked = msgspec.structs.replace(before.configuration, toggles=toggles)
     failed = Evidence("compile", "default", "failed", "torch.compile failed: no graph")
     session.segments.append(Segment(1, asked, "tried", evidence=[failed]))
     session.segments.append(Segment(2, before.configuration, "gone back to"))
-    state.segmentsChanged.emit()
+    workspace.session.segmentsChanged.emit()
     label = row.findChild(QLabel, "evidence")
     assert label.text() == "Default: Failed: torch.compile failed: no graph"
     assert label.property("tone") == "bad"
     other = {**before.configuration.toggles, "rope_cache": "shared"}
     changed = msgspec.structs.replace(before.configuration, toggles=other)
     session.segments.append(Segment(3, changed, "changed"))
-    state.segmentsChanged.emit()
+    workspace.session.segmentsChanged.emit()
     assert not texts(row, "evidence")

@@ -11,17 +11,17 @@ from workbench.ui.panels.live import LivePanel
 from workbench.ui.window import MainWindow
 
 
-def test_a_run_is_drawn_compared_and_copied_in_one_window(qapp, qtbot, state, settings):
+def test_a_run_is_drawn_compared_and_copied_in_one_window(qapp, qtbot, workspace, settings):
     settings.theme = "dark"
-    window = MainWindow(state, settings, Appearance(qapp, state, settings))
+    window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     window.show()
     qtbot.waitExposed(window)
     assert isinstance(window.live, LivePanel) and isinstance(window.compare, ComparePanel)
-    state.start_runner()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
-    state.start()
-    qtbot.waitUntil(lambda: state.runner_state == "running")
-    qtbot.waitUntil(lambda: state.session.segments[0].steps.rows > 30, timeout=10_000)
+    workspace.run.start_runner()
+    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    workspace.runs.start()
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    qtbot.waitUntil(lambda: workspace.session.shown.segments[0].steps.rows > 30, timeout=10_000)
     assert window.live.shown
     QGuiApplication.clipboard().clear()
     window.actions_["copy-image"].trigger()
@@ -29,11 +29,11 @@ def test_a_run_is_drawn_compared_and_copied_in_one_window(qapp, qtbot, state, se
     colours = {picture.pixel(x, y) for x in range(0, picture.width(), 3) for y in range(0, 300, 3)}
     assert len(colours) > 20
 
-    state.compared.add(session("another"))
+    workspace.compared.add(session("another"))
     qtbot.waitUntil(lambda: window.compare.isVisible())
     window.set_theme("light")
-    state.stop()
-    qtbot.waitUntil(lambda: state.runner_state == "idle")
-    assert not state.failures
+    workspace.run.stop()
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
+    assert not workspace.failures.recent
     window.close()
     window.deleteLater()

@@ -1,0 +1,303 @@
+"""Charts as files: PNG, SVG and PDF painted from one scene, CSV of the data behind it.
+
+Works without a window and without a display: an application is made on Qt's offscreen platform
+where there is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QMarginsF, QRect, QRectF, QSize, QSizeF
+from PySide6.QtGui import (
+    QGuiApplication,
+    QImage,
+    QPageSize,
+    QPaintDevice,
+    QPainter,
+    QPdfWriter,
+    QPixmap,
+)
+from PySide6.QtSvg import QSvgGenerator
+from PySide6.QtWidgets import QApplication
+
+from sessions.plain_text import for_spreadsheet
+from sessions.storage import atomic_write
+from sessions.tables import Table
+from workbench.charts.canvas import Canvas, canvas_view
+from workbench.charts.plot import DrawnTable
+from workbench.charts.style import paper_style, shade
+from workbench.plots import PLOTS, Plot, Run
+from workbench.theming.svg import compact
+from workbench.theming.theme import PRINT, Theme
+
+SUFFIXES = (".png", ".svg", ".pdf", ".csv")
+TABLE_SUFFIXES = (".csv", ".md")
+SIZE = (900, 520)  # logical pixels, 96 to the inch
+_SCALE = 2  # pixels of a PNG per logical pixel
+_DPI = 96
+_PDF_DPI = 1200
+_ROWS = 1000  # of CSV at a time: in between other threads have their turn
+# Qt declares image procedures on every page; a chart has no image, and a reader may rely on that.
+_PROCEDURES = b"/ProcSet [/PDF /Text /ImageB /ImageC]"
+
+_application: QApplication | None = None
+
+
+class ExportError(Exception):
+    """A chart cannot be written as asked; ``str()`` says why, in one sentence."""
+
+
+class Unwritable(ExportError):  # noqa: N818 - what its file is
+    """Nothing is wrong with what was asked, but its file cannot be written."""
+
+
+def ensure_application() -> QApplication:
+    """The running application, or a new one on the offscreen platform."""
+    global _application
+    running = QApplication.instance()
+    if isinstance(running, QApplication):
+        return running
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    _application = QApplication([])
+    return _application
+
+
+def export_plot(
+    name: str,
+    runs: Sequence[Run],
+    path: str | os.PathLike[str],
+    size: tuple[int, int] = SIZE,
+    theme: Theme = PRINT,
+    options: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a plot of ``runs`` to ``path``, in the format that its suffix names.
+
+    ``size`` is in logical pixels (96 to the inch; a PNG has two pixels for each). ``options`` are
+    the plot's own. Returns the path. Raises ``ExportError``.
+    """
+    target = Path(path)
+    suffix = target.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ExportError(
+            f"Cannot export to {target.name}: unknown suffix {target.suffix!r}, expected one of "
+            f"{', '.join(SUFFIXES)}."
+        )
+    options = dict(options or {})
+    plot = find_plot(name, runs, options)
+    ensure_application()
+    reason = plot.can_show(runs)
+    if reason is not None:
+        raise ExportError(f"Cannot export {plot.name}: {reason}")
+    if suffix == ".csv":
+        content = csv_bytes(plot.table(runs, **options))
+    else:
+        content = _PAINTERS[suffix](plot, runs, size, theme, options)
+    write_whole(target, content)
+    return target
+
+
+def find_plot(name: str, runs: Sequence[Run], options: Mapping[str, str] | None = None) -> Plot:
+    """The plot of that name, its options checked for these runs; raises ``ExportError``."""
+    if name not in PLOTS:
+        raise ExportError(f"There is no plot {name!r}; expected one of {', '.join(PLOTS)}.")
+    plot = PLOTS[name]
+    offered = plot.choices(runs)
+    for option, choice in (options or {}).items():
+        if option not in offered:
+            known = ", ".join(offered) or "none"
+            raise ExportError(f"The plot {name} has no option {option!r}; it has: {known}.")
+        if choice not in offered[option]:
+            raise ExportError(
+                f"The option {option} of the plot {name} cannot be {choice!r}; expected one of "
+                f"{', '.join(offered[option]) or 'nothing, for there is none'}."
+            )
+    return plot
+
+
+def plot_image(
+    plot: Plot,
+    runs: Sequence[Run],
+    size: tuple[int, int] = SIZE,
+    theme: Theme = PRINT,
+    options: Mapping[str, str] | None = None,
+) -> QImage:
+    """The plot as an image at twice the logical size."""
+    image = QImage(QSize(*size) * _SCALE, QImage.Format.Format_ARGB32_Premultiplied)
+    image.setDotsPerMeterX(round(_DPI * _SCALE / 0.0254))
+    image.setDotsPerMeterY(round(_DPI * _SCALE / 0.0254))
+    with _painting(image) as painter:
+        _paint(painter, QRectF(image.rect()), plot, runs, size, theme, options or {})
+    return image
+
+
+def copy_image(
+    plot: Plot,
+    runs: Sequence[Run],
+    size: tuple[int, int] = SIZE,
+    theme: Theme = PRINT,
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Put the plot on the clipboard as an image."""
+    QGuiApplication.clipboard().setImage(plot_image(plot, runs, size, theme, options))
+
+
+def copy_pixmap(pixmap: QPixmap) -> None:
+    """Put a picture of something on the screen on the clipboard."""
+    QGuiApplication.clipboard().setPixmap(pixmap)
+
+
+def copy_table(table: Table, suffix: str) -> None:
+    """Put a table on the clipboard as ``.csv`` or ``.md``."""
+    QGuiApplication.clipboard().setText(table_text(table, suffix))
+
+
+def table_text(table: Table, suffix: str) -> str:
+    """A table as ``.csv`` or ``.md``; raises ``ExportError`` for anything else."""
+    if suffix not in TABLE_SUFFIXES:
+        raise ExportError(
+            f"Cannot export the table {table.title!r}: unknown suffix {suffix!r}, expected one of "
+            f"{', '.join(TABLE_SUFFIXES)}."
+        )
+    return table.to_csv() if suffix == ".csv" else table.to_markdown()
+
+
+def csv_bytes(table: DrawnTable, separator: str = ",") -> bytes:
+    """A table of columns as CSV, one header line, numbers in full precision, NaN left empty."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
+    writer.writerow(map(for_spreadsheet, table))
+    columns = [np.asarray(column) for column in table.values()]
+    for start in range(0, max(map(len, columns), default=0), _ROWS):
+        cells = (_cells(column[start : start + _ROWS]) for column in columns)
+        writer.writerows(zip(*cells, strict=True))
+    return text.getvalue().encode()
+
+
+def _cells(column: np.ndarray) -> list[object]:
+    """Numbers as the shortest text that reads back as the same number of the column's type."""
+    if column.dtype.kind != "f":
+        cells = column.tolist()
+        return [for_spreadsheet(cell) if isinstance(cell, str) else cell for cell in cells]
+    if column.dtype == np.float32:
+        return ["" if cell == "nan" else cell for cell in column.astype(str).tolist()]
+    return ["" if cell != cell else cell for cell in column.tolist()]
+
+
+@contextmanager
+def _painting(device: QPaintDevice) -> Iterator[QPainter]:
+    """A painter that ends before its device goes, whatever goes wrong: else Qt ends the process."""
+    painter = QPainter(device)
+    try:
+        yield painter
+    finally:
+        painter.end()
+
+
+def _paint(
+    painter: QPainter,
+    target: QRectF,
+    plot: Plot,
+    runs: Sequence[Run],
+    size: tuple[int, int],
+    theme: Theme,
+    options: Mapping[str, str],
+    least_px: float = 0.0,
+) -> None:
+    """Draw the plot and paint its scene into ``target``."""
+    style = dataclasses.replace(paper_style(theme), least_px=least_px)
+    view = canvas_view()
+    canvas = Canvas(style)
+    view.setCentralItem(canvas)
+    source = QRectF(0, 0, *size)
+    canvas.setGeometry(source)
+    if len(runs) == 1:
+        canvas.header.subtitle = runs[0].titled(runs[0].title)
+    plot.paint(canvas, runs, style, **options)
+    canvas.layout.activate()
+    canvas.refresh()
+    painter.fillRect(target, shade(theme.surface))
+    view.scene().prepareForPaint()
+    view.scene().render(painter, target, source)
+    error = canvas.error
+    canvas.clear_layers()
+    view.close()
+    if error is not None:  # the picture is only half painted
+        raise error
+
+
+def _png(
+    plot: Plot, runs: Sequence[Run], size: tuple[int, int], theme: Theme, options: Mapping[str, str]
+) -> bytes:
+    content, buffer = _buffer()
+    plot_image(plot, runs, size, theme, options).save(buffer, "PNG")  # type: ignore[call-overload]
+    return bytes(content.data())
+
+
+def plot_svg(
+    plot: Plot,
+    runs: Sequence[Run],
+    size: tuple[int, int] = SIZE,
+    theme: Theme = PRINT,
+    options: Mapping[str, str] | None = None,
+    least_px: float = 0.0,
+) -> bytes:
+    """The plot as a vector drawing, its text as text; ``least_px`` as a style has it."""
+    content, buffer = _buffer()
+    generator = QSvgGenerator()
+    generator.setOutputDevice(buffer)
+    generator.setResolution(_DPI)
+    generator.setSize(QSize(*size))
+    generator.setViewBox(QRect(0, 0, *size))
+    generator.setTitle(plot.title)
+    generator.setDescription(", ".join(run.title for run in runs))
+    with _painting(generator) as painter:
+        _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options or {}, least_px)
+    return compact(bytes(content.data()))
+
+
+def _pdf(
+    plot: Plot, runs: Sequence[Run], size: tuple[int, int], theme: Theme, options: Mapping[str, str]
+) -> bytes:
+    content, buffer = _buffer()
+    writer = QPdfWriter(buffer)
+    points = QSizeF(*size) * 72 / _DPI
+    writer.setPageSize(
+        QPageSize(points, QPageSize.Unit.Point, "", QPageSize.SizeMatchPolicy.ExactMatch)
+    )
+    writer.setPageMargins(QMarginsF(0, 0, 0, 0))
+    writer.setResolution(_PDF_DPI)
+    writer.setTitle(plot.title)
+    writer.setCreator("GPU optimization workbench")
+    target = QRectF(0, 0, size[0] * _PDF_DPI / _DPI, size[1] * _PDF_DPI / _DPI)
+    with _painting(writer) as painter:
+        _paint(painter, target, plot, runs, size, theme, options)
+    return bytes(content.data()).replace(
+        _PROCEDURES, b"/ProcSet [/PDF /Text]".ljust(len(_PROCEDURES))
+    )
+
+
+_PAINTERS: dict[str, Callable[..., bytes]] = {".png": _png, ".svg": plot_svg, ".pdf": _pdf}
+
+
+def _buffer() -> tuple[QByteArray, QBuffer]:
+    content = QByteArray()
+    buffer = QBuffer(content)
+    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+    return content, buffer
+
+
+def write_whole(target: Path, content: bytes) -> None:
+    """Write and rename, so that no file is ever half overwritten; raises ``Unwritable``."""
+    try:
+        atomic_write.write(target, content)
+    except (OSError, ValueError, RuntimeError) as error:
+        sentence = f"Cannot write {target}: {atomic_write.reason(error)}; choose another place."
+        raise Unwritable(sentence) from error

@@ -1,0 +1,94 @@
+"""Which optimization gave what: bars of step time and of peak memory, by toggle.
+
+A ladder begins with the base, 1, and each toggle takes its part off, or adds to it, down to all
+together. Otherwise a bar is the ratio of a toggle to without it, from 1: beside all others
+(leave-one-out), on average over all orders (shares), or what two do together beyond each. The thin
+line over a bar is the 95 % interval of the ratio; memory is counted and has none. A toggle that
+could not be measured says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sessions.model import Study
+from sessions.studies.attribution_words import attributions, is_measured
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.units import RATIO, STEPS
+from workbench.plots._waterfall import QUANTITIES, Bars, Origin, Reasons, waterfall
+
+
+def shown(runs: Sequence[Run]) -> Study | None:
+    """The newest attribution of the first run that has one; one that measured nothing comes last.
+
+    Claims that could not be attributed here do not hide what was.
+    """
+    found = next((found for run in runs if (found := attributions(run.session))), [])
+    return next(filter(is_measured, reversed(found)), next(reversed(found), None))
+
+
+def nothing(runs: Sequence[Run]) -> str | None:
+    """Why there is nothing to show."""
+    study = shown(runs)
+    if study is None:
+        return "No attribution of toggles is in this session."
+    return None if is_measured(study) else "The attribution has no round that counts yet."
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
+    """One row a toggle, the first on top."""
+    study = shown(runs)
+    if study is None:
+        return
+    found, titled = waterfall(study), runs[0].titled
+    plot_item.header.subtitle = study.title
+    plot_item.axis("left").categories = [
+        (-float(row), titled(name)) for row, name in enumerate(found.names)
+    ]
+    title = "Ratio to the base" if found.cumulative else "Ratio to without"
+    plot_item.describe((RATIO, title), (STEPS, ""))
+    plot_item.fixed_y = (-len(found.names) + 0.4, 0.6)
+    plot_item.pad_x = 0.12
+    plot_item.add(Origin(0.0 if found.cumulative else 1.0, style))
+    there = [one for one in QUANTITIES if any(bar.quantity == one for bar in found.bars)]
+    for lane, quantity in enumerate(there):
+        plot_item.add(Bars(quantity, found.bars, lane if len(there) > 1 else -1, style))
+    plot_item.add(Reasons(found.reasons, style))
+
+
+def table(runs: Sequence[Run]) -> dict[str, Array]:
+    """Every bar, as ratios: where it begins and ends, and its interval."""
+    study = shown(runs)
+    found = None if study is None else waterfall(study)
+    bars = [] if found is None else found.bars
+    names = [] if found is None else found.names
+    return {
+        "toggle": np.array([names[bar.row] for bar in bars], dtype=object),
+        "quantity": np.array([bar.quantity for bar in bars], dtype=object),
+        "start_ratio": np.array([bar.start for bar in bars], np.float64),
+        "stop_ratio": np.array([bar.stop for bar in bars], np.float64),
+        "low_ratio": np.array([bar.low for bar in bars], np.float64),
+        "high_ratio": np.array([bar.high for bar in bars], np.float64),
+    }
+
+
+def _key(runs: Sequence[Run]) -> object:
+    """The study itself: its rows are replaced, not appended to."""
+    return [id(study) for run in runs for study in run.session.studies]
+
+
+PLOT = Plot(
+    name="attribution",
+    title="Attribution",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=nothing,
+    axis="value",
+    key=_key,
+)

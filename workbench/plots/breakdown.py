@@ -1,0 +1,230 @@
+"""Where a step's time goes, module by module: each lies under the one that it is part of.
+
+As wide as its time is long: on the GPU that of its kernels, on the CPU that of its operators. What
+a module does itself, and no module in it, lies beneath it in the colour of its operator class.
+Backward passes count for the module whose forward pass they belong to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPen
+
+from sessions.model import Study
+from sessions.studies.breakdown import KINDS, Node, tree
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.units import PERCENT, STEPS, Unit
+from workbench.plots import _profiles
+from workbench.theming.icons import mixed
+
+MICROSECONDS = Unit("s", 1e-6)
+_LABEL_PX = 14.0  # a cell that is narrower has no room for a word
+_LEAST_PX = 0.4  # what is narrower is left to the cell above
+_STUMP = 3  # letters of a name that was cut and says nothing any more
+_TINTS = (0.5, 0.3, 0.7)  # of a class's colour in its cells; another when colours start over
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One rectangle: a module, or what it does itself in one operator class."""
+
+    title: str
+    path: str
+    depth: int
+    start_us: float
+    stop_us: float
+    kind: str = ""  # empty for a module
+    own_us: float = 0.0
+
+    @property
+    def us(self) -> float:
+        """Its time."""
+        return self.stop_us - self.start_us
+
+
+def cells(study: Study) -> list[Cell]:
+    """All rectangles of a profile, modules in the order of their names."""
+    found: list[Cell] = []
+
+    def lay(node: Node, depth: int, start: float) -> float:
+        at = start
+        place = len(found)
+        found.append(Cell("", "", 0, 0.0, 0.0))
+        for child in sorted(node.children.values(), key=_order):
+            at = lay(child, depth + 1, at)
+        for kind, us in sorted(node.kinds.items(), key=lambda item: -item[1]):
+            found.append(Cell(kind, node.path, depth + 1, at, at + us, kind))
+            at += us
+        found[place] = Cell(node.name, node.path, depth, start, at, own_us=node.own_us)
+        return at
+
+    lay(tree(study), 0, 0.0)
+    return found
+
+
+def told(cell: Cell, whole_us: float) -> str:
+    """One cell in words and numbers."""
+    time = MICROSECONDS.text(cell.us)
+    share = PERCENT.text(100 * cell.us / whole_us if whole_us else 0.0)
+    name = cell.path or "step"
+    if cell.kind:
+        return f"{name}: {cell.kind} of its own, {time} of a step, {share}"
+    text = f"{name}: {time} of a step, {share}"
+    if cell.own_us and cell.own_us < cell.us:
+        text += f"; {MICROSECONDS.text(cell.own_us)} of it its own"
+    return text
+
+
+class Icicle(Layer):
+    """The rectangles, the whole step on top."""
+
+    z = 10.0
+
+    def __init__(self, found: list[Cell], style: Style) -> None:
+        super().__init__()
+        self.cells = found
+        self._style = style
+        self._hovered: Cell | None = None
+        self.depth = 1 + max(cell.depth for cell in found)
+        self._start: Array = np.array([cell.start_us for cell in found])
+        self._stop: Array = np.array([cell.stop_us for cell in found])
+        self._row: Array = np.array([cell.depth for cell in found])
+
+    @property
+    def whole_us(self) -> float:
+        """The time of the step."""
+        return self.cells[0].us
+
+    def at(self, x: float, y: float) -> Cell | None:
+        """The cell at a place of the axes."""
+        here = (self._start <= x) & (x < self._stop) & (self._row == np.floor(-y))
+        found = np.flatnonzero(here)
+        return self.cells[int(found[0])] if len(found) else None
+
+    def hover(self, cell: Cell | None) -> None:
+        """Frame one cell."""
+        if cell is not self._hovered:
+            self._hovered = cell
+            self.update()
+
+    def x_span(self) -> tuple[float, float]:
+        """The whole step."""
+        return 0.0, max(self.whole_us, 1e-9)
+
+    def entries(self) -> list[Entry]:
+        """The operator classes and their time, the longest first."""
+        totals: dict[str, float] = {}
+        for cell in self.cells:
+            if cell.kind:
+                totals[cell.kind] = totals.get(cell.kind, 0.0) + cell.us
+        ordered = sorted(totals.items(), key=lambda item: -item[1])
+        return [
+            Entry(
+                f"{kind} {PERCENT.text(100 * us / self.whole_us, 2)}",
+                "patch",
+                QPen(Qt.PenStyle.NoPen),
+                QBrush(self._fill(kind)),
+            )
+            for kind, us in ordered
+            if us > 0.005 * self.whole_us
+        ]
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """Every cell that is wide enough to be seen."""
+        left, right = frame.px(self._start), frame.px(self._stop)
+        seen = (right - left >= _LEAST_PX) & (right > 0) & (left < frame.width)
+        font = self._style.font(small=True)
+        metrics = QFontMetricsF(font)
+        painter.setFont(font)
+        for index in np.flatnonzero(seen).tolist():
+            cell = self.cells[index]
+            self._draw_cell(painter, metrics, frame, cell, float(left[index]), float(right[index]))
+
+    def _draw_cell(
+        self,
+        painter: QPainter,
+        metrics: QFontMetricsF,
+        frame: Frame,
+        cell: Cell,
+        left: float,
+        right: float,
+    ) -> None:
+        theme = self._style.theme
+        top, bottom = frame.py(-float(cell.depth)), frame.py(-float(cell.depth + 1))
+        left, right = max(0.0, left), min(frame.width, right)
+        box = QRectF(QPointF(left, max(0.0, top)), QPointF(right, min(frame.height, bottom - 1)))
+        if box.width() > 3:
+            box.setRight(box.right() - 1)
+        painter.fillRect(box, self._fill(cell.kind))
+        if self._style.paper and not cell.kind:
+            painter.setPen(QPen(shade(theme.line), 1))
+            painter.drawRect(box)
+        if cell is self._hovered:
+            painter.setPen(QPen(shade(theme.text), 1.5))
+            painter.drawRect(box.adjusted(0.75, 0.75, -0.75, -0.75))
+        if box.width() < _LABEL_PX or box.height() < metrics.height():
+            return
+        text = metrics.elidedText(cell.title, Qt.TextElideMode.ElideRight, box.width() - 8)
+        if text != cell.title and len(text) <= _STUMP:
+            return
+        painter.setPen(shade(theme.text))
+        middle = box.center().y() + (metrics.ascent() - metrics.descent()) / 2
+        painter.drawText(QPointF(box.left() + 4, middle), text)
+
+    def _fill(self, kind: str) -> QColor:
+        theme = self._style.theme
+        if not kind:
+            return shade(theme.raised)
+        place = KINDS.index(kind) if kind in KINDS else len(KINDS) - 1
+        tint = _TINTS[place // len(theme.series)]
+        return shade(mixed(self._style.color(place).name(), theme.surface, tint))
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
+    """The rectangles of one profile."""
+    study = _profiles.shown(runs, profile)
+    if study is None:
+        return
+    found = cells(study)
+    layer = Icicle(found, style)
+    plot_item.describe((MICROSECONDS, "Time of a step"), (STEPS, ""))
+    plot_item.axis("left").categories = []
+    plot_item.fixed_y = (-float(layer.depth), 0.0)
+    plot_item.pad_x = 0.0
+    plot_item.header.subtitle = study.title
+    plot_item.add(layer)
+
+
+def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
+    """Every kernel or operator by module and phase, of one step."""
+    study = _profiles.shown(runs, profile)
+    return dict(study.tables["kernels"]) if study else {"us": np.empty(0)}
+
+
+def _order(node: Node) -> tuple[bool, list[tuple[int, str]]]:
+    """By name, numbers by size; what is no module of the model last."""
+    parts = re.split(r"(\d+)", node.name)
+    outside = node.name.startswith("(") and not node.children
+    return outside, [(int(part), "") if part.isdigit() else (0, part) for part in parts]
+
+
+PLOT = Plot(
+    name="breakdown",
+    title="Time by module",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=_profiles.no_profile,
+    axis="value",
+    found=_profiles.choices,
+    key=_profiles.key,
+)

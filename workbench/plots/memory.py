@@ -1,0 +1,86 @@
+"""Memory: bytes allocated by tensors, held by the caching allocator, and the highest so far.
+
+The peak is that of the phase, because autotuning and compiling inflate a first one. On the CPU the
+process's resident set stands in for what is allocated. Where ranks share a step, what is in use on
+each device is drawn beside it, by all processes; without a GPU, each rank's resident set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Line, Look
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.units import BYTES, SECONDS
+from workbench.plots._steps import add_timeline, columns_of, step_table
+from workbench.plots._telemetry import devices, is_cpu, key, prefix, sampled, tell_undrawn
+
+_COLUMNS = ("peak", "reserved", "allocated")
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
+    """One line per quantity and run; told apart by colour alone only from run to run."""
+    plot_item.describe((SECONDS, "Time since the session began"), (BYTES, "Memory"))
+    add_timeline(plot_item, runs, style)
+    for run in runs:
+        names = {"peak": "peak", "reserved": "reserved", "allocated": "allocated"}
+        if not _measured([run], "reserved"):
+            names["allocated"] = "resident set"
+        for index, column in enumerate(_COLUMNS):
+            kind = len(_COLUMNS) - 1 - index
+            alone = len(runs) == 1
+            name = names[column] if alone else f"{run.title} {names[column]}"
+            color = run.color + kind if alone else run.color
+            look = Look(name, style, BYTES, color, dash=kind)
+            plot_item.add(Line(look, columns_of(run, column)))
+        _add_devices(plot_item, runs, run, style)
+    tell_undrawn(plot_item, runs)
+
+
+def _add_devices(plot_item: Canvas, runs: Sequence[Run], run: Run, style: Style) -> None:
+    """What is in use on each device, where there are several."""
+    if len(run.session.telemetry) == 1:
+        return
+    for number, device in enumerate(devices(run)):
+        words = "resident set" if is_cpu(device) else "in use"
+        if is_cpu(device) and not number:
+            continue  # it is the steps' own
+        kind = len(_COLUMNS) + number
+        color = run.color + (kind if len(runs) == 1 else 0)
+        look = Look(f"{prefix(runs, run, device)}{words}", style, BYTES, color, dash=kind)
+        plot_item.add(Line(look, sampled(run, device, "memory_used")))
+
+
+def table(runs: Sequence[Run]) -> dict[str, Array]:
+    """Every step's bytes."""
+    return step_table(runs, {f"{column}_bytes": column for column in reversed(_COLUMNS)})
+
+
+def can_show(runs: Sequence[Run]) -> str | None:
+    """Whether any byte was counted."""
+    if any(_measured(runs, column) for column in _COLUMNS):
+        return None
+    return "No memory has been measured yet: run a model, or open a session that has steps."
+
+
+def _measured(runs: Sequence[Run], column: str) -> bool:
+    return any(
+        bool(np.isfinite(segment.steps[column]).any()) for run in runs for segment in run.chosen()
+    )
+
+
+PLOT = Plot(
+    name="memory",
+    title="Memory",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=can_show,
+    axis="time",
+    key=key,
+)

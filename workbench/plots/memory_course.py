@@ -1,0 +1,120 @@
+"""Memory by role over one step: it rises through the forward pass and falls through the backward.
+
+The last of the profiled steps, so that the profiler's own cost is in its length. Where changes are
+closer together than can be drawn, the one that holds most is shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QBrush, QPainter, QPen
+
+from sessions.model import Study
+from sessions.studies import breakdown
+from workbench.charts import strokes
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.units import BYTES, MILLISECONDS
+from workbench.plots import _profiles
+from workbench.plots.memory_roles import role_color
+
+
+class Stack(Layer):
+    """Areas on top of one another, what lasts longest at the bottom."""
+
+    z = 10.0
+
+    def __init__(self, study: Study, style: Style) -> None:
+        super().__init__()
+        table = study.tables["memory"]
+        self._t_ms: Array = np.asarray(table["t_ms"], np.float64)
+        self._held = {
+            role: np.asarray(table[role], np.float64)
+            for role in breakdown.ROLES
+            if np.any(np.asarray(table[role]) > 0)
+        }
+        self._style = style
+
+    def x_span(self) -> tuple[float, float]:
+        """The step."""
+        return float(self._t_ms[0]), float(self._t_ms[-1])
+
+    def y_span(self) -> tuple[float, float]:
+        """To the peak."""
+        return 0.0, float(np.max(sum(self._held.values()), initial=1.0))
+
+    def entries(self) -> list[Entry]:
+        """The roles with the most that each held."""
+        return [
+            Entry(
+                breakdown.ROLE_TITLES[role],
+                "patch",
+                QPen(Qt.PenStyle.NoPen),
+                QBrush(role_color(role, self._style)),
+                functools.partial(self._reading, held),
+                "000 MiB",
+            )
+            for role, held in self._held.items()
+        ]
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """One area a role."""
+        x = np.repeat(frame.px(self._t_ms), 2)[1:]  # held until the next change
+        below = np.zeros(len(x))
+        for role, held in self._held.items():
+            above = below + np.repeat(held, 2)[:-1]
+            low, high = (np.clip(frame.py(y), -1.0, frame.height + 1) for y in (below, above))
+            brush = QBrush(role_color(role, self._style))
+            strokes.area(painter, brush, x, high, low, math.inf, frame)
+            below = above
+
+    def _reading(self, held: Array, at: float) -> str:
+        place = int(np.searchsorted(self._t_ms, at, side="right")) - 1
+        return BYTES.text(float(held[max(0, place)] if math.isfinite(at) else held.max()))
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
+    """The course of one profile."""
+    study = _profiles.shown(runs, profile)
+    if study is None or "memory" not in study.tables:
+        return
+    plot_item.describe((MILLISECONDS, "Time in the step"), (BYTES, "Memory"))
+    plot_item.pad_x = 0.0
+    plot_item.add(Stack(study, style))
+
+
+def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
+    """Bytes by role at each time that is drawn."""
+    study = _profiles.shown(runs, profile)
+    course = dict(study.tables.get("memory", {}) if study else {}) or {"t_ms": np.empty(0)}
+    return {name if name == "t_ms" else f"{name}_bytes": values for name, values in course.items()}
+
+
+def can_show(runs: Sequence[Run]) -> str | None:
+    """Whether there is a profile with memory in it."""
+    reason = _profiles.no_profile(runs)
+    study = _profiles.shown(runs)
+    if study is not None and "memory" not in study.tables:
+        return "The profile of this session has no memory in it."
+    return reason
+
+
+PLOT = Plot(
+    name="memory_course",
+    title="Memory over a step",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=can_show,
+    axis="value",
+    found=_profiles.choices,
+    key=_profiles.key,
+)

@@ -1,0 +1,140 @@
+"""Whose the memory is where a step holds most: measured, and as estimated from the model's sizes.
+
+Measured is what the allocator held in the profiled step at its peak. What is reserved beyond that
+(blocks that are free, or too small for what was asked) is fragmentation. The estimate of a training
+step counts temporaries among the activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPen
+
+from sessions.model import Study
+from sessions.studies import breakdown
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.units import BYTES, STEPS
+from workbench.plots import _profiles
+from workbench.theming.icons import mixed
+
+FREE = "reserved and free"
+_THICK = 0.56  # of a row
+_TINT = 0.6
+
+
+def role_color(role: str, style: Style) -> QColor:
+    """The colour of a role, the same in every plot."""
+    theme = style.theme
+    if role == FREE:
+        return shade(mixed(theme.muted, theme.surface, 0.25))
+    color = style.color(breakdown.ROLES.index(role))
+    return shade(mixed(color.name(), theme.surface, _TINT))
+
+
+class Bars(Layer):
+    """One bar a row, of parts by role."""
+
+    z = 10.0
+
+    def __init__(self, rows: list[dict[str, float]], style: Style) -> None:
+        super().__init__()
+        self._rows = rows
+        self._style = style
+
+    def x_span(self) -> tuple[float, float]:
+        """To the end of the longest bar."""
+        return 0.0, max(1.0, *(sum(row.values()) for row in self._rows))
+
+    def entries(self) -> list[Entry]:
+        """The roles with their measured bytes."""
+        return [
+            Entry(
+                f"{breakdown.ROLE_TITLES.get(role, role)} {BYTES.text(held)}",
+                "patch",
+                QPen(Qt.PenStyle.NoPen),
+                QBrush(role_color(role, self._style)),
+            )
+            for role, held in self._rows[0].items()
+            if held > 0
+        ]
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """Parts from left to right."""
+        for number, row in enumerate(self._rows):
+            top, bottom = frame.py(-number + _THICK / 2), frame.py(-number - _THICK / 2)
+            at = 0.0
+            for role, held in row.items():
+                left = max(0.0, float(frame.px(at)))
+                right = min(frame.width, float(frame.px(at + held)))
+                at += held
+                if right > left:
+                    box = QRectF(QPointF(left, top), QPointF(right, bottom))
+                    painter.fillRect(box, role_color(role, self._style))
+
+
+def rows(study: Study) -> list[tuple[str, dict[str, float]]]:
+    """The bars: a name, and bytes by role."""
+    found = breakdown.peak(study)
+    measured = {role: found[role][0] for role in breakdown.ROLES if role in found}
+    free = breakdown.fragmentation(study)
+    made = [("at the peak", measured | ({FREE: free} if free > 0 else {}))]
+    estimate = {role: found[role][1] for role in measured if np.isfinite(found[role][1])}
+    if estimate:
+        made.append(("estimated", estimate))
+    return made
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
+    """The bars of one profile."""
+    study = _profiles.shown(runs, profile)
+    if study is None or not breakdown.peak(study):
+        return
+    found = rows(study)
+    plot_item.describe((BYTES, "Memory"), (STEPS, ""))
+    plot_item.axis("left").categories = [
+        (-float(number), f"{name}: {BYTES.text(_held(row))}")
+        for number, (name, row) in enumerate(found)
+    ]
+    plot_item.fixed_y = (-len(found) + 0.5, 0.5)
+    plot_item.pad_x = 0.0
+    plot_item.add(Bars([row for _, row in found], style))
+
+
+def _held(row: dict[str, float]) -> float:
+    return sum(size for role, size in row.items() if role != FREE)
+
+
+def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
+    """Bytes by role, measured and estimated."""
+    study = _profiles.shown(runs, profile)
+    peak = dict(study.tables.get("peak", {}) if study else {}) or {"bytes": np.empty(0)}
+    names = {"estimate": "estimate_bytes"}
+    return {names.get(name, name): values for name, values in peak.items()}
+
+
+def can_show(runs: Sequence[Run]) -> str | None:
+    """Whether there is a profile with memory in it."""
+    reason = _profiles.no_profile(runs)
+    if reason is None and not breakdown.peak(_profiles.shown(runs)):  # type: ignore[arg-type]
+        return "The profile of this session has no memory in it."
+    return reason
+
+
+PLOT = Plot(
+    name="memory_roles",
+    title="Memory by role",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=can_show,
+    axis="value",
+    found=_profiles.choices,
+    key=_profiles.key,
+)

@@ -1,0 +1,136 @@
+"""What the model measures of itself (routing load, rank, gate), over time.
+
+One line for each column of the metric, or for each row, averaged over the other; of more than
+eight, eight that are evenly spread. The map of the same name shows every number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sessions.columns import Columns
+from sessions.model import MetricSeries
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Line, Look
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.tracks import Grid, Track
+from workbench.charts.units import SECONDS
+from workbench.plots._metrics import (
+    Number,
+    choices,
+    chosen,
+    key,
+    latest,
+    no_metrics,
+    part,
+    series_of,
+    table,
+)
+from workbench.plots._steps import add_timeline
+
+_MOST = 8  # lines
+
+
+class _Averages:
+    """A metric averaged over its columns (``lines`` "rows") or its rows, as columns by number."""
+
+    def __init__(self, series: MetricSeries, lines: str) -> None:
+        self._series = series
+        self._axis = 2 if lines == "rows" else 1
+        count = series.shape[0 if lines == "rows" else 1]
+        self.columns = Columns({"t_s": "f8"} | {str(number): "f4" for number in range(count)})
+        self.grid = Grid()
+
+    def pull(self) -> None:
+        """Take in the readings that the series has gained."""
+        seen = self.columns.rows
+        source = self._series.table
+        if seen and not isinstance(source, Columns):
+            return  # read from a file, which does not grow
+        t_s = source["t_s"]
+        if len(t_s) > seen:
+            means = _mean(source["values"][seen : len(t_s)], self._axis)
+            batch = {str(number): means[:, number] for number in range(means.shape[1])}
+            self.columns.append({"t_s": t_s[seen:], **batch})
+
+
+def draw(
+    plot_item: Canvas,
+    runs: Sequence[Run],
+    style: Style,
+    *,
+    metric: str = "",
+    lines: str = "columns",
+) -> None:
+    """Up to eight lines a run."""
+    name = chosen(runs, metric)
+    series = latest(runs, name)
+    lines = _resolved(lines, series)
+    unit = Number(series.unit)
+    plot_item.describe((SECONDS, "Time since the session began"), (unit, series.title))
+    add_timeline(plot_item, runs, style)
+    count, averaged = series.shape if lines == "rows" else series.shape[::-1]
+    what, other = (series.row, series.column) if lines == "rows" else (series.column, series.row)
+    numbers = np.unique(np.linspace(0, count - 1, min(count, _MOST)).round().astype(int)).tolist()
+    notes = [plot_item.header.subtitle, series.title]
+    notes += [f"{len(numbers)} of {count}"] * (count > len(numbers))
+    notes += [f"mean over {averaged} {other or 'values'}s"] * (averaged > 1)
+    plot_item.header.subtitle = ", ".join(filter(None, notes))
+    color = 0
+    for run in runs:
+        session = f"{run.title} " if len(runs) > 1 else ""
+        for number in numbers:
+            label = series.title if count == 1 else part(what, number, "row")
+            look = Look(session + label, style, unit, color, dash=color)
+            plot_item.add(Line(look, _tracks(run, name, lines, number)))
+            color += 1
+
+
+def _resolved(lines: str, series: MetricSeries) -> str:
+    """What the lines are: never the one of the two of which there is only one."""
+    rows, columns = series.shape
+    return "columns" if columns > 1 and (rows == 1 or lines == "columns") else "rows"
+
+
+def _tracks(run: Run, name: str, lines: str, number: int) -> Callable[[], list[Track]]:
+    def averages(segment: int, series: MetricSeries) -> _Averages:
+        return run.keep((segment, name, lines), lambda: _Averages(series, lines))
+
+    def track(segment: int, series: MetricSeries) -> Track:
+        source = averages(segment, series)
+        return run.keep(
+            (segment, name, lines, number),
+            lambda: Track(source.columns, "t_s", str(number), pull=source.pull, grid=source.grid),
+        )
+
+    return lambda: [
+        track(segment.index, series)
+        for segment, series in series_of(run, name)
+        if number < series.shape[0 if lines == "rows" else 1]
+    ]
+
+
+def _mean(values: Array, axis: int) -> Array:
+    """The mean of the finite numbers; NaN where there is none."""
+    known = np.isfinite(values)
+    total = np.where(known, values, 0).sum(axis, dtype=np.float64)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        return (total / known.sum(axis)).astype(np.float32)
+
+
+PLOT = Plot(
+    name="model_metrics",
+    title="Model metrics",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=no_metrics,
+    axis="time",
+    options={"lines": ("columns", "rows")},
+    found=choices,
+    key=key,
+)

@@ -1,0 +1,208 @@
+"""What the model measures of itself, every number of it: time to the right, a band for each number.
+
+The rows of the metric from top to bottom, within each its columns; dark is low, bright is high.
+Where readings are closer together than pixels, one of them is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QImage, QPainter, QPen
+
+from sessions.model import MetricSeries
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.scale import scale_color
+from workbench.charts.style import Style
+from workbench.charts.units import SECONDS, STEPS
+from workbench.plots._metrics import (
+    Measured,
+    Number,
+    choices,
+    chosen,
+    key,
+    latest,
+    no_metrics,
+    part,
+    series_of,
+    table,
+)
+from workbench.plots._steps import add_timeline
+
+_SHADES = 32
+_PLACE_PX = {False: 2.0, True: 6.0}  # width of a reading at least, by whether it is on paper
+_LABELS = {False: 5, True: 12}
+
+
+class Heat(Layer):
+    """The bands of one metric; ``bands`` of them fit between y = 0 and y = -bands."""
+
+    z = 2.0  # over the phases, under segments and markers
+
+    def __init__(self, run: Run, name: str, bands: int, style: Style) -> None:
+        super().__init__()
+        self._run, self._name, self._bands, self._style = run, name, bands, style
+        self._unit = Number(latest([run], name).unit)
+        self._found: list[Measured] = []
+        self._readings = -1
+        self._limits = (math.nan, math.nan)
+        self._shades: Array = np.empty((0, 0), np.int8)  # (bands, places); below 0: nothing there
+
+    def pull(self) -> None:
+        """Take in new readings, and how low and high they are."""
+        self._found = series_of(self._run, self._name)
+        readings = sum(len(series.table["t_s"]) for _, series in self._found)
+        if readings != self._readings:
+            self._readings = readings
+            self.fresh = -math.inf
+            self._limits = self._find_limits()
+
+    def x_span(self) -> tuple[float, float] | None:
+        """First and last reading."""
+        times = [series.table["t_s"] for _, series in self._found if len(series.table["t_s"])]
+        return (float(times[0][0]), float(times[-1][-1])) if times else None
+
+    def look(self, frame: Frame) -> None:
+        """The shade of every band at every place to the right."""
+        count = max(1, math.ceil(frame.width / _PLACE_PX[self._style.paper]))
+        places = frame.x[0] + (np.arange(count) + 0.5) * (frame.x[1] - frame.x[0]) / count
+        values = np.full((count, self._bands), np.nan, np.float32)
+        starts = [segment.start_s for segment in self._run.session.segments]
+        for segment, series in self._found:
+            following = [start_s for start_s in starts if start_s > segment.start_s]
+            here, readings = _held(series, places, min(following, default=math.inf))
+            bands = min(self._bands, math.prod(series.shape))
+            each = readings.reshape(len(readings), math.prod(series.shape))  # of none: no -1
+            values[here, :bands] = each[:, :bands]
+        self._shades = _shades(values, *self._limits).T
+
+    def entries(self) -> list[Entry]:
+        """The scale: lowest, middle, highest."""
+        low, high = self._limits
+        if not math.isfinite(low):
+            return []
+        scale = {self._unit.text(low): 0.0, self._unit.text((low + high) / 2): 0.5}
+        scale[self._unit.text(high)] = 1.0
+        return [
+            Entry(text, "patch", QPen(Qt.PenStyle.NoPen), QBrush(scale_color(share)))
+            for text, share in (scale.items() if low < high else [(self._unit.text(low), 0.5)])
+        ]
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """An image on the screen, rectangles on paper, which stays vector."""
+        if not self._shades.size:
+            return
+        if self._style.paper:
+            self._draw_rectangles(painter, frame)
+            return
+        colors = np.append(_palette(), np.uint32(0))
+        pixels = np.ascontiguousarray(colors[self._shades])  # -1 is the last: transparent
+        bands, places = pixels.shape
+        image = QImage(pixels.data, places, bands, 4 * places, QImage.Format.Format_ARGB32)
+        painter.drawImage(QRectF(0, 0, frame.width, frame.height), image)
+
+    def _draw_rectangles(self, painter: QPainter, frame: Frame) -> None:
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
+        bands, places = self._shades.shape
+        height, width = frame.height / bands, frame.width / places
+        seam = 0.5  # over the next one, or readers of PDF show the ground between them
+        for band, row in enumerate(self._shades):
+            starts = np.flatnonzero(np.diff(row, prepend=row[0] - 1))
+            for start, stop in zip(starts, [*starts[1:], places], strict=True):
+                if row[start] >= 0:
+                    color = scale_color(row[start] / (_SHADES - 1))
+                    right = min((stop * width) + seam, frame.width)
+                    bottom = min((band + 1) * height + seam, frame.height)
+                    top_left = QPointF(start * width, band * height)
+                    painter.fillRect(QRectF(top_left, QPointF(right, bottom)), color)
+
+    def _find_limits(self) -> tuple[float, float]:
+        low, high = math.inf, -math.inf
+        for _, series in self._found:
+            values = np.asarray(series.table["values"])
+            finite = values[np.isfinite(values)]
+            if finite.size:
+                low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+        return (low, high) if low <= high else (math.nan, math.nan)
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, metric: str = "") -> None:
+    """One map of one session."""
+    name = chosen(runs, metric)
+    series = latest(runs, name)
+    bands = max(math.prod(s.shape) for run in runs for _, s in series_of(run, name))
+    plot_item.describe((SECONDS, "Time since the session began"), (STEPS, series.title))
+    plot_item.fixed_y = (-float(bands), 0.0)
+    plot_item.axis("left").categories = _labels(series, _LABELS[style.paper])
+    notes = [plot_item.header.subtitle, series.title]
+    notes += [f"{series.shape[1]} {series.column or 'value'}s a {series.row or 'row'}"] * (
+        min(series.shape) > 1
+    )
+    plot_item.header.subtitle = ", ".join(filter(None, notes))
+    add_timeline(plot_item, runs, style)
+    plot_item.add(Heat(runs[0], name, bands, style))
+
+
+def can_show(runs: Sequence[Run]) -> str | None:
+    """Whether one session has measured anything."""
+    if len(runs) > 1:
+        return f"The map shows one session, and {len(runs)} were given."
+    return no_metrics(runs)
+
+
+def _labels(series: MetricSeries, most: int) -> list[tuple[float, str]]:
+    """Names of some of the rows, or of the columns where there is one row, at their middle."""
+    rows, columns = series.shape
+    count, height, what = (rows, columns, series.row) if rows > 1 else (columns, 1, series.column)
+    every = -(-count // most)
+    return [
+        (-(number + 0.5) * height, part(what, number, "row") if count > 1 else series.title)
+        for number in range(0, count, every)
+    ]
+
+
+def _held(series: MetricSeries, places: Array, stop_s: float) -> tuple[Array, Array]:
+    """Which places before ``stop_s`` lie after a reading and before the next, and those readings.
+
+    The last one holds for as long as the others do.
+    """
+    t_s = series.table["t_s"]
+    if not len(t_s):
+        return np.empty(0, int), np.empty((0, *series.shape), np.float32)
+    held_s = float(np.median(np.diff(t_s))) if len(t_s) > 1 else 0.25
+    last = np.searchsorted(t_s, places, side="right") - 1
+    here = np.flatnonzero((last >= 0) & (places <= min(t_s[-1] + held_s, stop_s)))
+    return here, np.asarray(series.table["values"][last[here]])
+
+
+def _shades(values: Array, low: float, high: float) -> Array:
+    """Numbers as shades 0 to 31, -1 where there is none."""
+    span = high - low
+    share = (values - low) / span if span > 0 else np.where(np.isfinite(values), 0.5, np.nan)
+    known = np.isfinite(share)
+    return np.where(known, np.where(known, share, 0) * (_SHADES - 1), -1).round().astype(np.int8)
+
+
+def _palette() -> Array:
+    return np.array(
+        [scale_color(number / (_SHADES - 1)).rgb() for number in range(_SHADES)], np.uint32
+    )
+
+
+PLOT = Plot(
+    name="model_metrics_map",
+    title="Model metrics, map",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=can_show,
+    axis="time",
+    found=choices,
+    key=key,
+)

@@ -1,0 +1,93 @@
+"""Power drawn by the device, and on a scale of its own what explains it: SM clock or temperature.
+
+A clock that falls while power is at its limit means that the GPU throttles, and that timings taken
+meanwhile do not compare with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Line, Look
+from workbench.charts.plot import Plot, Run
+from workbench.charts.sources import Moved, Source
+from workbench.charts.style import Style
+from workbench.charts.units import CELSIUS, MEGAHERTZ, SECONDS, WATTS, nice_step
+from workbench.plots._steps import add_timeline
+from workbench.plots._telemetry import (
+    devices,
+    highest,
+    key,
+    measured,
+    prefix,
+    sampled,
+    telemetry_table,
+    tell_undrawn,
+)
+
+_RIGHT = {
+    "sm_clock": ("SM clock", MEGAHERTZ),
+    "temperature": ("temperature", CELSIUS),
+}
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "sm_clock") -> None:
+    """Power on the left axis; ``right`` on the right one, drawn in the left one's units."""
+    plot_item.describe((SECONDS, "Time since the session began"), (WATTS, "Power"))
+    add_timeline(plot_item, runs, style)
+    power, other = highest(runs, "power_w"), highest(runs, right)
+    watts_per_unit = _round_up(power or 1.0) / _round_up(other or 1.0)
+    name, unit = _RIGHT[right]
+    color = 0
+    for run in runs:
+        for device in devices(run):
+            title = prefix(runs, run, device)
+            look = Look(f"{title}power", style, WATTS, color, dash=color)
+            plot_item.add(Line(look, sampled(run, device, "power_w")))
+            color += measured(run, device, "power_w")
+            if other and measured(run, device, right):
+                look = Look(f"{title}{name} (right)", style, unit, color, dash=color)
+                scaled = _scaled(sampled(run, device, right), watts_per_unit)
+                plot_item.add(Line(look, scaled, shown_as=1.0 / watts_per_unit))
+                color += 1
+    if other:
+        plot_item.show_right(unit, name[0].upper() + name[1:], 1.0 / watts_per_unit)
+    tell_undrawn(plot_item, runs)
+
+
+def table(runs: Sequence[Run], *, right: str = "sm_clock") -> dict[str, Array]:
+    """Every sample."""
+    return telemetry_table(runs, ["power_w", right])
+
+
+def can_show(runs: Sequence[Run]) -> str | None:
+    """Whether any device told its power."""
+    found = [(run, device) for run in runs for device in devices(run)]
+    if not found:
+        return "Power needs telemetry; this session has none."
+    if not any(measured(run, device, "power_w") for run, device in found):
+        return "Power needs a GPU that tells it; this session's telemetry has no power."
+    return None
+
+
+def _scaled(tracks: Callable[[], Sequence[Source]], factor: float) -> Callable[[], list[Source]]:
+    return lambda: [Moved(track, factor=factor) for track in tracks()]
+
+
+def _round_up(value: float) -> float:
+    return nice_step(value / 8) * 8
+
+
+PLOT = Plot(
+    name="power",
+    title="Power",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=can_show,
+    axis="time",
+    options={"right": tuple(_RIGHT)},
+    key=key,
+)

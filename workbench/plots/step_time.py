@@ -1,0 +1,81 @@
+"""Time of every step: samples, rolling median, and the band from the 5th to the 95th percentile.
+
+Median and band run over the last 41 steady steps of a segment; the band begins with the twentieth,
+since 5 % of fewer are less than one. The axis follows the band; how far single samples reach above
+it is said in the corner. Segments that ran by turns, as those of a comparison, have each its own
+colour. Where a run returned to its baseline for a moment, both blocks are shaded ("pairing").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Band, Line, Look, Samples
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style
+from workbench.charts.tracks import Rolling
+from workbench.charts.units import MILLISECONDS, SECONDS
+from workbench.plots._steps import (
+    add_timeline,
+    columns_of,
+    key,
+    no_steps,
+    rolling_of,
+    series,
+    step_table,
+    time_column,
+)
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
+    """Samples, band and median of every run, or of every segment where they ran by turns."""
+    plot_item.describe((SECONDS, "Time since the session began"), (MILLISECONDS, "Step time"))
+    add_timeline(plot_item, runs, style)
+    found = series(runs)
+    for run in found:
+        name = "median of 41" if len(found) == 1 else run.title
+        faint = Look("steps", style, MILLISECONDS, run.color, alpha=0.45)
+        band = Look("5–95 %", style, MILLISECONDS, run.color, alpha=0.3)
+        median = Look(name, style, MILLISECONDS, run.color, width=1.2)
+        samples = Samples(faint, columns_of(run, "step_ms"), scales=False)
+        spread = Band(band, rolling_of(run, "p5"), rolling_of(run, "p95"))
+        samples.in_legend = spread.in_legend = len(found) == 1
+        for layer in (samples, spread, Line(median, rolling_of(run, "median"))):
+            plot_item.add(layer)
+
+
+def table(runs: Sequence[Run]) -> dict[str, Array]:
+    """Every step's time, and the rolling percentiles at every steady step."""
+    columns = step_table(runs, {"step_ms": "step_ms"})
+    rolled = np.full((3, len(columns["t_s"])), np.nan)
+    row = 0
+    for run in runs:
+        for segment in run.chosen():
+            rolling = Rolling(segment, time_column(run, segment), thin=False)
+            rolling.pull()
+            places = rolling.columns["row"] + row
+            for index, which in enumerate(("p5", "median", "p95")):
+                rolled[index, places] = rolling.columns[which]
+            row += len(segment.steps["t_s"])
+    return {
+        **columns,
+        "rolling_p5_ms": rolled[0],
+        "rolling_median_ms": rolled[1],
+        "rolling_p95_ms": rolled[2],
+    }
+
+
+PLOT = Plot(
+    name="step_time",
+    title="Step time",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=no_steps,
+    axis="time",
+    key=key,
+)

@@ -1,0 +1,218 @@
+"""A sweep over two fields as a map: the first to the right, the second upwards, for one arm.
+
+Every cell says its number; dark is low, bright is high, by the logarithm. A cell that was not
+measured is hatched, with a shape and the reason in words; one that is still to come is empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPen
+
+from sessions.model import Study
+from sessions.studies import sweep as found_sweep
+from sessions.studies.sweep import Curve
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Frame, Layer
+from workbench.charts.plot import Plot, Run
+from workbench.charts.scale import scale_color
+from workbench.charts.style import Style, shade
+from workbench.charts.units import BYTES, MILLISECONDS, STEPS, TOKENS_PER_SECOND, Unit
+from workbench.plots import _sweep
+from workbench.plots._narrowing import hatch
+from workbench.plots._sweep import LATEST
+
+_METRICS = {
+    "step time": ("median_ms", MILLISECONDS),
+    "throughput": ("tokens_per_s", TOKENS_PER_SECOND),
+    "peak memory": ("peak_bytes", BYTES),
+}
+_GAP_PX = 1.0
+_DARK = 0.185  # relative luminance above which dark text has more contrast than light text
+
+
+class Cells(Layer):
+    """The cells of one arm: one unit wide and high each, from 0 on."""
+
+    z = 5.0
+
+    def __init__(self, study: Study, curves: Sequence[Curve], metric: str, style: Style) -> None:
+        super().__init__()
+        self._style = style
+        name, self._unit = _METRICS[metric]
+        xs, ys = found_sweep.axis(study, 0), found_sweep.axis(study, 1)
+        numeric = found_sweep.is_numeric(study)
+        self._size = (len(xs), len(ys))
+        self._values: dict[tuple[int, int], float] = {}
+        self._missed: dict[tuple[int, int], str] = {}
+        for curve in curves:
+            for place, x in enumerate(curve.x.tolist()):
+                cell = (xs.index(x) if numeric else int(x), ys.index(curve.y))  # type: ignore[arg-type]
+                if curve.outcomes[place] == found_sweep.MEASURED:
+                    self._values[cell] = float(curve.columns[name][place])
+                else:
+                    self._missed[cell] = curve.outcomes[place]
+        logs = [math.log(value) for value in self._values.values() if value > 0]
+        self._limits = (min(logs, default=0.0), max(logs, default=0.0))
+
+    def x_span(self) -> tuple[float, float]:
+        """All columns."""
+        return 0.0, float(self._size[0])
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """What was measured in its colour, the rest hatched."""
+        font = self._style.font()
+        metrics = QFontMetricsF(font)
+        painter.setFont(font)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        low, high = self._limits
+        room = min((_area(cell, frame).width() for cell in self._values), default=0.0) - 4
+        digits = digits_in(room, metrics, self._unit, self._values.values())
+        for cell, value in self._values.items():
+            share = (math.log(value) - low) / (high - low) if value > 0 and high > low else 0.5
+            color = scale_color(share)
+            area = _area(cell, frame)
+            painter.fillRect(area, color)
+            dark = luminance(color) > _DARK
+            self._write(painter, metrics, area, self._unit.text(value, digits), QColor(_INK[dark]))
+        for cell, outcome in self._missed.items():
+            self._draw_missed(painter, metrics, _area(cell, frame), outcome)
+
+    def _draw_missed(
+        self, painter: QPainter, metrics: QFontMetricsF, area: QRectF, outcome: str
+    ) -> None:
+        theme = self._style.theme
+        painter.save()
+        painter.translate(area.topLeft())
+        painter.setPen(QPen(shade(theme.muted, 0.5), 1))
+        painter.drawLines(hatch(0.0, area.width(), area.height()))
+        painter.restore()
+        lines = _wrapped(outcome, metrics, area.width() - 6)
+        height = metrics.height()
+        middle = area.center().y() - len(lines) * height / 2
+        pen = QPen(shade(theme.warning), self._style.line_px)
+        _sweep.draw_mark(painter, QPointF(area.center().x(), middle), outcome, pen)
+        for number, line in enumerate(lines):
+            place = QRectF(area.left(), middle + (number + 0.5) * height, area.width(), height)
+            width = metrics.horizontalAdvance(line) + 4
+            plate = QRectF(place.center().x() - width / 2, place.top(), width, height)
+            painter.fillRect(plate, shade(theme.surface))
+            self._write(painter, metrics, place, line, shade(theme.text))
+
+    def _write(
+        self, painter: QPainter, metrics: QFontMetricsF, area: QRectF, text: str, color: QColor
+    ) -> None:
+        text = metrics.elidedText(text, Qt.TextElideMode.ElideRight, area.width() - 4)
+        left = area.center().x() - metrics.horizontalAdvance(text) / 2
+        top = area.center().y() - metrics.height() / 2
+        painter.setPen(color)
+        painter.drawText(QPointF(left, top + metrics.ascent()), text)
+
+
+_INK = {True: "#10141a", False: "#f4f6f8"}  # on the scale's own colours, whatever the theme
+
+
+def draw(
+    plot_item: Canvas,
+    runs: Sequence[Run],
+    style: Style,
+    *,
+    metric: str = "step time",
+    arm: str = "",
+    sweep: str = LATEST,
+) -> None:
+    """The cells of one arm, named along both axes."""
+    study = _sweep.shown(runs, sweep)
+    if study is None or found_sweep.dimensions(study) < 2:
+        return
+    curves = [curve for curve in found_sweep.curves(study) if curve.label == (arm or curve.label)]
+    curves = [curve for curve in curves if curve.arm == curves[0].arm]
+    titles = [found_sweep.field_title(study, place) for place in (0, 1)]
+    plot_item.describe((STEPS, titles[0].capitalize()), (STEPS, titles[1].capitalize()))
+    for place, name in enumerate(("bottom", "left")):
+        plot_item.axis(name).categories = [
+            (number + 0.5, found_sweep.shown(value))
+            for number, value in enumerate(found_sweep.axis(study, place))
+        ]
+    plot_item.fixed_y = (0.0, float(len(found_sweep.axis(study, 1))))
+    plot_item.pad_x = 0.0
+    notes = [plot_item.header.subtitle, metric, found_sweep.marked(curves[0])]
+    plot_item.header.subtitle = ", ".join(filter(None, notes))
+    plot_item.add(Cells(study, curves, metric, style))
+
+
+def can_show(runs: Sequence[Run]) -> str | None:
+    """Whether a sweep over two fields was measured."""
+    study = _sweep.shown(runs)
+    if reason := _sweep.no_sweep(runs):
+        return reason
+    if study is not None and found_sweep.dimensions(study) < 2:
+        return "The map shows a sweep over two fields, and this one was over one."
+    return None
+
+
+def table(
+    runs: Sequence[Run], *, metric: str = "", arm: str = "", sweep: str = LATEST
+) -> dict[str, Array]:
+    """Every point of all arms, with all that was measured of it."""
+    return _sweep.table(runs, sweep)
+
+
+def _choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:
+    study = _sweep.shown(runs)
+    arms = tuple(map(str, study.asked["arms"])) if study is not None else ()
+    return {**_sweep.choices(runs), **({"arm": arms} if len(arms) > 1 else {})}
+
+
+def digits_in(room: float, metrics: QFontMetricsF, unit: Unit, values: Iterable[float]) -> int:
+    """How many each number may have, so that all fit the room in pixels and keep their units."""
+    for digits in (3, 2):
+        texts = (unit.text(value, digits) for value in values)
+        if all(metrics.horizontalAdvance(text) <= room for text in texts):
+            return digits
+    return 1
+
+
+def luminance(color: QColor) -> float:
+    """Relative luminance as WCAG defines it, its power curve taken as 2.2."""
+    red, green, blue = (level**2.2 for level in (color.redF(), color.greenF(), color.blueF()))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _wrapped(text: str, metrics: QFontMetricsF, width: float) -> list[str]:
+    """The text in as many lines as its words need in that width."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and metrics.horizontalAdvance(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def _area(cell: tuple[int, int], frame: Frame) -> QRectF:
+    """The cell in pixels, within the frame."""
+    x = np.clip(frame.px(np.array([cell[0], cell[0] + 1.0])), 0, frame.width)
+    y = frame.py(np.array([cell[1] + 1.0, cell[1]]))
+    corners = QPointF(x[0] + _GAP_PX, y[0] + _GAP_PX), QPointF(x[1] - _GAP_PX, y[1] - _GAP_PX)
+    return QRectF(*corners).normalized()
+
+
+PLOT = Plot(
+    name="sweep_map",
+    title="Sweep over two fields",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=can_show,
+    axis="value",
+    options={"metric": tuple(_METRICS)},
+    found=_choices,
+    key=_sweep.key,
+)

@@ -1,0 +1,13 @@
+"""Tokens a second of a sweep over the first field, a curve for each arm.
+
+Along the top: sizes that have no number, and why.
+"""
+
+from __future__ import annotations
+
+from workbench.charts.units import TOKENS_PER_SECOND
+from workbench.plots._sweep import Column, curves_plot
+
+_COLUMN = Column("tokens_per_s", "Throughput", TOKENS_PER_SECOND)
+
+PLOT = curves_plot("sweep_throughput", "Throughput over size", __doc__ or "", _COLUMN)

@@ -1,0 +1,104 @@
+"""Throughput: tokens a second where the workload counts tokens, else steps a second.
+
+The rolling median over 41 steady steps and the band from the 5th to the 95th percentile, both of
+the step time, turned over: the median throughput is that of the median step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sessions.model import Segment
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Band, Line, Look, Samples
+from workbench.charts.plot import Plot, Run
+from workbench.charts.sources import Inverse
+from workbench.charts.style import Style
+from workbench.charts.tracks import Track
+from workbench.charts.units import SECONDS, STEPS_PER_SECOND, TOKENS_PER_SECOND
+from workbench.plots._steps import (
+    add_timeline,
+    columns_of,
+    key,
+    no_steps,
+    rolling_of,
+    series,
+    step_table,
+)
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
+    """Samples, band and median of every run, or of every segment where they ran by turns."""
+    tokens = _counts_tokens(runs)
+    unit = TOKENS_PER_SECOND if tokens else STEPS_PER_SECOND
+    plot_item.describe((SECONDS, "Time since the session began"), (unit, "Throughput"))
+    add_timeline(plot_item, runs, style)
+    found = series(runs)
+    for run in found:
+        name = "median of 41" if len(found) == 1 else run.title
+        faint = Look("steps", style, unit, run.color, alpha=0.45)
+        band = Look("5–95 %", style, unit, run.color, alpha=0.3)
+        median = Look(name, style, unit, run.color, width=1.2)
+        invert = _inverter(run, tokens)
+        samples = Samples(faint, invert(columns_of(run, "step_ms")), scales=False)
+        spread = Band(band, invert(rolling_of(run, "p95")), invert(rolling_of(run, "p5")))
+        samples.in_legend = spread.in_legend = len(found) == 1
+        for layer in (samples, spread, Line(median, invert(rolling_of(run, "median")))):
+            plot_item.add(layer)
+
+
+def table(runs: Sequence[Run]) -> dict[str, Array]:
+    """Every step's throughput."""
+    columns = step_table(runs, {"step_ms": "step_ms"})
+    tokens = _counts_tokens(runs)
+    factors = [
+        np.full(len(segment.steps["t_s"]), _factor(segment, tokens))
+        for run in runs
+        for segment in run.chosen()
+    ]
+    factor = np.concatenate(factors) if factors else np.empty(0)
+    step_ms = columns.pop("step_ms").astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_second = np.where(step_ms > 0, factor / step_ms, np.nan)
+    return {**columns, "tokens_per_s" if tokens else "steps_per_s": per_second}
+
+
+def _counts_tokens(runs: Sequence[Run]) -> bool:
+    segments = [segment for run in runs for segment in run.chosen()]
+    return bool(segments) and all(_tokens(segment) > 0 for segment in segments)
+
+
+def _tokens(segment: Segment) -> float:
+    value = segment.ledger.get("tokens_per_step", 0)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _factor(segment: Segment, tokens: bool) -> float:
+    return 1000.0 * (_tokens(segment) if tokens else 1.0)
+
+
+def _inverter(
+    run: Run, tokens: bool
+) -> Callable[[Callable[[], list[Track]]], Callable[[], list[Inverse]]]:
+    def invert(tracks: Callable[[], list[Track]]) -> Callable[[], list[Inverse]]:
+        return lambda: [
+            Inverse(track, _factor(segment, tokens))
+            for track, segment in zip(tracks(), run.chosen(), strict=True)
+        ]
+
+    return invert
+
+
+PLOT = Plot(
+    name="throughput",
+    title="Throughput",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=no_steps,
+    axis="time",
+    key=key,
+)

@@ -1,0 +1,119 @@
+"""Utilization: how busy the device was, and how much of it.
+
+*Busy* says only that some kernel ran during the sampling period. Where the GPU offers them (NVML
+GPM, Hopper and later), the share of multiprocessors, tensor cores and memory bandwidth that was in
+use is drawn beside it; and what other processes used, which disturbs every measurement. What is not
+measured is named with the reason; so are a clock, power and temperature that nobody tells. Where
+ranks share a step, of each further GPU two lines are drawn, busy and active multiprocessors; the
+table has all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QBrush, QPen
+
+from sessions.sampling import UTILIZATION, absent, sampling
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Entry, Layer, Line, Look
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.tracks import Track
+from workbench.charts.units import PERCENT, SECONDS
+from workbench.plots._steps import add_timeline
+from workbench.plots._telemetry import (
+    devices,
+    is_cpu,
+    key,
+    measured,
+    prefix,
+    sampled,
+    telemetry_table,
+    tell_undrawn,
+)
+
+_FURTHER = ("busy", "sm_active")  # of each GPU after the first: all of eight were 48 lines
+_TOP = 103.0  # so that a line at 100 % is whole
+
+
+class _Sampled(Line):
+    """A line whose entry in the legend says how often it is sampled."""
+
+    def __init__(
+        self, look: Look, tracks: Callable[[], list[Track]], run: Run, column: str
+    ) -> None:
+        super().__init__(look, tracks)
+        self._run, self._column = run, column
+
+    def entries(self) -> list[Entry]:
+        how = sampling(self._run.session.environment, self._column)
+        if not how:
+            return super().entries()
+        return [replace(one, name=f"{one.name}, {how}") for one in super().entries()]
+
+
+class _Absent(Layer):
+    """Only entries of the legend: what is not measured, and why; told while a session has data."""
+
+    def __init__(self, run: Run, style: Style) -> None:
+        super().__init__()
+        self._run, self._style = run, style
+
+    def entries(self) -> list[Entry]:
+        if not self._run.session.telemetry:
+            return []
+        pen = QPen(shade(self._style.theme.muted))
+        none = QBrush(Qt.BrushStyle.NoBrush)
+        words = absent(self._run.session.environment)
+        return [Entry(one, "dots", pen, none) for one in words]
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
+    """One line per quantity that was measured."""
+    plot_item.describe((SECONDS, "Time since the session began"), (PERCENT, "Utilization"))
+    plot_item.fixed_y = (0.0, _TOP)
+    add_timeline(plot_item, runs, style)
+    color = 0
+    for run in runs:
+        for number, device in enumerate(devices(run)):
+            if number and is_cpu(device):
+                continue  # the host's busy % is that of all its processes
+            for column in _FURTHER if number else UTILIZATION:
+                name = UTILIZATION[column]
+                title = f"CPU {name}" if is_cpu(device) else prefix(runs, run, device) + name
+                look = Look(title, style, PERCENT, color, dash=color)
+                plot_item.add(_Sampled(look, sampled(run, device, column), run, column))
+                color += measured(run, device, column)
+        plot_item.add(_Absent(run, style))
+    tell_undrawn(plot_item, runs)
+
+
+def table(runs: Sequence[Run]) -> dict[str, Array]:
+    """Every sample, and what memory was in use on the device."""
+    return telemetry_table(runs, [*UTILIZATION, "memory_used"])
+
+
+def can_show(runs: Sequence[Run]) -> str | None:
+    """Whether any sample was taken."""
+    found = [(run, device) for run in runs for device in devices(run)]
+    if not found:
+        return "Utilization needs telemetry; this session has none."
+    if not any(measured(run, device, c) for run, device in found for c in UTILIZATION):
+        return "Utilization needs telemetry; this session's samples hold no number for it."
+    return None
+
+
+PLOT = Plot(
+    name="utilization",
+    title="Utilization",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=can_show,
+    axis="time",
+    key=key,
+)

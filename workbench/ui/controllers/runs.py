@@ -1,0 +1,69 @@
+"""Runs as the window starts them: with a check of each segment's numbers, and paired or not."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+
+from sessions.model import Configuration
+from workbench import calibration, protocol
+from workbench.ui.settings import Settings
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
+
+
+class Runs(QObject):
+    """Starts runs of the edited configuration, and remembers how runs measure."""
+
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._run, self._configuration = session, run, configuration
+        # Of the time of a run, as in ``protocol.Start``.
+        self.pairing_share = protocol.PAIRING_SHARE
+        self.checks_numbers = False  # of each segment, against a reference, in a pause
+        self._settings: Settings | None = None
+
+    def keep_in(self, settings: Settings) -> None:
+        """Remember how runs measure there, and take what is remembered."""
+        self._settings = settings
+        self.pairing_share, self.checks_numbers = settings.pairing_share, settings.check_numbers
+
+    def set_pairing_share(self, share: float) -> None:
+        """Let runs to come return to their baseline for this part of the time; 0: never."""
+        self.pairing_share = share
+        if self._settings is not None:
+            self._settings.pairing_share = share
+
+    def set_checks_numbers(self, checks: bool) -> None:
+        """Check the segments of the runs to come, or leave them alone."""
+        self.checks_numbers = checks
+        if self._settings is not None:
+            self._settings.check_numbers = checks
+        self._run.stateChanged.emit()
+
+    def start(self) -> None:
+        """Run the configuration that is being edited."""
+        edited = self._configuration.edited
+        if edited is not None and self._run.state == "idle":
+            self._session.show_live()
+            self._session.set_follow(True)
+            self._run.send(self.start_command(edited))
+
+    def start_command(self, configuration: Configuration) -> protocol.Start:
+        """Return the command that runs a configuration, paired with the baseline of the session."""
+        session, catalogue = self._session, self._configuration.catalogue
+        command = protocol.Start(
+            configuration=configuration,
+            check="steady" if self.checks_numbers else "never",
+            pairing_share=self.pairing_share,
+        )
+        segments = session.recorder.session.segments
+        if session.live and session.baseline < len(segments):
+            command.baseline = segments[session.baseline].configuration
+        return command if catalogue is None else calibration.respected(catalogue, command)

@@ -1,0 +1,205 @@
+"""The panels of the window: each is made from the models and controllers that it uses."""
+
+from __future__ import annotations
+
+import importlib
+
+from PySide6.QtWidgets import QWidget
+
+from workbench.ui.docks import Panel
+from workbench.ui.panels.build import BuildPanel
+from workbench.ui.panels.events import EventsPanel
+from workbench.ui.panels.generated import GeneratedPanel
+from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.segments import SegmentsPanel
+from workbench.ui.panels.toggles import TogglesPanel
+from workbench.ui.workspace import Workspace
+
+
+def build(workspace: Workspace) -> BuildPanel:
+    """Make the form of the configuration."""
+    return BuildPanel(workspace.session, workspace.run, workspace.configuration, workspace.theme)
+
+
+def toggles(workspace: Workspace) -> TogglesPanel:
+    """Make the panel of the optimizations."""
+    return TogglesPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.verdicts,
+        workspace.offers,
+        workspace.presets,
+        workspace.theme,
+    )
+
+
+def segments(workspace: Workspace) -> SegmentsPanel:
+    """Make the table of segments."""
+    return SegmentsPanel(
+        workspace.session,
+        workspace.configuration,
+        workspace.verdicts,
+        workspace.failures,
+        workspace.theme,
+        workspace.tasks,
+    )
+
+
+def events(workspace: Workspace) -> EventsPanel:
+    """Make the log of the session."""
+    return EventsPanel(workspace.session, workspace.configuration, workspace.theme)
+
+
+def text(workspace: Workspace) -> GeneratedPanel:
+    """Make the panel of generated text."""
+    return GeneratedPanel(workspace.session, workspace.theme)
+
+
+def live(workspace: Workspace) -> QWidget:
+    """Make the panel of live plots."""
+    from workbench.ui.panels.live import LivePanel  # pyqtgraph takes longer than the whole window
+
+    importlib.import_module("scipy.stats")  # now, and not when the first steps arrive
+    return LivePanel(workspace.session, workspace.theme, workspace.tasks)
+
+
+def compare(workspace: Workspace) -> QWidget:
+    """Make the panel of the comparison."""
+    from workbench.ui.panels.compare import ComparePanel
+
+    panel: QWidget = ComparePanel(
+        workspace.session,
+        workspace.compared,
+        workspace.verdicts,
+        workspace.failures,
+        workspace.theme,
+        workspace.tasks,
+    )
+    return panel
+
+
+def verdict(workspace: Workspace) -> QWidget:
+    """Make the panel of the verdict."""
+    from workbench.ui.panels.verdict import VerdictPanel
+
+    panel: QWidget = VerdictPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.verdicts,
+        workspace.theme,
+        workspace.tasks,
+    )
+    return panel
+
+
+def attribution(workspace: Workspace) -> QWidget:
+    """Make the panel of the attribution."""
+    from workbench.ui.panels.attribution import AttributionPanel
+
+    panel: QWidget = AttributionPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.attributions,
+        workspace.theme,
+        workspace.tasks,
+    )
+    return panel
+
+
+def optimize(workspace: Workspace) -> QWidget:
+    """Make the panel of the best configuration."""
+    from workbench.ui.panels.optimize import OptimizePanel
+
+    panel: QWidget = OptimizePanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.presets,
+        workspace.optimizations,
+        workspace.theme,
+        workspace.tasks,
+    )
+    return panel
+
+
+def checklist(workspace: Workspace) -> QWidget:
+    """Make the panel of the validation checklist."""
+    from workbench.ui.panels.checklist import ChecklistPanel
+
+    panel: QWidget = ChecklistPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.checklists,
+        workspace.theme,
+    )
+    return panel
+
+
+def breakdown(workspace: Workspace) -> QWidget:
+    """Make the panel of profiles."""
+    from workbench.ui.panels.breakdown import BreakdownPanel
+
+    panel: QWidget = BreakdownPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.compared,
+        workspace.breakdowns,
+        workspace.theme,
+        workspace.tasks,
+    )
+    return panel
+
+
+def sweep(workspace: Workspace) -> QWidget:
+    """Make the panel of the sweep."""
+    from workbench.ui.panels.sweep import SweepPanel
+
+    panel: QWidget = SweepPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.presets,
+        workspace.sweeps,
+        workspace.theme,
+        workspace.tasks,
+    )
+    return panel
+
+
+def claims(workspace: Workspace) -> QWidget:
+    """Make the panel of the documents' claims."""
+    from workbench.ui.panels.claims import ClaimsPanel
+
+    panel: QWidget = ClaimsPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.reproductions,
+        workspace.theme,
+    )
+    return panel
+
+
+def panels(workspace: Workspace) -> tuple[Panel, ...]:
+    """Return every panel of the window."""
+    return (
+        Panel("build", "Build", lambda: build(workspace)),
+        Panel("toggles", "Toggles", lambda: toggles(workspace)),
+        Panel("live", "Live", lambda: Later(lambda: live(workspace))),
+        Panel("verdict", "Verdict", lambda: Later(lambda: verdict(workspace))),
+        Panel("breakdown", "Breakdown", lambda: Later(lambda: breakdown(workspace))),
+        Panel("attribution", "Attribution", lambda: Later(lambda: attribution(workspace))),
+        Panel("optimize", "Optimize", lambda: Later(lambda: optimize(workspace))),
+        Panel("checklist", "Checklist", lambda: Later(lambda: checklist(workspace))),
+        Panel("sweep", "Sweep", lambda: Later(lambda: sweep(workspace))),
+        Panel("claims", "Claims", lambda: Later(lambda: claims(workspace))),
+        Panel("compare", "Compare", lambda: Later(lambda: compare(workspace))),
+        Panel("segments", "Segments", lambda: segments(workspace)),
+        Panel("events", "Events", lambda: events(workspace)),
+        Panel("text", "Generated text", lambda: text(workspace)),
+    )

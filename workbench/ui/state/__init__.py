@@ -1,0 +1,1 @@
+"""The models of the window: what it knows, without a widget; each announces its changes."""

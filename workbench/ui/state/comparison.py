@@ -1,0 +1,56 @@
+"""The sessions beside the one that is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from sessions.model import Session
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state import session_files
+from workbench.ui.state.failures import FailureModel
+from workbench.ui.state.session import SessionModel
+
+
+class ComparisonModel(QObject):
+    """The sessions that the shown one is compared with."""
+
+    changed = Signal()
+
+    def __init__(
+        self,
+        session: SessionModel,
+        tasks: Tasks,
+        failures: FailureModel,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._tasks, self._failures = session, tasks, failures
+        self.sessions: list[Session] = []
+
+    def open(self, path: Path) -> None:
+        """Add the session of a file, or of a journal, once it is read."""
+        self._tasks.start(lambda: session_files.read(path), self.add, self._failures.report_unread)
+
+    def add(self, session: Session) -> None:
+        """Add a session; report one that is shown or here already."""
+        if any(session.id == other.id for other in [self._session.shown, *self.sessions]):
+            self._failures.report(session_files.compared_already(session.title))
+            return
+        self.sessions.append(session)
+        self._announce()
+
+    def remove(self, session: Session) -> None:
+        """Take a session away."""
+        self.sessions.remove(session)
+        self._announce()
+
+    def clear(self) -> None:
+        """Leave the shown session alone."""
+        self.sessions.clear()
+        self._announce()
+
+    def _announce(self) -> None:
+        self._session.set_compared_titles([session.titles for session in self.sessions])
+        self.changed.emit()

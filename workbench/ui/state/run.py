@@ -1,0 +1,137 @@
+"""The runner process as the window knows it, and the run in progress."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, Signal
+
+from sessions.model import Configuration
+from workbench import protocol
+from workbench.client.journal import Journal
+from workbench.client.runner_process import Runner
+from workbench.ui.connection.runner_link import RunnerLink
+from workbench.ui.connection.stream_reader import Client
+from workbench.ui.state.session import SessionModel
+
+LOG_LINES = 1000
+ACTIVE = ("building", "running", "paused", "stopping")
+
+Launch = Callable[[Journal | None], Client]
+
+
+class RunModel(QObject):
+    """State of the runner and of the run in progress; sends commands to the runner.
+
+    Only ending the runner waits.
+    """
+
+    stateChanged = Signal()  # state, text or progress
+    received = Signal(object)  # each message of the runner, once the models have taken it
+
+    def __init__(
+        self,
+        link: RunnerLink,
+        session: SessionModel,
+        launch: Launch | None = None,
+        replaying: bool = False,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._link, self._session = link, session
+        self.replaying = replaying
+        # none, starting, idle, building, running, paused, stopping, dead
+        self.state, self.text = "none", ""
+        self.progress: protocol.Progress | None = None
+        self.running: Configuration | None = None  # of the segment that runs
+        self.measures = False  # a comparison or study in place of a run
+        self.resumption: Configuration | None = None  # runs on when the comparison is over
+        self.in_series = False  # experiments follow one another, also between two commands
+        self.cancelled = False  # the run in progress, or the last, was to be ended at once
+        self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
+        self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
+        self._began = 0.0  # monotonic time of the run's start, 0 when none runs
+
+    @property
+    def active(self) -> bool:
+        """Whether a run is in progress."""
+        return self.state in ACTIVE
+
+    @property
+    def ready(self) -> bool:
+        """Whether the runner can take another command that measures."""
+        return self.state in ("idle", "running", "paused")
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a runner to send to."""
+        return self._link.open
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run in progress was started, 0 when there is none."""
+        return time.monotonic() - self._began if self._began else 0.0
+
+    @property
+    def continued(self) -> Configuration | None:
+        """The configuration that goes on running: none of the arms of a study."""
+        if not self.active:
+            return None
+        return self.resumption if self.measures else self.running
+
+    def start_runner(self) -> None:
+        """Launch a runner, in place of a present one; its catalogue, when it comes, fills forms."""
+        journal = None if self.replaying else self._session.open_journal()
+        self._link.start(lambda: self._launch(journal))
+        self.set_state("starting", "Starting the runner")
+
+    def begin_session(self) -> None:
+        """Begin another live session, with a runner of its own."""
+        self._link.retire()
+        self._session.begin()
+        self.start_runner()
+
+    def perform(self, command: protocol.Command) -> None:
+        """Run a command that takes a while (a comparison, a study) in place of what runs now."""
+        self._session.show_live()
+        self.send(command)
+
+    def send(self, command: protocol.Command) -> None:
+        """Send one command to the runner."""
+        if isinstance(command, protocol.RunCommand):
+            self.measures = not isinstance(command, protocol.Start)
+        self._link.send(command)
+
+    def stop(self) -> None:
+        """End the run after the current step."""
+        if self.active:
+            self._link.send(protocol.Stop())
+
+    def pause(self) -> None:
+        """Stop stepping, keeping everything built."""
+        if self.state == "running":
+            self._link.send(protocol.Pause())
+
+    def resume(self) -> None:
+        """Go on stepping."""
+        if self.state == "paused":
+            self._link.send(protocol.Resume())
+
+    def cancel(self) -> None:
+        """End the run as soon as possible, by force if need be."""
+        if self.active or self.in_series:  # even before the runner has reported its start
+            self.cancelled = True
+            self._link.cancel()
+
+    def set_state(self, state: str, text: str) -> None:
+        """Take the state that the runner reports, or that the window knows of it."""
+        self.state, self.text = state, text
+        if state in ("idle", "dead", "starting"):
+            self._began, self.running, self.progress = 0.0, None, None
+        elif not self._began:
+            self._began, self.cancelled = time.monotonic(), False
+        if state == "running":
+            self.progress = None
+        self.stateChanged.emit()

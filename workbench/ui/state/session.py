@@ -1,0 +1,280 @@
+"""The session that is shown, and the live one that grows with what the runner measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal, SignalInstance
+
+from sessions import numerics
+from sessions.model import Configuration, Session
+from sessions.verdicts.work import INVALID
+from workbench import protocol
+from workbench.client.journal import Journal
+from workbench.client.recorder import Recorder
+from workbench.titles import Titles
+from workbench.ui.connection.runner_clock import RunnerClock
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state import session_files
+from workbench.ui.state.failures import FailureModel
+
+MEASURED = (  # messages that make the live session worth saving
+    protocol.Steps,
+    protocol.BlockDone,
+    protocol.Judged,
+    protocol.NumericsChecked,
+    protocol.StudyStarted,
+    protocol.StudyRows,
+    protocol.StudyFacts,
+)
+UNTITLED = "Untitled"
+
+
+class SessionModel(QObject):
+    """The shown session with its file and view; the live session with its journal.
+
+    ``shown`` is the live session (``live`` is true, it grows) or one that was opened from a file.
+    """
+
+    sessionChanged = Signal()  # another session is shown, or it was renamed
+    begun = Signal()  # an empty live session replaced the one before
+    savedChanged = Signal()  # the live session was saved, or has something that is not
+    dataArrived = Signal()  # steps or telemetry were appended; at most 60 times a second
+    textChanged = Signal()  # more of what a model generates
+    segmentsChanged = Signal()  # a segment began, or its evidence or the baseline changed
+    eventsChanged = Signal()
+    comparisonsChanged = Signal()  # blocks, numbers or a verdict of a paired comparison arrived
+    studiesChanged = Signal()  # rows or facts of a study arrived
+    selectionChanged = Signal()
+    followChanged = Signal()
+    focusRequested = Signal(float)  # show this time (seconds of the session) in the plots
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        failures: FailureModel,
+        clock: RunnerClock,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._tasks, self._failures, self._clock = tasks, failures, clock
+        self.recorder = Recorder()
+        self.shown: Session = self.recorder.session
+        self.path: Path | None = None  # the file of the shown session
+        self.saved = True  # nothing was measured or noted since the live session was saved
+        self.journal: Journal | None = None
+        self.baseline = 0  # index of the segment that ratios refer to
+        self.selection: int | None = None  # index of the selected segment
+        self.follow = True  # the plots scroll with the newest step
+        self.titles = Titles()
+        self._compared_titles: Sequence[Mapping[str, str]] = ()
+        self._runner_titles: Mapping[str, str] = {}
+        self._live_path: Path | None = None
+        self._changes = 0  # of the live session, counted
+        self._written: tuple[Recorder, int] | None = None  # the last that reached a file
+
+    @property
+    def live(self) -> bool:
+        """Whether the session that is shown is the one being recorded."""
+        return self.shown is self.recorder.session
+
+    # Titles
+
+    def titled(self, text: str) -> str:
+        """A session's text with the toggles and fields in it by their titles."""
+        return self.titles.of(text)
+
+    def set_runner_titles(self, titles: Mapping[str, str]) -> None:
+        """Prefer the titles of a runner's catalogue to those of files."""
+        self._runner_titles = titles
+        self._update_titles()
+
+    def set_compared_titles(self, titles: Sequence[Mapping[str, str]]) -> None:
+        """Know the titles that the sessions beside the shown one have."""
+        self._compared_titles = titles
+        self._update_titles()
+
+    def _update_titles(self) -> None:
+        self.titles = Titles(*self._compared_titles, self.shown.titles, self._runner_titles)
+
+    # The view
+
+    def set_baseline(self, index: int) -> None:
+        """Make one segment the one that ratios refer to."""
+        self.baseline = index
+        self.segmentsChanged.emit()
+
+    def select(self, index: int | None) -> None:
+        """Select one segment in every panel, or none."""
+        if index != self.selection:
+            self.selection = index
+            self.selectionChanged.emit()
+
+    def set_follow(self, follow: bool) -> None:
+        """Let the plots scroll with the newest step, or hold the view where it is."""
+        if follow != self.follow:
+            self.follow = follow
+            self.followChanged.emit()
+
+    def focus(self, t_s: float) -> None:
+        """Hold the view and show this time, in seconds of the session."""
+        self.set_follow(False)
+        self.focusRequested.emit(t_s)
+
+    # Sessions and their files
+
+    def begin(self) -> None:
+        """Leave the live session as it is in its journal or file, and begin another."""
+        self.close_journal()
+        self.recorder = Recorder()
+        self.saved, self.path, self._live_path = True, None, None
+        self.show(self.recorder.session)
+        self.begun.emit()
+
+    def show(self, session: Session) -> None:
+        """Show a session in every panel."""
+        if session is not self.shown:
+            self.shown = session
+            self.baseline, self.selection = 0, None
+            self._update_titles()
+            for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
+                changed.emit()
+
+    def show_live(self) -> None:
+        """Show the session that is being recorded."""
+        self.path = self._live_path
+        self.show(self.recorder.session)
+
+    def open(self, path: Path) -> None:
+        """Show the session of a file, or of a journal, once it is read."""
+        self._tasks.start(
+            lambda: session_files.read(path),
+            lambda session: self._opened(session, path),
+            self._failures.report_unread,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the session that is shown, as it is now, to a file."""
+        shown, session = self.shown, session_files.snapshot(self.shown)
+        written = (self.recorder, self._changes) if self.live else None
+        source = None if self.live else self.path
+
+        def write() -> None:
+            session_files.write(session, path, source)
+            self._written = written or self._written  # known, should nobody receive the answer
+
+        self._tasks.start(
+            write, lambda _: self._wrote(path, shown, written), self._failures.report_unsaved
+        )
+
+    def rename(self, title: str) -> None:
+        """Give the session that is shown another title."""
+        self.describe(title, self.shown.notes)
+
+    def describe(self, title: str, notes: str) -> None:
+        """Give the session that is shown a title and notes."""
+        self.shown.title, self.shown.notes = title, notes
+        if self.live:
+            self._journal(protocol.Described(title=title, notes=notes))
+        elif self.path is not None and not session_files.is_journal(self.path):
+            path = self.path
+            if path == self._live_path:  # the live one's, which is written over it later
+                self.recorder.session.title, self.recorder.session.notes = title, notes
+                self._journal(protocol.Described(title=title, notes=notes))
+            self._tasks.start(
+                lambda: session_files.describe(path, title, notes),
+                lambda _: None,
+                self._failures.report_unsaved,
+            )
+        self.sessionChanged.emit()
+
+    def _opened(self, session: Session, path: Path) -> None:
+        self.path = path
+        self.show(session)
+
+    def _wrote(self, path: Path, shown: Session, written: tuple[Recorder, int] | None) -> None:
+        """``shown`` was written; by now another may be shown, or another be recorded."""
+        if written is not None and written[0] is self.recorder:
+            self._live_path = path
+            self.saved = written[1] == self._changes
+        if self.shown is shown:
+            self.path = path
+        self.savedChanged.emit()
+
+    # What the live session records
+
+    def add_note(self, text: str) -> None:
+        """Mark the present moment of the live session with a note."""
+        self.write(protocol.Note(kind="note", text=text))
+
+    def write(self, message: protocol.AnyMessage) -> None:
+        """Add a message of the window's own to the live session and its journal."""
+        message.t_s = self._clock.now()
+        self.recorder.record(message)
+        self._journal(message)
+        for changed in self.changed_by(message):
+            changed.emit()
+
+    def mark_changed(self, running: Configuration | None) -> None:
+        """Note that the live session has something that is not saved; ``running`` titles it."""
+        self._changes += 1
+        self.saved = False
+        session = self.recorder.session
+        if session.title == UNTITLED and running is not None:
+            session.title = running.title
+            self._journal(protocol.Described(title=session.title, notes=session.notes))
+            self.sessionChanged.emit()
+
+    def changed_by(self, message: protocol.AnyMessage) -> list[SignalInstance]:
+        """Return the signals that announce a recorded message."""
+        match message:
+            case (
+                protocol.Steps()
+                | protocol.TelemetrySamples()
+                | protocol.Sampling()
+                | protocol.Metrics()
+            ):
+                return [self.dataArrived]
+            case protocol.Generated():
+                return [self.textChanged]
+            case (
+                protocol.ComparisonStarted()
+                | protocol.ComparisonFacts()
+                | protocol.BlockDone()
+                | protocol.Judged()
+                | protocol.NumericsChecked()
+            ):
+                return [self.comparisonsChanged]
+            case protocol.StudyStarted() | protocol.StudyRows() | protocol.StudyFacts():
+                return [self.studiesChanged]
+            case protocol.SegmentStarted() | protocol.PhaseChanged() | protocol.EvidenceFound():
+                return [self.segmentsChanged]
+            case protocol.Facts(ledger=ledger) if numerics.was_checked(ledger) or INVALID in ledger:
+                return [self.segmentsChanged]
+            case protocol.Note() | protocol.Failure():
+                return [self.eventsChanged]
+        return []
+
+    # The journal
+
+    def open_journal(self) -> Journal:
+        """Return the live session's journal; it is begun if there is none."""
+        if self.journal is None:
+            self.journal = Journal()
+        return self.journal
+
+    def close_journal(self) -> None:
+        """Close the journal; it is kept unless the live session is saved."""
+        if self.journal is not None:
+            self._tasks.wait()  # what is being written is saved, though the answer has yet to come
+            saved = self.saved or self._written == (self.recorder, self._changes)
+            self.journal.close(keep=not saved)
+            self.journal = None
+
+    def _journal(self, message: protocol.Message) -> None:
+        self._changes += 1
+        self.saved = False
+        if self.journal is not None:
+            self.journal.write(message)
+        self.savedChanged.emit()

@@ -1,0 +1,112 @@
+"""Session files as the window needs them: read, written and remembered."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+from sessions.errors import SessionError
+from sessions.model import Session
+from workbench import protocol
+from workbench.client import journal
+
+EXPECTED = (SessionError, OSError, ValueError)  # their text is one sentence for a person
+SUFFIX = ".h5"
+WRITTEN = {SUFFIX: "Sessions (*.h5)"}
+FILTER = "Sessions (*.h5);;Journals (*.journal);;All files (*)"
+
+
+def is_journal(path: Path) -> bool:
+    """Whether a session is read from a journal there, which nothing but its window writes."""
+    return path.suffix == ".journal"
+
+
+def read(path: Path) -> Session:
+    """The session of an HDF5 file or of a journal; raises one of ``EXPECTED``."""
+    if is_journal(path):
+        return journal.recover(path)
+    from sessions.storage import hdf5
+
+    return hdf5.load(path)
+
+
+def write(session: Session, path: Path, source: Path | None = None) -> None:
+    """Write a session whole; raises one of ``EXPECTED``.
+
+    ``source`` is the file that it was read from: a journal that is offered for recovery goes once
+    what it holds is saved.
+    """
+    from sessions.storage import hdf5
+
+    hdf5.save(session, path)
+    if source is not None and source in journal.unfinished():
+        journal.discard(source)
+
+
+def describe(path: Path, title: str, notes: str) -> None:
+    """Change title and notes of a session's file; raises one of ``EXPECTED``."""
+    from sessions.storage import hdf5
+
+    hdf5.update_notes(path, title, notes)
+
+
+def recoverable() -> list[Path]:
+    """Journals that hold measurements nobody saved, newest first; empty ones are removed.
+
+    Those that cannot be read are left alone.
+    """
+    found = []
+    for path in journal.unfinished():
+        with contextlib.suppress(OSError):
+            if journal.has_segment(path):
+                found.append(path)
+            else:
+                journal.discard(path)
+    return found
+
+
+def snapshot(session: Session) -> Session:
+    """The session as it is now, safe to write while the live one grows: columns are only views."""
+    segments = [
+        dataclasses.replace(
+            segment,
+            steps=dict(segment.steps),
+            phases=list(segment.phases),
+            evidence=list(segment.evidence),
+        )
+        for segment in session.segments
+    ]
+    return dataclasses.replace(
+        session,
+        segments=segments,
+        telemetry={device: dict(columns) for device, columns in session.telemetry.items()},
+        events=list(session.events),
+        comparisons=list(session.comparisons),
+        studies=list(session.studies),
+        orders=list(session.orders),
+        environment=dict(session.environment),
+    )
+
+
+def not_saved(error: Exception, detail: str) -> protocol.Failure:
+    """What to tell of a session that could not be written."""
+    return protocol.Failure(
+        kind="mistake",
+        sentence=f"The session was not saved: {error}",
+        fix="Save it under another name; its journal is kept.",
+        detail=detail,
+    )
+
+
+def not_read(error: Exception, detail: str) -> protocol.Failure:
+    """What to tell of a file that could not be read."""
+    expected = isinstance(error, EXPECTED)
+    sentence = str(error) if expected else f"The file could not be read ({error!r})."
+    return protocol.Failure(kind="mistake", sentence=sentence, detail="" if expected else detail)
+
+
+def compared_already(title: str) -> protocol.Failure:
+    """What to tell of a session that is compared with itself."""
+    sentence = f"The session {title!r} is among those that are compared already."
+    return protocol.Failure(kind="mistake", sentence=sentence, fix="Choose another one.")

@@ -1,0 +1,72 @@
+"""All of the window but its widgets: the models and the controllers, wired with each other."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+
+from workbench.ui.connection.runner_clock import RunnerClock
+from workbench.ui.connection.runner_link import RunnerLink
+from workbench.ui.controllers.attributions import Attributions
+from workbench.ui.controllers.breakdowns import Breakdowns
+from workbench.ui.controllers.checklists import Checklists
+from workbench.ui.controllers.optimizations import Optimizations
+from workbench.ui.controllers.presets import Presets
+from workbench.ui.controllers.reproductions import Reproductions
+from workbench.ui.controllers.runs import Runs
+from workbench.ui.controllers.sweeps import Sweeps
+from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdicts import Verdicts
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.settings import Settings
+from workbench.ui.state.comparison import ComparisonModel
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.failures import FailureModel
+from workbench.ui.state.message_router import MessageRouter
+from workbench.ui.state.run import Launch, RunModel
+from workbench.ui.state.session import SessionModel
+from workbench.ui.state.theme import ThemeModel
+
+
+class Workspace(QObject):
+    """Creates the models and controllers of one window; a panel takes only those that it uses."""
+
+    def __init__(
+        self,
+        launch: Launch | None = None,
+        replaying: bool = False,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.tasks = Tasks(self)
+        clock, self._link = RunnerClock(), RunnerLink(self)
+        self.theme, self.failures = ThemeModel(self), FailureModel(self)
+        self.session = SessionModel(self.tasks, self.failures, clock, self)
+        self.compared = ComparisonModel(self.session, self.tasks, self.failures, self)
+        self.run = RunModel(self._link, self.session, launch, replaying, self)
+        self.configuration = ConfigurationModel(self.run, self)
+        models = self.session, self.run, self.configuration
+        self.router = MessageRouter(self._link, clock, *models, self.failures, self)
+        self.runs = Runs(*models, self)
+        self.verdicts = Verdicts(*models, self.runs, self)
+        self.attributions = Attributions(*models, self)
+        self.checklists = Checklists(*models, self.verdicts, self)
+        self.breakdowns = Breakdowns(*models, self.compared, self)
+        self.offers = Offers(*models, self.verdicts, self)
+        self.presets = Presets(self.run, self.configuration, self.failures, self)
+        self.optimizations = Optimizations(*models, self.presets, self)
+        self.sweeps = Sweeps(*models, self.verdicts, self.presets, self)
+        self.reproductions = Reproductions(*models, self)
+
+    def keep_in(self, settings: Settings) -> None:
+        """Remember there what a person chose, and take what is remembered."""
+        self.offers.keep_in(settings)
+        self.runs.keep_in(settings)
+        self.verdicts.keep_in(settings)
+        self.presets.keep_in(settings)
+
+    def close(self) -> None:
+        """End the runner, the threads and the timers; return when they are gone."""
+        self.configuration.close()
+        self._link.close()
+        self.tasks.close()
+        self.session.close_journal()
