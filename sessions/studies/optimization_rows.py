@@ -49,7 +49,7 @@ def candidate_rows(search: Search, verdicts: Verdicts) -> Rows:
     }
 
 
-def option_rows(search: Search, blocked: Mapping[tuple[str, str], str]) -> Rows:
+def option_rows(search: Search, verdicts: Verdicts, blocked: Mapping[tuple[str, str], str]) -> Rows:
     """Return one row for each option that is not the start's: whether it was tried, or why not.
 
     ``blocked``: the toggles and options that no change of toggles makes usable here, with reasons.
@@ -61,7 +61,10 @@ def option_rows(search: Search, blocked: Mapping[tuple[str, str], str]) -> Rows:
         if option != dimension.start
     ]
     own = {o: [c for c in search.candidates if c.point[o[0]] == o[1]] for o in options}
-    states = [_state_of(search, option, own[option]) for option in options]
+    result = (verdicts.best or search.start).point
+    states = [
+        (IN_RESULT, "") if result[o[0]] == o[1] else _state_of(search, o, own[o]) for o in options
+    ]
     effects = search.knowledge.effects
     nothing = [math.nan] * len(blocked)
     return {
@@ -109,7 +112,7 @@ def final_facts(search: Search, verdicts: Verdicts) -> dict[str, Scalar]:
 
 
 def _role(candidate: Candidate, search: Search, verdicts: Verdicts) -> str:
-    if candidate is search.best and search.proposable(candidate):
+    if candidate is verdicts.best:
         return BEST
     if candidate is search.start:
         return START
@@ -124,9 +127,6 @@ def _reason(candidate: Candidate, search: Search) -> str:
 
 def _state_of(search: Search, option: tuple[int, str], own: list[Candidate]) -> tuple[str, str]:
     """Return what became of an option, and why, if it was not measured."""
-    axis, name = option
-    if search.best.point[axis] == name:
-        return IN_RESULT, ""
     if any(candidate.state == RACED for candidate in own):
         reasons = [reason for c in own if (reason := _reason(c, search))]
         return TRIED, reasons[0] if len(reasons) == len(own) else ""

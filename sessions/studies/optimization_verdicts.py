@@ -18,6 +18,7 @@ from sessions.studies.optimization import Search
 from sessions.studies.optimization_knowledge import changed_options
 from sessions.studies.optimization_space import (
     ENERGY,
+    MEMORY,
     RACED,
     Candidate,
     Failure,
@@ -51,8 +52,17 @@ class Verdicts:
 
     @property
     def best(self) -> Candidate | None:
-        """The candidate that is proposed; None where no candidate can be."""
-        best = self.search.best
+        """The candidate that is proposed; None where no candidate can be.
+
+        It is the start if the new blocks show that the search's best one is slower or needs more.
+        """
+        best, start, objective = self.search.best, self.search.start, self.search.goal.objective
+        gain = None if objective == MEMORY else self.gain(objective)
+        is_refuted = (
+            gain is not None and gain.judgement is not None and gain.judgement.verdict == "SLOWER"
+        )
+        if is_refuted and self.search.proposable(start):
+            return start
         return best if self.search.proposable(best) else None
 
     @property

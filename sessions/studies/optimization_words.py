@@ -204,8 +204,7 @@ def _certainty(study: Study) -> str:
     words = f"{tried} of {len(options)} options were measured"
     if facts.get("complete"):
         return (
-            f"Search complete: {words}, and no single change of the result within reach was "
-            "left undecided."
+            f"Search complete: {words}, and so was every single change of the result that may help."
         )
     return f"Search not complete, because the budget was spent: {words}; a larger one tries more."
 

@@ -2,6 +2,7 @@
 
     python tests/gpu/run_optimize.py OUT --family hydra --workload train --budget 600
         [--preset base] [--toggle NAME=OPTION ...] [--include TOGGLE,...] [--rounds 12]
+        [--model FIELD=VALUE ...] [--setting FIELD=VALUE ...] [--no-sweep]
 
 The search runs first, with builds that nothing has warmed up. Then every configuration of the space
 is built, and all that fit race in interleaved rounds. Writes ``optimize.json`` to OUT and prints
@@ -42,6 +43,8 @@ def prepared(options: argparse.Namespace, seed: int) -> tuple[Search, Verdicts]:
         family=options.family,
         preset=options.preset,
         workload=options.workload,
+        model=numbers_of(options.model),
+        settings=numbers_of(options.setting),
         toggles=dict(text.split("=", 1) for text in options.toggle),
     )
     command = protocol.Optimize(
@@ -52,6 +55,11 @@ def prepared(options: argparse.Namespace, seed: int) -> tuple[Search, Verdicts]:
         seed=seed,
     )
     return OptimizeRun(Rig(RecordingWire(), device), command).prepare()
+
+
+def numbers_of(texts: list[str]) -> dict[str, int]:
+    """Return whole numbers by name, of NAME=VALUE."""
+    return {name: int(value) for name, value in (text.split("=", 1) for text in texts)}
 
 
 def optimize(options: argparse.Namespace) -> tuple[dict, Search]:
@@ -113,6 +121,8 @@ def main() -> None:
     parser.add_argument("--preset", default="")
     parser.add_argument("--workload", default="train")
     parser.add_argument("--toggle", action="append", default=[])
+    parser.add_argument("--model", action="append", default=[], metavar="FIELD=VALUE")
+    parser.add_argument("--setting", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--include", default="")
     parser.add_argument("--exclude", default="")
     parser.add_argument("--budget", type=float, default=600.0)

@@ -83,7 +83,7 @@ def messages(
     yield protocol.StudyFacts(t_s=now, study=index, facts={"memory": counted})
     tables = {
         "candidates": candidate_rows(search, verdicts),
-        "options": option_rows(search, BLOCKED),
+        "options": option_rows(search, verdicts, BLOCKED),
         "blocks": {
             "phase": ["search", "verdicts"], "round": [1, 1], "candidate": [0, 1],
             "median_ms": [31.0, 25.0], "clock_mhz": [None, None], "mean_ms": [31.0, 25.0],

@@ -146,6 +146,16 @@ def test_the_verdicts_are_about_start_and_runner_up_and_each_change():
     assert search.spent_s <= search.goal.budget_s
 
 
+def test_a_best_candidate_that_new_blocks_show_to_be_slower_is_not_proposed():
+    bench = SimulatedBench(dimensions(2), {(0, "b"): 0.1}, noise=0.003)
+    search = Search(bench.dimensions, bench, Goal(budget_s=100.0))
+    search.run()
+    search.best = search.candidates[1]  # as after a search that was very unlucky
+    verdicts = Verdicts(search)
+    verdicts.run()
+    assert verdicts.gain().judgement.verdict == "SLOWER" and verdicts.best is search.start
+
+
 @pytest.mark.parametrize(
     ("extra_s", "ratio", "steps"),
     [(10.0, 0.5, 200), (10.0, 1.0, math.inf), (10.0, 1.5, math.inf), (-1.0, 0.5, 0)],

@@ -210,7 +210,7 @@ class OptimizeRun:
             self._send(BLOCKS, self._blocks, replace=False)
             self._blocks = {}
         self._send(CANDIDATES, candidate_rows(search, verdicts))
-        self._send(OPTIONS, option_rows(search, self._blocked))
+        self._send(OPTIONS, option_rows(search, verdicts, self._blocked))
         if verdicts.effects:
             self._send(EFFECTS, verdict_rows(verdicts))
         if final:
