@@ -34,8 +34,9 @@ sessions     sessions                                          | numpy scipy h5p
 .crash_log   .state_folder                                     |
 .interrupts                                                    |
 .descendants                                                   |
+.plugins                                                       |
 .exit_reasons                                                  |
-.protocol    .protocol sessions                                | msgspec
+.protocol    .protocol .plugins sessions                                | msgspec
 .titles      .protocol sessions                                |
 .client.runner_command                                         |
 .client.throttle                                               |
@@ -43,38 +44,37 @@ sessions     sessions                                          | numpy scipy h5p
 sessions | numpy msgspec
 .calibration sessions .protocol .state_folder .state_files     | msgspec
 .ceilings    sessions .state_folder .state_files               |
-.claims      .claims sessions .protocol                        | numpy scipy msgspec
+.claims      .claims sessions .protocol .plugins                        | numpy scipy msgspec
 .presets     sessions .protocol                                | msgspec
 .charts      .charts .ui.theming sessions                      | PySide6 pyqtgraph numpy
-.ui .ui .charts .claims sessions .protocol .client .calibration .presets .titles .report \
+.ui .ui .charts .plugins .claims sessions .protocol .client .calibration .presets .titles .report \
 .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
-.ui.plots    .ui.plots .ui.theming .charts sessions            | PySide6 pyqtgraph numpy
+.ui.plots    .ui.plots .ui.theming .charts .plugins sessions   | PySide6 pyqtgraph numpy
 .ui.theming  .ui.theming                                       | PySide6 pyqtgraph
-.report      .report .ui .charts sessions                      | jinja2
-.commands .commands .claims .ui .charts sessions .protocol .client .calibration .ceilings \
+.report      .report .ui .charts .plugins sessions             | jinja2
+.commands .commands .plugins .claims .ui .charts sessions .protocol .client .calibration .ceilings \
 .presets .report .titles .interrupts .state_folder | msgspec rich PySide6
-.cli         sessions .commands .ui.app .client.runner_command .interrupts .crash_log |
+.cli         sessions .plugins .commands .ui.app .client.runner_command .interrupts .crash_log |
 .__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
 .runner.__init__                                               |
 .runner.variants.optimizers .runner | torch torchao bitsandbytes
 .runner.export._onnx_operators                                 | torch onnxscript
 .runner.__main__ .runner.main |
-.runner._registry  |
-.runner.catalogue .protocol .runner.config .runner.environment .runner.toggles \
+.runner.catalogue .plugins .protocol .runner.config .runner.environment .runner.toggles \
 .runner.workloads kernels models | torch
 .runner.components .runner.components kernels models | torch
-.runner.config .runner.config .BUNDLED .ROOT .protocol .runner.context .runner.environment \
-.runner.failures .runner.instruments .runner.structures .runner.toggles .runner.variants \
-.runner.wire .runner.workloads kernels models sessions | msgspec torch
+.runner.config .runner.config .plugins .BUNDLED .ROOT .protocol .runner.context \
+.runner.environment .runner.failures .runner.instruments .runner.structures .runner.toggles \
+.runner.variants .runner.wire .runner.workloads kernels models sessions | msgspec torch
 .runner.context .protocol .runner.experiments .runner.failures .runner.instruments \
 .runner.roofline .runner.variants .runner.wire sessions | torch
 .runner.decoding .runner.decoding .protocol .runner.config .runner.environment \
 .runner.failures .runner.instruments .runner.toggles .runner.variants .runner.wire models \
 sessions | msgspec torch
-.runner.engine .protocol .runner.catalogue .runner.config .runner.context .runner.experiments \
-.runner.failures .runner.roofline .runner.suggested_fixes .runner.triton_cache .runner.wire \
-sessions | torch
+.runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
+.runner.experiments .runner.failures .runner.roofline .runner.suggested_fixes \
+.runner.triton_cache .runner.wire sessions | torch
 .runner.environment .runner.instruments kernels sessions | psutil pynvml torch
 .runner.experiments .runner.experiments .protocol .runner.config .runner.context \
 .runner.decoding .runner.environment .runner.failed_options .runner.failures \
@@ -102,7 +102,7 @@ kernels models sessions | psutil pynvml torch
 .runner.structures  | torch
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.toggles sessions | \
 msgspec torch
-.runner.toggles .runner.toggles .protocol .runner._registry .runner.config .runner.failures \
+.runner.toggles .runner.toggles .plugins .protocol .runner.config .runner.failures \
 .runner.numerics .runner.profiling .runner.ranks .runner.roofline .runner.variants \
 .runner.workloads kernels models sessions | torch
 .runner.triton_cache  |
@@ -110,7 +110,7 @@ msgspec torch
 .runner.instruments .runner.numerics .runner.profiling .runner.ranks .runner.roofline \
 .runner.toggles .runner.workloads kernels models sessions | msgspec torch
 .runner.wire .descendants .protocol |
-.runner.workloads .runner.workloads .protocol .runner._registry .runner.config \
+.runner.workloads .runner.workloads .plugins .protocol .runner.config \
 .runner.decoding .runner.variants models sessions | torch
 """
 

@@ -7,7 +7,7 @@ import torch
 import kernels
 from kernels import hardware
 from models import ConfigField, Family
-from workbench import protocol
+from workbench import plugins, protocol
 from workbench.runner.config import presets, user_model
 from workbench.runner.config.resolve import default_preset, families
 from workbench.runner.environment import environment
@@ -32,6 +32,7 @@ def catalogue(device: torch.device, created: float) -> protocol.Catalogue:
         ],
         operators={name: str(status) for name, status in kernels.status(device.type).items()},
         presets=presets.all_presets(),
+        plugins=plugins.loaded(),  # last: what precedes loads them
     )
 
 

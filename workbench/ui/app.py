@@ -53,6 +53,7 @@ def _open(arguments: argparse.Namespace) -> int:
 
 def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ignore[no-untyped-def]
     """The window with all that belongs to it, not yet shown."""
+    from workbench.ui.connection.plugin_notes import PluginNotes
     from workbench.ui.connection.replay import ReplayedRunner
     from workbench.ui.controllers.appearance import Appearance
     from workbench.ui.settings import Settings
@@ -68,6 +69,7 @@ def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ig
         state = AppState(launch=lambda _: ReplayedRunner(path, speed), replaying=True)
     else:
         state = AppState()
+    PluginNotes(state)
     appearance = Appearance(application, state, settings)
     window = MainWindow(state, settings, appearance)
     state.start_runner()
