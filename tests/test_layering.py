@@ -62,7 +62,7 @@ sessions | numpy msgspec
 .runner.export._onnx_operators                                 | torch onnxscript
 .runner.__main__ .runner.main |
 .runner.catalogue .plugins .protocol .runner.config .runner.environment .runner.toggles \
-.runner.workloads kernels models | torch
+.runner.workloads kernels models sessions | torch
 .runner.components .runner.components kernels models | torch
 .runner.config .runner.config .plugins .BUNDLED .ROOT .protocol .runner.context \
 .runner.environment .runner.failures .runner.instruments .runner.structures .runner.toggles \

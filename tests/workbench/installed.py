@@ -26,6 +26,16 @@ TOGGLE = Toggle(
     evidence=lambda option, arm: effective("a block was entered") if entered else no_effect("none"),
 )
 ''',
+    "narrow": '''
+"""Another model, says the toggle."""
+from workbench.runner.toggles import Stage, Toggle, effective
+
+TOGGLE = Toggle(
+    name="narrow", title="Narrow", help=__doc__, group="Extras", stage=Stage.MODEL,
+    options={"off": "Off", "on": "On"}, apply=lambda option, build: None,
+    configure=lambda option, config: {}, evidence=lambda option, arm: effective("it is narrower"),
+)
+''',
     "operator": '''
 """Return twice the input."""
 import torch
@@ -96,7 +106,7 @@ COMMAND = Command(name="rude", help="", arguments=_arguments, run=lambda argumen
 """,
 }
 GOOD = {
-    "toggles": {"extra_block": "toggle:TOGGLE"},
+    "toggles": {"extra_block": "toggle:TOGGLE", "narrow": "narrow:TOGGLE"},
     "operators": {"twice": "operator:OP"},
     "families": {"hydra_too": "family:FAMILY"},
     "plots": {"nothing": "plot:PLOT"},
