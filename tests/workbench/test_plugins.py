@@ -92,7 +92,11 @@ def test_a_run_uses_a_family_a_toggle_and_an_operator_of_a_plug_in(driver):
     driver.until(protocol.Finished)
     evidence = {item.toggle: item for item in driver.session.segments[-1].evidence}
     assert evidence["extra_block"].status == "effective"
-    driver.send(protocol.Bench(operators=["twice"], budget_s=0.5))
+    driver.send(
+        protocol.Bench(
+            operators=["twice"], implementations=["torch"], forward_only=True, budget_s=0.2
+        )
+    )
     finished = driver.until(protocol.Finished)
     assert finished.reason == "done", driver.describe()
 
