@@ -9,6 +9,7 @@ import types
 import typing
 
 import msgspec
+import msgspec.inspect
 import pytest
 import wire_samples
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def strategy(kind) -> st.SearchStrategy:
         return st.one_of(*map(strategy, arguments))
     if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
-        names = getattr(kind, "__struct_fields__", None) or kind.__dataclass_fields__
+        names = [field.name for field in msgspec.inspect.type_info(kind).fields]
         return st.builds(kind, **{name: strategy(hints[name]) for name in names})
     raise TypeError(f"no strategy for {kind}")
 
