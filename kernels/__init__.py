@@ -2,11 +2,13 @@
 
 Every operator is a function here (``kernels.rms_norm``) that chooses among its implementations;
 ``kernels.OPS`` maps each name to its descriptor. A file whose name begins with an underscore is
-shared machinery. To add an operator, add its file; nothing else needs a change.
+shared machinery. To add an operator, add its file; nothing else needs a change. ``register`` adds
+an operator of another package.
 """
 
 import importlib
 import pkgutil
+import types
 from typing import TYPE_CHECKING, Any
 
 from kernels import hardware
@@ -51,13 +53,25 @@ from kernels.core.tuning import Choice, reset_tiles, tiles, tuning
 from kernels.core.workspace import Workspace
 
 _SUPPORT = ("core", "hardware", "measure")  # modules for other packages that are not operators
+
+
+def register(op: Operator) -> None:
+    """Add an operator under its name, here and in ``OPS``.
+
+    Raises ``Mistake`` if the name is taken. Call it before the first choice or computation.
+    """
+    if op.name in OPS or op.name in globals():
+        raise Mistake(f"{op.name!r} exists already")
+    OPS[op.name] = op
+    globals()[op.name] = op.function
+
+
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_") and _module.name not in _SUPPORT:
         _op = importlib.import_module(f"{__name__}.{_module.name}").OP
-        OPS[_op.name] = _op
-
-# After the discovery, because importing a module also binds its name here.
-globals().update({name: op.function for name, op in OPS.items()})
+        if isinstance(globals().get(_op.name), types.ModuleType):
+            del globals()[_op.name]  # importing the module bound its name
+        register(_op)
 
 from kernels.quantized_matmul import quantize_weight  # noqa: E402
 
@@ -134,6 +148,7 @@ __all__ = [
     "quantize_weight",
     "quantized_matmul",
     "reasons",
+    "register",
     "reset_tiles",
     "reset_usage",
     "resolve_choice",

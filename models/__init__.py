@@ -1,4 +1,7 @@
-"""Model families: one per file, each ending in one ``FAMILY``; the folder is the registry."""
+"""Model families: one per file, each ending in one ``FAMILY``; the folder is the registry.
+
+``register`` adds a family of another package.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +38,31 @@ __all__ = [
     "pieces",
     "prefill_in_chunks",
     "read_state",
+    "register",
     "sample",
 ]
 
 
-def _discover() -> dict[str, Family]:
-    names = [name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith("_")]
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in sorted(names)]
-    families: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
-    return {family.name: family for family in families}
+FAMILIES: dict[str, Family] = {}
 
 
-FAMILIES: dict[str, Family] = _discover()
+def register(family: Family) -> None:
+    """Add a family under its name.
+
+    Raises ``ConfigurationError`` if the name is taken or a preset is invalid.
+    """
+    if family.name in FAMILIES:
+        raise ConfigurationError(f"{family.name!r} exists already")
+    for preset, config in family.presets.items():
+        family.validate(config)
+        family.suggested(preset, "cpu")
+    FAMILIES[family.name] = family
+
+
+for _module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
+    if not _module.name.startswith("_"):
+        _family = getattr(importlib.import_module(f"{__name__}.{_module.name}"), "FAMILY", None)
+        if _family is not None:
+            register(_family)
 
 from models.layers.adaptive_flash import AdaptiveFlashAttention  # noqa: E402 - it is made of a family's

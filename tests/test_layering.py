@@ -34,8 +34,9 @@ sessions     sessions                                          | numpy scipy h5p
 .crash_log   .state_folder                                     |
 .interrupts                                                    |
 .descendants                                                   |
+.plugins                                                       |
 .exit_reasons                                                  |
-.protocol    .protocol sessions                                | msgspec
+.protocol    .protocol .plugins sessions                                | msgspec
 .titles      .protocol sessions                                |
 .client.runner_command                                         |
 .client.throttle                                               |
@@ -43,47 +44,47 @@ sessions     sessions                                          | numpy scipy h5p
 sessions | numpy msgspec
 .calibration sessions .protocol .state_folder .state_files     | msgspec
 .ceilings    sessions .state_folder .state_files               |
-.claims      .claims sessions .protocol                        | numpy scipy msgspec
+.claims      .claims sessions .protocol .plugins                        | numpy scipy msgspec
 .presets     sessions .protocol                                | msgspec
 .theming     .theming                                          | PySide6 pyqtgraph
 .charts      .charts .theming sessions                         | PySide6 pyqtgraph numpy
-.plots       .plots .charts .theming sessions                  | PySide6 pyqtgraph numpy
+.plots       .plots .charts .theming .plugins sessions         | PySide6 pyqtgraph numpy
 .plot_export .plots .charts .theming sessions                  | PySide6 numpy
-.report      .report .plot_export .plots .theming sessions     | jinja2
+.report      .report .plot_export .plots .theming .plugins sessions | jinja2
 .ui .ui .report .plot_export .plots .charts .theming .claims sessions .protocol .client \
-.calibration .presets .titles .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
+.calibration .presets .plugins .titles .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
 .ui.connection .ui.connection .protocol .client                | PySide6
 .ui.state .ui.state .ui.connection .ui.process.thread_pool .theming.theme .protocol .client \
 .titles sessions | PySide6 msgspec
 .ui.controllers .ui.controllers .ui.state .ui.settings .theming .claims .calibration .presets \
-.protocol .client.recorder sessions | PySide6 msgspec
+.plugins .protocol .client.recorder sessions | PySide6 msgspec
 .ui.panels .ui.panels .ui.controllers .ui.state .ui.dialogs .ui.menus .ui.process .charts \
 .plot_export .plots .theming .claims .protocol .client.throttle .titles .crash_log sessions | \
 PySide6 numpy msgspec
-.commands .commands .claims .ui .charts .plot_export .plots .theming sessions .protocol .client \
-.calibration .ceilings .presets .report .titles .interrupts .state_folder | msgspec rich PySide6
-.cli         sessions .commands .ui.app .client.runner_command .interrupts .crash_log |
+.commands .commands .plugins .claims .ui .charts .plot_export .plots .theming sessions .protocol \
+.client .calibration .ceilings .presets .report .titles .interrupts .state_folder | msgspec rich \
+PySide6
+.cli         sessions .plugins .commands .ui.app .client.runner_command .interrupts .crash_log |
 .__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
 .runner.__init__                                               |
 .runner.variants.optimizers .runner | torch torchao bitsandbytes
 .runner.export._onnx_operators                                 | torch onnxscript
 .runner.__main__ .runner.main |
-.runner._registry  |
-.runner.catalogue .protocol .runner.config .runner.environment .runner.toggles \
-.runner.workloads kernels models | torch
+.runner.catalogue .plugins .protocol .runner.config .runner.environment .runner.toggles \
+.runner.workloads kernels models sessions | torch
 .runner.components .runner.components kernels models | torch
-.runner.config .runner.config .BUNDLED .ROOT .protocol .runner.context .runner.environment \
-.runner.failures .runner.instruments .runner.structures .runner.toggles .runner.variants \
-.runner.wire .runner.workloads kernels models sessions | msgspec torch
+.runner.config .runner.config .plugins .BUNDLED .ROOT .protocol .runner.context \
+.runner.environment .runner.failures .runner.instruments .runner.structures .runner.toggles \
+.runner.variants .runner.wire .runner.workloads kernels models sessions | msgspec torch
 .runner.context .protocol .runner.experiments .runner.failures .runner.instruments \
 .runner.roofline .runner.variants .runner.wire sessions | torch
 .runner.decoding .runner.decoding .protocol .runner.config .runner.environment \
 .runner.failures .runner.instruments .runner.toggles .runner.variants .runner.wire models \
 sessions | msgspec torch
-.runner.engine .protocol .runner.catalogue .runner.config .runner.context .runner.experiments \
-.runner.failures .runner.roofline .runner.suggested_fixes .runner.triton_cache .runner.wire \
-sessions | torch
+.runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
+.runner.experiments .runner.failures .runner.roofline .runner.suggested_fixes \
+.runner.triton_cache .runner.wire sessions | torch
 .runner.environment .runner.instruments kernels sessions | psutil pynvml torch
 .runner.experiments .runner.experiments .protocol .runner.config .runner.context \
 .runner.decoding .runner.environment .runner.failed_options .runner.failures \
@@ -111,7 +112,7 @@ kernels models sessions | psutil pynvml torch
 .runner.structures  | torch
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.toggles sessions | \
 msgspec torch
-.runner.toggles .runner.toggles .protocol .runner._registry .runner.config .runner.failures \
+.runner.toggles .runner.toggles .plugins .protocol .runner.config .runner.failures \
 .runner.numerics .runner.profiling .runner.ranks .runner.roofline .runner.variants \
 .runner.workloads kernels models sessions | torch
 .runner.triton_cache  |
@@ -119,7 +120,7 @@ msgspec torch
 .runner.instruments .runner.numerics .runner.profiling .runner.ranks .runner.roofline \
 .runner.toggles .runner.workloads kernels models sessions | msgspec torch
 .runner.wire .descendants .protocol |
-.runner.workloads .runner.workloads .protocol .runner._registry .runner.config \
+.runner.workloads .runner.workloads .plugins .protocol .runner.config \
 .runner.decoding .runner.variants models sessions | torch
 """
 

@@ -12,7 +12,6 @@ import contextlib
 import importlib.metadata
 import io
 import os
-import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,19 +19,20 @@ from typing import NoReturn
 
 from sessions.errors import Lacking, SessionError
 from sessions.storage import atomic_write
-from workbench import commands, crash_log, interrupts
+from workbench import crash_log, interrupts, plugins
 from workbench.client import runner_command
+from workbench.commands import all_commands
 from workbench.commands._command import (
     FAILED,
     INTERRUPTED,
     MISTAKE,
     MISTAKEN,
-    Command,
     Failed,
     Mistaken,
     answer,
     answer_failure,
     failure_as_json,
+    report_skipped,
     say,
 )
 
@@ -49,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupts.at_exit(atomic_write.discard_unfinished)
     if "--json" in arguments:
         interrupts.set_last_words(failure_as_json("cancelled"))
-    found = (module.name for module in pkgutil.iter_modules(commands.__path__))
-    names = [name for name in found if not name.startswith("_")]
+    names = plugins.names("workbench.commands", "commands")
     if arguments == ["--version"]:
         answer(f"workbench {importlib.metadata.version(DISTRIBUTION)}")
         return 0
@@ -63,8 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         opened: int = run(arguments)
         return opened
     parsed = argparse.Namespace(json="--json" in arguments)  # until they are read
+    reported: list[plugins.Plugin] = []
     try:
-        parsed, unknown = _parser(names, arguments).parse_known_args(arguments)
+        parser = _parser(arguments)
+        report_skipped(reported := plugins.loaded())
+        parsed, unknown = parser.parse_known_args(arguments)
         if unknown:  # said by the command's own parser, whose usage tells what there is
             parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         with _runner(parsed):
@@ -81,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
         _answer(parsed, "cancelled")
+    report_skipped(plugin for plugin in plugins.loaded() if plugin not in reported)
     _drop_what_is_unwritten()
     return code
 
@@ -154,15 +157,14 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def _parser(names: Sequence[str], line: Sequence[str] = ()) -> argparse.ArgumentParser:
+def _parser(line: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="workbench",
         description="Without a command, opens the window: workbench [SESSION.h5 ...] "
         "[--replay JOURNAL] [--runner COMMAND]. workbench --version prints the version.",
     )
     choices = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in names:
-        command: Command = importlib.import_module(f"workbench.commands.{name}").COMMAND
+    for name, command in all_commands().items():
         sub = choices.add_parser(name, help=command.help, description=command.help)
         sub.line = line
         command.arguments(sub)

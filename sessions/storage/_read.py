@@ -63,6 +63,7 @@ def read(source: Source, sealed: bool) -> Session:
             studies=_studies(file, source),
             orders=_orders(file),
         )
+    work.learn_toggles(session.environment)
     session.comparisons = [work.explained(session, one) for one in session.comparisons]
     return session
 

@@ -14,7 +14,7 @@ from sessions.studies.attribution import WHOLE_STEP
 from sessions.tables import PEAK, Column, Table
 from sessions.verdicts.verdict import REGION
 from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
-from sessions.verdicts.work import DIFFERENT_MODELS, MODEL_TOGGLES
+from sessions.verdicts.work import DIFFERENT_MODELS, makes_other_model
 
 KIND = "attribution"
 
@@ -232,7 +232,7 @@ def _verdict_of(study: Study, row: Mapping[str, Any]) -> str:
     """The verdict of an effect, or "different models" where one of its toggles makes another."""
     toggles = study.asked.get("toggles", [])
     own = toggles if row["kind"] == "total" else str(row["name"]).replace("=", " ").split()
-    is_other = any(str(name).partition("=")[0] in MODEL_TOGGLES for name in own)
+    is_other = any(makes_other_model(str(name).partition("=")[0]) for name in own)
     verdict = str(row["verdict"]) or "not measured"
     return DIFFERENT_MODELS if is_other and row["verdict"] else verdict
 

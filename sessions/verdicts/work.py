@@ -6,7 +6,7 @@ and quantization are such ways, within a tolerance that the numerical check stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,8 +18,8 @@ DIFFERENT_MODELS, OTHER_WORK = "different models", "other work"
 # Facts of a paired comparison whose ratio is no speed-up: which of the two, and by which fields.
 DIFFERENCE, DIFFERING = "difference", "differing"
 
-# Toggles that set a field of the model's configuration and with it the mathematics. The other
-# toggles of such fields (adaptive_precision, in_place, reuse_buffers) compute the same.
+# Bundled toggles that set a field of the model's configuration and with it the mathematics, for
+# sessions that do not name them. Others stand in the environment, which the runner describes.
 MODEL_TOGGLES = frozenset(
     {
         "adaptive_rank",
@@ -34,6 +34,8 @@ MODEL_TOGGLES = frozenset(
         "window",
     }
 )
+FURTHER_TOGGLES = "toggles of other models"  # a fact of the environment: names, by commas
+_further: set[str] = set()
 _MODEL = ("family", "preset", "model")
 _WORKLOAD = ("workload", "settings")
 _LACKING = "follow"  # option of a toggle that a session from before it does not name
@@ -46,11 +48,21 @@ def is_invalid(segment: Segment) -> bool:
     return bool(segment.ledger.get(INVALID))
 
 
+def learn_toggles(environment: Mapping[str, str]) -> None:
+    """Take note of the toggles that make another model by the word of an environment."""
+    _further.update(filter(None, environment.get(FURTHER_TOGGLES, "").split(", ")))
+
+
+def makes_other_model(toggle: str) -> bool:
+    """Return True if a toggle changes the mathematics of the model."""
+    return toggle in MODEL_TOGGLES or toggle in _further
+
+
 def is_of_model(name: str) -> bool:
     """Return True if a field of this flat name changes the mathematics of the model."""
     group, _, field = name.partition(".")
     if group == "toggles":
-        return field in MODEL_TOGGLES
+        return makes_other_model(field)
     return group in _MODEL and name not in _FILE
 
 

@@ -1,12 +1,15 @@
 """Bugs planted into the source of one of the library's modules for one test."""
 
+import ast
 import inspect
 import linecache
 import sys
 import types
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
+from kernels import OPS, Operator
 from kernels.core import launch
 from kernels.core.triton_helpers import INSTALLED, INTERPRETED
 
@@ -47,6 +50,43 @@ def plant(monkeypatch, module_name: str, old: str, new: str) -> None:
         monkeypatch.setattr(kernel, "used_global_vals", {})
         monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
     launch.forget()
+
+
+def lost_results(listed: Collection[str]) -> dict[str, tuple[str, str, str, None]]:
+    """Return bugs for the operators that are not listed, such as a newcomer's.
+
+    In each bug one ``tl.store`` of the operator's own files stores zeros. The keys and values are
+    those of ``test_planted_bugs.BUGS``.
+    """
+    return {
+        f"{name}: result {number} of {module} is lost": (module, old, new, None)
+        for name, op in OPS.items()
+        if "triton" in op.implementations and name not in listed
+        for module in own_modules(op)
+        for number, (old, new) in enumerate(lost_stores(inspect.getsource(sys.modules[module])))
+    }
+
+
+def own_modules(op: Operator) -> list[str]:
+    """Return the modules of an operator's file, or of its folder."""
+    first = ".".join(op.function.__module__.split(".")[:2])
+    return sorted(name for name in sys.modules if f"{name}.".startswith(f"{first}."))
+
+
+def lost_stores(source: str) -> list[tuple[str, str]]:
+    """Return each ``tl.store`` of a source, and one that stores zeros in its place.
+
+    Calls that repeat are left out, because a bug is planted in one of them.
+    """
+    bugs = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.store":
+            call = ast.get_source_segment(source, node) or ""
+            value = ast.get_source_segment(source, node.args[1]) or ""
+            if source.count(call) == 1:
+                start, end = call[: call.index(",")], call[call.index(",") :]
+                bugs.append((call, start + end.replace(value, f"0 * ({value})", 1)))
+    return bugs
 
 
 def jit_functions() -> list[Any]:

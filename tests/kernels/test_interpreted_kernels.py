@@ -44,7 +44,13 @@ def child(tmp_path_factory) -> dict[str, list[ET.Element]]:
     report = tmp_path_factory.mktemp("interpreter") / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     done = subprocess.run(  # in one process: the cores have other tests to run
-        [*command, "-n", "0", f"--junit-xml={report}", *(str(HERE / file) for file in FILES)],
+        [
+            *command,
+            "-n",
+            "0",
+            f"--junit-xml={report}",
+            *(str(path) for file in FILES for path in HERE.rglob(file)),
+        ],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

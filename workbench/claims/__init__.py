@@ -7,20 +7,13 @@ A file ends in ``DOCUMENT``; ``documents()`` is the registry, in alphabetical or
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import cache
 
+from workbench import plugins
 from workbench.claims._claim import Document as Document
 
 
 @cache
 def documents() -> dict[str, Document]:
     """Every document by name."""
-    names = (module.name for module in pkgutil.iter_modules(__path__))
-    found = [
-        importlib.import_module(f"{__name__}.{name}").DOCUMENT
-        for name in sorted(names)
-        if not name.startswith("_")
-    ]
-    return {document.name: document for document in found}
+    return plugins.gather(__name__, "DOCUMENT", Document, "documents")

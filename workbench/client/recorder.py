@@ -180,6 +180,7 @@ class Recorder:
             for metric in family.metrics
         }
         session.environment = dict(catalogue.environment)
+        work.learn_toggles(session.environment)
         session.titles = {**session.titles, **titles.offered(catalogue)}
 
     def _order(self, message: protocol.Ordered) -> Order:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import importlib.util
 import json
 import math
 import os
-import pkgutil
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sessions.errors import SessionError
 from sessions.plain_text import json_escaped, plain
 from sessions.storage import atomic_write, seal
-from workbench import interrupts
+from workbench import interrupts, plugins
 from workbench.client import runner_command
 from workbench.titles import Titles
 
@@ -91,14 +89,6 @@ def names(paths: Sequence[Path]) -> list[str]:
     for path in paths:
         files.setdefault(path.stem, set()).add(path)
     return [path.stem if len(files[path.stem]) == 1 else str(path) for path in paths]
-
-
-def files_of(package: str) -> list[str]:
-    """What a folder of one thing per file has, without importing it, which may take long."""
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    modules = pkgutil.iter_modules(found.submodule_search_locations)
-    return sorted(module.name for module in modules if not module.name.startswith("_"))
 
 
 def runs_of(sessions: Sequence[Session], labels: Sequence[str]) -> list[Run]:
@@ -182,6 +172,13 @@ def say(text: str) -> None:
     if sys.stderr is not None:  # None: it was closed before Python began
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{plain(text)}\n")
+
+
+def report_skipped(loaded: Iterable[plugins.Plugin]) -> None:
+    """Print a line about each plug-in that was skipped."""
+    for plugin in loaded:
+        if plugin.problem:
+            say(f"workbench: {plugin.sentence}.")
 
 
 def answer(text: str) -> None:

@@ -18,7 +18,15 @@ from workbench import interrupts, protocol
 from workbench.client import journal
 from workbench.client.headless import Outcome
 from workbench.client.runner_process import NotStarted, Runner
-from workbench.commands._command import DONE, FAILED, INTERRUPTED, Failed, Mistaken, say
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Failed,
+    Mistaken,
+    report_skipped,
+    say,
+)
 
 
 def query_runner(
@@ -36,6 +44,8 @@ def query_runner(
         return error.failure
     try:
         for message in runner.messages():
+            if isinstance(message, protocol.Catalogue) and question is not None:
+                report_skipped(message.plugins)
             if isinstance(message, (expected, protocol.Failure)):
                 return message
             if isinstance(message, protocol.Catalogue) and question is not None:

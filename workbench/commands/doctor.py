@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from sessions.sampling import absent
-from workbench import calibration, protocol
+from workbench import calibration, plugins, protocol
+from workbench.claims import documents
 from workbench.client import runner_command
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
 from workbench.commands._headless import query_runner
@@ -28,7 +30,7 @@ class Check:
     """One line of the report."""
 
     name: str
-    state: str  # "ok", "missing" or "failed"
+    state: str  # "ok", "missing", "skipped" (a plug-in) or "failed"
     text: str
 
 
@@ -50,6 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
         checks.append(_compiler(catalogue))
         installed = catalogue.environment  # where the runner is, which may be another host
         checks += [_optional(name, installed, *about) for name, about in OPTIONAL.items()]
+    checks += _plugins(catalogue)
     failed = any(check.state == "failed" for check in checks)
     if arguments.json:
         answer_json(
@@ -139,6 +142,18 @@ def _optional(name: str, installed: Mapping[str, str], enables: str, how: str) -
     if version is None:
         return Check(name, "missing", f"would enable {enables}: {how}")
     return Check(name, "ok", f"{version}: {enables}")
+
+
+def _plugins(catalogue: protocol.Catalogue | None) -> list[Check]:
+    """Return one line for each plug-in, of the runner's process and of this one."""
+    documents()
+    if not platform_check.trouble():  # plots need Qt
+        importlib.import_module("workbench.report")
+    loaded = [*(catalogue.plugins if catalogue else ()), *plugins.loaded()]
+    return [
+        Check("plug-in", "skipped" if plugin.problem else "ok", plugin.sentence)
+        for plugin in loaded
+    ]
 
 
 COMMAND = Command(name="doctor", help=__doc__, arguments=_arguments, run=_run, drives=True)

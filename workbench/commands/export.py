@@ -9,6 +9,7 @@ from pathlib import Path
 from sessions.exports import EXPORTS, exportable
 from sessions.tables import Table, comparison_table, differences_table
 from sessions.verdicts.comparison import compare
+from workbench import plugins
 from workbench.commands._arguments import positive_int
 from workbench.commands._command import (
     DONE,
@@ -19,7 +20,6 @@ from workbench.commands._command import (
     answer_json,
     answer_written,
     check_output,
-    files_of,
     load,
     load_together,
     names,
@@ -38,7 +38,7 @@ _TOGETHER = {
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.h5")
     what = parser.add_mutually_exclusive_group(required=True)
-    plots = files_of("workbench.plots")
+    plots = plugins.names("workbench.plots", "plots")
     what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
     what.add_argument("--table", metavar="NAME", help=f"one of {', '.join([*EXPORTS, *_TOGETHER])}")
     what.add_argument(

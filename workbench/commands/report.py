@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from workbench import plugins
 from workbench.commands._command import (
     DONE,
     Command,
@@ -12,7 +13,6 @@ from workbench.commands._command import (
     Mistaken,
     answer_written,
     check_output,
-    files_of,
     load,
     names,
     runs_of,
@@ -32,7 +32,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--sections",
         metavar="NAME,...",
         help="these, in this order; else all that the sessions have something for: "
-        f"{', '.join(files_of('workbench.report'))}",
+        f"{', '.join(plugins.names('workbench.report', 'sections'))}",
     )
     parser.add_argument("--theme", choices=_THEMES, default=PRINT.name)
     parser.add_argument("--json", action="store_true", help="tell the sections as JSON")
@@ -42,7 +42,7 @@ def _run(arguments: argparse.Namespace) -> int:
     check_output(arguments.output, _SUFFIXES)
     named = [name.strip() for name in (arguments.sections or "").split(",")]
     chosen = arguments.sections and [*dict.fromkeys(named)]
-    known = files_of("workbench.report")
+    known = plugins.names("workbench.report", "sections")
     for name in chosen or ():
         if name not in known:
             raise Mistaken(f"--sections: unknown {name!r}; expected some of {', '.join(known)}")

@@ -24,6 +24,7 @@ from workbench.protocol.codec import (
     decoded,
     encodable,
     encode,
+    round_trip,
     version_of,
 )
 from workbench.protocol.commands import (
@@ -174,5 +175,6 @@ __all__ = [
     "encode",
     "ended",
     "expected",
+    "round_trip",
     "version_of",
 ]

@@ -52,6 +52,11 @@ def encode(item: Command | Message) -> bytes:
         return _encoder.encode(encodable(msgspec.to_builtins(item))) + b"\n"
 
 
+def round_trip(item: _Line) -> _Line:
+    """Return a struct as it arrives on the other side; raises an error if it would not."""
+    return msgspec.json.decode(_encoder.encode(item), type=type(item))
+
+
 def decode_command(line: bytes) -> AnyCommand:
     """The command on one line; raises ``WireError``."""
     return decoded(_commands, line)

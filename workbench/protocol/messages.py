@@ -20,6 +20,7 @@ from sessions.model import (
     Prediction,
     Scalar,
 )
+from workbench.plugins import Plugin
 from workbench.protocol.catalogue import Blocked, FamilyInfo, ToggleInfo, WorkloadInfo, ended
 from workbench.protocol.commands import Block, RunCommand
 from workbench.protocol.option_order import LeftOut, TogglePreset
@@ -50,6 +51,7 @@ class Catalogue(Message, tag="catalogue"):
     toggles: list[ToggleInfo]
     operators: dict[str, str]  # operator: which implementations are available, or why not
     presets: list[TogglePreset] = []
+    plugins: list[Plugin] = []  # of the runner's process; skipped ones too
 
 
 class _Introduction(msgspec.Struct, tag_field="type", tag="catalogue"):

@@ -1,23 +1,19 @@
 """One self-contained HTML page of saved sessions: what was measured, judged, checked; with charts.
 
 Every file of this folder that has no leading underscore is a section of the page, and ends in
-``SECTION``.
+``SECTION``. Plug-ins may bring others.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
+from workbench import plugins
 from workbench.report._section import Section
 
 __all__ = ["SECTIONS", "Section"]
 
-
-def _discover() -> dict[str, Section]:
-    names = [one.name for one in pkgutil.iter_modules(__path__) if not one.name.startswith("_")]
-    sections = [importlib.import_module(f"{__name__}.{name}").SECTION for name in names]
-    return {section.name: section for section in sorted(sections, key=lambda one: one.place)}
-
-
-SECTIONS: dict[str, Section] = _discover()  # in the order of a page
+SECTIONS: dict[str, Section] = dict(  # in the order of a page
+    sorted(
+        plugins.gather(__name__, "SECTION", Section, "sections").items(),
+        key=lambda item: item[1].place,
+    )
+)

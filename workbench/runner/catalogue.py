@@ -7,7 +7,8 @@ import torch
 import kernels
 from kernels import hardware
 from models import ConfigField, Family
-from workbench import protocol
+from sessions.verdicts import work
+from workbench import plugins, protocol
 from workbench.runner.config import presets, user_model
 from workbench.runner.config.resolve import default_preset, families
 from workbench.runner.environment import environment
@@ -17,12 +18,14 @@ from workbench.runner.workloads import all_workloads
 
 def catalogue(device: torch.device, created: float) -> protocol.Catalogue:
     """What the window builds its forms from; ``created`` is the Unix time at t_s = 0."""
+    facts = environment(device) | _further_toggles()
+    work.learn_toggles(facts)  # the verdicts of this process need it too
     return protocol.Catalogue(
         version=protocol.VERSION,
         created=created,
         device=device.type,
         device_title=hardware.of(device).name,
-        environment=environment(device),
+        environment=facts,
         families=[_family(family, device) for family in families().values()],
         workloads=[workload.info() for workload in all_workloads().values()],
         # Last those that change the model: most of them are another family's.
@@ -32,7 +35,15 @@ def catalogue(device: torch.device, created: float) -> protocol.Catalogue:
         ],
         operators={name: str(status) for name, status in kernels.status(device.type).items()},
         presets=presets.all_presets(),
+        plugins=plugins.loaded(),  # last: what precedes loads them
     )
+
+
+def _further_toggles() -> dict[str, str]:
+    """Return the fact that names the toggles of other models that sessions do not know."""
+    toggles = all_toggles().values()
+    names = [t.name for t in toggles if t.makes_other_model and t.name not in work.MODEL_TOGGLES]
+    return {work.FURTHER_TOGGLES: ", ".join(names)} if names else {}
 
 
 def _family(family: Family, device: torch.device) -> protocol.FamilyInfo:

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import torch
 
 from sessions.sizes import size_text
-from workbench import protocol
+from workbench import plugins, protocol
 from workbench.runner import triton_cache
 from workbench.runner.catalogue import catalogue
+from workbench.runner.config.installed_plugins import register_plugins
 from workbench.runner.config.resolve import availability
 from workbench.runner.context import Rig
 from workbench.runner.experiments.attribute import AttributeRun
@@ -68,8 +69,11 @@ class Engine:
     def serve(self) -> int:
         """Take commands until Quit; returns the exit code."""
         device = self._rig.device
+        register_plugins()
         self._wire.answer = lambda check: availability(check.configuration, device)
         self._wire.send(catalogue(device, self._wire.created))
+        for plugin in plugins.skipped():
+            self._rig.note("warning", plugin.sentence)
         self._rig.roof.at_start()
         self._rig.start()
         self._rig.state("idle")

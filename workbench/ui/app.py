@@ -55,6 +55,7 @@ def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ig
     """The window with all that belongs to it, not yet shown."""
     from workbench.ui.connection.replay import ReplayedRunner
     from workbench.ui.controllers.appearance import Appearance
+    from workbench.ui.controllers.plugin_notes import PluginNotes
     from workbench.ui.settings import Settings
     from workbench.ui.window import MainWindow
     from workbench.ui.workspace import Workspace
@@ -68,6 +69,7 @@ def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ig
         workspace = Workspace(launch=lambda _: ReplayedRunner(path, speed), replaying=True)
     else:
         workspace = Workspace()
+    PluginNotes(workspace.session, workspace.run, workspace.configuration, workspace)
     appearance = Appearance(application, workspace.theme, settings)
     window = MainWindow(workspace, settings, appearance)
     workspace.run.start_runner()

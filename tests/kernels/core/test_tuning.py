@@ -4,6 +4,7 @@ The search runs on the CPU over made-up kernels with made-up times; behaviour th
 test_tuning_gpu.py.
 """
 
+import inspect
 import json
 import logging
 import math
@@ -400,7 +401,10 @@ def test_the_keys_of_a_kernel_do_not_hold_the_batch(name, monkeypatch):
     @given(st.lists(st.integers(200, 500), min_size=6, max_size=6, unique=True))
     def holds(batches):
         queries = [keys_of(op, batch, monkeypatch) for batch in batches]
-        assert queries[0], "the operator has nothing that can be tuned"
+        if not queries[0]:  # a kernel need not be tuned
+            own = inspect.getsource(sys.modules[op.function.__module__])
+            assert "Tunable(" not in own, "the operator asks for no tile"
+            return
         by_kernel: dict[str, set] = {}
         for keys in queries:
             for kernel, key in keys:

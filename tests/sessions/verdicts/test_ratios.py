@@ -175,10 +175,19 @@ def test_an_invalid_segment_claims_nothing():
     assert (ratio.low, ratio.verdict) == (None, "invalid") and "faster than" in ratio.note
 
 
-def test_every_toggle_that_changes_the_model_makes_another_and_no_other_does():
-    same = {"adaptive_precision", "in_place", "reuse_buffers"}  # the same mathematics
-    named = {name for name, toggle in all_toggles().items() if toggle.configure is not None}
-    assert named - same == work.MODEL_TOGGLES
+def test_the_toggles_that_sessions_know_by_themselves_make_another_model():
+    named = {name for name, toggle in all_toggles().items() if toggle.makes_other_model}
+    assert named >= work.MODEL_TOGGLES
+    assert not all_toggles()["in_place"].makes_other_model, "it configures the same mathematics"
+
+
+def test_a_toggle_that_the_environment_names_makes_another_model(monkeypatch):
+    monkeypatch.setattr(work, "_further", set())
+    other = msgspec.structs.replace(A, toggles={**A.toggles, "pruning": "half"})
+    assert work.difference(A, other) == ("", [])
+    work.learn_toggles({work.FURTHER_TOGGLES: "pruning, distilling"})
+    assert work.difference(A, other) == (work.DIFFERENT_MODELS, ["toggles.pruning"])
+    assert work.makes_other_model("distilling") and not work.makes_other_model("")
 
 
 def test_repeats_that_disagree_by_more_than_their_intervals_say_that_the_machine_drifted():

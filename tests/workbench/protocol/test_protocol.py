@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import types
 import typing
 
 import msgspec
+import msgspec.inspect
 import pytest
 import wire_samples
 from hypothesis import given, settings
@@ -43,9 +45,10 @@ def strategy(kind) -> st.SearchStrategy:
         return st.sampled_from(arguments)
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*map(strategy, arguments))
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
-        return st.builds(kind, **{name: strategy(hints[name]) for name in kind.__struct_fields__})
+        names = [field.name for field in msgspec.inspect.type_info(kind).fields]
+        return st.builds(kind, **{name: strategy(hints[name]) for name in names})
     raise TypeError(f"no strategy for {kind}")
 
 

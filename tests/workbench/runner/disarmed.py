@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from models import FAMILIES
 from sessions.model import Configuration
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
@@ -44,14 +45,30 @@ WHERE = {
     "triton_token_scatter": ("mahia", "train"),
     "use_fourier": ("mahia", "forward"),
 }
+DEFAULT = ("hydra", "train")
 CHOICES = [
     (name, option) for name, toggle in all_toggles().items() for option in list(toggle.options)[1:]
 ]
 
 
+def usual_place(name: str) -> tuple[str, str]:
+    """Return family and workload for a toggle: the row above, or the first that can use it."""
+    if name in WHERE:
+        return WHERE[name]
+    places = [(family.name, workload) for family in FAMILIES.values()
+              for workload in family.workloads]  # fmt: skip
+    options = list(all_toggles()[name].options)[1:]
+    for family, workload in (DEFAULT, *places):
+        wanted = Configuration(family=family, preset="tiny", workload=workload)
+        blocked = resolve.availability(wanted, torch.device("cpu")).blocked.get(name, {})
+        if not blocked.keys() >= set(options):
+            return family, workload
+    return DEFAULT
+
+
 def configuration(name: str, option: str) -> Configuration:
     """A tiny model that calls what the toggle acts on."""
-    family, workload = WHERE.get(name, ("hydra", "train"))
+    family, workload = usual_place(name)
     settings = {"batch": 2} if family == "own" else {"batch": 1, "sequence": 16}
     settings |= {"new_tokens": 4} if workload == "decode" else {}
     return Configuration(

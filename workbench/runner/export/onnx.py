@@ -24,6 +24,7 @@ from models import FAMILIES, ConfigurationError, Family, Model
 from sessions.model import Scalar
 from sessions.storage import atomic_write
 from workbench.runner.config.data import SYNTHETIC, Tensors, make_batches
+from workbench.runner.config.installed_plugins import register_plugins
 from workbench.runner.failures import Mistake
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
@@ -191,6 +192,7 @@ def main() -> None:
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    register_plugins()
     try:
         answer = export(msgspec.json.decode(sys.argv[1], type=Request))
     except (Mistake, ConfigurationError) as error:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.protocol import Failure
+from workbench.runner.config.installed_plugins import register_plugins
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import explain
 from workbench.runner.instruments.phases import PhaseTracker
@@ -117,6 +118,7 @@ def main() -> NoReturn:
     try:
         store = dist.TCPStore(HOST, port, size, timeout=timedelta(seconds=START_S))
         torch.empty(1, device=peer.device)  # a GPU that is full says so before rank 0 waits there
+        register_plugins()
         peer.answer(Ready())
         join(size, peer.device, store)
         peer.serve()

@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import functools
 
-from workbench.runner._registry import gather
-from workbench.runner.toggles._toggle import Situation, Stage, Toggle, unknown
+import torch
 
-__all__ = ["Situation", "Stage", "Toggle", "all_toggles", "unknown"]
+from workbench import plugins, protocol
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    as_default,
+    effective,
+    no_effect,
+    unknown,
+)
+
+__all__ = [
+    "Finding",
+    "Situation",
+    "Stage",
+    "Toggle",
+    "all_toggles",
+    "as_default",
+    "effective",
+    "no_effect",
+    "unknown",
+]
 
 
 @functools.cache
 def all_toggles() -> dict[str, Toggle]:
     """Every toggle by name, in the order in which they are applied."""
-    found = gather(__name__, "TOGGLE", Toggle)
-    return dict(sorted(found.items(), key=lambda item: (item[1].stage, item[0])))
+    toggles = plugins.gather(__name__, "TOGGLE", Toggle, "toggles", _check)
+    return dict(sorted(toggles.items(), key=lambda item: (item[1].stage, item[0])))
+
+
+def _check(toggle: Toggle) -> None:
+    """Raise an error unless the catalogue can list the toggle."""
+    protocol.round_trip(toggle.info(torch.device("cpu")))
+    if toggle.default_option(torch.device("cpu")) not in toggle.options:
+        raise ValueError("the default is none of its options")

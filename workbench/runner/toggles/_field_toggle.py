@@ -60,13 +60,15 @@ def field_toggle(
     needs: Needs = _always,
     idle: Facts = _nothing_to_add,
     facts: Facts = _nothing_to_add,
+    same_mathematics: bool = False,
 ) -> Toggle:
     """The toggle of one field; ``values`` are title and value by option, besides "follow".
 
     ``name`` is the toggle's, if that is not the field's. ``needs(value, situation)`` says why a
     value cannot have an effect, or must not, in a situation that has the field; ``idle(value,
     arm)`` why it had none in an arm that has stepped, or nothing; ``facts(value, arm)`` what was
-    measured of its effect there, beside the comparison that every field has.
+    measured of its effect there, beside the comparison that every field has. ``same_mathematics``:
+    the model computes the same with every value.
     """
 
     def configure(option: str, config: Any) -> dict[str, Scalar]:
@@ -96,6 +98,7 @@ def field_toggle(
         options={FOLLOW: "As the model says"} | {o: shown for o, (shown, _) in values.items()},
         apply=_nothing,
         configure=configure,
+        same_mathematics=same_mathematics,
         evidence=evidence,
         blocked=blocked,
     )

@@ -118,6 +118,7 @@ class Toggle:
     default: Callable[[torch.device], str] | None = None
     configure: Callable[[str, Any], Mapping[str, Scalar]] | None = None
     chooses: Callable[[Arm], bool] | None = None
+    same_mathematics: bool = False  # although it configures: the model computes the same
     bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
     operators: tuple[str, ...] = ()
 
@@ -125,6 +126,11 @@ class Toggle:
     def off(self) -> str:
         """The option that leaves the model alone."""
         return next(iter(self.options))
+
+    @property
+    def makes_other_model(self) -> bool:
+        """True if the mathematics change: a ratio against the first option is no speed-up."""
+        return self.configure is not None and not self.same_mathematics
 
     def default_option(self, device: torch.device) -> str:
         """The option that a new configuration starts with on this device."""

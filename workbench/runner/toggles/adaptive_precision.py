@@ -40,4 +40,11 @@ def _facts(value: Any, arm: Arm) -> str:
     return f"queries and keys: {', '.join(shown)}"
 
 
-TOGGLE = field_toggle("adaptive_precision", "Adaptive precision", __doc__, idle=_idle, facts=_facts)
+TOGGLE = field_toggle(
+    "adaptive_precision",
+    "Adaptive precision",
+    __doc__,
+    idle=_idle,
+    facts=_facts,
+    same_mathematics=True,
+)

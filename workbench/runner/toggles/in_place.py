@@ -16,4 +16,5 @@ TOGGLE = field_toggle(
     needs=needs_inference,
     idle=nothing_placed,
     facts=placed_text,
+    same_mathematics=True,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from workbench.runner._registry import gather
+from workbench import plugins
 from workbench.runner.workloads._workload import Bench, Compute, Step, Workload
 
 __all__ = ["Bench", "Compute", "Step", "Workload", "all_workloads"]
@@ -13,4 +13,4 @@ __all__ = ["Bench", "Compute", "Step", "Workload", "all_workloads"]
 @functools.cache
 def all_workloads() -> dict[str, Workload]:
     """Every workload by name."""
-    return gather(__name__, "WORKLOAD", Workload)
+    return plugins.gather(__name__, "WORKLOAD", Workload, "workloads")

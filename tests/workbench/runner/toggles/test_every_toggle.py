@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from built_arms import CPU, configuration, found, stepped
-from disarmed import WHERE
+from disarmed import WHERE, usual_place
 
 from models import FAMILIES
 from sessions.model import Configuration
@@ -67,8 +67,11 @@ UNCALLED = {"triton_geglu": "geglu", "triton_qk_norm": "qk_norm"}
 
 
 def asked(name: str, option: str) -> Configuration:
-    family, workload = PLACES.get(name, ("own" if name in UNCALLED else "hydra", "forward"))
-    if workload == "train" and name not in TRAINING:
+    if name in UNCALLED:
+        family, workload = "own", "forward"
+    else:
+        family, workload = PLACES.get(name) or usual_place(name)
+    if workload == "train" and name not in TRAINING and not needs_training(family, name):
         workload = "forward"  # it is quicker
     toggles = {"triton": "off", **BESIDE.get(name, {}), name: option}
     if family != "own":
@@ -84,6 +87,14 @@ def asked(name: str, option: str) -> Configuration:
         settings={"batch": 2},
         toggles=toggles,
     )
+
+
+def needs_training(family: str, name: str) -> bool:
+    """Return True if all options of a toggle that has no row above are blocked in inference."""
+    if name in PLACES or family == "own":
+        return False
+    there = availability(Configuration(family=family, preset="tiny", workload="forward"), CPU)
+    return there.blocked.get(name, {}).keys() >= set(list(all_toggles()[name].options)[1:])
 
 
 @pytest.mark.parametrize("name", [name for name in all_toggles() if name not in ELSEWHERE])
