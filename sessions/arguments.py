@@ -7,8 +7,10 @@ text only follows ``NAME=`` or an option. Everything else raises ``Unsafe``.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import msgspec
 
 from sessions.errors import SessionError
-from sessions.model import Configuration, Scalar
+from sessions.model import SCRIPT, Configuration, Scalar
 from sessions.plain_text import is_plain, one_line
 from sessions.studies import sweep
 from sessions.studies.attribution import WHOLE_STEP
@@ -24,6 +26,7 @@ from sessions.studies.attribution import WHOLE_STEP
 _DEFAULT_DATA = "synthetic"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _OPTION = re.compile(r"[A-Za-z0-9_.+][A-Za-z0-9_.:+/%*-]{0,99}")
+SCRIPT_FOLLOWS = "--"  # before the command line of a training script
 _LONGEST_TEXT = 4096  # characters of a path or value, as of a path on Linux
 _SHOWN = 60  # characters of a refused word
 GIB = 2**30
@@ -66,6 +69,8 @@ def of_configuration(
     output: str | os.PathLike[str] | None,
 ) -> list[str]:
     """What names a configuration with these toggles; ``asked`` comes before its seed."""
+    if configuration.family == SCRIPT:
+        return _of_script(configuration, toggles, asked, output)
     found = [name(configuration.family, "family")]
     found += option("--preset", name(configuration.preset, "preset"))
     found += option("--workload", name(configuration.workload, "workload"))
@@ -79,6 +84,29 @@ def of_configuration(
     found += asked
     found += option("--seed", str(configuration.seed))
     return found + saved_to(output)
+
+
+def _of_script(
+    configuration: Configuration,
+    toggles: Mapping[str, str],
+    options: Sequence[str],
+    output: str | os.PathLike[str] | None,
+) -> list[str]:
+    """Return the words for a training script; its own command line is behind ``--``."""
+    words = _script_words(str(configuration.settings.get("command", "")))
+    settings = [option("--toggle", chosen({toggle: toggles[toggle]})) for toggle in sorted(toggles)]
+    return [*itertools.chain(*settings), *options, *saved_to(output), SCRIPT_FOLLOWS, *words]
+
+
+def _script_words(command: str) -> list[str]:
+    """Return the words of a script's command line; raise ``Unsafe`` if there are none."""
+    try:
+        words = shlex.split(text(command, "command"))
+    except ValueError:
+        words = []
+    if not words:
+        raise Unsafe("command", command)
+    return words
 
 
 def of_order(command: Mapping[str, Any], output: str) -> list[str]:

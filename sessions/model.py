@@ -46,6 +46,7 @@ class Phase(enum.IntEnum):
 
 Scalar = bool | int | float | str
 OWN = "own"  # the family of models from files of one's own
+SCRIPT = "script"  # the family of training scripts that were watched and not changed
 KERNELS = "kernels"  # the family of a segment that timed a kernel, and no model
 
 
@@ -63,7 +64,9 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Family, preset and workload; for a model of one's own its file and the workload."""
+        """Family, preset and workload; the file of a script, or of a model of one's own."""
+        if self.family == SCRIPT:
+            return self.preset
         if self.family == OWN and "source" in self.model:
             file = str(self.model["source"]).rpartition(":")[0]
             return f"{PurePath(file).stem} {self.workload}"

@@ -18,6 +18,7 @@ from sessions.columns import row_count
 from sessions.errors import Lacking
 from sessions.model import (
     KERNELS,
+    SCRIPT,
     Configuration,
     Order,
     PairedComparison,
@@ -26,7 +27,7 @@ from sessions.model import (
     Study,
 )
 from sessions.plain_text import one_line
-from sessions.studies import claims
+from sessions.studies import breakdown, claims
 from sessions.verdicts.comparison import Arm, compare_segments
 from sessions.verdicts.ratios import UNPAIRED
 from sessions.verdicts.verdict import REGION
@@ -106,6 +107,8 @@ def arguments(
         dtype = _arguments.name(configuration.settings.get("dtype"), "dtype")
         found += _arguments.option("--dtype", dtype)
         return found + _arguments.saved_to(output)
+    if configuration.family == SCRIPT:
+        steps = None  # it ends by itself
     length = [] if steps is None else _arguments.option("--steps", str(steps))
     toggles = configuration.toggles
     beside = [*length, *asked]
@@ -144,7 +147,16 @@ def command(
 
 
 def _caution(words: Sequence[str]) -> list[str]:
-    """Return a line about the file whose code these words run, if any."""
+    """Return a line about the file, or the command, whose code these words run, if any."""
+    if _arguments.SCRIPT_FOLLOWS in words:
+        script = shlex.join(words[words.index(_arguments.SCRIPT_FOLLOWS) + 1 :])
+        return [
+            one_line(
+                f"CAUTION: the next command runs {script!r} in the current folder. Read it first "
+                "if somebody else made this session.",
+                _LONGEST_COMMENT,
+            )
+        ]
     files = [word.removeprefix(_SOURCE) for word in words if word.startswith(_SOURCE)]
     return [
         one_line(
@@ -251,7 +263,7 @@ def _calls(session: Session, stem: str) -> list[Call]:
         raise Lacking(f"{title!r} has no segments, so there is nothing to run again.")
     made: list[Call] = []
     for title, call in _parts(session):
-        number = sum(isinstance(one, list) for one in made)
+        number = sum(isinstance(line, list) for line in made)
         try:
             words = call(f"{stem}-{number:04d}.h5")
         except Untold as why:
@@ -291,7 +303,7 @@ def _before_orders(session: Session, end: Order) -> Iterator[Part]:
                     if order.claims is not None)  # fmt: skip
         if study.kind == claims.KIND and not known:
             yield _claims(study)
-        elif not known:
+        elif not known and not study.facts.get(breakdown.WATCHED):
             yield _title(study), _untold
 
 

@@ -20,6 +20,7 @@ TOP_LEVEL = {
 LONGEST = 500  # lines of a file
 
 QT = "PySide6 pyqtgraph"
+INSTRUMENT = "workbench.instrument"
 
 # What a module may import: of the project | of the libraries; the standard library is free. The
 # row is the longest name that the module begins with, and a name stands for all that begins with
@@ -62,8 +63,10 @@ sessions | numpy msgspec
 .plot_export .plots .theming .claims .protocol .client.throttle .titles .crash_log sessions | \
 PySide6 numpy msgspec
 .commands .commands .plugins .claims .ui .charts .plot_export .plots .theming sessions .protocol \
-.client .calibration .ceilings .presets .report .titles .interrupts .state_folder | msgspec rich \
-PySide6
+.client .calibration .ceilings .presets .report .titles .interrupts .state_folder .instrument \
+.scripts | msgspec rich PySide6
+.instrument  .instrument                                       |
+.scripts     .scripts .instrument sessions .protocol .interrupts .descendants | numpy
 .cli         sessions .plugins .commands .ui.app .client.runner_command .interrupts .crash_log |
 .__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
@@ -109,6 +112,8 @@ kernels models sessions | psutil pynvml torch
 .runner.roofline .runner.roofline .ceilings .protocol .runner.config .runner.context \
 .runner.environment .runner.instruments .runner.profiling .runner.toggles .runner.variants \
 .runner.wire kernels models sessions | msgspec torch
+.runner.script .runner.script .instrument .protocol .runner.instruments .runner.wire sessions | \
+psutil pynvml
 .runner.structures  | torch
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.toggles sessions | \
 msgspec torch
@@ -143,6 +148,7 @@ NEVER_LOADED = [
         ("workbench.client", f"{GPU} {QT}"),
         ("workbench.claims", f"{GPU} {QT}"),
         ("workbench.presets", f"{GPU} {QT}"),
+        ("workbench.scripts", f"{GPU} {QT}"),
         ("workbench.cli", f"{GPU} {QT}"),
         ("workbench.commands", f"{GPU} {QT}"),
         ("workbench.ui.state", f"{GPU} PySide6.QtWidgets pyqtgraph"),
@@ -199,6 +205,8 @@ def forbidden_imports(module: str, source: str) -> list[str]:
         return [f"{module} has no row in MAY_IMPORT"]
     ours, libraries = table[max(rows, key=len)]
     names = list(imported(source))
+    if begins_with(module, INSTRUMENT):  # it is loaded by another name in a script's process
+        names = [(line, re.sub(r"^\.+", f"{INSTRUMENT}.", name)) for line, name in names]
     return [
         f"{module}, line {line}: imports {name}; allowed: {ours or 'nothing of the project'}; "
         f"{libraries or 'no library'}"

@@ -1,25 +1,59 @@
-"""The workbench. Importing it makes this project's own packages win over others of their names.
+"""The workbench. Its own modules find this project's packages, not others of their names.
 
 ``kernels``, ``models`` and ``sessions`` are names that people use as well. A folder or a file of
-that name in the working directory, or on ``PYTHONPATH``, must not replace ours.
+that name in the working directory, or on ``PYTHONPATH``, must not replace ours. And ours must not
+replace those of a training script that imports ``workbench`` alone.
 """
 
+import importlib
 import sys
+from collections.abc import Iterable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
 
 ROOT = str(Path(__file__).parents[1])
 BUNDLED = ("kernels", "models", "sessions", "workbench")
+_INSTRUMENT = "workbench.instrument"
 
 
 class BundledFinder(MetaPathFinder):
-    """Finder of the bundled packages, which looks beside this one only."""
+    """Finder of the bundled packages, which looks beside this one only.
 
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    It begins with the first module of the workbench itself: a script that only imports
+    ``workbench`` keeps its own packages.
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a bundled package, and None for every other module."""
-        return PathFinder.find_spec(name, [ROOT]) if name in BUNDLED else None
+        if name.startswith("workbench.") and not name.startswith(_INSTRUMENT):
+            self._begun = True
+        return PathFinder.find_spec(name, [ROOT]) if self._begun and name in BUNDLED else None
 
 
 sys.meta_path.insert(0, BundledFinder())
+
+
+def watch(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return the loader, of which ``workbench run -- COMMAND`` records each iteration as a step."""
+    watched: Iterable[Any] = _instrument().watch(loader)
+    return watched
+
+
+def transformers_callback() -> Any:
+    """Return a callback for ``transformers.Trainer``: its steps, and the numbers that it logs."""
+    return _instrument().transformers_callback()
+
+
+def lightning_callback() -> Any:
+    """Return a callback for Lightning's ``Trainer``: its steps, and the numbers that it logs."""
+    return _instrument().lightning_callback()
+
+
+def _instrument() -> Any:
+    """Return the instrumentation that ``sitecustomize`` loaded, if it did, or else our own."""
+    return sys.modules.get("_workbench_instrument") or importlib.import_module(_INSTRUMENT)

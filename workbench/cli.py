@@ -37,6 +37,7 @@ from workbench.commands._command import (
 )
 
 DISTRIBUTION = "gpu-optimization-workbench"
+SCRIPT = "--"  # the command line of a training script follows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_what_can_be_printed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     interrupts.at_exit(atomic_write.discard_unfinished)
+    arguments, script = _split(arguments)
     if "--json" in arguments:
         interrupts.set_last_words(failure_as_json("cancelled"))
     names = plugins.names("workbench.commands", "commands")
@@ -67,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = _parser(arguments)
         report_skipped(reported := plugins.loaded())
         parsed, unknown = parser.parse_known_args(arguments)
+        parsed.script = script
+        if script is not None and not parsed.command.takes_script:
+            unknown = [*unknown, SCRIPT, *script]
         if unknown:  # said by the command's own parser, whose usage tells what there is
             parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         with _runner(parsed):
@@ -103,6 +108,14 @@ def report_defect(error: BaseException, log: Path | None) -> int:
     _answer(argparse.Namespace(json="--json" in arguments), "failed", sentence)
     _drop_what_is_unwritten()
     return FAILED
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """Return the workbench's own words, and those of a script's command line, if there is one."""
+    if SCRIPT not in arguments:
+        return arguments, None
+    index = arguments.index(SCRIPT)
+    return arguments[:index], arguments[index + 1 :]
 
 
 def _is_file(word: str) -> bool:

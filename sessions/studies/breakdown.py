@@ -37,6 +37,7 @@ ROLE_TITLES = {
     "private_pools": "private pools of CUDA graphs",
 }
 ROLES = tuple(ROLE_TITLES)
+INPUT_WAIT = "input wait"  # of a training script that waits for its next batch
 # Operator classes, those that take most time in most models first.
 KINDS = (
     "matrix product",
@@ -55,10 +56,12 @@ KINDS = (
     "convolution",
     "transform",
     "view",
+    INPUT_WAIT,
     "other",
 )
 # Modules that are none: where time goes that belongs to no module of the model.
 OUTSIDE = "(step)"
+INPUT = "(input)"
 LOSS = "(loss)"
 OPTIMIZER = "(optimizer)"
 GRADIENTS = "(gradient accumulation)"
@@ -66,6 +69,7 @@ COMPILED = "(compiled code)"
 REPLAYED = "(CUDA graph)"
 UNKNOWN = "(unknown)"
 _UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
+WATCHED = "watched"  # the fact of a profile that a run of a training script gave by itself
 COMPILED_SHARE = 0.05  # of a step in compiled code; with less, modules still say what changed
 LAUNCH_BOUND = 0.1  # of the step without work for the GPU; less is not worth a word
 

@@ -140,19 +140,19 @@ from PySide6.QtWidgets import QApplication
 sys.path.insert(0, {str(Path(__file__).parent / "ui")!r})
 from workbench.client.runner_process import Runner
 from workbench.ui import app
-from workbench.ui.connection.plugin_notes import PluginNotes
-from workbench.ui.state import AppState
+from workbench.ui.controllers.plugin_notes import PluginNotes
+from workbench.ui.workspace import Workspace
 import workbench.plots
 application = QApplication([])
-state = AppState(launch=lambda journal: Runner(
+workspace = Workspace(launch=lambda journal: Runner(
     journal, [sys.executable, {str(Path(__file__).parent / "ui" / "fake_runner.py")!r}]))
-PluginNotes(state)
-state.stateChanged.connect(lambda: state.runner_state == "idle" and application.quit())
-state.start_runner()
+PluginNotes(workspace.session, workspace.run, workspace.configuration, workspace)
+workspace.run.stateChanged.connect(lambda: workspace.run.state == "idle" and application.quit())
+workspace.run.start_runner()
 application.exec()
-print([event.text for event in state.session.events if event.kind == "warning"])
+print([event.text for event in workspace.session.shown.events if event.kind == "warning"])
 print("nothing" in workbench.plots.PLOTS)
-state.close()
+workspace.close()
 """
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -6,7 +6,7 @@ import functools
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -89,22 +89,36 @@ def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
     return run_plan(_Once(choose), watch=watch)
 
 
-def run_plan(plan: Plan, *, watch: Watcher = lambda _message: None) -> Outcome:
+def run_plan(
+    plan: Plan,
+    *,
+    watch: Watcher = lambda _message: None,
+    command: Sequence[str] | None = None,
+) -> Outcome:
     """Run one command after the other in one session, as ``plan`` gives them.
+
+    ``command``: what starts the runner's process; the one that a person chose if None.
 
     A command that fails, or is cut off, does not end the plan; Ctrl+C does, and a runner that is
     lost where the plan does not go on with another.
     """
     interrupt = _Interrupt()
     with interrupts.handled_by(interrupt.cancel, heed_ignored=True):
-        return _Driver(plan, watch, interrupt).drive()
+        return _Driver(plan, watch, interrupt, command).drive()
 
 
 class _Driver:
     """Runs a plan: one runner, or several after one another."""
 
-    def __init__(self, plan: Plan, watch: Watcher, interrupt: _Interrupt) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        watch: Watcher,
+        interrupt: _Interrupt,
+        command: Sequence[str] | None,
+    ) -> None:
         self._plan = plan
+        self._command = command
         self._watch = watch
         self._journal = Journal()
         self._recorder = Recorder(Session())
@@ -121,7 +135,7 @@ class _Driver:
             goes_on = True
             while goes_on and not self._interrupt.pressed:
                 try:
-                    runner = Runner(self._journal)
+                    runner = self._start()
                 except NotStarted as error:
                     self._outcome.failures.append(error.failure)
                     break
@@ -138,6 +152,11 @@ class _Driver:
         finally:
             self._journal.close(keep=bool(self._recorder.session.segments))
         return self._outcome
+
+    def _start(self) -> Runner:
+        if self._command is None:
+            return Runner(self._journal)
+        return Runner(self._journal, self._command)
 
     def _drive(self, runner: Runner) -> bool:
         """Ask one runner as long as it lives; True where another one is to go on."""

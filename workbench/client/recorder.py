@@ -78,6 +78,8 @@ class Recorder:
         match message:
             case protocol.Catalogue():
                 self._begin(message)
+            case protocol.EnvironmentFound():
+                session.environment = {**session.environment, **message.facts}
             case protocol.CeilingsFound():
                 if message.ceilings is not None:
                     kept = message.source == "kept"

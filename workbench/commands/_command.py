@@ -48,7 +48,8 @@ class Failed(Exception):  # noqa: N818 - carries its sentence
 class Command:
     """``workbench NAME``: ``help`` is one line, ``run`` returns the exit code.
 
-    What ``drives`` a runner takes ``--runner`` too.
+    What ``drives`` a runner takes ``--runner`` too. ``takes_script``: words behind ``--`` are the
+    command line of a training script, as ``script`` of the arguments.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     drives: bool = False
+    takes_script: bool = False
 
 
 def load(path: Path) -> Session:

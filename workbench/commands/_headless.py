@@ -146,7 +146,7 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         say(f"{text[:1].upper()}{text[1:]}.")
     for failure in outcome.failures:
         say(failure.said)
-        if failure.kind == "died" and failure.detail:
+        if failure.kind in ("died", protocol.SCRIPT_FAILED) and failure.detail:
             say(f"The last that it said:\n{failure.detail}")
         elif failure.detail and "the log has" in failure.fix.lower():  # which nothing else keeps
             say(f"The log:\n{failure.detail.rstrip()}")
@@ -159,7 +159,7 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         saved = str(output)
     elif output is not None:
         say(f"Nothing was measured, so that {output} was not written.")
-    cut = any(failure.kind == "died" for failure in outcome.failures)
+    cut = any(failure.kind in ("died", protocol.SCRIPT_FAILED) for failure in outcome.failures)
     cut = cut or outcome.reason in ("died", "cancelled")
     if saved is None and session.segments and cut:
         say(_kept(outcome))

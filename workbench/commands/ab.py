@@ -24,7 +24,13 @@ from sessions.verdicts.work import difference
 from workbench import calibration, protocol
 from workbench.client import headless
 from workbench.client.headless import Outcome
-from workbench.commands._arguments import budget_argument, region_argument, result_arguments
+from workbench.commands import _script
+from workbench.commands._arguments import (
+    budget_argument,
+    positive_int,
+    region_argument,
+    result_arguments,
+)
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -56,6 +62,7 @@ EXPECTATIONS = {
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     configuration_arguments(parser)
+    parser.epilog = _script.AB_HELP
     for side in "ab":
         parser.add_argument(
             f"--{side}",
@@ -63,7 +70,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             metavar="NAME=OPTION,...",
             help=f"toggles of {side.upper()} alone, @PRESET too; neither given: A against A",
         )
-    budget_argument(parser, BUDGET_S)
+    budget_argument(
+        parser, BUDGET_S, f"of alternating, at most (of a script: {_script.BUDGET_S:g})"
+    )
+    parser.set_defaults(budget=None)
+    parser.add_argument(
+        "--steps", type=positive_int, help="of a script: end each process after so many steps"
+    )
     region_argument(parser)
     parser.add_argument("--order", choices=("random", "abba"), default="random")
     parser.add_argument(
@@ -97,13 +110,19 @@ def _build_count(text: str) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_session(arguments.output)
+    if arguments.script is not None:
+        outcome, code = _script.compare(arguments)
+        reported = _report(arguments, outcome)
+        return code or reported
+    if arguments.steps is not None:
+        raise Mistaken("--steps is for a script behind --; a comparison of models ends by itself")
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Compare:
         both = configure(catalogue, arguments)
         command = protocol.Compare(
             base=with_toggles(catalogue, both, arguments.a),
             other=with_toggles(catalogue, both, arguments.b),
-            budget_s=arguments.budget,
+            budget_s=arguments.budget or BUDGET_S,
             region=arguments.region / 100,
             order=arguments.order,
             build_count=arguments.builds,
@@ -114,7 +133,11 @@ def _run(arguments: argparse.Namespace) -> int:
             _require_same_work(command)
         return calibration.respected(catalogue, command)
 
-    outcome = measure(begin)
+    return _report(arguments, measure(begin))
+
+
+def _report(arguments: argparse.Namespace, outcome: Outcome) -> int:
+    """Print and save the outcome, and return the exit code."""
     saved = settle(outcome, arguments.output)
     comparisons = outcome.session.comparisons
     if arguments.json:
@@ -216,4 +239,6 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
     return UNDECIDED if comparison.verdict == "UNDECIDED" else FAILED
 
 
-COMMAND = Command(name="ab", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="ab", help=__doc__, arguments=_arguments, run=_run, drives=True, takes_script=True
+)

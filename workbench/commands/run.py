@@ -1,4 +1,4 @@
-"""Run one configuration without a window; print what was measured, and save it if asked."""
+"""Run one configuration, or a script behind --, without a window; print what was measured."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sessions.verdicts import statistics
 from sessions.verdicts.comparison import steady_peak_bytes
 from workbench import calibration, presets, protocol
 from workbench.client import headless, runner_command
+from workbench.commands import _script
 from workbench.commands._arguments import positive_float, positive_int
 from workbench.commands._command import (
     DONE,
@@ -73,6 +74,7 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     configuration_arguments(parser)
+    parser.epilog = _script.RUN_HELP
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=positive_int, help="end after so many steps")
     length.add_argument("--seconds", type=positive_float, help=f"default: {SECONDS:g}")
@@ -116,6 +118,8 @@ def _share(text: str) -> float:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_session(arguments.output, arguments.save_state)
+    if arguments.script is not None:
+        return _script.run(arguments, summary)
     if arguments.save_state is not None:
         check_output_there(arguments.save_state)
     seconds = arguments.seconds
@@ -153,8 +157,8 @@ def _run(arguments: argparse.Namespace) -> int:
             answer(segments_table(session).to_markdown())
             if hint := reproduce.session_hint(session):
                 answer(hint)
-            for found in session.segments[-1].evidence:
-                answer(f"{found.toggle}={found.requested}: {found.status}: {found.text}")
+            for evidence in session.segments[-1].evidence:
+                answer(f"{evidence.toggle}={evidence.requested}: {evidence.status}: {evidence.text}")
             for segment in session.segments:
                 if mark := numerics.mark(segment.ledger):
                     answer(f"numbers {mark}: {numerics.text(segment.ledger)}")
@@ -177,14 +181,14 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
     """The configuration that the arguments ask for, in the catalogue's terms."""
     families = {family.name: family for family in catalogue.families}
     workloads = {workload.name: workload for workload in catalogue.workloads}
-    asked = arguments.family
-    if asked is None and arguments.model is None:
-        asked = arguments.family_default
-    if asked is not None and arguments.model is not None:
-        raise Mistaken(f"{asked!r} and --model name two models; leave one out")
-    if asked is None and arguments.model is None:
+    family = arguments.family
+    if family is None and arguments.model is None:
+        family = arguments.family_default
+    if family is not None and arguments.model is not None:
+        raise Mistaken(f"{family!r} and --model name two models; leave one out")
+    if family is None and arguments.model is None:
         raise Mistaken(f"name a family, one of {', '.join(families)}, or --model FILE.py:build")
-    name = asked or OWN
+    name = family or OWN
     family = _known("unknown family", name, families)
     workload = _known("unknown workload", arguments.workload, workloads)
     model_fields = {field.name: field for field in family.fields}
@@ -307,4 +311,6 @@ def _sent(path: Path | None) -> str:
     return "" if path is None else runner_command.path(path)
 
 
-COMMAND = Command(name="run", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="run", help=__doc__, arguments=_arguments, run=_run, drives=True, takes_script=True
+)

@@ -207,6 +207,21 @@ class Sweep(Command, tag="sweep"):
     seed: int = 0
 
 
+class Script(Command, tag="script"):
+    """Watch a training script that is being started, until it ends or Cancel.
+
+    ``folder``: where its processes write what they record; the file ``ended`` there holds its exit
+    code once there is one. ``segment``: the segment that its steps
+    continue; a new one if None. ``block``: of the comparison that the steps are a block of, from 1.
+    """
+
+    configuration: Configuration
+    label: str
+    folder: str
+    segment: int | None = None
+    block: int = 0
+
+
 class Apply(Command, tag="apply"):
     """Change toggles of the run in progress; those left out stay as they are."""
 
@@ -255,6 +270,7 @@ RunCommand = (  # run by themselves
 AnyCommand = (
     RunCommand
     | Predict
+    | Script
     | Apply
     | Baseline
     | Check

@@ -30,6 +30,7 @@ VERSION = 4
 OWN_STUDY = -1
 JOURNAL = "journal"  # the kind of the failure to write the journal, which ends no run
 UNREAD = "unread"  # that of a line which the runner could not read as a command
+SCRIPT_FAILED = "script"  # that of a script that did not end with exit code 0
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -58,6 +59,12 @@ class _Introduction(msgspec.Struct, tag_field="type", tag="catalogue"):
     """What the catalogues of all versions have."""
 
     version: int
+
+
+class EnvironmentFound(Message, tag="environment"):
+    """More of the environment: what became known while a script ran."""
+
+    facts: dict[str, str]
 
 
 class Availability(Message, tag="availability"):
@@ -282,7 +289,7 @@ class Failure(Message, tag="failure"):
     """
 
     # mistake, out-of-memory, cuda, model, compile, capture, nan, slower, hang, wire, died, journal,
-    # unread, unwritten, ranks
+    # unread, unwritten, ranks, script
     kind: str
     sentence: str
     fix: str = ""
@@ -306,6 +313,7 @@ class Finished(Message, tag="finished"):
 
 AnyMessage = (
     Catalogue
+    | EnvironmentFound
     | Availability
     | CeilingsFound
     | Predicted

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
-import platform
 import shutil
-import subprocess
-from pathlib import Path
 
-import psutil
 import torch
 
 from kernels import hardware
 from sessions.model import SAMPLING
+from workbench.runner.instruments.host_facts import host as host
+from workbench.runner.instruments.host_facts import host_facts
 from workbench.runner.instruments.telemetry import sensors
 
 OPTIONAL = (
@@ -34,30 +32,18 @@ def environment(device: torch.device) -> dict[str, str]:
     """Everything about this machine that a measurement may depend on, as text by name."""
     facts = {
         "device": hardware.of(device).name,
-        "host": host(),
         "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "os": platform.platform(),
-        "cpu": _cpu_name(),
-        "cpu_cores": str(len(os.sched_getaffinity(0))),
         "torch_threads": str(torch.get_num_threads()),
-        "memory_bytes": str(psutil.virtual_memory().total),
+        **host_facts(),
     }
     for package in ("triton", "numpy", *OPTIONAL):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
     if found := compiler(device):
         facts["compiler"] = found
-    if commit := _commit():
-        facts["commit"] = commit
     if device.type == "cuda":
         facts |= _gpu_facts(device)
     return facts | {f"{SAMPLING}{name}": how for name, how in sensors(device).items()}
-
-
-def host() -> str:
-    """What this machine calls itself: where the files are that the runner reads and writes."""
-    return platform.node()
 
 
 def compiler(device: torch.device) -> str:
@@ -80,11 +66,11 @@ def driver(device: torch.device) -> str:
 
 
 def _gpu_facts(device: torch.device) -> dict[str, str]:
-    found = hardware.of(device)
+    gpu = hardware.of(device)
     facts = {
-        "gpu": found.name,
-        "capability": ".".join(map(str, found.capability)),
-        "gpu_memory_bytes": str(found.total_bytes),
+        "gpu": gpu.name,
+        "capability": ".".join(map(str, gpu.capability)),
+        "gpu_memory_bytes": str(gpu.total_bytes),
         "cuda": torch.version.cuda or "none",
         "cudnn": str(torch.backends.cudnn.version()),
     }
@@ -99,23 +85,3 @@ def _gpu_facts(device: torch.device) -> dict[str, str]:
         limit = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)
         facts["gpu_power_limit_w"] = f"{limit / 1000:.0f}"
     return facts
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _commit() -> str:
-    """The commit of the workbench's own checkout, with a + where it has changes."""
-    here = Path(__file__).parent
-    if not (here.parents[1] / ".git").exists():
-        return ""
-    try:
-        git = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12"]
-        return subprocess.run(git, capture_output=True, text=True, timeout=2).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from kernels.measure import sm_clock
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 FEW = 4  # readings of a half, which do not show how far they jump
 JUMPS = 0.12  # so far, then: a little more than an H200's do at its power limit
@@ -49,6 +49,8 @@ class ClockMeter:
 
     def mark(self) -> Tensor | None:
         """A reading after all that was queued; nothing is waited for."""
+        from kernels.measure import sm_clock  # torch, which only those need who count cycles
+
         if self._broken:
             return None
         try:
@@ -60,4 +62,6 @@ class ClockMeter:
 
     def mean_mhz(self, first: Tensor | None, last: Tensor | None) -> float | None:
         """Between two marks; waits for the second."""
+        from kernels.measure import sm_clock
+
         return None if first is None or last is None else sm_clock.mean_mhz(first, last)

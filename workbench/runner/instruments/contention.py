@@ -27,10 +27,11 @@ Tree = dict[psutil.Process, tuple[float, float]]
 
 
 class GpuOthers:
-    """Reads how much of one GPU other processes use."""
+    """Reads how much of one GPU processes of another group than ``group`` use."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, group: int | None = None) -> None:
         self._handle = handle
+        self._group = os.getpgrp() if group is None else group  # the runner leads one of its own
         self._seen_us = 0  # the newest sample of the driver that was read
         self._due_s = 0.0
         self.why_not = ""  # the last reading failed
@@ -55,7 +56,7 @@ class GpuOthers:
 
     def _read(self) -> float | None:
         running = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
-        own = {pid for pid in running if _is_own(pid)}
+        own = {pid for pid in running if _is_in(self._group, pid)}
         if not own and len(running) > 1:
             return None  # numbers of another namespace: one of them is ours, and none says which
         own = own or running
@@ -82,14 +83,15 @@ class GpuOthers:
 class CpuOthers:
     """Reads how much of the machine's CPU time other processes use.
 
-    This process and all that it started are none of them: compile workers, ranks, data loaders.
+    This process, or the given one, and all that it started are none of them: compile workers,
+    ranks, data loaders.
     """
 
     who = "other processes"
     why_not = ""
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
+    def __init__(self, process: psutil.Process | None = None) -> None:
+        self._process = process or psutil.Process()
         self._last = self._counters()
         self._due_s = time.perf_counter() + READ_S
         self._share: float | None = None
@@ -112,7 +114,10 @@ class CpuOthers:
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         own: Tree = {}
-        for process in (self._process, *self._process.children(recursive=True)):
+        children: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):  # it has ended
+            children = self._process.children(recursive=True)
+        for process in (self._process, *children):
             with contextlib.suppress(psutil.Error):
                 user, system, *of_children = process.cpu_times()[:4]
                 own[process] = user + system, sum(of_children)
@@ -146,10 +151,10 @@ class Alarm:
         return f"{VOID}: {who}, {share:.0f} % of it" if quiet_s >= QUIET_S else ""
 
 
-def _is_own(pid: int) -> bool:
-    """Whether it is this process or one that it started: the runner leads a group of its own."""
+def _is_in(group: int, pid: int) -> bool:
+    """Return True if the process belongs to the group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        return os.getpgid(pid) == os.getpgrp()
+        return os.getpgid(pid) == group
     return False
 
 

@@ -12,7 +12,7 @@ import torch
 
 from workbench import protocol
 from workbench.runner.instruments.contention import CpuOthers, GpuOthers
-from workbench.runner.instruments.telemetry import NvmlSampler, Sample, Sampler, Telemetry
+from workbench.runner.instruments.telemetry import Sample, Sampler, Telemetry, nvml_sampler
 from workbench.runner.ranks import group as groups
 from workbench.runner.wire import Wire
 
@@ -88,5 +88,5 @@ class Companions:
     def _sampler(self, rank: int, pid: int) -> Sampler:
         """Rank n uses the nth of the GPUs that this process sees."""
         if self._device.type == "cuda":
-            return NvmlSampler(torch.device("cuda", rank))
+            return nvml_sampler(rank)
         return ProcessSampler(rank, pid)

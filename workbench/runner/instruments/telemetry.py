@@ -11,16 +11,18 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import pynvml
-import torch
 
 from sessions.model import ABSENT, TELEMETRY_COLUMNS
 from workbench import protocol
 from workbench.runner.instruments.contention import READ_S, RETRY_S, CpuOthers, GpuOthers
 from workbench.runner.wire import Wire
+
+if TYPE_CHECKING:
+    import torch  # a process that watches a training script samples without it
 
 PERIOD_S = 0.05
 GPM_PERIOD_S = 0.1  # the driver averages over at least this long
@@ -52,15 +54,19 @@ class Sampler(Protocol):
 
 
 class HostSampler:
-    """CPU busy percent of the machine, resident memory of the runner, clock."""
+    """CPU busy percent of the machine, resident memory of a process (the runner), clock."""
 
     device = "cpu"
 
-    def __init__(self, why_no_gpu: str = "a CPU has no such counter") -> None:
+    def __init__(
+        self,
+        why_no_gpu: str = "a CPU has no such counter",
+        process: psutil.Process | None = None,
+    ) -> None:
         self._why_no_gpu = why_no_gpu
         self._why_no_clock = ""
-        self._process = psutil.Process()
-        self.others: GpuOthers | CpuOthers = CpuOthers()
+        self._process = process or psutil.Process()
+        self.others: GpuOthers | CpuOthers = CpuOthers(process)
 
     def fast(self) -> Sample:
         """Busy % since this thread's last call, resident bytes, and what others use."""
@@ -85,16 +91,17 @@ class HostSampler:
 
 
 class NvmlSampler:
-    """One GPU through NVML, found by the UUID that torch gives (indices may differ)."""
+    """One GPU through NVML, by the index and the UUID that torch gives (NVML's index may differ).
 
-    def __init__(self, device: torch.device) -> None:
-        index = device.index or 0
+    ``group``: the process group that uses it; that of this process if None.
+    """
+
+    def __init__(self, index: int, uuid: str, group: int | None = None) -> None:
         self.device = f"gpu{index}"
         pynvml.nvmlInit()
-        uuid = torch.cuda.get_device_properties(index).uuid
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
         self._gpm, self._no_gpm = _Gpm.offered(self._handle)
-        self.others: GpuOthers | CpuOthers = GpuOthers(self._handle)
+        self.others: GpuOthers | CpuOthers = GpuOthers(self._handle, group)
         self._readings = _Readings(
             {
                 "busy": lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu,
@@ -147,6 +154,13 @@ class NvmlSampler:
             name: f"{ABSENT}{why_not[name]}" if name in why_not else period
             for name, period in often.items()
         }
+
+
+def nvml_sampler(index: int) -> NvmlSampler:
+    """Return the sampler of one of torch's GPUs."""
+    import torch
+
+    return NvmlSampler(index, str(torch.cuda.get_device_properties(index).uuid))
 
 
 class _Gpm:
@@ -348,7 +362,7 @@ def make_sampler(device: torch.device) -> Sampler:
     """NVML on a GPU whose driver answers, otherwise the host."""
     if device.type == "cuda":
         try:
-            return NvmlSampler(device)
+            return nvml_sampler(device.index or 0)
         except pynvml.NVMLError as error:
             return HostSampler(f"NVML: {error}")
     return HostSampler()

@@ -1,0 +1,46 @@
+"""``workbench ab -- COMMAND``: new processes in random pairs, and the verdict's statistics."""
+
+from __future__ import annotations
+
+from sessions.reproduce import session_commands
+
+SLEEP = """
+import os, time, workbench
+slow = "workers=2" in os.environ["WORKBENCH_SETTINGS"]
+for batch in workbench.watch(range({steps})):
+    time.sleep(0.008 if slow else 0.004)
+"""
+
+
+def test_a_slower_side_is_found_slower(run, write):
+    script = write(SLEEP.format(steps=10**6))
+    words = ("ab", "--b", "workers=2", "--budget", "300", "--steps", "30", "--expect", "slower")
+    result = run(*words, script=(script,))
+    assert result.code == 0, result.out + result.err
+    assert "B is SLOWER than A" in result.out
+    session = result.session
+    (comparison,) = session.comparisons
+    assert comparison.verdict == "SLOWER"
+    assert 1.3 < comparison.ratio < 2.7
+    assert sorted(comparison.order[:2]) == [0, 1]
+    assert len(set(comparison.pairs)) * 2 == len(comparison.order)
+    assert comparison.facts["pairs"] >= 8
+    base, other = session.segments
+    assert base.label.startswith("A: ")
+    assert other.configuration.toggles == {"workers": "2"}
+    assert set(other.steps["block"]) <= set(range(1, len(comparison.order) + 1))
+    assert "ab --b workers=2" in session_commands(session).replace("--a workers=default ", "")
+
+
+def test_a_failing_process_ends_the_comparison_with_its_code_and_words(run, write):
+    script = write("import sys; print('no data'); sys.exit(5)")
+    result = run("ab", "--b", "workers=2", script=(script,), saved=False)
+    assert result.code == 5
+    assert "A: The script ended with exit code 5." in result.err
+    assert "no data" in result.err
+
+
+def test_a_script_without_steps_has_no_verdict(run, write):
+    result = run("ab", "--b", "workers=2", script=(write("pass"),), saved=False)
+    assert result.code == 1
+    assert "There is no verdict: the script made no steps." in result.err

@@ -1,0 +1,187 @@
+"""The instrumentation in the script's process: recordings, settings, and what they do to torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import workbench
+from workbench.instrument import settings
+from workbench.instrument.recording import Recording, Watched
+from workbench.runner.script.reader import Reader
+from workbench.scripts.configuration import title_of
+from workbench.scripts.launch import script_environment
+
+CHOICES = st.fixed_dictionaries(
+    {}, optional={name: st.sampled_from(list(s.options)) for name, s in settings.SETTINGS.items()}
+)
+
+
+@given(CHOICES)
+def test_settings_are_read_as_they_are_written(chosen):
+    assert settings.read(settings.written(chosen)) == chosen
+
+
+def test_variables_continue_what_the_environment_has():
+    changed = settings.variables(
+        {"allocator": "expandable"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    )
+    assert changed["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+    assert changed["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        (("python", "-u", "a/train.py", "--x"), "train.py"),
+        (("torchrun", "--nproc", "2", "train.py"), "train.py"),
+        (("python", "-m", "pkg.train"), "pkg.train"),
+        (("/usr/bin/env", "x"), "env"),
+    ],
+)
+def test_a_script_is_called_by_its_file_or_module(words, title):
+    assert title_of(words) == title
+
+
+@given(data=st.data(), cuts=st.lists(st.integers(0, 400), max_size=6))
+def test_a_file_that_grows_is_read_once_and_in_order(tmp_path_factory, data, cuts):
+    entries = [{"pid": 1, "rank": "0"}, *({"rows": [[i, i + 1, 0, None]]} for i in range(6))]
+    content = "".join(f"{json.dumps(entry)}\n" for entry in entries).encode()
+    folder = tmp_path_factory.mktemp("recording")
+    reader, read = Reader(folder), []
+    for stop in (*sorted(cuts), len(content)):
+        (folder / "1.jsonl").write_bytes(content[:stop])
+        read += reader.read()
+    assert read == entries
+    assert reader.left_out == 0
+
+
+def test_ranks_above_zero_are_left_out(tmp_path):
+    reader = Reader(tmp_path)
+    for rank in (1, 0):
+        lines = [{"pid": rank, "rank": str(rank)}, {"rows": [[1, 2, 0, None]]}]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (tmp_path / f"{9 - rank}.jsonl").write_text(text)
+    assert [entry["pid"] for entry in reader.read() if "pid" in entry] == [0]
+    assert reader.left_out == 1
+
+
+def test_a_step_ends_where_the_next_begins_and_nested_input_counts_once(tmp_path):
+    recording = Recording(str(tmp_path))
+
+    def batches():
+        for _ in range(3):
+            yield recording.next_batch(time.sleep, 0.002)  # a loader within a watched loader
+
+    for _ in Watched(batches(), recording):
+        pass
+    recording.finish()
+    rows = [row for entry in Reader(tmp_path).read() for row in entry.get("rows", [])]
+    assert len(rows) == 3
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(rows))
+    assert all(2e6 <= input_ns <= stop - start for start, stop, input_ns, _ in rows)
+
+
+def test_outside_of_a_recording_a_watched_loader_is_the_loader():
+    loader = [1, 2]
+    assert workbench.watch(loader) is loader
+
+
+def test_the_import_of_the_package_alone_hides_nobodys_modules(tmp_path):
+    (tmp_path / "models.py").write_text("NAME = 'own'")
+    code = "import workbench, models; print(models.NAME); import workbench.protocol, sessions"
+    words = [sys.executable, "-c", f"{code}; print(sessions.__file__)"]
+    output = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[0] == "own"
+    assert output.splitlines()[1].startswith(workbench.ROOT)
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+torch.set_num_threads(1)
+assert "workbench" not in sys.modules
+compiled = []  # the module that is compiled is tested, not the compiler
+nn.Module.compile = lambda module, mode: compiled.append((module, mode))
+model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+helper = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+data = torch.utils.data.TensorDataset(torch.ones(16, 8) * 4)
+loader = torch.utils.data.DataLoader(data, 2, num_workers=0)
+assert loader.num_workers == 1 and loader.prefetch_factor == 4
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(2))
+assert torch.utils.data.DataLoader(Stream()).num_workers == 0
+losses = []
+for x, in loader:
+    out = model(x)
+    assert out.dtype is torch.bfloat16, out.dtype
+    loss = out.float().square().mean()
+    loss.backward()
+    optimizer.step()
+    helper.step()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+assert len(set(losses)) > 4, losses  # each forward pass sees the newest weights
+assert torch.backends.cudnn.benchmark
+torch.backends.cudnn.benchmark = False
+assert compiled == [(model, None)]
+assert nn.Module.__call__ is nn.Module._wrapped_call_impl  # calls are watched no longer
+"""
+
+
+def test_settings_act_on_torch_and_evidence_says_what_came_of_them(tmp_path):
+    chosen = settings.read(
+        "autocast=bf16,workers=1,prefetch=4,cudnn_benchmark=on,sdp_math=off,compile=on"
+    )
+    folder = tmp_path / "recording"
+    folder.mkdir()
+    environment = script_environment(folder, chosen, "mark")
+    words = [sys.executable, "-c", SCRIPT]
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    entries = Reader(folder).read()
+    assert not [entry["error"] for entry in entries if "error" in entry]
+    rows = [row for entry in entries for row in entry.get("rows", [])]
+    assert len(rows) == 8  # the helper's calls end no steps
+    evidence = {
+        name: (status, text)
+        for entry in entries
+        for name, _, status, text in entry.get("evidence", [])
+    }
+    assert evidence["autocast"][0] == "effective"
+    assert evidence["compile"] == ("effective", "Sequential is compiled")
+    assert evidence["workers"] == (
+        "effective",
+        "1 data loaders were changed, 1 of iterable datasets were left as they are",
+    )
+    assert evidence["cudnn_benchmark"][0] == "no effect"
+
+
+COMPILED_OPTIMIZER = """
+import torch
+weight = torch.nn.Parameter(torch.ones(2))
+weight.grad = torch.ones(2)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+step = torch.compile(lambda: optimizer.step(), backend="eager")
+for _ in range(6):
+    step()
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_optimizer_ends_steps_too(tmp_path):
+    words = [sys.executable, "-c", COMPILED_OPTIMIZER]
+    subprocess.run(words, env=script_environment(tmp_path, {}, "mark"), check=True)
+    entries = Reader(tmp_path).read()
+    rows = [row for entry in entries for row in entry.get("rows", [])]
+    assert len([row for row in rows if row[0] != "compile"]) == 5
+    assert [row for row in rows if row[0] == "compile"]

@@ -1,0 +1,65 @@
+"""Scripts with modules of our names, forks, workers and a ``sitecustomize`` of their own."""
+
+from __future__ import annotations
+
+from workbench.runner.script.reader import Reader
+
+LOOP = """
+import time, workbench
+for batch in workbench.watch(range(30)):
+    time.sleep(0.002)
+"""
+OWN_MODULES = """
+import kernels, models, sessions, workbench
+assert (kernels.NAME, models.NAME, sessions.NAME) == ("own", "own", "own")
+"""
+PROCESSES = """
+import multiprocessing, os, time
+import workbench
+def work(count):
+    for _ in workbench.watch(range(count)):
+        pass
+if __name__ == "__main__":
+    for batch in workbench.watch(range(30)):
+        time.sleep(0.01)
+        if batch == 10 and (child := os.fork()) == 0:
+            os._exit(0)
+    spawned = multiprocessing.get_context("spawn").Process(target=work, args=(5,))
+    spawned.start(), spawned.join()
+    forked = multiprocessing.get_context("fork").Process(target=work, args=(5,))
+    forked.start(), forked.join()
+"""
+
+
+def count_steps(reader: Reader) -> int:
+    return sum(len(entry.get("rows", [])) for entry in reader.read())
+
+
+def test_a_script_keeps_its_own_modules_of_our_names(record, write):
+    for name in ("kernels.py", "sessions.py"):
+        write("NAME = 'own'", name)
+    (script := write(OWN_MODULES + LOOP)).with_name("models").mkdir()
+    script.with_name("models").joinpath("__init__.py").write_text("NAME = 'own'")
+    assert count_steps(record(script)) == 30
+
+
+def test_a_workbench_of_its_own_stays_the_scripts(record, write):
+    write("NAME = 'own'", "workbench.py")
+    record(write("import workbench; assert workbench.NAME == 'own'"))
+
+
+def test_forks_and_workers_are_other_processes(record, write, tmp_path):
+    """A fork inherits the recording and does not continue it; a spawned process has its own."""
+    reader = record(write(PROCESSES))
+    texts = [path.read_text() for path in (tmp_path / "recording").iterdir()]
+    assert [text.count('"pid"') for text in texts] == [1, 1, 1]  # processes that stepped
+    assert count_steps(reader) > 0
+    assert reader.left_out == 2
+
+
+def test_a_hidden_sitecustomize_still_runs(record, write, monkeypatch):
+    folder = write("", "train.py").parent / "site"
+    folder.mkdir()
+    folder.joinpath("sitecustomize.py").write_text("import builtins; builtins.NOTICED = 1")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    assert count_steps(record(write(f"assert NOTICED\n{LOOP}"))) == 30

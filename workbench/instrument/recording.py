@@ -1,0 +1,240 @@
+"""The recording of one process of a training script: steps, input wait, compiles, memory.
+
+Rows are buffered and appended to a file of this process four times a second. A file never blocks
+the script, and what was written survives the script's end, however it ends. The times are those of
+``perf_counter_ns``, a clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Row = tuple[Any, ...]
+
+FOLDER = "WORKBENCH_RECORDING"  # variable: the folder of the recording
+SUFFIX = ".jsonl"  # of a process's file in it
+ENDED = "ended"  # the file in it that holds the exit code of the script, once there is one
+FLUSH_NS = 250_000_000
+now_ns = time.perf_counter_ns
+
+
+class Recording:
+    """The recording of this process.
+
+    A step ends at ``mark_step`` and begins where the step before ended. ``explicit``: a person
+    marks the steps (``watch``, a callback), so that calls of an optimizer mark none.
+    """
+
+    current: Recording | None = None
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file = -1
+        self._rows: collections.deque[Row] = collections.deque()
+        self._last_ns = 0
+        self._last_event: Any = None
+        self._input_ns = 0
+        self._flush_ns = self._log_ns = 0
+        self.explicit = False
+        self.waits_for_input = False
+        self.clock: GpuClock | None = None  # once the script uses a GPU
+        self.before_flush: Callable[[Recording], None] = write_host_memory
+        self.at_end: Callable[[Recording], None] = lambda _: None
+
+    @classmethod
+    def begin(cls, folder: str) -> Recording:
+        """Begin the recording of this process, which its forks do not continue."""
+        recording = cls.current = cls(folder)
+        atexit.register(recording.finish)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=recording._forget)
+        return recording
+
+    def mark_step(self) -> None:
+        """End a step; the next one begins."""
+        clock = self.clock
+        event = None if clock is None else clock.mark()
+        ended_ns = now_ns()
+        if self._last_ns:
+            self._rows.append((self._last_ns, ended_ns, self._input_ns, self._last_event, event))
+        self._last_ns, self._last_event, self._input_ns = ended_ns, event, 0
+        if ended_ns >= self._flush_ns:
+            self.flush()
+
+    def begin_step(self) -> None:
+        """Begin a step here: the time since the last one is no step's (evaluation, a save)."""
+        self._last_event = None if self.clock is None else self.clock.mark()
+        self._last_ns, self._input_ns = now_ns(), 0
+
+    def pause(self) -> None:
+        """Let the time from here to the next ``begin_step`` be no step's."""
+        self._last_ns = 0
+
+    def add_input(self, start_ns: int) -> None:
+        """Count the time from ``start_ns`` to now as waiting for input."""
+        if not self._last_ns:
+            self._last_ns = start_ns  # the first step begins with its input
+        self._input_ns += now_ns() - start_ns
+
+    def next_batch(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what ``fetch`` does; its time is waiting for input, counted once if nested."""
+        if self.waits_for_input:
+            return fetch(*arguments)
+        self.waits_for_input = True
+        start_ns = now_ns()
+        try:
+            return fetch(*arguments)
+        finally:
+            self.waits_for_input = False
+            self.add_input(start_ns)
+
+    def add_compile(self, start_ns: int) -> None:
+        """Record that something was compiled from ``start_ns`` until now; from any thread."""
+        self._rows.append(("compile", start_ns, now_ns()))
+
+    def log(self, values: Any) -> None:
+        """Record numbers by name, at most as often as rows are written: reading may wait."""
+        if now_ns() < self._log_ns:
+            return
+        self._log_ns = now_ns() + FLUSH_NS
+        numbers = {}
+        for name, value in dict(values).items():
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):  # no number
+                numbers[str(name)] = float(value)
+        if numbers:
+            self.write(values=numbers, at_ns=now_ns())
+
+    def write(self, **entry: Any) -> None:
+        """Append one entry to the file."""
+        self._write(json.dumps(entry))
+
+    def flush(self, wait: bool = False) -> None:
+        """Write the finished rows; ``wait`` for those whose step a GPU still computes."""
+        try:
+            self.before_flush(self)
+            rows = self._finished(wait)
+            if rows:
+                self.write(rows=rows)
+        except Exception as error:  # noqa: BLE001 - the script goes on
+            self.fail(error)
+        self._flush_ns = now_ns() + FLUSH_NS
+
+    def fail(self, error: BaseException) -> None:
+        """Write why something is not recorded."""
+        self._write(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+
+    def finish(self) -> None:
+        """Write what is left: the process ends."""
+        if self._file < 0 and not self._rows:
+            return
+        self.flush(wait=True)
+        try:
+            self.at_end(self)
+        except Exception as error:  # noqa: BLE001 - the script ends as it would
+            self.fail(error)
+
+    def _finished(self, wait: bool) -> list[Row]:
+        rows: list[Row] = []
+        while self._rows:
+            row = self._rows[0]
+            if row[0] != "compile":
+                start_ns, stop_ns, input_ns, start, stop = row
+                if start is not None and stop is not None and not wait and not stop.query():
+                    break
+                milliseconds = None
+                if self.clock is not None and start is not None and stop is not None:
+                    milliseconds = self.clock.elapsed_ms(start, stop)
+                row = (start_ns, stop_ns, input_ns, milliseconds)
+            self._rows.popleft()
+            rows.append(row)
+        return rows
+
+    def _write(self, line: str) -> None:
+        try:
+            if self._file < 0:
+                name = f"{os.getpid()}{SUFFIX}"
+                path = os.path.join(self._folder, name)  # noqa: PTH118 - pathlib takes 3 ms
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                self._file = os.open(path, flags, 0o600)
+                first = {"pid": os.getpid(), "rank": os.environ.get("RANK", "0")}
+                line = f"{json.dumps(first)}\n{line}"
+            os.write(self._file, line.encode() + b"\n")
+        except OSError:  # the folder is gone, or the disk is full: record nothing more
+            self._folder = os.devnull
+
+    def _forget(self) -> None:
+        """Begin anew in a fork, which records only if it steps itself."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._last_ns, self._last_event, self.clock = -1, 0, None, None
+        self._rows.clear()
+        self._flush_ns, self.waits_for_input = 0, False
+
+
+def write_host_memory(recording: Recording) -> None:
+    """Let the watcher read the memory of this process, which costs nothing here."""
+    recording.write(memory=None)
+
+
+class GpuClock:
+    """Step times by CUDA events on the current stream, read when they have passed."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._event = cuda.Event
+        self._is_capturing = cuda.is_current_stream_capturing
+        self._free: list[Any] = []
+        self.device: int | None = None  # its index, once it is written
+
+    def mark(self) -> Any:
+        """Return an event recorded here; None while a CUDA graph is captured."""
+        if self._is_capturing():
+            return None
+        event = self._free.pop() if self._free else self._event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_ms(self, start: Any, stop: Any) -> float:
+        """Return the time between two events, and use the first one again."""
+        stop.synchronize()
+        milliseconds: float = start.elapsed_time(stop)
+        self._free.append(start)
+        return milliseconds
+
+
+class Watched:
+    """A loader of which each iteration is one step; everything else is the loader's own."""
+
+    def __init__(self, loader: Iterable[Any], recording: Recording) -> None:
+        self._loader = loader
+        self._recording = recording
+
+    def __iter__(self) -> Iterator[Any]:
+        recording = self._recording
+        recording.explicit = True
+        recording.begin_step()
+        iterator = recording.next_batch(iter, self._loader)
+        end = object()
+        try:
+            while True:
+                batch = recording.next_batch(next, iterator, end)
+                if batch is end:
+                    break
+                yield batch
+                recording.mark_step()
+        finally:
+            recording.pause()
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

@@ -1,0 +1,71 @@
+"""Reads what the processes of a script record, while they write it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from workbench.instrument.recording import SUFFIX
+
+Entry = dict[str, Any]
+LONGEST_READ = 1 << 22  # bytes of one file at once
+
+
+class Reader:
+    """The recordings in a folder; that of the first process that steps is the script's.
+
+    Ranks above 0 never are. ``imported_torch``: some process did.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._rests: dict[Path, bytes] = {}
+        self._waiting: dict[Path, list[Entry]] = {}  # of processes that have not stepped
+        self._main: Path | None = None
+        self._stepped: set[Path] = set()
+        self._ranks: set[Path] = set()  # of ranks above 0
+        self.imported_torch = False
+
+    @property
+    def left_out(self) -> int:
+        """Number of processes whose steps are left out."""
+        return len(self._stepped - {self._main})
+
+    def read(self) -> list[Entry]:
+        """Return the new entries of the script's process, in order."""
+        new: list[Entry] = []
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            entries = self._new_entries(path)
+            self.imported_torch |= any("torch" in entry for entry in entries)
+            if any(entry.get("rank", "0") not in ("", "0") for entry in entries):
+                self._ranks.add(path)
+            if any("rows" in entry for entry in entries):
+                self._stepped.add(path)
+                if path not in self._ranks:
+                    self._main = self._main or path
+            if path == self._main:
+                new += self._waiting.pop(path, []) + entries
+            elif self._main is None and path not in self._ranks:
+                self._waiting.setdefault(path, []).extend(entries)
+        return new
+
+    def _new_entries(self, path: Path) -> list[Entry]:
+        """Return the lines that were finished since the last call."""
+        offset = self._offsets.get(path, 0)
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(offset)
+            read = file.read(LONGEST_READ)
+            self._offsets[path] = offset + len(read)
+            *lines, self._rests[path] = (self._rests.get(path, b"") + read).split(b"\n")
+            return [entry for line in lines if isinstance(entry := _decoded(line), dict)]
+        return []
+
+
+def _decoded(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # a process was killed in the middle of it
+        return None

@@ -1,0 +1,1 @@
+"""Training scripts that run unchanged: how they are started, watched and compared."""

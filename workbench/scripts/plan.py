@@ -1,0 +1,160 @@
+"""A watched script as a plan of the headless run: one process, from its start to its end."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
+
+from sessions.columns import row_count
+from sessions.model import Session
+from workbench import interrupts, protocol
+from workbench.scripts.configuration import configuration_of, label_of
+from workbench.scripts.launch import ScriptProcess
+
+# ``-P``: a file in the working directory must not replace a module of ours or of Python's.
+WATCHER = (sys.executable, "-P", "-m", "workbench.runner.script")
+NOT_STARTED = 127  # the exit code of shells for a command that cannot be started
+
+
+class ScriptPlan:
+    """Runs the script once; ``steps`` and ``seconds`` end it earlier, if given.
+
+    ``exit_code`` is the script's. ``failure``: why it failed, if it did.
+    """
+
+    allowed_s = math.inf
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        chosen: Mapping[str, str],
+        *,
+        steps: int | None = None,
+        seconds: float | None = None,
+        aside: bool = False,
+    ) -> None:
+        self._argv = argv
+        self._chosen = chosen
+        self._steps = steps
+        self._seconds = seconds
+        self._aside = aside
+        self._began_s = math.inf
+        self._process: ScriptProcess | None = None
+        self._session: Session | None = None
+        self.exit_code = 0
+        self.failure: protocol.Failure | None = None
+
+    def begin(
+        self, catalogue: protocol.Catalogue, session: Session
+    ) -> Iterable[protocol.AnyMessage]:
+        """Take the session."""
+        self._session = session
+        return ()
+
+    def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
+        """Start the script; None after its end."""
+        if self._process is not None or self.failure is not None:
+            return None
+        try:
+            self._process = ScriptProcess(self._argv, self._chosen, aside=self._aside)
+        except OSError as error:
+            self.exit_code, self.failure = NOT_STARTED, not_started(self._argv, error)
+            return None
+        return protocol.Script(
+            configuration=configuration_of(self._argv, self._chosen),
+            label=label_of(self._argv, self._chosen),
+            folder=str(self._process.folder),
+        )
+
+    def heed(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
+        """End the script once it has made enough steps, or has run long enough."""
+        if isinstance(message, protocol.Steps) and self._is_enough():
+            assert self._process is not None
+            self._process.end()
+        return ()
+
+    def tell(self) -> Iterable[protocol.AnyMessage]:
+        """Add nothing between two commands."""
+        return ()
+
+    def cut(self, command: protocol.Command | None) -> bool:
+        """Never cut the command short."""
+        return False
+
+    def lost(self) -> bool:
+        """Never watch with another process: a part of the run would be missing."""
+        return False
+
+    def finish(self, why: str = "") -> Iterable[protocol.AnyMessage]:
+        """Wait for the script, which may still end in its own way after a signal."""
+        process = self._process
+        if process is not None:
+            wait_for(process, is_interrupted=bool(why))
+            self.exit_code = process.exit_code
+            self.failure = failed(self.exit_code) if not why else None
+            process.remove()
+        return () if self.failure is None else (self.failure,)
+
+    def _is_enough(self) -> bool:
+        assert self._session is not None
+        if self._began_s == math.inf:
+            self._began_s = time.monotonic()
+        made = sum(row_count(segment.steps) for segment in self._session.segments)
+        if self._steps is not None and made >= self._steps:
+            return True
+        return self._seconds is not None and time.monotonic() - self._began_s >= self._seconds
+
+
+def wait_for(process: ScriptProcess, *, is_interrupted: bool) -> None:
+    """Wait for the script to end; each further signal is a stronger demand.
+
+    The first signal, which may have ended the run already, is passed on as it is, unless the
+    terminal has sent it to the script as well.
+    """
+    stronger = [signal.SIGKILL, signal.SIGTERM]
+    was_signalled = False
+
+    def demand(number: int, frame: FrameType | None) -> None:
+        nonlocal was_signalled
+        interrupts.note(number, frame)
+        if was_signalled:
+            process.send(stronger.pop() if len(stronger) > 1 else stronger[0])
+        else:
+            process.forward(signal.Signals(number))
+        was_signalled = True
+
+    with interrupts.handled_by(demand, heed_ignored=True):
+        if is_interrupted and (number := interrupts.noted()) is not None:
+            demand(number, None)
+        while not process.wait(0.2):  # short, so that handlers run
+            pass
+
+
+def failed(exit_code: int) -> protocol.Failure | None:
+    """Return the failure of a script that ended with an exit code other than 0."""
+    if exit_code == 0:
+        return None
+    signalled = f" ({signal.Signals(exit_code - 128).name})" if is_signal(exit_code) else ""
+    return protocol.Failure(
+        kind=protocol.SCRIPT_FAILED,
+        sentence=f"The script ended with exit code {exit_code}{signalled}.",
+        fix="Its own messages say why; what was measured before is not lost.",
+    )
+
+
+def is_signal(exit_code: int) -> bool:
+    """Return True for the exit code of a process that a signal ended."""
+    return exit_code - 128 in signal.valid_signals()
+
+
+def not_started(argv: Sequence[str], error: OSError) -> protocol.Failure:
+    """Return the failure of a command that is no program."""
+    return protocol.Failure(
+        kind=protocol.SCRIPT_FAILED,
+        sentence=f"{argv[0]!r} cannot be started: {error.strerror}.",
+        fix="Write the command as in a shell, for example `-- python train.py`.",
+    )
