@@ -185,14 +185,20 @@ def _gpu(index: int) -> Hardware:
     )
 
 
+def usable_cores() -> int:
+    """Return how many CPU cores this process may use; all where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @functools.cache
 def _cpu() -> Hardware:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Hardware(
         device="cpu",
         name=_cpu_name(),
         capability=(0, 0),
-        sm_count=cores or 1,
+        sm_count=usable_cores(),
         threads_per_block=0,
         shared_bytes=0,
         l2_bytes=0,

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sessions.energy import energy_table, has_counter
 from sessions.model import KERNELS, Session, Study
 from sessions.studies import (
     attribution_words,
@@ -106,6 +107,10 @@ EXPORTS = {
     "facts": Export(
         "what else is known of each segment: parameters, FLOPs, loss, compile time ...",
         lambda session: [found] if (found := facts_table(session)).rows else [],
+    ),
+    "energy": Export(
+        "joules a step and tokens a joule of each segment, cost and CO2 where they are set",
+        lambda session: [energy_table(session)] if has_counter(session) else [],
     ),
     "verdicts": Export(
         "every paired comparison: ratio, interval, and the verdict that holds among all",

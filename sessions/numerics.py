@@ -1,7 +1,8 @@
 """What a segment's ledger says of its numbers: whether they were right, beside a reference.
 
-The ledger keeps two facts: ``numbers``, in words, and ``numbers_right``, which is missing where
-nobody knows. A segment that nobody looked at has neither.
+The ledger keeps ``numbers``, in words, and ``numbers_right``, which is missing where nobody knows;
+with it ``numbers_tolerance``, the relative error that was allowed. A segment that nobody looked at
+has none of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from sessions.model import Numerics, Scalar
 
-TEXT, RIGHT = "numbers", "numbers_right"
+TEXT, RIGHT, TOLERANCE = "numbers", "numbers_right", "numbers_tolerance"
 WRONG = "WRONG"
 MARKS = {True: "right", False: WRONG, None: "unknown"}
 
@@ -19,10 +20,12 @@ MARKS = {True: "right", False: WRONG, None: "unknown"}
 def facts(found: Numerics) -> dict[str, Scalar]:
     """The facts that tell of a check."""
     against = f"against {found.reference}: " if found.reference and found.ok is not None else ""
-    told: dict[str, Scalar] = {TEXT: f"{against}{found.text}"}
+    ledger: dict[str, Scalar] = {TEXT: f"{against}{found.text}"}
     if found.ok is not None:
-        told[RIGHT] = found.ok
-    return told
+        ledger[RIGHT] = found.ok
+        if found.tolerance is not None:
+            ledger[TOLERANCE] = found.tolerance
+    return ledger
 
 
 def was_checked(ledger: Mapping[str, Any]) -> bool:

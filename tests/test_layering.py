@@ -26,10 +26,11 @@ INSTRUMENT = "workbench.instrument"
 # row is the longest name that the module begins with, and a name stands for all that begins with
 # it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with.
 MAY_IMPORT = """
-kernels      kernels                                           | torch triton
+kernels      kernels                                           | torch triton filelock platformdirs
 kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
-sessions     sessions                                          | numpy scipy h5py msgspec
+sessions     sessions                     | numpy scipy h5py msgspec filelock platformdirs
+sessions.notebook sessions                                     | numpy pandas
 .state_folder sessions                                         |
 .state_files sessions .state_folder                            | msgspec
 .crash_log   .state_folder                                     |
@@ -40,6 +41,9 @@ sessions     sessions                                          | numpy scipy h5p
 .protocol    .protocol .plugins sessions                                | msgspec
 .titles      .protocol sessions                                |
 .client.runner_command                                         |
+.commit_checkout                                               |
+.trackers    sessions                                          | tensorboard trackio wandb
+.alternating_runners sessions .protocol .client .calibration .interrupts |
 .client.throttle                                               |
 .client      .client .protocol .titles .exit_reasons .descendants .interrupts .state_folder \
 sessions | numpy msgspec
@@ -62,9 +66,10 @@ sessions | numpy msgspec
 .ui.panels .ui.panels .ui.controllers .ui.state .ui.dialogs .ui.menus .ui.process .charts \
 .plot_export .plots .theming .claims .protocol .client.throttle .titles .crash_log sessions | \
 PySide6 numpy msgspec
-.commands .commands .plugins .claims .ui .charts .plot_export .plots .theming sessions .protocol \
-.client .calibration .ceilings .presets .report .titles .interrupts .state_folder .instrument \
-.scripts | msgspec rich PySide6
+.notebook    .plot_export .plots .titles sessions              |
+.commands .commands .alternating_runners .commit_checkout .trackers .plugins .claims .ui \
+.charts .plot_export .plots .theming sessions .protocol .client .calibration .ceilings .presets \
+.report .titles .interrupts .state_folder .instrument .scripts | msgspec rich PySide6
 .instrument  .instrument                                       |
 .scripts     .scripts .instrument sessions .protocol .interrupts .descendants | numpy
 .cli         sessions .plugins .commands .ui.app .client.runner_command .interrupts .crash_log |
@@ -87,7 +92,7 @@ PySide6 numpy msgspec
 sessions | msgspec torch
 .runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
 .runner.experiments .runner.failures .runner.roofline .runner.suggested_fixes \
-.runner.triton_cache .runner.wire sessions | torch
+.runner.triton_cache .runner.wire kernels sessions | torch
 .runner.environment .runner.instruments kernels sessions | psutil pynvml torch
 .runner.experiments .runner.experiments .protocol .runner.config .runner.context \
 .runner.decoding .runner.environment .runner.failed_options .runner.failures \
@@ -98,7 +103,8 @@ msgspec onnxruntime torch
 .runner.failed_options .runner.failures .runner.toggles models sessions |
 .runner.failures .protocol .runner.environment .runner.profiling .runner.ranks \
 .runner.triton_cache kernels models sessions | msgspec torch
-.runner.instruments .runner.instruments .protocol .runner.ranks .runner.variants .runner.wire \
+.runner.revision sessions                                      |
+.runner.instruments .runner.instruments .runner.revision .protocol .runner.ranks .runner.variants .runner.wire \
 kernels models sessions | psutil pynvml torch
 .runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
 .runner.numerics .runner.numerics .protocol .runner.config .runner.context .runner.failures \
@@ -121,7 +127,7 @@ msgspec torch
 .runner.numerics .runner.profiling .runner.ranks .runner.roofline .runner.variants \
 .runner.workloads kernels models sessions | torch
 .runner.triton_cache  |
-.runner.variants .runner.variants .runner.config .runner.decoding .runner.failures \
+.runner.variants .runner.variants .runner.config .runner.decoding .runner.failures .runner.revision \
 .runner.instruments .runner.numerics .runner.profiling .runner.ranks .runner.roofline \
 .runner.toggles .runner.workloads kernels models sessions | msgspec torch
 .runner.wire .descendants .protocol |

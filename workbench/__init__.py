@@ -13,13 +13,15 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-ROOT = str(Path(__file__).parents[1])
-BUNDLED = ("kernels", "models", "sessions", "workbench")
+HERE = Path(__file__).parent
+_WHEEL = HERE / "_bundled"  # where a wheel has them: it installs no name but ``workbench``
+ROOT = _WHEEL if _WHEEL.is_dir() else HERE.parent
+BUNDLED = {name: ROOT / name for name in ("kernels", "models", "sessions")} | {"workbench": HERE}
 _INSTRUMENT = "workbench.instrument"
 
 
 class BundledFinder(MetaPathFinder):
-    """Finder of the bundled packages, which looks beside this one only.
+    """Finder of the bundled packages, which looks in their own folders only.
 
     It begins with the first module of the workbench itself: a script that only imports
     ``workbench`` keeps its own packages.
@@ -32,7 +34,9 @@ class BundledFinder(MetaPathFinder):
         """Return the spec of a bundled package, and None for every other module."""
         if name.startswith("workbench.") and not name.startswith(_INSTRUMENT):
             self._begun = True
-        return PathFinder.find_spec(name, [ROOT]) if self._begun and name in BUNDLED else None
+        if not self._begun or name not in BUNDLED:
+            return None
+        return PathFinder.find_spec(name, [str(BUNDLED[name].parent)])
 
 
 sys.meta_path.insert(0, BundledFinder())

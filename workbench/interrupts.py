@@ -19,7 +19,9 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
-SIGNALS = {signal.SIGINT: "Ctrl+C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+SIGNALS = {signal.SIGINT: "Ctrl+C", signal.SIGTERM: "SIGTERM"}
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    SIGNALS[signal.SIGHUP] = "SIGHUP"
 Handler = Callable[[int, FrameType | None], None]
 
 _SHOW_CURSOR = b"\x1b[?25h"

@@ -14,7 +14,7 @@ _OF_OTHERS = 0o077
 
 
 def path() -> Path:
-    """Return ``$XDG_STATE_HOME/workbench``, or ``~/.local/state/workbench``.
+    """Return the user's folder for the state of this program, as ``account_key.folder`` does.
 
     A user without a home gets a path in which no folder can be made.
     """

@@ -1,6 +1,7 @@
 """Files of tuned tiles: one for each kernel, by GPU and versions of torch and Triton.
 
-They are in ``$XDG_CACHE_HOME/workbench/tiles`` (``~/.cache`` where that is not set). The name of a
+They are in the user's cache folder, on Linux ``$XDG_CACHE_HOME/workbench/tiles`` (``~/.cache`` if
+that is not set). The name of a
 file contains a hash of the kernel's source, so that a changed kernel is tuned again. A file is
 replaced atomically, by one process at a time, which adds to what others have written. A file that
 cannot be read counts as empty, and the reason is logged.
@@ -8,19 +9,18 @@ cannot be read counts as empty, and the reason is logged.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
 import secrets
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
+from filelock import FileLock
 
 from kernels.core.triton_helpers import triton
 
@@ -39,12 +39,8 @@ class Timed:
 
 def folder() -> Path:
     """Return the folder for all GPUs; one that does not exist for a user without a home."""
-    try:
-        home = Path.home()
-    except RuntimeError:
-        home = Path("/nonexistent")
-    cache = os.environ.get("XDG_CACHE_HOME") or home / ".cache"
-    return Path(cache) / "workbench" / "tiles"
+    path = platformdirs.user_cache_path("workbench", appauthor=False) / "tiles"
+    return Path("/nonexistent", *path.parts[1:]) if path.parts[0] == "~" else path
 
 
 def path(gpu: str, name: str, kernels: tuple[Any, ...]) -> Path:
@@ -76,7 +72,7 @@ def add(file: Path, key: str, timed: Timed) -> str:
     """Add one tile to the file; return why that is impossible, in a clause, or ""."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(file):
+        with FileLock(file.with_suffix(".lock")):
             tiles = load(file) | {key: timed}
             _write(file, tiles)
     except OSError as error:
@@ -107,13 +103,3 @@ def _write(file: Path, tiles: dict[str, Timed]) -> None:
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Lock the file against other processes that add to it."""
-    import fcntl  # where Triton runs there is one
-
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

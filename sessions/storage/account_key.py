@@ -12,20 +12,20 @@ import secrets
 import stat
 from pathlib import Path
 
+import platformdirs
+
 SIZE = 32  # bytes
 _NAME = "account.key"
 
 
 def folder() -> Path:
-    """Return ``$XDG_STATE_HOME/workbench``, or ``~/.local/state/workbench``.
+    """Return the user's folder for the state of this program.
 
-    Nobody can make a folder in ``/nonexistent``, the home of a user who has none.
+    On Linux ``$XDG_STATE_HOME/workbench``, or ``~/.local/state/workbench``. Nobody can make a
+    folder in ``/nonexistent``, the home of a user who has none.
     """
-    try:
-        home = Path.home()
-    except RuntimeError:
-        home = Path("/nonexistent")
-    return Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "workbench"
+    path = platformdirs.user_state_path("workbench", appauthor=False)
+    return Path("/nonexistent", *path.parts[1:]) if path.parts[0] == "~" else path
 
 
 def read() -> bytes | None:

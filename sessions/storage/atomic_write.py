@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import hashlib
 import os
 import secrets
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 _LONGEST_NAME = 255  # bytes; the limit of common file systems
 _PUBLIC_MODE, _PRIVATE_MODE = 0o666, 0o600  # before the umask
-_LOCKED_BY_S = 10.0  # an empty file this young may belong to a save that is about to lock it
 _WRITE_BITS = 0o222
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -52,9 +51,11 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     mode = _mode_to_keep(target)
     remove_leftovers(target)
     temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(4)}.partial")
-    _unfinished.add(temporary)
+    _unfinished.update((temporary, _lock_of(temporary)))
     try:
-        with _locked(temporary, _PRIVATE_MODE if private else _PUBLIC_MODE):
+        with locked(_lock_of(temporary)):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            os.close(os.open(temporary, flags, _PRIVATE_MODE if private else _PUBLIC_MODE))
             yield temporary
             if mode is not None:
                 temporary.chmod(mode)
@@ -62,7 +63,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        _unfinished.discard(temporary)
+        _unfinished.difference_update((temporary, _lock_of(temporary)))
     _sync_folder(target.parent)
 
 
@@ -109,25 +110,39 @@ def _prefix(target: Path) -> str:
     return f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:32]}."
 
 
+def _lock_of(temporary: Path) -> Path:
+    return temporary.with_suffix(".lock")
+
+
 @contextlib.contextmanager
-def _locked(temporary: Path, mode: int) -> Iterator[None]:
-    """Make the file and hold its lock, which tells it from a leftover of a killed process."""
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+def locked(lock: Path) -> Iterator[bool]:
+    """Hold a lock file, and remove it afterwards; yield False if another process holds it.
+
+    It shows that a file beside it is in use by a process that lives. Some network drives have no
+    locks: nothing is locked there.
+    """
+    file = FileLock(lock, mode=_PRIVATE_MODE, thread_local=False)
+    is_free = True
     try:
-        with contextlib.suppress(OSError):  # some network drives have no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        file.acquire(timeout=0)
+    except Timeout:
+        is_free = False
+    except (OSError, NotImplementedError):
+        pass
+    try:
+        yield is_free
     finally:
-        os.close(descriptor)
+        if is_free:
+            with contextlib.suppress(OSError):  # while it is held: nobody locks a removed file
+                lock.unlink()
+            file.release()
 
 
 def remove_leftovers(target: Path) -> None:
     """Remove what killed saves of the file left; other processes may be saving it as well."""
     for leftover in target.parent.glob(f"{glob.escape(_prefix(target))}*.partial"):
-        with contextlib.suppress(OSError), leftover.open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            status = leftover.stat()
-            if status.st_size or time.time() - status.st_mtime > _LOCKED_BY_S:
+        with locked(_lock_of(leftover)) as is_free, contextlib.suppress(OSError):
+            if is_free:
                 leftover.unlink()
 
 

@@ -38,7 +38,7 @@ def test_a_folder_and_files_of_an_earlier_version_are_closed_to_others():
         (folder / name).write_bytes(b"{}")
     own = Journal()
     own.write(protocol.Note(kind="note", text="n"))
-    assert set(modes().values()) == {0o700, 0o600} and len(modes()) == 4
+    assert set(modes().values()) == {0o700, 0o600} and len(modes()) == 5
     own.close()
 
 

@@ -8,7 +8,6 @@ cannot be written (a full disk) ends no run: it ends there, and a person is told
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import itertools
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from sessions.model import Configuration, Event, Session
+from sessions.storage import atomic_write
 from workbench import protocol, state_folder
 from workbench.client.recorder import Recorder
 
@@ -36,6 +36,7 @@ class Journal:
 
     def __init__(self, path: Path | None = None) -> None:
         self._file: io.FileIO | None = None
+        self._lock = contextlib.ExitStack()
         self._untold: protocol.Failure | None = None
         self._checked_s = time.monotonic()
         self.path = _new_path() if path is None else path
@@ -48,9 +49,8 @@ class Journal:
             self._end(f"cannot be written ({error.strerror})")
             return
         # Held until this process closes it or ends, however it ends: it tells a journal in use from
-        # one that was left behind. Some network drives have no locks.
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # one that was left behind.
+        self._lock.enter_context(atomic_write.locked(_lock_of(self.path)))
 
     def append(self, line: bytes) -> None:
         """Append one line of the wire; one that was cut short is ended, so that the next is not."""
@@ -102,6 +102,7 @@ class Journal:
     def close(self, *, keep: bool = True) -> None:
         """Close the file; ``keep=False`` removes it, for a session that is safe in its own file."""
         file, self._file = self._file, None
+        self._lock.close()
         if file is not None:
             with contextlib.suppress(OSError):  # of a network drive, which may write this late
                 file.close()
@@ -111,8 +112,9 @@ class Journal:
 
 def discard(path: Path) -> None:
     """Remove a journal that nobody needs; one that cannot be removed, or never was, is left."""
-    with contextlib.suppress(OSError):
-        path.unlink()
+    for file in (path, _lock_of(path)):
+        with contextlib.suppress(OSError):
+            file.unlink()
 
 
 def replay(path: Path) -> Iterator[protocol.AnyMessage]:
@@ -222,12 +224,12 @@ def _by_age(directory: Path) -> list[Path]:
 
 
 def _in_use(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with atomic_write.locked(_lock_of(path)) as is_free:
+        return not is_free
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
 
 
 def _forget_old(directory: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
 from workbench.client.runner_command import HERE, OPTION, VARIABLE, shown
@@ -15,6 +14,7 @@ TRY = (
     "(`ssh -T`, a key), nothing may print before the runner does, and both sides need the same "
     "version of the workbench."
 )
+KILLED = -9  # exit code of a process that SIGKILL ended
 SHOWN = 200  # characters of a line
 
 
@@ -75,7 +75,7 @@ def ended(code: int, cancelled_by: str | None, log: Sequence[str]) -> Failure:
         sentence = f"The run did not stop when cancelled, so its runner was {cancelled_by}."
     else:
         sentence = f"The runner {how_ended(code)}."
-        if code == -signal.SIGKILL:
+        if code == KILLED:
             sentence += " The system does this when memory runs out."
     return _fatal(sentence, AGAIN, log)
 

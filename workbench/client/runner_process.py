@@ -23,6 +23,7 @@ LONGEST_LOG_LINE = 1 << 16  # bytes
 BABBLE_LINES = 200  # of a login's words before the first message
 
 Log = Callable[[str], None]
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none
 
 
 class NotStarted(OSError):  # noqa: N818 - says what happened
@@ -182,7 +183,7 @@ class Runner:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        for how in (None, signal.SIGTERM, signal.SIGKILL):
+        for how in (None, signal.SIGTERM, KILL):
             if how is not None:
                 self._signal(how)
             try:
@@ -190,7 +191,7 @@ class Runner:
                 break
             except subprocess.TimeoutExpired:
                 continue
-        self._signal(signal.SIGKILL)  # workers that outlived their parent
+        self._signal(KILL)  # workers that outlived their parent
         descendants.kill_marked(self._mark)
         self._log_thread.join(timeout=GRACE_S)  # the pipe has ended with the last of them
 
@@ -225,14 +226,17 @@ class Runner:
 
     def _kill(self) -> None:
         self._cancelled_by = "killed"
-        self._signal(signal.SIGKILL)
+        self._signal(KILL)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()  # what no signal reaches (a runner behind ssh) ends by this
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+            if hasattr(os, "killpg"):
+                os.killpg(self.process.pid, number)
+            else:  # Windows has no groups of processes
+                self.process.kill()
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sessions.model import PairedComparison, Session
+from sessions.model import Judgement, PairedComparison, Session
 from sessions.studies import prediction
 from sessions.verdicts.expectation import at_most
 from sessions.verdicts.multiple_comparisons import judgement_of
@@ -208,8 +208,9 @@ def _lines(session: Session, comparison: PairedComparison) -> list[str]:
         if said := memory_words(comparison, side, session.segments):
             lines.append(f"{side}: {said}")
     for side, place in zip("AB", comparison.facts.get("segments", []), strict=False):
-        for one in session.segments[place].evidence:
-            lines.append(f"{side}: {one.toggle}={one.requested}: {one.status}: {one.text}")
+        for evidence in session.segments[place].evidence:
+            option = f"{evidence.toggle}={evidence.requested}"
+            lines.append(f"{side}: {option}: {evidence.status}: {evidence.text}")
     return lines
 
 
@@ -225,18 +226,23 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
     if code != DONE:
         return code
     (comparison,) = outcome.session.comparisons
-    wanted = EXPECTATIONS.get(arguments.expect, (comparison.verdict,))
-    shown = comparison.verdict in wanted
-    if not shown and arguments.expect == "not-slower":
-        region = region_of(comparison)
-        shown = bool(at_most(judgement_of(comparison), 1 + region, region).holds)
-    if not shown:
-        say(f"expected {' or '.join(wanted)}, and the verdict is {comparison.verdict}")
+    expectation, judgement = arguments.expect, judgement_of(comparison)
+    shown = is_expected(expectation, judgement, region_of(comparison)) if expectation else True
+    if not shown and expectation:
+        wanted = " or ".join(EXPECTATIONS[expectation])
+        say(f"expected {wanted}, and the verdict is {comparison.verdict}")
     if wrong_arms(comparison) or comparison.facts.get("invalid"):
         return FAILED
-    if shown:
-        return DONE
-    return UNDECIDED if comparison.verdict == "UNDECIDED" else FAILED
+    return {True: DONE, False: FAILED, None: UNDECIDED}[shown]
+
+
+def is_expected(expectation: str, judgement: Judgement, region: float) -> bool | None:
+    """Return whether the judgement is one of ``EXPECTATIONS``; None while that is undecided."""
+    if judgement.verdict in EXPECTATIONS[expectation]:
+        return True
+    if expectation == "not-slower" and at_most(judgement, 1 + region, region).holds:
+        return True
+    return None if judgement.verdict == "UNDECIDED" else False
 
 
 COMMAND = Command(

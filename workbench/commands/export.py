@@ -1,4 +1,4 @@
-"""Export a chart of saved sessions as PNG, SVG, PDF or CSV, or a table as Markdown or CSV."""
+"""Export a chart as PNG, SVG, PDF or CSV, a table as Markdown or CSV, or runs of a tracker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from sessions.exports import EXPORTS, exportable
 from sessions.tables import Table, comparison_table, differences_table
 from sessions.verdicts.comparison import compare
-from workbench import plugins
+from workbench import plugins, trackers
 from workbench.commands._arguments import positive_int
 from workbench.commands._command import (
     DONE,
@@ -41,6 +41,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     plots = plugins.names("workbench.plots", "plots")
     what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
     what.add_argument("--table", metavar="NAME", help=f"one of {', '.join([*EXPORTS, *_TOGETHER])}")
+    what.add_argument(
+        "--format",
+        choices=sorted(trackers.FORMATS),
+        help="every step as an offline run of that tracker, in the folder of -o",
+    )
     what.add_argument(
         "--list", action="store_true", help="say which tables the files have, and what is in them"
     )
@@ -78,6 +83,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.output is not None:
             raise Mistaken("--list prints its answer; leave out -o")
         _list(arguments)
+    elif arguments.format:
+        _track(arguments)
     elif arguments.table:
         _write_table(arguments)
     else:
@@ -105,6 +112,24 @@ def _draw(arguments: argparse.Namespace) -> None:
         raise Failed(str(error)) from None
     except plot_export.ExportError as error:
         raise Mistaken(str(error)) from None
+
+
+def _track(arguments: argparse.Namespace) -> None:
+    folder = arguments.output
+    if folder is None:
+        raise Mistaken(f"--format {arguments.format} needs -o FOLDER")
+    count = 0
+    try:
+        for path, title in zip(arguments.files, names(arguments.files), strict=True):
+            count += trackers.export(load(path), title, arguments.format, folder)
+    except trackers.MissingLibrary as error:
+        raise Mistaken(str(error)) from None
+    except OSError as error:
+        raise Failed(f"{folder} cannot be written: {error.strerror or error}") from None
+    if arguments.json:
+        answer_json({"reason": "done", "folder": str(folder), "runs": count})
+    else:
+        answer(f"{folder}: {count} runs")
 
 
 def _write_table(arguments: argparse.Namespace) -> None:

@@ -106,7 +106,7 @@ def _run_program(request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
 
 def _discard(pid: int, output: Path) -> None:
     with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
         os.waitpid(pid, 0)  # its unfinished file is locked as long as it lives
     atomic_write.remove_leftovers(output)
 

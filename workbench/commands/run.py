@@ -158,7 +158,9 @@ def _run(arguments: argparse.Namespace) -> int:
             if hint := reproduce.session_hint(session):
                 answer(hint)
             for evidence in session.segments[-1].evidence:
-                answer(f"{evidence.toggle}={evidence.requested}: {evidence.status}: {evidence.text}")
+                answer(
+                    f"{evidence.toggle}={evidence.requested}: {evidence.status}: {evidence.text}"
+                )
             for segment in session.segments:
                 if mark := numerics.mark(segment.ledger):
                     answer(f"numbers {mark}: {numerics.text(segment.ledger)}")

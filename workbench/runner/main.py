@@ -16,6 +16,8 @@ from workbench.runner.wire import Wire
 if TYPE_CHECKING:
     from workbench.runner.engine import Engine
 
+WITHOUT_TORCH = "Install what runs models: pip install 'gpu-optimization-workbench[torch]'."
+
 
 def main() -> int:
     """Serve commands until Quit; the exit code is 0 unless the GPU's context was lost."""
@@ -28,11 +30,12 @@ def main() -> int:
     try:
         return _engine()(wire).serve()
     except Exception as error:  # noqa: BLE001 - whatever an installation lacks must reach a person
+        lacks_torch = isinstance(error, ModuleNotFoundError) and error.name == "torch"
         wire.send(
             protocol.Failure(
                 kind="died",
                 sentence=f"The runner gave up: {type(error).__name__}: {error}",
-                fix="`workbench doctor` says what is missing.",
+                fix=WITHOUT_TORCH if lacks_torch else "`workbench doctor` says what is missing.",
                 detail=traceback.format_exc(),
                 fatal=True,
             )

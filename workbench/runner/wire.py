@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import queue
 import sys
@@ -51,6 +50,15 @@ def take_standard_streams() -> tuple[BinaryIO, int]:
     return commands, output
 
 
+def _widen(pipe: int) -> None:
+    """Let a pipe hold ``PIPE_BYTES``, on Linux."""
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # no pipe, or no more memory for pipes
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
 class Wire:
     """Sends messages from any thread; queues commands for the engine.
 
@@ -74,10 +82,10 @@ class Wire:
     def take_standard_streams(cls) -> Wire:
         """Take stdin and stdout for the wire."""
         commands, output = take_standard_streams()
-        with contextlib.suppress(OSError):  # no pipe, or no more memory for pipes
-            fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        _widen(output)
         wire = cls(commands, output)
-        os.register_at_fork(after_in_child=wire.close_output)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=wire.close_output)
         return wire
 
     def close_output(self) -> None:

@@ -34,7 +34,7 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert " ".join(COMMANDS) == (
-        "ab attribute bench calibrate ceilings compare demo doctor export info onnx "
+        "ab attribute bench calibrate ceilings check compare demo doctor export history info onnx "
         "optimize profile recover report reproduce run sweep toggles validate"
     )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
@@ -56,6 +56,7 @@ def test_each_commands_help_explains_all_that_it_takes(name, capsys):
 def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
     needed = {
         "ab": ["hydra"],
+        "check": ["--baseline", str(pair[0])],
         "run": ["hydra"],
         "attribute": ["hydra", "--toggles", "triton=on"],
         "optimize": ["hydra"],
@@ -63,6 +64,7 @@ def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
         "onnx": ["hydra", "-o", "x.onnx"],
         "sweep": ["hydra", "--over", "preset=tiny"],
         "info": [str(pair[0])],
+        "history": [str(pair[0].parent)],
         "compare": list(map(str, pair)),
         "export": [str(pair[0]), "--plot", "ecdf", "-o", "x.png"],
         "report": [str(pair[0]), "-o", "x.html"],

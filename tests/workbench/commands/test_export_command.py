@@ -13,8 +13,9 @@ import profile_samples
 import pytest
 from whole_session import everything
 
+from sessions.columns import Columns
 from sessions.exports import EXPORTS, exportable
-from sessions.model import Session, Study
+from sessions.model import TELEMETRY_COLUMNS, Session, Study
 from sessions.storage import hdf5
 from sessions.studies import breakdown_tables
 from sessions.tables import Table
@@ -25,9 +26,14 @@ from workbench.report import SECTIONS
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    found = everything()
-    found.studies.append(under_a_roof(profile_samples.study(seed=1, faster=0.5, label="quicker")))
-    return found
+    everything_measured = everything()
+    everything_measured.studies.append(
+        under_a_roof(profile_samples.study(seed=1, faster=0.5, label="quicker"))
+    )
+    counter = Columns(TELEMETRY_COLUMNS)
+    counter.append({"t_s": [0.0, 1.0], "energy_j": [5.0, 6.0]})
+    everything_measured.telemetry["gpu7"] = counter
+    return everything_measured
 
 
 def under_a_roof(profile: Study) -> Study:

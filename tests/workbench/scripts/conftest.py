@@ -16,8 +16,6 @@ from workbench.cli import main
 from workbench.runner.script.reader import Reader
 from workbench.scripts.launch import script_environment
 
-PUBLIC = Path(__file__).parent / "public"
-
 
 @dataclass
 class Result:

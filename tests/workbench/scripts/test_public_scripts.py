@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PUBLIC
 
 from sessions.model import Phase
 from sessions.studies import breakdown
 from sessions.verdicts import statistics
 from workbench.cli import main
+
+PUBLIC = Path(__file__).parent / "public"
 
 
 def test_a_gpt_training_loop_becomes_an_ordinary_session(run, capfd):

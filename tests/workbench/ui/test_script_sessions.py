@@ -72,5 +72,5 @@ def test_every_panel_shows_a_script(qtbot, ready, saved):
             dock.widget().panel()
         dock.show()
     ready.open_path(saved)
-    qtbot.waitUntil(lambda: ready.state.session.title == "train.py")
-    assert ready.state.session.segments[0].configuration.title == "train.py"
+    qtbot.waitUntil(lambda: ready.workspace.session.shown.title == "train.py")
+    assert ready.workspace.session.shown.segments[0].configuration.title == "train.py"

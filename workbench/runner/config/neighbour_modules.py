@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from workbench import BUNDLED, ROOT
+from workbench import BUNDLED
 
 Read = Callable[[Path], bytes]
 # By folder that is on Python's path for a model: that and what lies beside it.
@@ -50,7 +50,7 @@ def is_shadowed(name: str, folder: Path) -> bool:
     """Return True if ``name`` is a bundled package, and another of that name lies in ``folder``."""
     if name not in BUNDLED:
         return False
-    ours = Path(ROOT, name)
+    ours = BUNDLED[name]
     return any(not each.resolve().is_relative_to(ours) for each in _files_of(name, folder))
 
 

@@ -17,6 +17,7 @@ import torch
 
 from sessions.ceilings import INVALID, impossible, limit_ms
 from sessions.model import Configuration, Evidence, Phase, Scalar
+from sessions.verdicts.regression import SKETCH
 from workbench import protocol
 from workbench.runner import suggested_fixes
 from workbench.runner.config.resolve import check_limits, demand
@@ -38,6 +39,7 @@ from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.metrics import MetricReader
 from workbench.runner.numerics import masked_inf
 from workbench.runner.numerics.nan_watch import FiniteWatch
+from workbench.runner.numerics.result_sketch import sketch
 from workbench.runner.numerics.segment_check import SegmentCheck
 from workbench.runner.numerics.segment_evidence import SegmentEvidence
 from workbench.runner.suggested_fixes import cure
@@ -219,6 +221,8 @@ class Run:
         rig.send_steps(rig.clock.drain(wait=True))
         self.steps += 1
         self._facts(first_step_s=round(time.perf_counter() - began, 4), **arm.counted)
+        if digest := sketch(self._output):
+            self._facts(**{SKETCH: digest})
         if arm.tiles:
             self._facts(tiles=origins(arm.tiles))
         self._check_cancelled()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 import psutil
+
+from workbench.runner.revision import workbench_commit
 
 
 def host_facts() -> dict[str, str]:
@@ -18,10 +19,10 @@ def host_facts() -> dict[str, str]:
         "python": platform.python_version(),
         "os": platform.platform(),
         "cpu": cpu_name(),
-        "cpu_cores": str(len(os.sched_getaffinity(0))),
+        "cpu_cores": str(usable_cores()),
         "memory_bytes": str(psutil.virtual_memory().total),
     }
-    if commit := _commit():
+    if commit := workbench_commit():
         facts["commit"] = commit
     return facts
 
@@ -40,13 +41,8 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _commit() -> str:
-    """Return the commit of the workbench's own checkout, with a + if it has changes."""
-    here = Path(__file__).parent
-    if not (here.parents[1] / ".git").exists():
-        return ""
-    try:
-        git = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12"]
-        return subprocess.run(git, capture_output=True, text=True, timeout=2).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+def usable_cores() -> int:
+    """Return how many CPU cores this process may use; all where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -19,6 +19,7 @@ import pynvml
 from sessions.model import ABSENT, TELEMETRY_COLUMNS
 from workbench import protocol
 from workbench.runner.instruments.contention import READ_S, RETRY_S, CpuOthers, GpuOthers
+from workbench.runner.instruments.cpu_energy import CpuEnergy
 from workbench.runner.wire import Wire
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class HostSampler:
         self._why_no_gpu = why_no_gpu
         self._why_no_clock = ""
         self._process = process or psutil.Process()
+        self._energy = CpuEnergy()
         self.others: GpuOthers | CpuOthers = CpuOthers(process)
 
     def fast(self) -> Sample:
@@ -80,14 +82,18 @@ class HostSampler:
         return sample | _others(self.others)
 
     def slow(self) -> Sample:
-        """Nothing is slow to read here."""
-        return {}
+        """Return the energy of the CPU, where it can be read."""
+        joules = self._energy.read()
+        return {} if joules is None else {"energy_j": joules}
 
     def how(self) -> dict[str, str]:
         """The host is read as fast as everything; what a GPU counts is absent."""
         absent = dict.fromkeys(ACTIVITY, f"{ABSENT}{self._why_no_gpu}")
         clock = f"{ABSENT}{self._why_no_clock}" if self._why_no_clock else OFTEN
-        return {"busy": OFTEN, "others": f"every {READ_S:g} s", "sm_clock": clock} | absent
+        why_not = self._energy.why_not
+        energy = f"{ABSENT}{why_not}" if why_not else f"every {SLOW_PERIOD_S:g} s"
+        often = {"busy": OFTEN, "others": f"every {READ_S:g} s", "sm_clock": clock}
+        return often | absent | {"energy_j": energy}
 
 
 class NvmlSampler:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from kernels import hardware
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import Situation
@@ -84,7 +84,7 @@ def too_few(ranks: int, situation: Situation) -> Blocked | None:
     if situation.on_gpu:
         count, what = torch.cuda.device_count(), "GPU"
     else:
-        count, what = len(os.sched_getaffinity(0)), "CPU core"
+        count, what = hardware.usable_cores(), "CPU core"
     if ranks <= count:
         return None
     here = f"{count} {what}{'s' if count > 1 else ''}"

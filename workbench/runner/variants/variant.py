@@ -30,6 +30,7 @@ from workbench.runner.numerics.isolation import Remembered, probed
 from workbench.runner.profiling.probe import Probe, probe
 from workbench.runner.ranks import choose, group
 from workbench.runner.ranks.divided import Divided
+from workbench.runner.revision import source_facts
 from workbench.runner.toggles import Situation, Toggle, all_toggles, unknown
 from workbench.runner.variants.attention_facts import attention_facts
 from workbench.runner.variants.build import Build, apply_toggles, assemble, autocast
@@ -366,6 +367,7 @@ class Arms:
                 "rope_cache_bytes_unshared": unshared,
                 **({"decode_state_bytes": bench.decoder.cache.bytes()} if workload.decodes else {}),
                 "build_s": round(time.perf_counter() - began, 4),
+                **source_facts(configuration),
             },
         )
 

@@ -1,0 +1,136 @@
+"""Step time over the commits of a project: the ratio of each session to a common baseline.
+
+A session of ``workbench check`` holds a paired comparison of a commit with the baseline, and so an
+interval. Between two sessions that ran at different times there is no interval: such a ratio is
+*unpaired*, and no step is claimed of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sessions.errors import SessionError
+from sessions.model import Configuration, PairedComparison, Segment, Session
+from sessions.numbers import STEP_TIME, Cell, interval_cells, moment
+from sessions.tables import Column, Table
+from sessions.verdicts import work
+from sessions.verdicts.comparison import choose
+from sessions.verdicts.ratios import PAIRED, UNPAIRED
+from sessions.verdicts.regression import MODEL_COMMIT
+from sessions.verdicts.statistics import steady_ms, summarize
+from sessions.verdicts.verdict import region_of
+from sessions.verdicts.verdict_words import verdict_word
+
+COMMIT = "commit"
+SLOWER, FASTER = "slower", "faster"
+_VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One commit: its step time over the baseline's, with a 95 % interval if it is paired.
+
+    ``step``: that it is slower or faster than the paired commit before it; empty if neither is
+    shown.
+    """
+
+    title: str
+    commit: str
+    created: float
+    ratio: float
+    low: float = math.nan
+    high: float = math.nan
+    source: str = UNPAIRED
+    region: float = 0.0
+    step: str = ""
+
+
+def history(sessions: Sequence[Session], titles: Sequence[str]) -> tuple[list[Point], int]:
+    """Return a point for each session of the newest's configuration, and how many were left out.
+
+    Points are in the order in which the sessions were created.
+    """
+    chosen = []
+    for session, title in sorted(
+        zip(sessions, titles, strict=True), key=lambda pair: pair[0].created
+    ):
+        try:
+            chosen.append((session, title, _segment_of(session)))
+        except SessionError:
+            continue
+    if not chosen:
+        return [], len(sessions)
+    newest = chosen[-1][2].configuration
+    same = [row for row in chosen if _is_same(row[2].configuration, newest)]
+    base_ms = summarize(steady_ms(same[0][2])).median
+    points = [_point(session, title, segment, base_ms) for session, title, segment in same]
+    return _with_steps(points), len(sessions) - len(points)
+
+
+def history_table(points: Sequence[Point]) -> Table:
+    """Return one row for each commit."""
+    columns = [Column("session"), Column("commit"), Column("measured")]
+    columns += [Column(name, STEP_TIME) for name in ("ratio", "ratio from", "ratio to")]
+    columns += [Column("basis"), Column("step")]
+    rows: list[list[Cell]] = []
+    for point in points:
+        cells = interval_cells(point.ratio, point.low, point.high, point.region)
+        row: list[Cell] = [point.title, point.commit[:12] or None, moment(point.created)]
+        rows.append([*row, *cells, point.source, point.step or None])
+    notes = ["An unpaired ratio was measured at another time than the baseline: it claims nothing."]
+    unpaired = any(point.source == UNPAIRED for point in points[1:])
+    return Table("Step time over commits", columns, rows, notes if unpaired else [])
+
+
+def _segment_of(session: Session) -> Segment:
+    """Return the current commit's segment of a check; else the one with the most steady steps."""
+    comparison = _paired_of(session)
+    if comparison is not None:
+        return session.segments[comparison.facts["segments"][1]]
+    return choose(session)
+
+
+def _paired_of(session: Session) -> PairedComparison | None:
+    """Return the last comparison of two commits of one configuration, if there is one."""
+    for comparison in reversed(session.comparisons):
+        arms = work.arms_of(session, comparison)
+        ends = comparison.ratio, comparison.low, comparison.high
+        is_known = all(map(math.isfinite, ends)) and verdict_word(comparison) in _VERDICTS
+        if len(arms) == 2 and is_known and _is_same(*arms):
+            return comparison
+    return None
+
+
+def _is_same(first: Configuration, second: Configuration) -> bool:
+    """Return True if two configurations differ by the model's file alone."""
+    return not work.difference(first, second)[0] and first.toggles == second.toggles
+
+
+def _point(session: Session, title: str, segment: Segment, base_ms: float) -> Point:
+    commit = str(segment.ledger.get(MODEL_COMMIT) or session.environment.get(COMMIT, ""))
+    comparison = _paired_of(session)
+    if comparison is not None:
+        ends = comparison.ratio, comparison.low, comparison.high
+        region = region_of(comparison)
+        return Point(title, commit, session.created, *ends, PAIRED, region)
+    median = summarize(steady_ms(segment)).median
+    return Point(title, commit, session.created, median / base_ms)
+
+
+def _with_steps(points: Sequence[Point]) -> list[Point]:
+    """Mark where the interval of a paired point excludes that of the paired point before it."""
+    marked: list[Point] = []
+    before: Point | None = None
+    for point in points:
+        step = ""
+        if point.source == PAIRED:
+            if before is not None and point.low > before.high * (1 + point.region):
+                step = SLOWER
+            elif before is not None and point.high * (1 + point.region) < before.low:
+                step = FASTER
+            before = point
+        fields = point.ratio, point.low, point.high, point.source, point.region, step
+        marked.append(Point(point.title, point.commit, point.created, *fields))
+    return marked

@@ -1,0 +1,57 @@
+"""Steps over commits are claimed of paired ratios alone."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from session_samples import steps
+
+from sessions.history import history, history_table
+from sessions.model import Configuration, PairedComparison, Segment, Session
+from sessions.verdicts.ratios import PAIRED, UNPAIRED
+
+OWN = Configuration(family="own", preset="file", model={"source": "m.py:build"})
+
+
+def plain(created, median_ms=10.0, configuration=OWN):
+    segment = Segment(0, configuration, "", steps=steps(60, median_ms=median_ms))
+    return Session(created=created, segments=[segment], environment={"commit": f"c{created}"})
+
+
+def check(created, ratio, half=0.005):
+    session = plain(created, 10.0 * ratio)
+    other = dataclasses.replace(session.segments[0], index=1)
+    comparison = PairedComparison(
+        arms=["old", "new"], order=[0, 1], medians_ms=[10.0, 10.0 * ratio], ratio=ratio,
+        low=ratio - half, high=ratio + half, verdict="SLOWER", facts={"segments": [0, 1]},
+    )  # fmt: skip
+    return dataclasses.replace(
+        session, segments=[session.segments[0], other], comparisons=[comparison]
+    )
+
+
+def points_of(*sessions):
+    return history(sessions, [str(session.created) for session in sessions])
+
+
+def test_a_step_is_where_an_interval_excludes_that_of_the_commit_before():
+    points, left_out = points_of(check(3, 1.06), check(1, 1.0), check(2, 1.002), check(4, 1.061))
+    assert [point.commit for point in points] == ["c1", "c2", "c3", "c4"]
+    assert [point.step for point in points] == ["", "", "slower", ""] and left_out == 0
+    points, _ = points_of(check(1, 1.06), check(2, 1.0))
+    assert [point.step for point in points] == ["", "faster"]
+
+
+def test_what_ran_at_another_time_has_a_ratio_without_an_interval_or_a_step():
+    points, _ = points_of(plain(1), plain(2, 20.0), check(3, 1.0), plain(4, 30.0))
+    assert [point.source for point in points] == [UNPAIRED, UNPAIRED, PAIRED, UNPAIRED]
+    assert points[1].ratio == pytest.approx(2.0, rel=0.05) and np.isnan(points[1].low)
+    assert not any(point.step for point in points)
+    assert "claims nothing" in history_table(points).to_markdown()
+
+
+def test_other_configurations_and_sessions_without_steps_are_left_out():
+    other = Configuration(family="hydra", preset="tiny")
+    points, left_out = points_of(plain(1, configuration=other), plain(2), Session(created=3))
+    assert len(points) == 1 and left_out == 2
+    assert points_of(Session()) == ([], 1)

@@ -1,0 +1,159 @@
+"""``workbench check``: planted regressions in a temporary repository, with real runners."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from session_files import session_of
+
+from sessions.model import OWN, Configuration
+from sessions.storage import hdf5
+from sessions.verdicts.regression import MODEL_COMMIT, MODEL_FILE
+from workbench.cli import main
+from workbench.commands.check import commits_of
+from workbench.commit_checkout import commit_of
+
+MODEL = """
+import time
+import torch
+
+STEP_S, MEMORY_MIB, FACTOR = {step_s}, {memory_mib}, {factor}
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 32)
+        self.ballast = torch.ones(MEMORY_MIB << 18)
+
+    def forward(self, x):
+        time.sleep(STEP_S)
+        return FACTOR * self.linear(x)
+
+def build():
+    return Model(), lambda batch: torch.randn(batch, 32)
+"""
+STEP_S, MEMORY_MIB, FACTOR = 0.02, 1, 1.0
+SLOWER, LARGER, WRONG = {"step_s": 0.021}, {"memory_mib": 160}, {"factor": 1.001}
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True)
+
+
+def commit(folder, **planted):
+    values = {"step_s": STEP_S, "memory_mib": MEMORY_MIB, "factor": FACTOR, **planted}
+    (folder / "model.py").write_text(MODEL.format(**values))
+    git(folder, "add", "model.py")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "A change")
+
+
+def record(folder):
+    main(["run", "--model", str(folder / "model.py"), "--seconds", "0.5", "-o", "base.h5"])
+
+
+def pretend(folder, recorded, **model):
+    """Save a baseline of which only its commit is known: no runner has run it."""
+    facts = {MODEL_COMMIT: recorded, MODEL_FILE: "model.py"}
+    source = {"source": f"{folder / 'model.py'}:build", **model}
+    configuration = Configuration(family=OWN, preset="file", model=source)
+    hdf5.save(session_of(configuration, **facts), folder / "base.h5")
+
+
+def check(capsys, *arguments):
+    capsys.readouterr()
+    code = main(["check", "--baseline", "base.h5", "--region", "2", "--json", *arguments])
+    answer = json.loads(capsys.readouterr().out)
+    return code, {row["measure"]: row["regressed"] for row in answer["findings"]}, answer
+
+
+def test_a_slowdown_a_memory_growth_and_a_wrong_result_are_reported(repository, capsys):
+    commit(repository, step_s=0.004)
+    pretend(repository, commit_of(repository))
+    commit(repository, step_s=0.012, **LARGER, **WRONG)
+    code, regressed, answer = check(capsys, "--budget", "8")
+    assert code == 1 and answer["paired"]
+    assert regressed == {"step time": True, "peak memory": True, "results": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", [{}, SLOWER, LARGER, WRONG], ids=repr)
+@pytest.mark.parametrize("repeat", range(20))
+@pytest.mark.timeout(600)
+def test_only_what_was_planted_is_reported(repository, capsys, planted, repeat):
+    commit(repository)
+    record(repository)
+    commit(repository, **planted)
+    code, regressed, _ = check(capsys, "--budget", "120")
+    assert regressed == {
+        "step time": planted is SLOWER,
+        "peak memory": planted is LARGER,
+        "results": planted is WRONG,
+    }
+    assert code == (1 if planted else 0)
+
+
+@pytest.mark.slow
+def test_a_commit_that_is_gone_leaves_an_unpaired_comparison_without_a_claim(repository, capsys):
+    commit(repository)
+    record(repository)
+    git(repository, "update-ref", "-d", "HEAD")
+    git(repository, "reflog", "expire", "--expire=now", "--all")
+    git(repository, "gc", "-q", "--prune=now")
+    commit(repository, **WRONG)
+    code, regressed, answer = check(capsys, "--budget", "1")
+    assert code == 1 and not answer["paired"]
+    assert "no commit" in answer["unpaired_because"]
+    assert regressed["step time"] is None and regressed["results"] is True
+    time = answer["findings"][0]
+    assert "unpaired" in time["change"] and "CI" not in time["change"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "why"),
+    [("", "does not record its commit"), ("0123456789abcdef", "no commit 0123456789ab here")],
+)
+def test_a_baseline_that_cannot_be_checked_out_says_why(repository, recorded, why):
+    commit(repository)
+    pretend(repository, recorded)
+    session = hdf5.load(repository / "base.h5")
+    with commits_of(session, session.segments[0], None) as commits:
+        assert commits.baseline is None and why in commits.why
+
+
+def test_the_baseline_runs_from_a_checkout_that_is_removed_again(repository):
+    commit(repository)
+    pretend(repository, commit_of(repository), sha256="unchanged")
+    commit(repository, **WRONG)
+    session = hdf5.load(repository / "base.h5")
+    with commits_of(session, session.segments[0], None) as commits:
+        old, new = commits.baseline, commits.current
+        file = Path(str(old.configuration.model["source"]).removesuffix(":build"))
+        assert "FACTOR = 0.02, 1, 1.0\n" in file.read_text()
+        assert old.configuration.model["sha256"] == "unchanged"  # other content is refused
+        assert new.configuration.model == {"source": f"{repository}/model.py:build", "sha256": ""}
+        assert old.environment["PYTHONPATH"].startswith(str(file.parent))
+    assert not file.exists()
+    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True)
+    assert len(listed.stdout.splitlines()) == 1
+
+
+def test_the_model_must_be_named_where_its_file_has_moved(repository, capsys):
+    commit(repository)
+    pretend(repository, commit_of(repository))
+    (repository / "model.py").unlink()
+    assert main(["check", "--baseline", "base.h5"]) == 2
+    assert "name the model's with --model" in capsys.readouterr().err

@@ -1,0 +1,300 @@
+"""Compare the current commit with a baseline session: step time, memory and results."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sessions.model import OWN, Configuration, Judgement, Segment, Session
+from sessions.verdicts import verdict
+from sessions.verdicts.comparison import choose
+from sessions.verdicts.multiple_comparisons import judgement_of
+from sessions.verdicts.ratios import Measurement, machine, segment_ratios
+from sessions.verdicts.regression import (
+    MODEL_COMMIT,
+    MODEL_FILE,
+    Finding,
+    compare_memory,
+    compare_results,
+    compare_step_time,
+    compare_unpaired,
+    findings_table,
+)
+from sessions.verdicts.statistics import clock, steady_ms, summarize
+from sessions.verdicts.verdict_words import headline, ratio_line, remarks
+from workbench import protocol
+from workbench.alternating_runners import AlternatingRunners, Variant, VariantFailed
+from workbench.client import headless
+from workbench.client.headless import Outcome
+from workbench.commands._arguments import (
+    budget_argument,
+    percent,
+    positive_int,
+    region_argument,
+    result_arguments,
+)
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    UNDECIDED,
+    Command,
+    Failed,
+    Mistaken,
+    answer,
+    answer_json,
+    check_session,
+    load,
+    say,
+)
+from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands.ab import EXPECTATIONS, is_expected
+from workbench.commit_checkout import NotCheckedOut, checked_out, commit_of, repository_of
+
+BUDGET_S = 60.0
+UNPAIRED_S = 10.0  # of steps where only the file can be compared with
+NOT_SLOWER = "not-slower"
+COMMIT = "commit"  # the workbench's own, in a session's environment
+
+
+@dataclass(frozen=True)
+class Commits:
+    """The two sides: their names, configurations, and the folders that they import from."""
+
+    baseline: Variant | None  # None if it cannot be run
+    current: Variant
+    why: str = ""  # the baseline cannot be run
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--baseline", type=Path, required=True, metavar="BASE.h5")
+    parser.add_argument(
+        "--segment", type=int, metavar="N", help="of the baseline; default: of most steady steps"
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE.py",
+        help="the current file of a model of your own; default: by its path in this repository",
+    )
+    parser.add_argument(
+        "--expect",
+        choices=EXPECTATIONS,
+        default=NOT_SLOWER,
+        help=f"exit with 1 if it is not so, with 3 if that is undecided; default: {NOT_SLOWER}",
+    )
+    budget_argument(parser, BUDGET_S)
+    region_argument(parser)
+    parser.add_argument(
+        "--memory-region",
+        type=percent,
+        metavar="PERCENT",
+        help="growth of peak memory that counts as none; default: 1 on a GPU, 5 on the CPU",
+    )
+    parser.add_argument(
+        "--builds",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="start both commits N times; from 3 on the interval includes how far processes differ",
+    )
+    parser.add_argument("--markdown", action="store_true", help="print Markdown for a pull request")
+    result_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    check_session(arguments.output)
+    if arguments.builds == 2:
+        raise Mistaken("--builds 2: two do not show how far processes differ; expected 1 or 3")
+    session = load(arguments.baseline)
+    base = choose(session, arguments.segment)
+    with commits_of(session, base, arguments.model) as commits:
+        why, outcome = commits.why, None
+        if commits.baseline is not None:
+            try:
+                outcome = _alternate(commits.baseline, commits.current, arguments)
+            except VariantFailed as failed:
+                if failed.number == 1:
+                    raise Failed(f"the current commit failed: {failed.failure.said}") from None
+                why = f"the old commit failed here: {failed.failure.said}"
+        if outcome is None:
+            say(f"The old commit is not run: {why}. Compared with the file: unpaired.")
+            outcome = _run_current(commits.current, arguments)
+    outcome.session.title = f"{base.configuration.title}: check"
+    saved = settle(outcome, arguments.output)
+    findings = _findings(session, base, outcome.session, arguments)
+    code = _code(outcome, findings)
+    if arguments.json:
+        rows = [dataclasses.asdict(finding) for finding in findings]
+        paired = bool(outcome.session.comparisons)
+        extra = {"findings": rows, "paired": paired, "unpaired_because": "" if paired else why}
+        answer_json(as_data(outcome, saved) | extra)
+        return code
+    lines = _lines(session, commits, outcome.session, why)
+    table = findings_table("Check against the baseline", findings)
+    marker = "- " if arguments.markdown else ""
+    answer(table.to_markdown() + "\n" + "\n".join(f"{marker}{line}" for line in lines))
+    if saved:
+        say(f"saved {saved}")
+    return code
+
+
+@contextlib.contextmanager
+def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[Commits]:
+    """Check the baseline's commit out for as long as the block runs; raises ``Mistaken``."""
+    configuration, own = base.configuration, base.configuration.family == OWN
+    commit = str(base.ledger.get(MODEL_COMMIT, "") if own else session.environment.get(COMMIT, ""))
+    relative = str(base.ledger.get(MODEL_FILE, ""))
+    current = _with_source(configuration, _current_file(configuration, relative, file))
+    folder = Path(str(current.model["source"]).rpartition(":")[0]).parent if own else _own_folder()
+    repository = repository_of(folder)
+    now = commit_of(repository) if repository else ""
+    variant = Variant(f"current {now[:13]}".strip(), current, repository)
+    why = ""
+    if not commit:
+        why = "the baseline does not record its commit"
+    elif repository is None:
+        why = f"{folder} is in no git repository"
+    elif commit.endswith("+") and not own:
+        why = f"the baseline was recorded with uncommitted changes on {commit[:12]}"
+    if why or repository is None:
+        yield Commits(None, variant, why)
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            checkout = stack.enter_context(checked_out(repository, commit.rstrip("+")))
+        except NotCheckedOut as reason:
+            yield Commits(None, variant, str(reason))
+            return
+        old = configuration  # with its SHA-256, so that files of another content are refused
+        if own:
+            old = _with_source(configuration, checkout / relative, keep_digest=True)
+        yield Commits(Variant(f"baseline {commit[:13]}", old, checkout), variant)
+
+
+def _own_folder() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+def _current_file(configuration: Configuration, relative: str, file: Path | None) -> Path | None:
+    """Return the model's file as it is now; None for a family. Raises ``Mistaken``."""
+    if configuration.family != OWN:
+        if file is not None:
+            raise Mistaken(f"--model {file}: the baseline ran the family {configuration.family}")
+        return None
+    recorded = Path(str(configuration.model["source"]).rpartition(":")[0])
+    here = repository_of(Path.cwd())
+    candidates = [file] if file else [here / relative] if here and relative else []
+    for path in [*candidates, recorded][: 1 if file else None]:
+        if path.is_file():
+            return path.resolve()
+    raise Mistaken(f"{file or recorded}: there is no such file; name the model's with --model")
+
+
+def _with_source(
+    configuration: Configuration, file: Path | None, keep_digest: bool = False
+) -> Configuration:
+    if file is None:
+        return configuration
+    function = str(configuration.model["source"]).rpartition(":")[2]
+    model = {**configuration.model, "source": f"{file}:{function}"}
+    if not keep_digest:
+        model["sha256"] = ""
+    return msgspec.structs.replace(configuration, model=model)
+
+
+def _alternate(base: Variant, current: Variant, arguments: argparse.Namespace) -> Outcome:
+    command = protocol.Compare(
+        base=base.configuration,
+        other=current.configuration,
+        budget_s=arguments.budget,
+        region=arguments.region / 100,
+        build_count=arguments.builds,
+        seed=current.configuration.seed,
+    )
+    decides = functools.partial(_decides, arguments.expect, command)
+    with Bar() as bar:
+        return AlternatingRunners((base, current), command, decides, bar.watch).run()
+
+
+def _decides(expectation: str, command: protocol.Compare, judgement: Judgement) -> bool:
+    region = max(command.region, command.floor)
+    return is_expected(expectation, judgement, region) is not None
+
+
+def _run_current(current: Variant, arguments: argparse.Namespace) -> Outcome:
+    seconds = min(UNPAIRED_S, arguments.budget)
+    start = protocol.Start(configuration=current.configuration, seconds=seconds, check="last")
+    with Bar(seconds=seconds) as bar:
+        return headless.run(lambda _catalogue: start, watch=bar.watch)
+
+
+def _findings(
+    baseline: Session, base: Segment, measured: Session, arguments: argparse.Namespace
+) -> list[Finding]:
+    """Return what was measured of step time, memory and results."""
+    if not measured.segments:
+        return []
+    current = measured.segments[-1]
+    region = None if arguments.memory_region is None else arguments.memory_region / 100
+    if measured.comparisons:
+        comparison = measured.comparisons[0]
+        judgement, same = judgement_of(comparison), verdict.region_of(comparison)
+        shown = is_expected(arguments.expect, judgement, same)
+        time = compare_step_time(comparison, None if shown is None else not shown)
+        base = measured.segments[0]
+        return [time, compare_memory(base, current, region), compare_results(base, current)]
+    sides = [
+        Measurement(session, segment, clock(segment), summarize(steady_ms(segment)))
+        for session, segment in ((baseline, base), (measured, current))
+    ]
+    ratio = segment_ratios(sides, 0)[1]
+    assert ratio is not None
+    time = compare_unpaired(sides[0].summary.median, sides[1].summary.median, ratio)
+    memory = compare_memory(base, current, region)
+    if machine(baseline.environment) != machine(measured.environment):
+        memory = dataclasses.replace(memory, regressed=None)  # of another machine
+    return [time, memory, compare_results(base, current)]
+
+
+def _lines(baseline: Session, commits: Commits, measured: Session, why: str) -> list[str]:
+    if not measured.comparisons:
+        return [
+            f"The old commit was not run: {why}.",
+            "The step times were measured at different times: their ratio is unpaired and claims "
+            "nothing.",
+        ]
+    comparison = measured.comparisons[0]
+    lines = [
+        f"{headline(comparison)} (A: {commits.baseline.title if commits.baseline else ''}, "
+        f"B: {commits.current.title}).",
+        f"{ratio_line(comparison)}.",
+        *remarks(comparison),
+    ]
+    own, now = baseline.environment.get(COMMIT, ""), measured.environment.get(COMMIT, "")
+    if own != now and commits.current.configuration.family == OWN:
+        lines.append(
+            f"The workbench was {own or 'of an unknown commit'} and is {now or 'unknown'}."
+        )
+    return lines
+
+
+def _code(outcome: Outcome, findings: list[Finding]) -> int:
+    code = exit_code(outcome)
+    if code != DONE:
+        return code
+    for finding in findings:
+        if finding.regressed:
+            say(f"{finding.measure}: {finding.change}")
+    if any(finding.regressed for finding in findings):
+        return FAILED
+    return DONE if findings and findings[0].regressed is False else UNDECIDED
+
+
+COMMAND = Command(name="check", help=__doc__, arguments=_arguments, run=_run)

@@ -1,0 +1,63 @@
+"""A second checkout of a git repository, at an earlier commit, in a temporary folder."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+TIMEOUT_S = 300.0
+
+
+class NotCheckedOut(Exception):  # noqa: N818 - says what happened
+    """Reason why a commit cannot be checked out: a clause."""
+
+
+def repository_of(folder: Path) -> Path | None:
+    """Return the top folder of the repository that contains ``folder``; None outside of one."""
+    done = _git(folder, "rev-parse", "--show-toplevel")
+    return Path(done.stdout.strip()) if done is not None and done.returncode == 0 else None
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit of a repository, "+" behind it with uncommitted changes; else empty."""
+    done = _git(folder, "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*")
+    return done.stdout.strip() if done is not None and done.returncode == 0 else ""
+
+
+@contextlib.contextmanager
+def checked_out(repository: Path, commit: str) -> Iterator[Path]:
+    """Check ``commit`` out and yield the folder, which is removed again afterwards.
+
+    Raises ``NotCheckedOut``.
+    """
+    with tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
+        target = Path(folder).resolve() / "checkout"
+        done = _git(repository, "worktree", "add", "--detach", "--quiet", str(target), commit)
+        if done is None:
+            raise NotCheckedOut("git is missing, or did not answer")
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or ["no reason given"]
+            raise NotCheckedOut(
+                f"git has no commit {commit[:12]} here ({lines[-1]}); a shallow clone needs "
+                "`git fetch --unshallow`"
+            )
+        try:
+            yield target
+        finally:
+            _git(repository, "worktree", "remove", "--force", str(target))
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    """Run git; None if it is missing or does not answer."""
+    try:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
