@@ -104,8 +104,8 @@ msgspec onnxruntime torch
 .runner.failures .protocol .runner.environment .runner.profiling .runner.ranks \
 .runner.triton_cache kernels models sessions | msgspec torch
 .runner.revision sessions                                      |
-.runner.instruments .runner.instruments .runner.revision .protocol .runner.ranks .runner.variants .runner.wire \
-kernels models sessions | psutil pynvml torch
+.runner.instruments .runner.instruments .runner.revision .protocol .runner.ranks \
+.runner.variants .runner.wire kernels models sessions | psutil pynvml torch
 .runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
 .runner.numerics .runner.numerics .protocol .runner.config .runner.context .runner.failures \
 .runner.instruments .runner.profiling .runner.roofline .runner.structures .runner.toggles \
@@ -127,9 +127,9 @@ msgspec torch
 .runner.numerics .runner.profiling .runner.ranks .runner.roofline .runner.variants \
 .runner.workloads kernels models sessions | torch
 .runner.triton_cache  |
-.runner.variants .runner.variants .runner.config .runner.decoding .runner.failures .runner.revision \
-.runner.instruments .runner.numerics .runner.profiling .runner.ranks .runner.roofline \
-.runner.toggles .runner.workloads kernels models sessions | msgspec torch
+.runner.variants .runner.variants .runner.config .runner.decoding .runner.failures \
+.runner.revision .runner.instruments .runner.numerics .runner.profiling .runner.ranks \
+.runner.roofline .runner.toggles .runner.workloads kernels models sessions | msgspec torch
 .runner.wire .descendants .protocol |
 .runner.workloads .runner.workloads .plugins .protocol .runner.config \
 .runner.decoding .runner.variants models sessions | torch
