@@ -26,7 +26,7 @@ BUDGETS = {
     "sessions": (905, 100),
     "workbench": (716, 97),
     "workbench/charts": (81, 25),
-    "workbench/plots": (286, 45),
+    "workbench/plots": (286, 44),
     "workbench/runner": (1475, 264),
     "workbench/theming": (20, 0),
     "workbench/ui": (534, 99),

@@ -60,7 +60,7 @@ sessions | numpy msgspec
 .calibration .presets .plugins .titles .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
 .ui.connection .ui.connection .protocol .client                | PySide6
 .ui.state .ui.state .ui.connection .ui.process.thread_pool .theming.theme .protocol .client \
-.titles sessions | PySide6 msgspec
+.charts.drawn .titles sessions | PySide6 msgspec
 .ui.controllers .ui.controllers .ui.state .ui.settings .theming .claims .calibration .presets \
 .plugins .protocol .client.recorder sessions | PySide6 msgspec
 .ui.panels .ui.panels .ui.controllers .ui.state .ui.dialogs .ui.menus .ui.process .charts \

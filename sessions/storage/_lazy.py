@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.errors import SessionError
-from sessions.model import Session
+from sessions.model import Segment, Session
 
 
 class Source:
@@ -187,6 +187,17 @@ def held_open(sessions: Iterable[Session]) -> Iterator[None]:
                 with suppress(OSError, RuntimeError):
                     stack.enter_context(source.open())
         yield
+
+
+def preload(session: Session, segments: Sequence[Segment], devices: Iterable[str]) -> None:
+    """Read all columns of these segments and devices, so that nobody waits for them later."""
+    with held_open([session]):
+        for segment in segments:
+            series = [metric.table for metric in segment.metrics.values()]
+            for table in (segment.steps, segment.breakdown, segment.memory, *series):
+                dict(table)
+        for device in devices:
+            dict(session.telemetry[device])
 
 
 def _sources(session: Session) -> list[Source]:

@@ -38,6 +38,7 @@ _TEXT = h5py.string_dtype("utf-8")
 def image(session: Session, key: bytes | None = None, *, compressed: bool = True) -> memoryview:
     """Return the complete file of a session, sealed with the account's key, as bytes in memory.
 
+    One that is not ``compressed`` is read once and has no seal.
     A session that is still growing may be saved from another thread: the rows that every column
     has when its table is reached are what is saved. Raises ``SessionError`` for a ledger that
     cannot be written as JSON, ``ValueError`` for columns of differing lengths.
@@ -52,7 +53,8 @@ def image(session: Session, key: bytes | None = None, *, compressed: bool = True
     finally:
         _compressed.reset(token)
     content = stream.getbuffer()
-    seal.stamp(content, key)
+    if compressed:
+        seal.stamp(content, key)
     return content
 
 

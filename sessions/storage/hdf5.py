@@ -22,6 +22,7 @@ from sessions.storage import account_key, atomic_write, seal
 from sessions.storage._check import H5_ERRORS, checked_copy
 from sessions.storage._lazy import Source
 from sessions.storage._lazy import held_open as held_open
+from sessions.storage._lazy import preload as preload
 from sessions.storage._read import read
 from sessions.storage._write import image
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import psutil
 
 
-def assert_end(processes: Sequence[psutil.Process], limit_s: float = 20.0) -> None:
+def assert_end(processes: Sequence[psutil.Process], limit_s: float = 120.0) -> None:
     """Each has ended; whoever inherits orphans may let seconds pass before it reaps one."""
     deadline = time.monotonic() + limit_s
     for process in processes:

@@ -19,9 +19,10 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Segment, Session
 from sessions.plain_text import LONGEST_SHOWN, one_line, wrapped
+from workbench.charts.drawn import MOST_SEGMENTS
 from workbench.charts.guard import guarded
 from workbench.charts.layers import Frame, Layer
-from workbench.charts.plot import MOST_SEGMENTS, Run
+from workbench.charts.plot import Run
 from workbench.charts.style import Style, shade
 
 MARKED = ("toggle", "note", "warning", "error")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from numpy.typing import ArrayLike
 
 from sessions.model import Segment, Session, Study
+from workbench.charts.drawn import MOST_SEGMENTS
 
 if TYPE_CHECKING:
     from workbench.charts.canvas import Canvas
     from workbench.charts.style import Style
 
-MOST_SEGMENTS = 128  # each takes a millisecond to prepare, and a screen has few pixels for each
 Kept = TypeVar("Kept")
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sessions.schema import TELEMETRY
+from workbench.charts import drawn
 from workbench.charts.arrays import Array
+from workbench.charts.drawn import MOST_DEVICES, device_order
 from workbench.charts.plot import Run, note_beside_title
 from workbench.charts.tracks import Grid, Track
 
@@ -19,28 +20,16 @@ if TYPE_CHECKING:
 _WORDS = {"%": "percent", "degrees Celsius": "celsius"}
 
 
-MOST_DRAWN = 16  # devices of a session; nobody could tell the lines of more apart
-
-
 def devices(run: Run) -> list[str]:
-    """Return the devices to draw, GPUs before the CPU: gpu0, gpu1 ... cpu, cpu1."""
-    return heapq.nsmallest(MOST_DRAWN, run.session.telemetry, _order)
-
-
-def _order(device: str) -> tuple[bool, int, str]:
-    return is_cpu(device), len(device), device
+    """Return the devices of a run to draw."""
+    return drawn.devices(run.session)
 
 
 def tell_undrawn(plot_item: Canvas, runs: Sequence[Run]) -> None:
     """Write beside the plot's title how many devices are drawn, where that is not all."""
     most = max((len(run.session.telemetry) for run in runs), default=0)
-    if most > MOST_DRAWN:
-        note_beside_title(plot_item, f"{MOST_DRAWN} of {most:,} devices")
-
-
-def is_cpu(device: str) -> bool:
-    """Whether it is the host, or one of its processes."""
-    return device.startswith("cpu")
+    if most > MOST_DEVICES:
+        note_beside_title(plot_item, f"{MOST_DEVICES} of {most:,} devices")
 
 
 def key(runs: Sequence[Run]) -> object:
@@ -84,7 +73,7 @@ def telemetry_table(runs: Sequence[Run], columns: Sequence[str]) -> dict[str, Ar
         name: [np.empty(0)] for name in ("session", "device", *headings.values())
     }
     for run in runs:
-        for device in sorted(run.session.telemetry, key=_order):
+        for device in sorted(run.session.telemetry, key=device_order):
             samples = run.session.telemetry[device]
             rows = len(samples["t_s"])
             parts["session"].append(np.full(rows, run.title, dtype=object))

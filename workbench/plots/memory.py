@@ -13,12 +13,13 @@ import numpy as np
 
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
+from workbench.charts.drawn import is_cpu
 from workbench.charts.layers import Line, Look
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import BYTES, SECONDS
 from workbench.plots._steps import add_timeline, columns_of, step_table
-from workbench.plots._telemetry import devices, is_cpu, key, prefix, sampled, tell_undrawn
+from workbench.plots._telemetry import devices, key, prefix, sampled, tell_undrawn
 
 _COLUMNS = ("peak", "reserved", "allocated")
 

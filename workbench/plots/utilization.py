@@ -19,6 +19,7 @@ from PySide6.QtGui import QBrush, QPen
 from sessions.sampling import UTILIZATION, absent, sampling
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
+from workbench.charts.drawn import is_cpu
 from workbench.charts.layers import Entry, Layer, Line, Look
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
@@ -27,7 +28,6 @@ from workbench.charts.units import PERCENT, SECONDS
 from workbench.plots._steps import add_timeline
 from workbench.plots._telemetry import (
     devices,
-    is_cpu,
     key,
     measured,
     prefix,

@@ -74,7 +74,7 @@ def test_file_is_whole_after_every_kill_of_the_process_that_saves_it(tmp_path):
     save_s = 0.0
     moments = random.Random(0)
     context = multiprocessing.get_context("fork")
-    titles = set()
+    titles = {ROWS}
     for kill in range(KILLS):
         before = leftovers(path)
         if kill % 2:

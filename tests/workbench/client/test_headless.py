@@ -124,12 +124,12 @@ def test_ctrl_c_before_the_catalogue_starts_nothing(monkeypatch):
 
 
 def test_ctrl_c_while_a_runner_starts_ends_it_at_once_and_blames_nobody(monkeypatch):
-    lead(monkeypatch, sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    # Neither the runner nor the time that it would get to stop a run ever ends.
+    monkeypatch.setattr(headless, "PATIENCE_S", 1e6)
+    lead(monkeypatch, sys.executable, "-S", "-c", "import time; time.sleep(1e6)")
     press_ctrl_c()
-    began = time.monotonic()
     outcome = run(lambda _: pytest.fail("it was started"))
     assert outcome.reason == "cancelled" and not outcome.failures
-    assert time.monotonic() - began < 3.0, "it was given time to stop what had not begun"
 
 
 def pressed_in_a_run_that_goes_on(monkeypatch, presses: int, patience_s: float, **started):

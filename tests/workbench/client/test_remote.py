@@ -178,7 +178,7 @@ def test_a_runner_that_no_signal_reaches_ends_with_its_input(there, busy, how):
     assert isinstance(next(runner.messages()), protocol.Catalogue)
     left = there()
     family = [left, *left.children(recursive=True)]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while busy == "waits for a compiler" and not any("sleep" in one.name() for one in family):
         assert time.monotonic() < deadline
         time.sleep(0.01)

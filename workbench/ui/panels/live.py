@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.columns import row_count
 from sessions.storage import open_files
 from workbench import plot_export
 from workbench.charts.units import SECONDS
@@ -378,4 +379,4 @@ def _right_px(chart: Chart) -> float:
 
 
 def _steps(run: Run) -> int:
-    return int(np.sum([len(segment.steps["t_s"]) for segment in run.session.segments], dtype=int))
+    return sum(row_count(segment.steps) for segment in run.session.segments)

@@ -24,6 +24,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions import reproduce
+from sessions.columns import row_count
 from sessions.errors import SessionError
 from sessions.model import Configuration, Segment, Session
 from sessions.storage import open_files
@@ -170,7 +171,7 @@ class SegmentsPanel(QWidget):
             self._timer.start(milliseconds)
 
     def _follow(self) -> None:
-        rows = sum(len(segment.steps["t_s"]) for segment in self._session.shown.segments)
+        rows = sum(row_count(segment.steps) for segment in self._session.shown.segments)
         if rows != self._rows:  # telemetry alone, which goes on after a run, changes nothing here
             self._rows = rows
             self._compute_in(self._period_ms)

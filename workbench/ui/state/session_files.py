@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from sessions.columns import Columns
 from sessions.errors import SessionError
 from sessions.model import Session
 from workbench import protocol
+from workbench.charts.drawn import MOST_SEGMENTS, devices
 from workbench.client import journal
 
 EXPECTED = (SessionError, OSError, ValueError)  # their text is one sentence for a person
@@ -23,12 +27,17 @@ def is_journal(path: Path) -> bool:
 
 
 def read(path: Path) -> Session:
-    """The session of an HDF5 file or of a journal; raises one of ``EXPECTED``."""
+    """Return the session of an HDF5 file or of a journal; raises one of ``EXPECTED``.
+
+    The columns that plots draw are read too: the window's thread has no time to.
+    """
     if is_journal(path):
         return journal.recover(path)
     from sessions.storage import hdf5
 
-    return hdf5.load(path)
+    session = hdf5.load(path)
+    hdf5.preload(session, session.segments[-MOST_SEGMENTS:], devices(session))
+    return session
 
 
 def write(session: Session, path: Path, source: Path | None = None) -> None:
@@ -67,11 +76,15 @@ def recoverable() -> list[Path]:
 
 
 def snapshot(session: Session) -> Session:
-    """The session as it is now, safe to write while the live one grows: columns are only views."""
+    """Return the session as it is now, safe to write while the live one grows.
+
+    Growing columns become views of their rows so far. Columns of a file do not change and stay
+    there: to read thousands of them here would take the window's thread for minutes.
+    """
     segments = [
         dataclasses.replace(
             segment,
-            steps=dict(segment.steps),
+            steps=_rows_so_far(segment.steps),
             phases=list(segment.phases),
             evidence=list(segment.evidence),
         )
@@ -80,13 +93,17 @@ def snapshot(session: Session) -> Session:
     return dataclasses.replace(
         session,
         segments=segments,
-        telemetry={device: dict(columns) for device, columns in session.telemetry.items()},
+        telemetry={device: _rows_so_far(table) for device, table in session.telemetry.items()},
         events=list(session.events),
         comparisons=list(session.comparisons),
         studies=list(session.studies),
         orders=list(session.orders),
         environment=dict(session.environment),
     )
+
+
+def _rows_so_far(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    return dict(table) if isinstance(table, Columns) else table
 
 
 def not_saved(error: Exception, detail: str) -> protocol.Failure:

@@ -76,7 +76,7 @@ def sampled(wire: RecordingWire) -> set[str]:
     return {one.device for one in wire.sent if isinstance(one, protocol.TelemetrySamples)}
 
 
-def until(condition, seconds: float = 5.0) -> None:
+def until(condition, seconds: float = 120.0) -> None:
     deadline_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come"

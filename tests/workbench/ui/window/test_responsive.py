@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 import time
 
 import pytest
@@ -16,7 +17,10 @@ from PySide6.QtCore import QEventLoop, Qt, QTimer
 from shown_window import opened
 
 from sessions.model import Event, Session
+from sessions.storage import hdf5
+from sessions.storage._lazy import LazyColumns
 from workbench import protocol
+from workbench.charts import drawn
 from workbench.client.runner_process import Runner
 from workbench.client.throttle import PER_PERIOD, Throttle, bounded_lines
 from workbench.ui.panels.lazy_panel import Later
@@ -156,6 +160,43 @@ def test_a_session_of_any_size_is_shown_without_a_freeze(name, window):
     show(window.workspace, synthetic.gpu_session(4, 400, 0))
     run_loop(100)
     assert_responsive(lambda: show(window.workspace, dataclasses.replace(session)), 1500)
+
+
+@pytest.fixture
+def read_here(monkeypatch):
+    """The columns that the window's thread reads from files, as they are read."""
+    columns: list[str] = []
+    load = LazyColumns._load
+
+    def recorded(table: LazyColumns, name: str):
+        if threading.current_thread() is threading.main_thread():
+            columns.append(f"{table.group}/{name}")
+        return load(table, name)
+
+    monkeypatch.setattr(LazyColumns, "_load", recorded)
+    return columns
+
+
+def test_the_windows_thread_reads_no_column_of_a_file_to_show_and_to_save_it(
+    window, qtbot, tmp_path, monkeypatch, read_here
+):
+    """A read takes a quarter of a millisecond: for 20,000 devices that was a freeze of minutes."""
+    monkeypatch.setattr(sys.modules[__name__], "MANY", drawn.MOST_SEGMENTS + 20)
+    session = many_segments()
+    session.telemetry = many_devices().telemetry
+    path = tmp_path / "many.h5"
+    hdf5.save(session, path)
+    window.open_path(path)
+    qtbot.waitUntil(lambda: window.state.path == path)
+    window.state.tasks.wait()
+    run_loop(200)
+    window.save_path(tmp_path / "again.h5")
+    window.state.tasks.wait()
+    window.state.dataArrived.emit()  # of a run that goes on while the file is shown
+    run_loop(100)
+    assert not read_here
+    assert not window.state.failures
+    assert len(hdf5.load(tmp_path / "again.h5").segments) == MANY
 
 
 def messages() -> dict[str, list[protocol.AnyMessage]]:
