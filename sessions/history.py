@@ -66,6 +66,7 @@ def history(sessions: Sequence[Session], titles: Sequence[str]) -> tuple[list[Po
     same = [row for row in chosen if _is_same(row[2].configuration, newest)]
     base_ms = summarize(steady_ms(same[0][2])).median
     points = [_point(session, title, segment, base_ms) for session, title, segment in same]
+    points = [point for point in points if math.isfinite(point.ratio)]
     return _with_steps(points), len(sessions) - len(points)
 
 
@@ -116,7 +117,8 @@ def _point(session: Session, title: str, segment: Segment, base_ms: float) -> Po
         region = region_of(comparison)
         return Point(title, commit, session.created, *ends, PAIRED, region)
     median = summarize(steady_ms(segment)).median
-    return Point(title, commit, session.created, median / base_ms)
+    ratio = median / base_ms if base_ms > 0 else math.nan
+    return Point(title, commit, session.created, ratio)
 
 
 def _with_steps(points: Sequence[Point]) -> list[Point]:

@@ -23,12 +23,13 @@ _INSTRUMENT = "workbench.instrument"
 class BundledFinder(MetaPathFinder):
     """Finder of the bundled packages, which looks in their own folders only.
 
-    It begins with the first module of the workbench itself: a script that only imports
-    ``workbench`` keeps its own packages.
+    Once a module of the workbench itself is imported, these packages replace any others of their
+    names. Before that, a script that only imports ``workbench`` keeps its own packages.
+    ``begun``: find them at once; last in line, it finds only what nobody else has.
     """
 
-    def __init__(self) -> None:
-        self._begun = False
+    def __init__(self, *, begun: bool = False) -> None:
+        self._begun = begun
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a bundled package, and None for every other module."""
@@ -40,6 +41,7 @@ class BundledFinder(MetaPathFinder):
 
 
 sys.meta_path.insert(0, BundledFinder())
+sys.meta_path.append(BundledFinder(begun=True))
 
 
 def watch(loader: Iterable[Any]) -> Iterable[Any]:

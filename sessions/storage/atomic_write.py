@@ -50,6 +50,8 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     target = path.resolve()
     mode = _mode_to_keep(target)
     remove_leftovers(target)
+    if not target.parent.is_dir():  # FileLock would make it
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target.parent))
     temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(4)}.partial")
     _unfinished.update((temporary, _lock_of(temporary)))
     try:

@@ -20,8 +20,13 @@ def test_triton_kernels_give_the_loss_gradients_and_decoding_of_torch():
     call = "import test_hydra_interpreted as t; t.compare()"
     done = subprocess.run(
         [sys.executable, "-c", call],
-        cwd=Path(__file__).parents[1],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parent,
+        env=os.environ
+        | {
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+        },
         capture_output=True,
         text=True,
     )

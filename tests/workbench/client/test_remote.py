@@ -112,6 +112,8 @@ def test_paths_for_another_host_are_sent_as_they_were_given():
 
 def test_every_command_that_starts_a_runner_takes_the_option():
     for name in sorted((HERE.parents[1] / "workbench" / "commands").glob("[a-z]*.py")):
+        if name.name == "check.py":  # it alternates two checkouts, both on this host
+            continue
         text = name.read_text()
         starts = any(f"{word}(" in text for word in ("Runner", "query_runner", "headless.run", "run_plan", "measure", "app.build"))  # fmt: skip  # noqa: E501
         assert starts == ("drives=True" in text), name

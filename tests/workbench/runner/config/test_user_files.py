@@ -178,7 +178,7 @@ def test_names_of_ours_in_the_working_directory_change_nothing(tmp_path):
     for name in ("kernels", "sessions"):
         (folder / f"{name}.py").write_text("raise RuntimeError('not ours')\n")
     program = (
-        "import workbench, sessions, models.hydra, kernels\n"
+        "import workbench.plugins, sessions, models.hydra, kernels\n"
         "print(sessions.__file__, models.__file__, kernels.__file__)"
     )
     done = subprocess.run(
