@@ -100,7 +100,7 @@ def test_the_import_of_the_package_alone_hides_nobodys_modules(tmp_path):
     words = [sys.executable, "-c", f"{code}; print(sessions.__file__)"]
     output = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[0] == "own"
-    assert output.splitlines()[1].startswith(workbench.ROOT)
+    assert output.splitlines()[1].startswith(str(workbench.ROOT))
 
 
 SCRIPT = """
