@@ -28,6 +28,7 @@ from workbench.ui.controllers.checklists import Checklists
 from workbench.ui.controllers.comparison_set import Compared
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.reproductions import Reproductions
+from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.controllers.sweeps import Sweeps
 from workbench.ui.controllers.undo import Change, Choices
 from workbench.ui.controllers.verdict_prompt import Offers
@@ -46,9 +47,8 @@ Launch = Callable[[Journal | None], Client]
 class AppState(QObject):
     """Data of the window; every change is announced by one of the signals.
 
-    Panels read attributes, subscribe to signals and call methods. ``session`` is the session that
-    is shown: the live one (``live`` is true, it grows) or one that was opened from a file.
-    ``compared`` has the sessions beside it. Only ending it waits, for what is being saved.
+    Panels read attributes, subscribe to signals and call methods. ``session`` is shown: the live
+    one (``live`` is true) or one from a file. Only ending it waits, for what is being saved.
     """
 
     catalogueChanged = Signal()
@@ -101,7 +101,7 @@ class AppState(QObject):
         self.tasks = Tasks(self)
         self.verdicts, self.attributions = Verdicts(self), Attributions(self)
         self.checklists, self.breakdowns = Checklists(self), Breakdowns(self)
-        self.offers, self.presets = Offers(self), Presets(self)
+        self.offers, self.presets, self.runs = Offers(self), Presets(self), RunControl(self)
         self.sweeps, self.reproductions = Sweeps(self), Reproductions(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
@@ -147,8 +147,8 @@ class AppState(QObject):
 
     def retitle(self) -> None:
         """Take the titles of all that is shown; the runner's, if there is one, before others."""
-        kept = [one.titles for one in (*self.compared.sessions, self.session)]
-        self.titles = Titles(*kept, offered(self.catalogue) if self.catalogue else {})
+        titles = [session.titles for session in (*self.compared.sessions, self.session)]
+        self.titles = Titles(*titles, offered(self.catalogue) if self.catalogue else {})
 
     def set_theme(self, theme: Theme) -> None:
         """Show the window in these colours."""

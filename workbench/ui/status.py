@@ -30,6 +30,7 @@ _STATES = {  # by the runner's state: the word, its icon and its colour
     "stopping": ("Stopping", "pending", "warning"),
     "dead": ("Runner ended", "error", "bad"),
 }
+_CANCELLING = ("Cancelling", "pending", "warning")
 
 
 class StatusBar(QStatusBar):
@@ -47,7 +48,7 @@ class StatusBar(QStatusBar):
         self._progress.setFixedWidth(120)
         self._progress.setTextVisible(False)
         self._cancel = _widgets.compact("Cancel")
-        self._cancel.clicked.connect(state.cancel)
+        self._cancel.clicked.connect(state.runs.cancel)
         host = QWidget()
         left = _widgets.tight(QHBoxLayout(host), 6)
         left.setContentsMargins(8, 0, 8, 0)
@@ -86,6 +87,8 @@ class StatusBar(QStatusBar):
         word, icon_name, role = _STATES.get(
             state.runner_state, (state.runner_state.capitalize(), "info", "muted")
         )
+        if state.runs.cancelling:
+            word, icon_name, role = _CANCELLING
         if state.replaying:
             word = f"Replay: {word.lower()}"
         self.runner.setText(word)
@@ -98,7 +101,7 @@ class StatusBar(QStatusBar):
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))
-        self._cancel.setVisible(busy and state.active)
+        self._cancel.setVisible(busy and state.active and not state.runs.cancelling)
         self._show_device()
         self._facts["file"].setText(self._file_text())
         if state.active != self._timer.isActive():

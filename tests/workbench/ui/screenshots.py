@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SIZES = {"1280x800": (1280, 800), "1920x1200": (1920, 1200)}
+SIZES = {"900x600": (900, 600), "1440x900": (1440, 900), "1920x1080": (1920, 1080)}
 SITUATIONS = (
     "first",
     "running",
@@ -114,6 +114,7 @@ def arrange(window, situation: str) -> None:
     from PySide6.QtWidgets import QScrollArea
 
     from workbench.ui.controllers import config_edit
+    from workbench.ui.controllers.verdict_prompt import Offer
 
     state = window.state
     if situation == "blocked":
@@ -146,7 +147,9 @@ def arrange(window, situation: str) -> None:
         )
         kept[:0] = [doubtful, clear]
         state.offers.dismiss()
-        state.offers.watched = True
+        segments, newest = state.session.segments, state.verdicts.newest
+        arms = [segments[place].configuration for place in newest.facts["segments"]]
+        state.offers.judged = Offer(*arms, "AdamW: Fused")
         state.comparisonsChanged.emit()
         window.desk.bring("verdict")
     elif situation.startswith("attribution"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer
 
-from sessions.model import Configuration, Prediction
+from sessions.model import Configuration, PairedComparison, Prediction
 from workbench import protocol
 from workbench.ui.controllers import config_edit
 
@@ -35,7 +35,7 @@ class Offer:
 class Offers(QObject):
     """Watches the run for changes; ``offer`` is the one that waits for an answer, if any.
 
-    ``watched`` is true from the moment that a verdict is asked for until it is dismissed.
+    ``judged`` is the one whose verdict is measured or shown, until it is dismissed.
     """
 
     def __init__(self, state: AppState) -> None:
@@ -43,7 +43,8 @@ class Offers(QObject):
         self._state = state
         self.offer: Offer | None = None
         self.prediction: Prediction | None = None  # of what is offered, once the runner told
-        self.watched = False
+        self.judged: Offer | None = None
+        self._waived: Offer | None = None  # made before automatic mode: measured only on request
         self._asked: Offer | None = None  # whose prediction was asked for
         self._settings: Settings | None = None
         self._automatic = False
@@ -57,6 +58,7 @@ class Offers(QObject):
         state.segmentsChanged.connect(self._look)
         state.stateChanged.connect(self._look)
         state.configurationChanged.connect(self._hold)
+        state.comparisonsChanged.connect(self._answer)
 
     @property
     def automatic(self) -> bool:
@@ -69,8 +71,12 @@ class Offers(QObject):
         self._automatic = settings.auto_verdict
 
     def set_automatic(self, automatic: bool) -> None:
-        """Judge every change without being asked, or only offer to."""
+        """Judge every later change without being asked, or only offer to.
+
+        What is offered already stays an offer: switching a mode measures nothing.
+        """
         self._automatic = automatic
+        self._waived = self.offer
         if self._settings is not None:
             self._settings.auto_verdict = automatic
         self._state.comparisonsChanged.emit()
@@ -86,13 +92,36 @@ class Offers(QObject):
         """Judge what is offered; it stays offered while the runner is not ready for that."""
         offer, verdicts = self.offer, self._state.verdicts
         if offer is not None and not verdicts.why_not():
+            self.offer, self.judged = None, offer
             verdicts.judge(offer.base, offer.other)
-            self.offer, self.watched = None, True
             self._state.comparisonsChanged.emit()
+
+    @property
+    def answer(self) -> PairedComparison | None:
+        """The newest comparison if it is the one of ``judged``."""
+        newest, judged = self._state.verdicts.newest, self.judged
+        return newest if judged is not None and self._is_of(newest, judged) else None
+
+    def _is_of(self, comparison: PairedComparison | None, offer: Offer) -> bool:
+        if comparison is None:
+            return False
+        segments = self._state.session.segments
+        arms = [segments[place].configuration for place in comparison.facts["segments"]]
+        return arms == [offer.base, offer.other]
+
+    def _answer(self) -> None:
+        """Turn the offer into the answer if its verdict was measured in another way."""
+        state, offer = self._state, self.offer
+        if offer is None or not state.live or state.verdicts.busy:
+            return
+        newest = state.verdicts.newest
+        if newest is not None and newest.facts.get("final") and self._is_of(newest, offer):
+            self.offer, self.judged = None, offer
+            state.comparisonsChanged.emit()
 
     def dismiss(self) -> None:
         """Leave the change, or the verdict that came of it, alone."""
-        self.offer, self.watched = None, False
+        self.offer = self.judged = None
         self._state.comparisonsChanged.emit()
 
     def _hear(self, message: protocol.AnyMessage) -> None:
@@ -106,7 +135,12 @@ class Offers(QObject):
                 self._state.comparisonsChanged.emit()
 
     def _hold(self) -> None:
-        """One more click: the change is not over."""
+        """One more click: the change is not over. Another model: nothing is left to answer."""
+        now, card = self._state.configuration, self.offer or self.judged
+        if card is not None and now is not None:
+            same = config_edit.with_toggles(now, card.other.toggles)
+            if not config_edit.ran_as(same, card.other):
+                self.dismiss()
         if self._state.pending and self._settling.isActive():
             self._settling.start(SETTLE_MS)
             self._continued = True
@@ -125,7 +159,7 @@ class Offers(QObject):
             self._take(state.running)
         if (
             self.automatic
-            and self.offer is not None
+            and self.offer not in (None, self._waived)
             and not self.known
             and not self._settling.isActive()
             and not state.pending
@@ -149,7 +183,8 @@ class Offers(QObject):
         toggled, self._toggled = self._toggled, False
         continued, self._continued = self._continued, self._continued and bool(self._state.pending)
         if last is None:
-            self.offer = None  # of an earlier run
+            if self.offer is not None or self.judged is not None:  # of an earlier run
+                self.dismiss()
             return
         if not toggled:
             return
@@ -161,7 +196,7 @@ class Offers(QObject):
         self._settling.start(SETTLE_MS)
         self.prediction = None
         self.offer = None if last == running else Offer(last, running, self._text(last, running))
-        self.watched = False
+        self.judged = None
         self._state.comparisonsChanged.emit()
 
     def _text(self, base: Configuration, other: Configuration) -> str:

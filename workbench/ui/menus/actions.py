@@ -169,7 +169,7 @@ ACTIONS = (
            "Stop stepping, keeping everything built", _cannot_pause, now=_pause_text),
     Action("stop", "Stop", "Run", "stop", lambda w: w.state.stop(), "Shift+F5",
            "End the run after the current step", _not_active),
-    Action("cancel", "Cancel", "Run", "cancel", lambda w: w.state.cancel(), "Shift+Esc",
+    Action("cancel", "Cancel", "Run", "cancel", lambda w: w.state.runs.cancel(), "Shift+Esc",
            "End what is being built or run at once, by force if need be", _not_active),
     Action("restart", "Start a new runner", "Run", "restart", lambda w: w.state.start_runner(),
            "", "Replace the runner; the session goes on", _no_runner_wanted, group=1),

@@ -6,7 +6,15 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from sessions.model import PairedComparison
 from sessions.studies import prediction
-from sessions.verdicts.verdict_words import headline, ratio_line, remarks, standing
+from sessions.verdicts.verdict_words import (
+    basis,
+    headline,
+    ratio_line,
+    remarks,
+    sentence,
+    standing,
+    summary_sentence,
+)
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar, Line
@@ -34,14 +42,15 @@ class VerdictBar(QWidget):
     def _refresh(self) -> None:
         state = self._state
         offers, comparison = state.offers, state.verdicts.newest
+        answer = offers.answer if state.live else None
         if not state.live or state.replaying:
             self.bar.leave()
-        elif offers.watched and state.verdicts.busy:
+        elif offers.judged is not None and state.verdicts.busy:
             self._show_measuring(comparison if state.verdicts.measuring else None)
         elif offers.offer is not None:
             self._show_offer()
-        elif offers.watched and comparison is not None:
-            self._show_result(comparison)
+        elif offers.judged is not None and answer is not None:
+            self._show_result(offers.judged.text, answer)
         else:
             self.bar.leave()
 
@@ -72,12 +81,16 @@ class VerdictBar(QWidget):
         enough = self._state.verdicts.enough
         self.bar.say("info", lines, [("Enough", enough)], self._state.theme, closes=False)
 
-    def _show_result(self, comparison: PairedComparison) -> None:
+    def _show_result(self, text: str, comparison: PairedComparison) -> None:
         verdicts = self._state.verdicts
         tone = verdict_lines.tone(comparison)
         lines: list[Line] = [
-            (headline(comparison), verdict_lines.icon_of(comparison), tone or "muted"),
-            ("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))), "", ""),
+            (
+                f"{text}: {summary_sentence(comparison)}.",
+                verdict_lines.icon_of(comparison),
+                tone or "muted",
+            ),
+            (sentence("; ".join(filter(None, (basis(comparison), standing(comparison))))), "", ""),
         ]
         if said := prediction.outcome(comparison):
             lines.append((f"{said}.", "", ""))
