@@ -27,10 +27,10 @@ from workbench.ui.state import AppState
 from workbench.ui.theming import fonts
 from workbench.ui.theming.icons import icon
 
-LEFT_SHARE, LEFT_MOST = 0.305, 440  # of the window's width; in pixels: a toggle is one line
+LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # of the window's width; in pixels: a toggle is one line
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # narrower, its texts would be cut off
-BUILD_HEIGHT = 208  # holds a usual form; what is rarely changed is folded away
+BUILD_HEIGHT = 220  # holds a usual form; what is rarely changed is folded away
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # of the left column's height, at most
 BOTTOM_HEIGHT = 208

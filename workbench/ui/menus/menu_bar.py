@@ -1,4 +1,4 @@
-"""Menus whose content changes: recent files, journals, presets, themes; and dropped files."""
+"""Menus whose content changes: recent files, journals, presets, sets, themes; and dropped files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def add_dynamic(window: MainWindow) -> None:
     save = window.actions_["save"]
     _submenu(top["File"], "Open recent", lambda menu: _recent(window, menu), save)
     _submenu(top["File"], "Recover journal", lambda menu: _journals(window, menu), save)
-    _submenu(top["Run"], "Presets", lambda menu: _presets(window, menu))
+    _submenu(top["Run"], "Preset", lambda menu: _presets(window, menu))
+    _submenu(top["Run"], "Saved configurations", lambda menu: _configurations(window, menu))
     state = window.state
-    _submenu(top["Run"], "Toggle presets", lambda menu: preset_menu.fill(menu, state, window))
+    _submenu(top["Run"], "Toggle sets", lambda menu: preset_menu.fill(menu, state, window))
     _submenu(top["Run"], "Background pairing", lambda menu: _pairing_shares(state, menu))
     _submenu(top["Run"], "Builds of a verdict", lambda menu: _build_counts(state, menu))
     top["View"].addSeparator()
@@ -92,11 +93,17 @@ def _presets(window: MainWindow, menu: QMenu) -> None:
     for name in config_edit.family_of(catalogue, configuration.family).presets:
         chosen = name == configuration.preset and not configuration.model
         _item(menu, name, partial(choose_preset, state, name), chosen)
-    menu.addSeparator()
+
+
+def _configurations(window: MainWindow, menu: QMenu) -> None:
+    state = window.state
+    catalogue = state.catalogue
+    if catalogue is None or state.configuration is None:
+        return
     for name, own in window.settings.presets.items():
         _item(menu, name, partial(state.edit, config_edit.adopt(catalogue, own)))
     menu.addSeparator()
-    _item(menu, "Save as preset …", lambda: message_boxes.save_preset(window))
+    _item(menu, "Save this configuration …", lambda: message_boxes.save_preset(window))
 
 
 def _pairing_shares(state: AppState, menu: QMenu) -> None:

@@ -22,8 +22,8 @@ from workbench.ui.theming import fonts
 from workbench.ui.theming.icons import icon
 from workbench.ui.theming.theme import Theme
 
-TITLE_PX = 132  # the title gives way to the result only beyond this
-PICKER_PX = 132
+TITLE_PX = 84  # that a long title keeps beside a result
+PICKER_PX = 112
 REMARKABLE = ("no effect", "failed")  # evidence that the line itself says in words
 
 
@@ -72,7 +72,7 @@ class ToggleRow(QWidget):
         head = _widgets.tight(QHBoxLayout(), 4)
         head.addWidget(self._title)
         head.addWidget(self.result, 1)
-        for widget in (self.mark, self.picker, self.lock):
+        for widget in (self.mark, self.lock, self.picker):
             head.addWidget(widget)
         layout = _widgets.tight(QVBoxLayout(self), 2)
         layout.addLayout(head)
@@ -86,9 +86,6 @@ class ToggleRow(QWidget):
         button.setIconSize(_widgets.SMALL_ICON)
         button.setAccessibleName(title)
         button.clicked.connect(self.toggle_details)
-        policy = button.sizePolicy()
-        policy.setRetainSizeWhenHidden(name == "lock")  # the controls stay in one column
-        button.setSizePolicy(policy)
         button.hide()
         return button
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
@@ -16,6 +16,8 @@ AFTER_PAINT_MS = 30
 
 class Later(QWidget):
     """An empty surface until the event loop is idle, then the panel."""
+
+    made = Signal(QWidget)
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Later(QWidget):
         if self._panel is None:
             self._panel = self._make(self._state)
             self._layout.addWidget(self._panel)
+            self.made.emit(self._panel)
         return self._panel
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -25,7 +25,7 @@ from workbench.ui.dialogs import export, session_files
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
 from workbench.ui.panels._utilization import Utilization
-from workbench.ui.panels.empty import Empty
+from workbench.ui.panels.start_page import StartPage
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
 from workbench.ui.theming import fonts
@@ -87,12 +87,7 @@ class LivePanel(QWidget):
         self._timer.setSingleShot(True)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self._frame)
-        self._empty = Empty(
-            state,
-            "live",
-            "Nothing has run yet",
-            "Press Run (F5) to build the model and watch it here, or drop a session file (.h5).",
-        )
+        self._empty = StartPage(state)
         self._stack = QStackedWidget()
         self._stack.addWidget(self._empty)
         self._area = _widgets.scrolled(self._splitter)

@@ -156,6 +156,8 @@ QFrame[banner="true"] { background: $surface; border: 1px solid $line; border-le
 QFrame[banner="true"][tone="bad"] { border-left-color: $bad; }
 QFrame[banner="true"][tone="warning"] { border-left-color: $warning; }
 QFrame[banner="true"][tone="info"] { border-left-color: $accent; }
+QFrame[spotlight="true"] { background: transparent; border: 2px solid $accent; border-radius: 6px; }
+QTextBrowser { background: $surface; border: 1px solid $line; border-radius: 4px; padding: 8px; }
 QFrame[popup="true"] { background: $surface; border: 1px solid $muted; border-radius: 6px; }
 
 QTableView, QTreeView, QListView { background: $surface; gridline-color: $grid;

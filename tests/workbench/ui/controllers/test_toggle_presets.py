@@ -50,7 +50,7 @@ def test_a_preset_is_applied_whole_and_undone_as_one_step(qtbot, state, panel):
         "compile": "default",
     }
     assert not panel.presets.told.isVisible()  # all of it is chosen, as one can see
-    assert state.undo.undoText() == "Preset Throughput"
+    assert state.undo.undoText() == "Toggle set Throughput"
     state.undo.undo()
     assert switched(state) == {"rope_cache": "shared"}
     state.undo.redo()
@@ -128,7 +128,7 @@ def test_saving_renaming_and_deleting_are_undone_like_toggles(state, panel, sett
     state.presets.rename("a", "b")
     assert list(state.presets.own) == ["b 2", "b"]
     state.presets.remove("b")
-    assert list(state.presets.own) == ["b 2"] and state.undo.undoText() == "Delete preset b"
+    assert list(state.presets.own) == ["b 2"] and state.undo.undoText() == "Delete toggle set b"
     for left in (["b 2", "b"], ["a", "b"], ["a"], []):
         state.undo.undo()
         assert list(state.presets.own) == list(settings.toggle_presets) == left
@@ -166,7 +166,7 @@ def test_of_a_file_what_is_here_is_applied_and_the_rest_told(qtbot, state, panel
 def test_a_file_that_is_none_is_refused_in_a_banner(state, panel, tmp_path):
     (tmp_path / "odd.json").write_text("[]")
     state.presets.take(tmp_path / "odd.json")
-    assert "odd.json is no file of presets" in state.failures[-1].sentence
+    assert "odd.json is no file of toggle sets" in state.failures[-1].sentence
     state.presets.save("mine")
     state.presets.share("mine", tmp_path / "no" / "folder.json")
     assert "cannot be written" in state.failures[-1].sentence
@@ -184,7 +184,7 @@ def test_the_menu_has_them_all_and_what_can_be_done(qtbot, state, panel):
     assert list(state.presets.own) == ["yours"]
     actions(actions(open_menu(panel))["yours"].menu())["Delete"].trigger()
     assert state.presets.own == {}
-    actions(open_menu(panel))["Save these toggles as a preset …"].trigger()
+    actions(open_menu(panel))["Save these toggles as a set …"].trigger()
     panel.findChildren(QInputDialog)[-1].textValueSelected.emit("again")
     assert list(state.presets.own) == ["again"]
 
@@ -197,7 +197,7 @@ def test_the_menu_writes_and_reads_files(state, panel, tmp_path, monkeypatch):
     actions(actions(open_menu(panel))["mine"].menu())["Share as a file …"].trigger()
     state.presets.remove("mine")
     monkeypatch.setattr(ask, "getOpenFileName", lambda *_: (f"{path}.json", ""))
-    actions(open_menu(panel))["Add presets of a file …"].trigger()
+    actions(open_menu(panel))["Add toggle sets of a file …"].trigger()
     assert list(state.presets.own) == ["mine"]
 
 
@@ -205,12 +205,12 @@ def test_the_palette_and_the_menu_bar_have_presets(qtbot, ready):
     state = ready.state
     state.presets.save("mine")
     run = actions(ready.actions_.menus["Run"])
-    run["Toggle presets"].menu().aboutToShow.emit()
-    assert {"Throughput", "mine"} <= actions(run["Toggle presets"].menu()).keys()
+    run["Toggle sets"].menu().aboutToShow.emit()
+    assert {"Throughput", "mine"} <= actions(run["Toggle sets"].menu()).keys()
     entries = {entry.text: entry for entry in ready.actions_.entries()}
-    assert not entries["Toggles: mine"].why_not
+    assert not entries["Toggle set: mine"].why_not
     with qtbot.waitSignal(state.presets.changed):
-        entries["Toggles: Throughput"].run()
+        entries["Toggle set: Throughput"].run()
     assert switched(state)["compile"] == "default"
 
 

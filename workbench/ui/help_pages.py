@@ -1,0 +1,56 @@
+"""The pages of the Help menu, as Markdown; most are sections of the pages in this package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1]  # USAGE.md and its neighbours lie beside the code
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page: its name, its title, and what makes its Markdown."""
+
+    name: str
+    title: str
+    markdown: Callable[[], str]
+
+
+def file_text(name: str) -> str:
+    """Return a page of the package without its link back to the README."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    return re.sub(r"^Part of the \[.*\n+", "", text, flags=re.MULTILINE)
+
+
+def section(name: str, heading: str) -> str:
+    """Return one section of a page with its heading; raises ``KeyError`` without such a section."""
+    parts = re.split(r"^(?=## )", file_text(name), flags=re.MULTILINE)
+    for part in parts:
+        title = part.partition("\n")[0].lstrip("# ")
+        if re.sub(r"^\d+\. ", "", title) == heading:
+            return part
+    raise KeyError(f"{name} has no section {heading!r}")
+
+
+def plots_text() -> str:
+    """Return how to read each plot: the help text of every plot."""
+    from workbench.ui.plots import PLOTS
+
+    parts = [section("USAGE.md", "Watch")]
+    for plot in sorted(PLOTS.values(), key=lambda plot: plot.title):
+        parts.append(f"### {plot.title}\n\n{plot.help}\n")
+    return "\n".join(parts)
+
+
+PAGES = (
+    Page("usage", "Usage", lambda: file_text("USAGE.md")),
+    Page("verdict", "What a verdict is", lambda: section("USAGE.md", "Judge")),
+    Page("plots", "How to read each plot", plots_text),
+    Page("models", "User models", lambda: file_text("USER_MODELS.md")),
+    Page("gpus", "Several GPUs", lambda: section("USAGE.md", "Several GPUs")),
+    Page("commands", "Commands", lambda: file_text("COMMANDS.md")),
+)
+FILES = {"USAGE.md": "usage", "USER_MODELS.md": "models", "COMMANDS.md": "commands"}
