@@ -64,7 +64,8 @@ def find(text: str, catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
         known = {preset.name: preset for preset in catalogue.presets}
         if asked not in known:
             raise ValueError(
-                f"unknown toggle set {asked!r}; expected one of {', '.join(known)}, or a {SUFFIX} file"
+                f"unknown toggle set {asked!r}; expected one of {', '.join(known)}, "
+                f"or a {SUFFIX} file"
             )
         return dict(known[asked].toggles), []
     held = read(Path(f"{file}{SUFFIX}" if found else asked).expanduser())

@@ -51,7 +51,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise Mistaken(f"{arguments.out} cannot be a folder: {error.strerror}") from None
     trouble = platform_check.trouble()
     if trouble:
-        say(f"No window here ({trouble}): the demo runs the same on Qt's offscreen platform.")
+        reason = trouble.partition(":")[0]
+        say(f"No window here ({reason}): the demo runs the same on Qt's offscreen platform.")
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
         if still := platform_check.trouble():
             raise Failed(f"{still}.")

@@ -29,20 +29,30 @@ class Stop:
     text: str
 
 
+def _panel(name: str) -> Callable[[MainWindow], QWidget | None]:
+    def dock(window: MainWindow) -> QWidget | None:
+        return window.desk.docks[name]
+
+    return dock
+
+
 def _action(name: str) -> Callable[[MainWindow], QWidget | None]:
-    return lambda window: window.toolbar.widgetForAction(window.actions_[name])
+    def button(window: MainWindow) -> QWidget | None:
+        return window.toolbar.widgetForAction(window.actions_[name])
+
+    return button
 
 
 STOPS = (
     Stop(
-        lambda window: window.desk.docks["build"],
+        _panel("build"),
         "Choose a model",
         "Family, size and workload. The defaults fit this machine. Your own model: File, Open "
         "model.",
     ),
     Stop(_action("run"), "Run it", "Run (F5) builds the model. Every step is timed and plotted."),
     Stop(
-        lambda window: window.desk.docks["toggles"],
+        _panel("toggles"),
         "Switch optimizations",
         "Change any toggle while the model runs. A lock says why an option is not available, and "
         "what would enable it.",
@@ -54,7 +64,7 @@ STOPS = (
         "the change is faster and whether the results are still right.",
     ),
     Stop(
-        lambda window: window.desk.docks["segments"],
+        _panel("segments"),
         "Keep and compare",
         "Each configuration that ran is one row, with its ratio to the baseline. File, Report "
         "writes everything to one page.",

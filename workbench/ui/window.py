@@ -129,7 +129,7 @@ class MainWindow(QMainWindow):
         state.verdicts.keep_in(settings)
         state.presets.keep_in(settings)
         self.failures = FailurePanel(state)
-        self.desk = Desk(state, PANELS)
+        self.desk: Desk = Desk(state, PANELS)
         body = QWidget()
         layout = _widgets.tight(QVBoxLayout(body), 0)
         layout.addWidget(self.failures)

@@ -116,6 +116,51 @@ def test_an_offer_waits_while_another_two_are_compared(qtbot, state, bar, hold):
     running(qtbot, state)
 
 
+def test_the_card_turns_into_the_answer_however_the_verdict_was_asked_for(qtbot, state, panel, bar):
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(bar.isVisible)
+    running(qtbot, state, 2)
+    state.verdicts.against_before()
+    running(qtbot, state)
+    qtbot.waitUntil(lambda: "Triton kernels, all: On: 1.2" in texts(bar))
+    assert "did it help?" not in texts(bar) and "x faster (95 % CI " in texts(bar)
+    result = panel.rows["triton"].result
+    assert result._whole.startswith("1.2") and "x faster, results" in result._whole
+    assert panel.rows["adamw"].result._whole == ""
+
+
+def test_the_card_goes_when_the_workload_changes(qtbot, state, bar):
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(bar.isVisible)
+    running(qtbot, state, 2)
+    state.edit(config_edit.with_workload(state.catalogue, state.configuration, "forward"))
+    assert state.offers.offer is None and not bar.isVisible()
+
+
+def test_the_answer_goes_when_another_run_begins(qtbot, state, bar):
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(bar.isVisible)
+    press(qtbot, bar, "Verdict")
+    running(qtbot, state)
+    qtbot.waitUntil(lambda: "x faster" in texts(bar))
+    state.stop()
+    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    state.start()
+    qtbot.waitUntil(lambda: not bar.isVisible())
+
+
+def test_ticking_auto_verdict_measures_nothing_that_was_changed_before(qtbot, state, bar):
+    state.set_toggle("triton", "on")
+    running(qtbot, state, 2)
+    state.offers.set_automatic(True)
+    qtbot.wait(700)
+    assert not state.verdicts.busy and not state.session.comparisons
+    state.set_toggle("adamw", "fused")
+    qtbot.waitUntil(lambda: bool(state.session.comparisons))
+    running(qtbot, state)
+    assert compared(state) == [({"adamw": "loop"}, {"adamw": "fused"})]
+
+
 def test_an_offer_can_be_dismissed_and_the_next_click_makes_another(qtbot, state, bar):
     state.set_toggle("triton", "on")
     qtbot.waitUntil(bar.isVisible)

@@ -70,9 +70,7 @@ def test_a_toggle_that_is_chosen_for_another_workload_is_no_change_of_the_run(
     state.edit(other_workload(state))
     state.set_toggle("adamw", "fused")
     assert sent == [] and state.pending == {}
-    assert said(build, "left") == [
-        "The run goes on without these changes: workload, toggles. Stop it, then Run."
-    ]
+    assert said(build, "left") == ["These changes apply to the next run: workload, toggles."]
     press(build, "Revert")
     assert state.configuration == running and said(build, "left") == [] and sent == []
 
@@ -92,11 +90,20 @@ def test_a_setting_that_the_run_does_not_have_is_told_and_its_toggles_stay_live(
 ):
     run(qtbot, state)
     state.edit(config_edit.with_setting(state.configuration, "batch", 77))
-    assert said(build, "left") == [
-        "The run goes on without these changes: batch. Stop it, then Run."
-    ]
+    assert said(build, "left") == ["These changes apply to the next run: batch."]
     state.set_toggle("adamw", "fused")
     assert sent == [{"adamw": "fused"}]
+
+
+def test_restart_now_starts_what_the_run_does_not_have(qtbot, state, build):
+    run(qtbot, state)
+    state.edit(config_edit.with_setting(state.configuration, "batch", 77))
+    qtbot.waitUntil(lambda: state.availability.configuration == state.configuration)
+    press(build, "Restart now")
+    qtbot.waitUntil(
+        lambda: state.runner_state == "running" and state.running.settings["batch"] == 77
+    )
+    assert said(build, "left") == [] and not state.failures
 
 
 def test_going_there_and_back_before_the_run_has_followed_ends_where_one_chose_last(
