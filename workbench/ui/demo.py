@@ -165,6 +165,7 @@ class Demo(QObject):
             "Each dot under Step time is one training step. Shaded steps are warm-up and do not "
             "count.",
         )
+        state.verdicts.pairing_share = 0.0  # the verdict pairs, with more blocks
         state.start()
         yield from self._measure(configuration)
         for act in acts(catalogue.device):

@@ -159,7 +159,8 @@ class Offers(QObject):
             self._take(state.running)
         if (
             self.automatic
-            and self.offer not in (None, self._waived)
+            and self.offer is not None
+            and self.offer is not self._waived
             and not self.known
             and not self._settling.isActive()
             and not state.pending

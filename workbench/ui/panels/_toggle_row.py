@@ -48,7 +48,6 @@ class ToggleRow(QWidget):
         super().__init__()
         self.toggle = toggle
         self._catalogue = catalogue
-        self._theme: Theme | None = None
         self.setObjectName(f"toggle-{toggle.name}")
         self._shown: object = None
         self._title = _widgets.OneLine(Qt.TextElideMode.ElideRight, toggle.help)
@@ -98,7 +97,7 @@ class ToggleRow(QWidget):
         shown = (state, theme.name)
         if shown == self._shown:
             return
-        self._shown, self._theme = shown, theme
+        self._shown = shown
         self.picker.set_value(state.option)
         self.picker.set_blocked({name: why.reason for name, why in state.blocked.items()})
         focus = self.focusWidget()

@@ -169,7 +169,7 @@ class BuildPanel(QWidget):
         self._shows["", "seed"](configuration.seed)
         changed = len(configuration.model)
         count = f" ({changed} changed)" if changed else ""
-        self._more_head.setText(f"Data, seed, model fields{count}")
+        self._more_head.setText(f"Data, seed, fields{count}")
         self._reset.setVisible(bool(changed))
         self._show_size()
         self._show_problems()

@@ -255,7 +255,7 @@ class LivePanel(QWidget):
     def _refresh(self) -> None:
         self._dirty = False
         self.utilization.refresh()
-        has_data = bool(self._run.session.segments or self._run.session.telemetry)
+        has_data = bool(self._run.session.segments)  # telemetry alone comes before the first run
         self._stack.setCurrentWidget(self._area if has_data else self._empty)
         if not self._state.follow:
             self._tell_held()
