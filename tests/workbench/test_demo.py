@@ -1,4 +1,4 @@
-"""The guided demo as a newcomer starts it, where nobody can see or close a window."""
+"""The guided demo as a newcomer starts it, without anybody to see or close a window."""
 
 import os
 import subprocess

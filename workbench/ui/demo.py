@@ -65,6 +65,9 @@ class Stage(Protocol):
     def bring(self, panel: str) -> None:
         """Show a panel in front."""
 
+    def reveal(self, toggle: str) -> None:
+        """Scroll to a toggle."""
+
     def settled(self) -> bool:
         """Return True if everything that arrived is shown."""
 
@@ -85,6 +88,10 @@ class WindowStage:
     def bring(self, panel: str) -> None:
         """Show a panel in front."""
         self._window.desk.bring(panel)
+
+    def reveal(self, toggle: str) -> None:
+        """Scroll to a toggle."""
+        self._window.toggles.reveal(toggle)
 
     def settled(self) -> bool:
         """Return True if the window shows everything that arrived."""
@@ -171,6 +178,7 @@ class Demo(QObject):
         for act in acts(catalogue.device):
             before = state.running or configuration
             state.choose(act.choices, act.title)
+            self._stage.reveal(next(iter(act.choices)))
             self._say(f"Switching on: {act.title}.")
             self._stage.caption(
                 f"{act.title} is switched on while the model runs.",
@@ -235,6 +243,7 @@ class Demo(QObject):
             return
         sentence = f"{act.title}: {summary_sentence(comparison)}."
         self.outcome.verdicts.append(sentence)
+        stage.reveal(next(iter(act.choices)))
         stage.caption(
             sentence,
             "Change any toggle on the left and press Verdict (F8) to judge it the same way.",

@@ -25,13 +25,13 @@ def file_text(name: str) -> str:
     return re.sub(r"^Part of the \[.*\n+", "", text, flags=re.MULTILINE)
 
 
-def section(name: str, heading: str) -> str:
-    """Return one section of a page with its heading; raises ``KeyError`` without such a section."""
-    parts = re.split(r"^(?=## )", file_text(name), flags=re.MULTILINE)
-    for part in parts:
-        title = part.partition("\n")[0].lstrip("# ")
-        if re.sub(r"^\d+\. ", "", title) == heading:
-            return part
+def section(name: str, heading: str, title: str) -> str:
+    """Return one section of a page under another title; raises ``KeyError`` without it."""
+    parts = re.split(r"^## (?:\d+\. )?", file_text(name), flags=re.MULTILINE)
+    for part in parts[1:]:
+        first, _, text = part.partition("\n")
+        if first == heading:
+            return f"# {title}\n{text}"
     raise KeyError(f"{name} has no section {heading!r}")
 
 
@@ -39,7 +39,7 @@ def plots_text() -> str:
     """Return how to read each plot: the help text of every plot."""
     from workbench.ui.plots import PLOTS
 
-    parts = [section("USAGE.md", "Watch")]
+    parts = [section("USAGE.md", "Watch", "How to read each plot")]
     for plot in sorted(PLOTS.values(), key=lambda plot: plot.title):
         parts.append(f"### {plot.title}\n\n{plot.help}\n")
     return "\n".join(parts)
@@ -47,10 +47,10 @@ def plots_text() -> str:
 
 PAGES = (
     Page("usage", "Usage", lambda: file_text("USAGE.md")),
-    Page("verdict", "What a verdict is", lambda: section("USAGE.md", "Judge")),
+    Page("verdict", "What a verdict is", lambda: section("USAGE.md", "Judge", "What a verdict is")),
     Page("plots", "How to read each plot", plots_text),
     Page("models", "User models", lambda: file_text("USER_MODELS.md")),
-    Page("gpus", "Several GPUs", lambda: section("USAGE.md", "Several GPUs")),
+    Page("gpus", "Several GPUs", lambda: section("USAGE.md", "Several GPUs", "Several GPUs")),
     Page("commands", "Commands", lambda: file_text("COMMANDS.md")),
 )
 FILES = {"USAGE.md": "usage", "USER_MODELS.md": "models", "COMMANDS.md": "commands"}

@@ -286,6 +286,14 @@ def scrolled(body: QWidget) -> QScrollArea:
     return area
 
 
+def area_of(widget: QWidget) -> QScrollArea | None:
+    """Return the area that the widget scrolls in, if there is one."""
+    above = widget.parentWidget()
+    while above is not None and not isinstance(above, QScrollArea):
+        above = above.parentWidget()
+    return above
+
+
 class Snug(QScrollArea):
     """As high as its body needs at this width; where there is less room, the body scrolls."""
 

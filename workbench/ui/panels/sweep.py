@@ -170,7 +170,7 @@ class SweepPanel(QWidget):
             with QSignalBlocker(action):
                 action.setChecked(action.data() in sweeps.arms)
         chosen = sum(name in sweeps.arms for name in offered)
-        self.presets.setText(f"Toggle sets ({chosen}) ▾" if chosen else "Toggle sets ▾")
+        self.presets.setText(f"Sets ({chosen}) ▾" if chosen else "Sets ▾")
         self.presets.setVisible(bool(offered))
 
     # What was measured

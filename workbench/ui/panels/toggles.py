@@ -64,6 +64,12 @@ class TogglesPanel(QWidget):
         """Small: a bar above the toggles takes its room from them, and not from other docks."""
         return QSize(super().minimumSizeHint().width(), MINIMUM_HEIGHT)
 
+    def reveal(self, name: str) -> None:
+        """Scroll to a toggle."""
+        row = self.rows.get(name)
+        if row is not None and (area := _widgets.area_of(row)) is not None:
+            area.ensureWidgetVisible(row)
+
     def _make_pending(self) -> QWidget:
         bar = QWidget()
         bar.setProperty("panel", True)

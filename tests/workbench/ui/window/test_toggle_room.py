@@ -1,4 +1,4 @@
-"""How many toggles of the real catalogue a window shows, by the geometry of its rows."""
+"""Rows of toggles of the real catalogue in windows of several sizes, by their geometry."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def window(qapp, qtbot, settings, monkeypatch):
 def visible_rows(panel):
     """The rows that lie wholly inside what is scrolled into view."""
     first = next(iter(panel.rows.values()))
-    area = next(one for one in panel.findChildren(QScrollArea) if one.isAncestorOf(first))
+    area = next(area for area in panel.findChildren(QScrollArea) if area.isAncestorOf(first))
     viewport = area.viewport()
     room = QRect(viewport.mapToGlobal(QPoint(0, 0)), viewport.size())
     return [
