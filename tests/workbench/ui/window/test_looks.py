@@ -143,10 +143,10 @@ def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
 
 def test_a_wider_window_is_wider_where_the_plots_are(qtbot, window):
     docks = window.desk.docks
-    qtbot.waitUntil(lambda: 340 < docks["build"].width() < 370)
+    qtbot.waitUntil(lambda: 410 < docks["build"].width() < 440)
     window.resize(1900, 1000)
     qtbot.waitUntil(lambda: window.desk.width() > 1800)
-    qtbot.waitUntil(lambda: docks["build"].width() < 370)
+    qtbot.waitUntil(lambda: docks["build"].width() < 440)
     assert docks["live"].width() > 1400
     across = Qt.Orientation.Horizontal
     window.desk.resizeDocks([docks["build"], docks["live"]], [500, 1400], across)
