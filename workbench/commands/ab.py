@@ -61,7 +61,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             f"--{side}",
             default="",
             metavar="NAME=OPTION,...",
-            help=f"toggles of {side.upper()} alone, @PRESET too; neither given: A against A",
+            help=f"toggles of {side.upper()} alone, @SET too; neither given: A against A",
         )
     budget_argument(parser, BUDGET_S)
     region_argument(parser)
