@@ -240,11 +240,11 @@ def test_tables_go_to_the_clipboard_as_csv_and_markdown(qapp):
 
 def test_export_needs_no_application_no_window_and_no_display(tmp_path):
     code = (
-        "import sys; sys.path[:0] = sys.argv[1:3]\n"
+        "import sys; sys.path[:0] = sys.argv[1:4]\n"
         "from synthetic import gpu_session\n"
         "from workbench.plot_export import export_plot\n"
         "from workbench.plots import Run\n"
-        "export_plot('step_time', [Run(gpu_session(2, 50))], sys.argv[3])\n"
+        "export_plot('step_time', [Run(gpu_session(2, 50))], sys.argv[4])\n"
         "assert 'torch' not in sys.modules\n"
     )
     environment = {
@@ -252,9 +252,10 @@ def test_export_needs_no_application_no_window_and_no_display(tmp_path):
         for name, value in os.environ.items()
         if name not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
     }
-    here = Path(__file__).resolve().parents[1]
+    tests = Path(__file__).resolve().parents[2]
+    folders = str(tests / "workbench"), str(tests), str(Path.cwd())
     done = subprocess.run(
-        [sys.executable, "-c", code, str(here), str(Path.cwd()), str(tmp_path / "chart.pdf")],
+        [sys.executable, "-c", code, *folders, str(tmp_path / "chart.pdf")],
         env=environment,
         capture_output=True,
         text=True,
