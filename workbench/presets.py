@@ -32,13 +32,13 @@ def read(path: Path) -> dict[str, dict[str, str]]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no file of presets: {error}") from None
+        raise ValueError(f"{path} is no file of toggle sets: {error}") from None
     if found.workbench_presets != VERSION:
         raise ValueError(
             f"{path} is of version {found.workbench_presets}, and this program reads {VERSION}"
         )
     if not found.presets or not all(name.strip() for name in found.presets):
-        raise ValueError(f"{path} holds no preset that has a name")
+        raise ValueError(f"{path} holds no toggle set that has a name")
     return found.presets
 
 
@@ -64,14 +64,15 @@ def find(text: str, catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
         known = {preset.name: preset for preset in catalogue.presets}
         if asked not in known:
             raise ValueError(
-                f"unknown preset {asked!r}; expected one of {', '.join(known)}, or a {SUFFIX} file"
+                f"unknown toggle set {asked!r}; expected one of {', '.join(known)}, "
+                f"or a {SUFFIX} file"
             )
         return dict(known[asked].toggles), []
     held = read(Path(f"{file}{SUFFIX}" if found else asked).expanduser())
     if not name and len(held) == 1:
         name = next(iter(held))
     if name not in held:
-        said = f"no preset {name!r}" if name else f"{len(held)} presets"
+        said = f"no toggle set {name!r}" if name else f"{len(held)} toggle sets"
         raise ValueError(f"the file has {said}; name one: {text.partition(':')[0]}:NAME, "
                          f"NAME one of {', '.join(held)}")  # fmt: skip
     return fit(held[name], catalogue)

@@ -51,16 +51,21 @@ def headline(comparison: PairedComparison) -> str:
 
 def ratio_line(comparison: PairedComparison) -> str:
     """Say the ratio with its interval, and what it rests on."""
+    if not math.isfinite(comparison.ratio):
+        return f"no ratio yet ({basis(comparison)})"
+    return f"B against A: {_ratio_of(comparison)}, {basis(comparison)}"
+
+
+def basis(comparison: PairedComparison) -> str:
+    """Say what the ratio rests on: "12 pairs of 3 builds in 8 s"."""
     facts = comparison.facts
     pairs, seconds = facts.get("pairs", 0), facts.get("seconds") or math.nan
-    basis = f"{pairs} pair{'' if pairs == 1 else 's'}"
+    text = f"{pairs} pair{'' if pairs == 1 else 's'}"
     if (builds := facts.get("builds", 1)) > 1:
-        basis += f" of {builds} builds"
+        text += f" of {builds} builds"
     if math.isfinite(seconds):
-        basis += f" in {duration(seconds)}"
-    if not math.isfinite(comparison.ratio):
-        return f"no ratio yet ({basis})"
-    return f"B against A: {_ratio_of(comparison)}, {basis}"
+        text += f" in {duration(seconds)}"
+    return text
 
 
 def summary_sentence(comparison: PairedComparison) -> str:
@@ -71,6 +76,23 @@ def summary_sentence(comparison: PairedComparison) -> str:
     ends = comparison.ratio, comparison.low, comparison.high
     said = claim_words(verdict_word(comparison), *ends, region_of(comparison))
     return f"{said}, {_results(comparison)}"
+
+
+def brief_summary(comparison: PairedComparison) -> str:
+    """Say the verdict for one short line: "1.24x faster, results match".
+
+    The ratio is rounded by its interval, which ``summary_sentence`` shows.
+    """
+    ends = comparison.ratio, comparison.low, comparison.high
+    word, region = verdict_word(comparison), region_of(comparison)
+    said = word.lower() if word == "UNDECIDED" else claim_words(word, *ends, region)
+    said, _, _ = said.partition(" (")
+    if word == "SAME":
+        said, _, _ = said.partition(",")
+    wrong = wrong_arms(comparison)
+    if not wrong and not _references(comparison):
+        return f"{said}, results not checked"
+    return f"{said}, {'WRONG results' if wrong else 'results match'}"
 
 
 def claim_words(verdict: str, ratio: float, low: float, high: float, region: float) -> str:
@@ -112,11 +134,16 @@ def _results(comparison: PairedComparison) -> str:
     """Whether the results of both arms are right."""
     if wrong := wrong_arms(comparison):
         return f"WRONG results of {' and '.join(arm for arm, _ in wrong)}"
+    references = _references(comparison)
+    return f"results match {' and '.join(references)}" if references else "results not checked"
+
+
+def _references(comparison: PairedComparison) -> list[str]:
+    """Return the references that the results of both arms match; empty if one was not checked."""
     numerics = comparison.facts.get("numerics", {}).values()
     if len(numerics) < len(comparison.arms) or not all(map(are_right, numerics)):
-        return "results not checked"
-    references = {str(one["reference"]).replace("float", "FP") for one in numerics}
-    return f"results match {' and '.join(sorted(references))}"
+        return []
+    return sorted({str(fact["reference"]).replace("float", "FP") for fact in numerics})
 
 
 def standing(comparison: PairedComparison) -> str:

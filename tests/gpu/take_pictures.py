@@ -29,10 +29,12 @@ from PySide6.QtGui import QColor, QFont, QFontDatabase, QFontInfo, QImage, QPain
 from PySide6.QtWidgets import QApplication
 from screenshots import wait
 
+from sessions import numerics
+from sessions.model import Segment
+from sessions.verdicts import statistics
 from workbench import protocol
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.appearance import Appearance
-from workbench.ui.demo import well_measured
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.empty import Empty
 from workbench.ui.settings import Settings
@@ -46,6 +48,7 @@ THEMES = ("dark", "light")
 COLUMNS = 3
 FONT = "DejaVu Sans"
 GAP = 12
+STEPS = 110  # steady steps of each segment
 SETTLE_S = 0.8  # until a panel that was brought has drawn itself
 LIMIT_S, CPU_LIMIT_S = 60.0, 300.0  # of one step
 MINUTES, CPU_MINUTES = 2.8, 20.0  # for everything measured
@@ -341,6 +344,12 @@ class Sitting:
         path = self.options.out / f"{name}.png"
         if not picture.save(str(path)):
             raise OSError(f"{path} was not written")
+
+
+def well_measured(segment: Segment) -> bool:
+    """Return True if it has enough steady steps, and its numbers were checked."""
+    enough = len(statistics.steady_ms(segment)) >= STEPS
+    return enough and numerics.was_checked(segment.ledger)
 
 
 def main() -> int:

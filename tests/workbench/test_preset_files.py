@@ -65,15 +65,15 @@ GOOD = {"workbench_presets": 1, "presets": {"a": {"speed": "on"}}}
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", "is no file of presets"),
-        ("[]", "is no file of presets"),
-        ("\xff\xfe", "is no file of presets"),
-        ("[" * 100_000, "is no file of presets"),
-        (json.dumps({"toggles": {}}), "is no file of presets"),
-        (json.dumps({**GOOD, "presets": {"a": {"speed": 1}}}), "is no file of presets"),
+        ("", "is no file of toggle sets"),
+        ("[]", "is no file of toggle sets"),
+        ("\xff\xfe", "is no file of toggle sets"),
+        ("[" * 100_000, "is no file of toggle sets"),
+        (json.dumps({"toggles": {}}), "is no file of toggle sets"),
+        (json.dumps({**GOOD, "presets": {"a": {"speed": 1}}}), "is no file of toggle sets"),
         (json.dumps({**GOOD, "workbench_presets": 2}), "is of version 2, and this program reads 1"),
-        (json.dumps({**GOOD, "presets": {}}), "holds no preset that has a name"),
-        (json.dumps({**GOOD, "presets": {" ": {}}}), "holds no preset that has a name"),
+        (json.dumps({**GOOD, "presets": {}}), "holds no toggle set that has a name"),
+        (json.dumps({**GOOD, "presets": {" ": {}}}), "holds no toggle set that has a name"),
     ],
 )
 def test_a_file_that_holds_no_presets_is_refused_in_one_sentence(tmp_path, content, sentence):
@@ -85,15 +85,15 @@ def test_a_file_that_holds_no_presets_is_refused_in_one_sentence(tmp_path, conte
 
 
 def test_names_and_files_that_are_not_there_are_refused(tmp_path, catalogue):
-    with pytest.raises(ValueError, match="unknown preset 'worst'; expected one of best"):
+    with pytest.raises(ValueError, match="unknown toggle set 'worst'; expected one of best"):
         presets.find("@worst", catalogue)
     with pytest.raises(ValueError, match="cannot be read: No such file"):
         presets.find(f"@{tmp_path}/none.json", catalogue)
     path = tmp_path / "two.json"
     presets.write(path, {"a": {}, "b": {}})
-    with pytest.raises(ValueError, match=r"the file has 2 presets; name one: .*two\.json:NAME"):
+    with pytest.raises(ValueError, match=r"the file has 2 toggle sets; name one: .*two\.json:NAME"):
         presets.find(f"@{path}", catalogue)
-    with pytest.raises(ValueError, match="no preset 'c'; name one"):
+    with pytest.raises(ValueError, match="no toggle set 'c'; name one"):
         presets.find(f"@{path}:c", catalogue)
     with pytest.raises(ValueError, match="cannot be written"):
         presets.write(tmp_path / "no" / "folder.json", {"a": {}})

@@ -68,7 +68,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             f"--{side}",
             default="",
             metavar="NAME=OPTION,...",
-            help=f"toggles of {side.upper()} alone, @PRESET too; neither given: A against A",
+            help=f"toggles of {side.upper()} alone, @SET too; neither given: A against A",
         )
     budget_argument(
         parser, BUDGET_S, f"of alternating, at most (of a script: {_script.BUDGET_S:g})"

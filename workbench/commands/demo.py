@@ -1,4 +1,4 @@
-"""Run the guided demo: build, toggle, watch, save, export; in a window where there is a display."""
+"""Run the guided demo: a verdict within a minute; in a window where there is a display."""
 
 from __future__ import annotations
 
@@ -51,31 +51,35 @@ def _run(arguments: argparse.Namespace) -> int:
         raise Mistaken(f"{arguments.out} cannot be a folder: {error.strerror}") from None
     trouble = platform_check.trouble()
     if trouble:
-        say(f"No window here ({trouble}): the demo runs the same on Qt's offscreen platform.")
+        reason = trouble.partition(":")[0]
+        say(f"No window here ({reason}): the demo runs the same on Qt's offscreen platform.")
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
         if still := platform_check.trouble():
             raise Failed(f"{still}.")
+    if os.environ.get("QT_QPA_PLATFORM") == "minimal":  # without fonts, Qt crashes on a label
+        os.environ["QT_QPA_PLATFORM"] = "minimal:enable_fonts"
 
     from PySide6.QtWidgets import QApplication
 
     from workbench.ui import app
-    from workbench.ui.demo import Demo
+    from workbench.ui.demo import Demo, WindowStage
     from workbench.ui.process.sigint import Interrupts
     from workbench.ui.process.uncaught import UncaughtErrors
 
     application = QApplication(["workbench"])
     platform_check.hush_offscreen()
+    visible = not platform_check.is_invisible(application.platformName())
     with (
         interrupts.handled_by(interrupts.note),
         tempfile.TemporaryDirectory() as folder,  # the demo leaves a person's settings alone
     ):
         arguments_of_window = app.parse(["--settings", str(Path(folder) / "demo.ini")])
         window = app.build(application, arguments_of_window)
-        demo = Demo(window.workspace, arguments.out, say, window.settled)
+        demo = Demo(window.workspace, arguments.out, say, WindowStage(window))
         demo.ended.connect(lambda: _take_picture(demo, window, arguments.out))
         if not arguments.json:
-            demo.ended.connect(lambda: _tell(demo, arguments.out))
-        if trouble or arguments.close:
+            demo.ended.connect(lambda: _report(demo, visible))
+        if arguments.close or not visible:  # nobody could close it
             demo.ended.connect(window.close)
         errors = UncaughtErrors(window.workspace.failures, window.desk.panels)
         watch = Interrupts(window)
@@ -108,16 +112,22 @@ def _take_picture(demo: Demo, window: MainWindow, folder: Path) -> None:
         demo.outcome.paths.append(picture)
 
 
-def _tell(demo: Demo, folder: Path) -> None:
-    """Print what came of it, and where everything lies."""
-    if not demo.outcome.paths:
+def _report(demo: Demo, visible: bool) -> None:
+    """Print the verdicts, what to try next, and the files."""
+    outcome = demo.outcome
+    if not outcome.paths:
         say("The demo did not reach its end; nothing was saved.")
         return
-    answer((folder / "comparison.md").read_text(encoding="utf-8"))
-    for line in [*demo.outcome.lines, ""]:
-        answer(line)
-    for path in demo.outcome.paths:
-        answer(str(path))
+    for sentence in outcome.verdicts:
+        answer(sentence)
+    session, *_ = outcome.paths
+    answer(
+        "Next: change a toggle in the window and press Verdict (F8)."
+        if visible
+        else f"Next: `workbench report {session} -o report.html`, or a verdict of your own: "
+        "`workbench ab hydra --workload train --b adamw=fused`."
+    )
+    answer(f"Files: {', '.join(map(str, outcome.paths))}")
 
 
 def _as_data(demo: Demo) -> dict[str, Any]:
@@ -126,6 +136,7 @@ def _as_data(demo: Demo) -> dict[str, Any]:
         "reason": _reason(demo),
         "failures": [msgspec.to_builtins(failure) for failure in demo.outcome.failures],
         "files": [str(path) for path in demo.outcome.paths],
+        "verdicts": demo.outcome.verdicts,
         "environment": demo.outcome.session.environment,
         "segments": [summary(segment) for segment in segments],
     }

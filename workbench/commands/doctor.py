@@ -87,7 +87,7 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
     families = ", ".join(family.name for family in catalogue.families)
     checks = [
         Check("runner", "ok", f"{_where(facts)}torch {facts['torch']}; families: {families}"),
-        Check("presets", "ok", f"of toggles: {', '.join(one.name for one in catalogue.presets)}"),
+        Check("toggle sets", "ok", f"{', '.join(one.name for one in catalogue.presets)}"),
         Check("CPU", "ok", f"{facts['cpu']}, {facts['cpu_cores']} cores"),
     ]
     if catalogue.device == "cuda":

@@ -88,7 +88,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--save-preset",
         type=Path,
         metavar="FILE.json",
-        help="write the result's toggles as a preset, for --toggle @FILE.json and the window",
+        help="write the result's toggles as a toggle set, for --toggle @FILE.json and the window",
     )
     result_arguments(parser)
 

@@ -65,8 +65,8 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
         action="append",
         default=[],
         metavar="NAME[=OPTION]",
-        help="an optimization; where it has two options, its name switches it; @PRESET or "
-        "@FILE.json: all of a preset, what cannot be used here left out; later ones win",
+        help="an optimization; where it has two options, its name switches it; @SET or "
+        "@FILE.json: all of a toggle set, what cannot be used here left out; later ones win",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data; default: 0")
     parser.add_argument("--data", default=SYNTHETIC, help="a text file, whose bytes are tokens")
@@ -225,7 +225,7 @@ def data_path(text: str) -> str:
 def with_toggles(
     catalogue: protocol.Catalogue, configuration: Configuration, text: str
 ) -> Configuration:
-    """The configuration with the toggles of ``NAME=OPTION,...`` and ``@PRESET`` as well."""
+    """The configuration with the toggles of ``NAME=OPTION,...`` and ``@SET`` as well."""
     chosen = _chosen([one.strip() for one in text.split(",") if one.strip()], catalogue)
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **chosen})
 

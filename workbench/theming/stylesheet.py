@@ -60,6 +60,7 @@ QToolButton:disabled { color: $faint; }
 QToolButton::menu-indicator { image: none; }
 QToolButton[bare="true"] { padding: 2px 4px 2px 0; margin-left: -6px; }
 QToolButton[bare="true"]:checked, QToolButton[bare="true"]:hover { background: transparent; }
+QToolButton[small="true"] { padding: 1px 2px; }
 QToolButton[primary="true"] { background: $accent; color: $on_accent; padding: 4px 10px; }
 QToolButton[primary="true"]:hover { background: $accent_hover; }
 QToolButton[primary="true"]:disabled { background: $raised; color: $faint; }
@@ -84,6 +85,7 @@ QToolButton[segment="first"] { border-top-left-radius: 4px; border-bottom-left-r
 QToolButton[segment="middle"] { border-left: 0; }
 QToolButton[segment="last"] { border-left: 0; border-top-right-radius: 4px;
                               border-bottom-right-radius: 4px; }
+QToolButton[segment][dense="true"] { padding: 1px 10px; min-height: 18px; }
 QToolButton[segment]:hover { background: $raised; color: $text; }
 QToolButton[segment]:checked { background: $hover; color: $text; }
 QToolButton[segment][strong="true"]:checked { background: $accent; color: $on_accent;
@@ -103,6 +105,7 @@ QLineEdit:disabled, QSpinBox:disabled, QDoubleSpinBox:disabled, QComboBox:disabl
     color: $faint; background: $surface; }
 QLineEdit, QSpinBox, QDoubleSpinBox, QComboBox { max-height: 20px; }
 QComboBox { padding-right: 2px; }
+QComboBox[dense="true"] { padding: 0 2px 0 6px; min-height: 20px; max-height: 20px; }
 QComboBox[strong="true"] { border-color: $accent; }
 QComboBox::drop-down { border: 0; width: 20px; }
 QComboBox::down-arrow { image: url($down); width: 14px; height: 14px; }
@@ -153,6 +156,8 @@ QFrame[banner="true"] { background: $surface; border: 1px solid $line; border-le
 QFrame[banner="true"][tone="bad"] { border-left-color: $bad; }
 QFrame[banner="true"][tone="warning"] { border-left-color: $warning; }
 QFrame[banner="true"][tone="info"] { border-left-color: $accent; }
+QFrame[spotlight="true"] { background: transparent; border: 2px solid $accent; border-radius: 6px; }
+QTextBrowser { background: $surface; border: 1px solid $line; border-radius: 4px; padding: 8px; }
 QFrame[popup="true"] { background: $surface; border: 1px solid $muted; border-radius: 6px; }
 
 QTableView, QTreeView, QListView { background: $surface; gridline-color: $grid;

@@ -45,6 +45,8 @@ def _open(arguments: argparse.Namespace) -> int:
         if not arguments.replay:
             offer_recovery(window)
         window.show()
+        if not (arguments.replay or arguments.files or window.settings.tour_shown):
+            window.start_tour()
         code: int = application.exec()
         watch.end()
         errors.end()

@@ -1,24 +1,22 @@
-"""The guided demo: builds HYDRA, runs it, switches three optimizations, saves and exports.
+"""The guided demo: runs a model, switches optimizations on, and measures a verdict on each.
 
 It acts through the workspace as a person would, so what it shows is what the window does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from sessions import numerics
-from sessions.model import Segment, Session
-from sessions.reproduce import session_hint
+from sessions.model import Configuration, Session
 from sessions.storage import atomic_write
 from sessions.tables import segments_table
 from sessions.verdicts import statistics
-from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_words import summary_sentence
 from workbench import protocol
 from workbench.plot_export import ExportError, export_plot
@@ -26,84 +24,126 @@ from workbench.plots import Run
 from workbench.ui.state import config_edit
 from workbench.ui.workspace import Workspace
 
+if TYPE_CHECKING:
+    from workbench.ui.panels.failure import Banner
+    from workbench.ui.window import MainWindow
+
 FAMILY = "hydra"
-STEPS = 110  # steady steps of each configuration
-SECONDS = 20.0  # at most, on a machine that is slower than we think, or not quiet
+STEPS = 30  # steady steps of each configuration before the demo goes on
+SECONDS = 5.0  # of a configuration at most, on a slow machine
+BUDGET_S = 12.0  # of a verdict
+MOST_MORE_S = 20.0  # that an undecided verdict is measured on, once
 PERIOD_MS = 100
 
 
 @dataclass
 class Act:
-    """One toggle of the demo: what it says, and the choices that it makes."""
+    """One change of toggles: the name of what is switched on, the choices, and why they help."""
 
-    text: str
+    title: str
     choices: dict[str, str]
+    reason: str
 
 
 @dataclass
 class Outcome:
-    """What the demo left behind: paths, lines for the person, and what went wrong."""
+    """What the demo left behind: sentences, files, and what went wrong."""
 
     session: Session
+    verdicts: list[str] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
     failures: list[protocol.Failure] = field(default_factory=list)
     interrupted: bool = False
 
 
+class Stage(Protocol):
+    """What the demo needs of the window."""
+
+    def caption(self, sentence: str, detail: str) -> None:
+        """Explain what is happening."""
+
+    def bring(self, panel: str) -> None:
+        """Show a panel in front."""
+
+    def reveal(self, toggle: str) -> None:
+        """Scroll to a toggle."""
+
+    def settled(self) -> bool:
+        """Return True if everything that arrived is shown."""
+
+
+class WindowStage:
+    """Captions as a banner of the main window, one at a time."""
+
+    def __init__(self, window: MainWindow) -> None:
+        self._window = window
+        self._banner: Banner | None = None
+
+    def caption(self, sentence: str, detail: str) -> None:
+        """Replace the caption."""
+        if self._banner is not None:
+            self._banner.dismissed.emit()
+        self._banner = self._window.failures.show_banner("info", sentence, detail)
+
+    def bring(self, panel: str) -> None:
+        """Show a panel in front."""
+        self._window.desk.bring(panel)
+
+    def reveal(self, toggle: str) -> None:
+        """Scroll to a toggle."""
+        self._window.toggles.reveal(toggle)
+
+    def settled(self) -> bool:
+        """Return True if the window shows everything that arrived."""
+        return self._window.settled()
+
+
 def acts(device: str) -> list[Act]:
-    """Three toggles that a device of this type can use."""
-    if device == "cuda":
-        return [
-            Act("Triton kernels on", {"triton": "on"}),
-            Act("AMP BF16 on top", {"precision": "amp_bf16"}),
-            Act("fused AdamW and CUDA graphs", {"adamw": "fused", "cuda_graphs": "on"}),
-        ]
-    return [
-        Act("fused AdamW", {"adamw": "fused"}),
-        Act("one RoPE table for all layers", {"rope_cache": "shared"}),
-        Act("gradient checkpointing", {"checkpointing": "full"}),
-    ]
-
-
-def well_measured(segment: Segment) -> bool:
-    """Return True if it has enough steady steps, and its numbers were checked."""
-    enough = len(statistics.steady_ms(segment)) >= STEPS
-    return enough and numerics.was_checked(segment.ledger)
+    """Return changes that make a training step clearly faster on a device of this type."""
+    fused = Act(
+        "Fused AdamW",
+        {"adamw": "fused"},
+        "It updates all weights in one pass over memory instead of several for each tensor.",
+    )
+    if device != "cuda":
+        return [fused]
+    half = Act(
+        "BF16 mixed precision",
+        {"precision": "amp_bf16"},
+        "Tensor cores multiply BF16 numbers many times faster than FP32.",
+    )
+    graphs = Act(
+        "Fused AdamW and CUDA graphs",
+        {"adamw": "fused", "cuda_graphs": "on"},
+        "The GPU replays the step as one graph and waits no longer for each kernel's launch.",
+    )
+    return [half, graphs]
 
 
 class Demo(QObject):
-    """Plays the acts one after another; ``ended`` comes last, also after a failure.
-
-    ``settled`` tells whether the window shows all that arrived: the demo ends once it does.
-    """
+    """Plays the acts one after another; ``ended`` comes last, also after a failure."""
 
     ended = Signal()
 
     def __init__(
-        self,
-        state: Workspace,
-        folder: Path,
-        say: Callable[[str], None],
-        settled: Callable[[], bool],
+        self, workspace: Workspace, folder: Path, say: Callable[[str], None], stage: Stage
     ) -> None:
-        super().__init__(state)
-        self._state = state
+        super().__init__(workspace)
+        self._workspace = workspace
         self._folder = folder
         self._file = folder / "demo.h5"
         self._say = say
-        self._settled = settled
-        self._saving = False
-        self._acts: list[Act] = []
-        self._segments = 0  # that the demo has asked for
-        self.outcome = Outcome(state.session.shown)
+        self._stage = stage
+        self.outcome = Outcome(workspace.session.shown)
+        self._script = self._play()
         self._timer = QTimer(self)
-        self._timer.timeout.connect(self._look)
-        state.failures.reported.connect(self._failed)
+        self._timer.timeout.connect(self._advance)
+        workspace.failures.reported.connect(self._failed)
 
     def start(self) -> None:
         """Begin as soon as the runner is ready."""
-        self._say("starting the runner ...")
+        self._say("Starting the runner; the first verdict comes within a minute.")
+        self._stage.caption("The demo starts a runner: the process that builds and measures.", "")
         self._timer.start(PERIOD_MS)
 
     def interrupt(self) -> None:
@@ -112,69 +152,124 @@ class Demo(QObject):
             self.outcome.interrupted = True
             self._end()
 
-    def _look(self) -> None:
-        state = self._state
-        if state.run.state == "dead" or (self.outcome.failures and not state.run.active):
+    def _advance(self) -> None:
+        workspace = self._workspace
+        failed = self.outcome.failures and not workspace.run.active
+        if workspace.run.state == "dead" or failed or next(self._script, "over") == "over":
             self._end()
-        elif self._segments == 0:
-            if state.run.state == "idle" and state.configuration.catalogue is not None:
-                self._build(state.configuration.catalogue)
-        elif state.run.state == "running" and self._measured():
-            self._next()
-        elif state.run.state == "idle" and self._segments > len(self._acts):
-            if not self._saving:
-                self._save()
-            elif state.session.path == self._file and self._settled():
-                self._export()
-                self._end()
 
-    def _build(self, catalogue: protocol.Catalogue) -> None:
+    def _play(self) -> Iterator[None]:
+        """Run the script; each ``yield`` waits for the next look at the state."""
+        workspace = self._workspace
+        while workspace.run.state != "idle" or workspace.configuration.catalogue is None:
+            yield
+        catalogue = workspace.configuration.catalogue
+        configuration = self._build(catalogue)
+        text = f"HYDRA {configuration.preset} trains on {catalogue.device_title}"
+        self._say(f"{text}, without optimizations.")
+        self._stage.caption(
+            f"{text}, without optimizations.",
+            "Each dot under Step time is one training step. Shaded steps are warm-up and do not "
+            "count.",
+        )
+        workspace.runs.pairing_share = 0.0  # the verdict pairs, with more blocks
+        workspace.runs.start()
+        yield from self._measure(configuration)
+        for act in acts(catalogue.device):
+            before = workspace.run.running or configuration
+            workspace.configuration.choose(act.choices, act.title)
+            self._stage.reveal(next(iter(act.choices)))
+            self._say(f"Switching on: {act.title}.")
+            self._stage.caption(
+                f"{act.title} is switched on while the model runs.",
+                f"{act.reason} A new segment begins in the plots.",
+            )
+            after = config_edit.with_toggles(before, act.choices)
+            yield from self._measure(after)
+            yield from self._judge(act, before, after)
+        workspace.run.stop()
+        while workspace.run.active:
+            yield
+        yield from self._keep()
+
+    def _build(self, catalogue: protocol.Catalogue) -> Configuration:
+        """Choose the plain model with its settings for this device."""
         configuration = config_edit.first(catalogue)
         assert configuration is not None
         configuration = config_edit.with_family(catalogue, configuration, FAMILY)
         configuration = config_edit.with_workload(catalogue, configuration, "train")
-        toggles = {**configuration.toggles, "triton": "off"}
+        toggles = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
         settings = configuration.settings
         if catalogue.device == "cpu":
             settings = {**settings, "batch": 1}  # short on a slow machine too
         configuration = msgspec.structs.replace(configuration, toggles=toggles, settings=settings)
-        self._state.configuration.edit(configuration)
-        self._acts = acts(catalogue.device)
-        self._segments = 1
-        self._say(f"1/4  {FAMILY} {configuration.preset}, training, on {catalogue.device_title}")
-        self._state.runs.start()
+        self._workspace.configuration.edit(configuration)
+        return configuration
 
-    def _measured(self) -> bool:
-        """Whether the present segment has run long enough, and its numbers were checked."""
-        segments = self._state.session.shown.segments
-        if len(segments) < self._segments:
-            return False
-        segment = segments[self._segments - 1]
-        times = segment.steps["t_s"]
-        return (len(times) and times[-1] - times[0] > SECONDS) or well_measured(segment)
+    def _measure(self, configuration: Configuration) -> Iterator[None]:
+        """Wait until the configuration has run long enough to be seen in the plots."""
+        workspace = self._workspace
+        while not (workspace.run.state == "running" and workspace.run.running == configuration):
+            yield
+        segment = workspace.session.shown.segments[-1]
+        while len(statistics.steady_ms(segment)) < STEPS:
+            times = segment.steps["t_s"]
+            if len(times) and times[-1] - times[0] > SECONDS:
+                return
+            yield
 
-    def _next(self) -> None:
-        if self._segments > len(self._acts):
-            self._state.run.stop()
+    def _judge(self, act: Act, before: Configuration, after: Configuration) -> Iterator[None]:
+        """Compare the two configurations and say the verdict."""
+        verdicts, stage = self._workspace.verdicts, self._stage
+        self._say("Comparing both in random pairs of short blocks, so that drift cancels.")
+        stage.caption(
+            f"Verdict on {act.title}: both configurations take turns in random order.",
+            "Slow drift of the machine cancels within each pair. The interval narrows until it is "
+            "clear which is faster. The results of both are compared with a reference.",
+        )
+        stage.bring("verdict")
+        budget_s, build_count = verdicts.budget_s, verdicts.build_count
+        verdicts.budget_s, verdicts.build_count = BUDGET_S, 1
+        verdicts.judge(before, after)
+        verdicts.budget_s, verdicts.build_count = budget_s, build_count
+        yield from self._await_verdict()
+        comparison = verdicts.newest
+        if comparison is not None and comparison.verdict == "UNDECIDED":
+            if verdicts.more_s() <= MOST_MORE_S:
+                verdicts.measure_more()
+                yield from self._await_verdict()
+            comparison = verdicts.newest
+        if comparison is None:  # a failure says why
             return
-        act = self._acts[self._segments - 1]
-        self._segments += 1
-        self._say(f"{self._segments}/4  {act.text}")
-        self._state.configuration.choose(act.choices, act.text)
+        sentence = f"{act.title}: {summary_sentence(comparison)}."
+        self.outcome.verdicts.append(sentence)
+        stage.reveal(next(iter(act.choices)))
+        stage.caption(
+            sentence,
+            "Change any toggle on the left and press Verdict (F8) to judge it the same way.",
+        )
 
-    def _failed(self, failure: protocol.Failure) -> None:
-        if failure.kind != protocol.JOURNAL:  # which ends no run
-            self.outcome.failures.append(failure)
-        self._say(failure.said)
+    def _await_verdict(self) -> Iterator[None]:
+        workspace = self._workspace
+        while (
+            workspace.verdicts.busy
+            or workspace.verdicts.resumes
+            or workspace.run.state != "running"
+        ):
+            yield
 
-    def _save(self) -> None:
-        self._saving = True
-        self._state.session.show_live()
-        self._state.session.describe("Demo: HYDRA, training", self._state.session.shown.notes)
-        self._state.session.save(self._file)
+    def _keep(self) -> Iterator[None]:
+        """Save the session and export its charts and its table."""
+        workspace = self._workspace
+        workspace.session.show_live()
+        workspace.session.describe("Demo: HYDRA, training", workspace.session.shown.notes)
+        workspace.session.save(self._file)
+        while not (workspace.session.path == self._file and self._stage.settled()):
+            yield
+        self._export()
 
     def _export(self) -> None:
-        session = self.outcome.session = self._state.session.shown
+        session = self.outcome.session = self._workspace.session.shown
         comparison = self._folder / "comparison.md"
         runs = [Run(session)]
         try:
@@ -187,15 +282,11 @@ class Demo(QObject):
             self._failed(protocol.Failure(kind="unwritten", sentence=str(error)))
             return
         self.outcome.paths = [self._file, *charts, comparison]
-        self.outcome.lines = [
-            f"{finding.toggle}={finding.requested}: {finding.status}: {finding.text}"
-            for finding in session.segments[-1].evidence
-        ]
-        self.outcome.lines += [
-            f"{' against '.join(one.arms[::-1])}: {summary_sentence(one)}."
-            for one in side_by_side(session.comparisons)
-        ]
-        self.outcome.lines += filter(None, [session_hint(session)])
+
+    def _failed(self, failure: protocol.Failure) -> None:
+        if failure.kind != protocol.JOURNAL:  # which ends no run
+            self.outcome.failures.append(failure)
+        self._say(failure.said)
 
     def _end(self) -> None:
         self._timer.stop()

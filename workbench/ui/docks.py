@@ -27,10 +27,10 @@ from workbench.ui.menus import tab_order
 from workbench.ui.panels import _widgets
 from workbench.ui.state.theme import ThemeModel
 
-LEFT_WIDTH = 352
+LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # of the window's width; in pixels: a toggle is one line
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # narrower, its texts would be cut off
-BUILD_HEIGHT = 376  # holds all of a usual form
+BUILD_HEIGHT = 220  # holds a usual form; what is rarely changed is folded away
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # of the left column's height, at most
 BOTTOM_HEIGHT = 208
@@ -72,7 +72,7 @@ class Desk(QMainWindow):
                 moved.connect(lambda *_: self._settle.start(0))
         self._place()
         self._fresh = self.saveState()
-        self._width, self._left = self.width(), LEFT_WIDTH
+        self._width, self._left = self.width(), LEFT_MOST
         self.docks["build"].installEventFilter(self)
 
     def minimumSizeHint(self) -> QSize:
@@ -128,7 +128,8 @@ class Desk(QMainWindow):
     def _resize(self) -> None:
         down, across = Qt.Orientation.Vertical, Qt.Orientation.Horizontal
         docks, height, width = self.docks, self.height(), self.width()
-        self.resizeDocks([docks["build"], docks["live"]], [LEFT_WIDTH, width - LEFT_WIDTH], across)
+        left = round(min(LEFT_MOST, max(LEFT_LEAST, LEFT_SHARE * width)))
+        self.resizeDocks([docks["build"], docks["live"]], [left, width - left], across)
         build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
         lower = BOTTOM_HEIGHT

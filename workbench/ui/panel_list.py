@@ -18,7 +18,13 @@ from workbench.ui.workspace import Workspace
 
 def build(workspace: Workspace) -> BuildPanel:
     """Make the form of the configuration."""
-    return BuildPanel(workspace.session, workspace.run, workspace.configuration, workspace.theme)
+    return BuildPanel(
+        workspace.session,
+        workspace.run,
+        workspace.configuration,
+        workspace.run_control,
+        workspace.theme,
+    )
 
 
 def toggles(workspace: Workspace) -> TogglesPanel:

@@ -91,6 +91,15 @@ class Settings:
         self._store.setValue("auto_verdict", "true" if automatic else "false")
 
     @property
+    def tour_shown(self) -> bool:
+        """Whether the tour of the window was begun once."""
+        return str(self._store.value("tour_shown", "false")) == "true"
+
+    @tour_shown.setter
+    def tour_shown(self, shown: bool) -> None:
+        self._store.setValue("tour_shown", "true" if shown else "false")
+
+    @property
     def pairing_share(self) -> float:
         """What part of a run's time may go to blocks of its baseline."""
         try:

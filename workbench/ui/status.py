@@ -14,6 +14,7 @@ from sessions.sizes import size_text
 from workbench.client import runner_command
 from workbench.theming import fonts
 from workbench.theming.icons import icon
+from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.panels import _widgets
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
@@ -33,6 +34,7 @@ _STATES = {  # by the runner's state: the word, its icon and its colour
     "stopping": ("Stopping", "pending", "warning"),
     "dead": ("Runner ended", "error", "bad"),
 }
+_CANCELLING = ("Cancelling", "pending", "warning")
 
 
 class StatusBar(QStatusBar):
@@ -43,12 +45,14 @@ class StatusBar(QStatusBar):
         session: SessionModel,
         run: RunModel,
         configuration: ConfigurationModel,
+        run_control: RunControl,
         theme: ThemeModel,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
         self._session, self._run = session, run
         self._configuration, self._theme = configuration, theme
+        self._run_control = run_control
         self.setSizeGripEnabled(False)
         self._mark = QLabel()
         self.runner = QLabel()
@@ -58,7 +62,7 @@ class StatusBar(QStatusBar):
         self._progress.setFixedWidth(120)
         self._progress.setTextVisible(False)
         self._cancel = _widgets.compact("Cancel")
-        self._cancel.clicked.connect(run.cancel)
+        self._cancel.clicked.connect(run_control.cancel)
         host = QWidget()
         left = _widgets.tight(QHBoxLayout(host), 6)
         left.setContentsMargins(8, 0, 8, 0)
@@ -101,6 +105,8 @@ class StatusBar(QStatusBar):
         word, icon_name, role = _STATES.get(
             self._run.state, (self._run.state.capitalize(), "info", "muted")
         )
+        if self._run_control.cancelling:
+            word, icon_name, role = _CANCELLING
         if self._run.replaying:
             word = f"Replay: {word.lower()}"
         self.runner.setText(word)
@@ -113,7 +119,7 @@ class StatusBar(QStatusBar):
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))
-        self._cancel.setVisible(busy and self._run.active)
+        self._cancel.setVisible(busy and self._run.active and not self._run_control.cancelling)
         self._show_device()
         self._facts["file"].setText(self._file_text())
         if self._run.active != self._timer.isActive():

@@ -28,6 +28,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.panels.failure import FailurePanel
 from workbench.ui.panels.lazy_panel import Later
 from workbench.ui.panels.segments import SegmentsPanel
+from workbench.ui.panels.start_page import StartPage
 from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.process.gc_timer import Collector
 from workbench.ui.settings import Settings
@@ -51,19 +52,24 @@ class MainWindow(QMainWindow):
         self.failures = FailurePanel(
             workspace.run, workspace.configuration, workspace.failures, workspace.theme
         )
-        self.desk = Desk(workspace.theme, panel_list.panels(workspace))
+        self.desk: Desk = Desk(workspace.theme, panel_list.panels(workspace))
         body = QWidget()
         layout = _widgets.tight(QVBoxLayout(body), 0)
         layout.addWidget(self.failures)
         layout.addWidget(self.desk, 1)
         self.setCentralWidget(body)
+        self._later("live").made.connect(self._fill_start_page)
         self.actions_ = ActionSet(self)
         self.actions_.fill_menus()
         menu_bar.add_dynamic(self)
         self._title = _widgets.OneLine()
         self._make_toolbar()
         self.status = StatusBar(
-            workspace.session, workspace.run, workspace.configuration, workspace.theme
+            workspace.session,
+            workspace.run,
+            workspace.configuration,
+            workspace.run_control,
+            workspace.theme,
         )
         self.setStatusBar(self.status)
         self.palette_ = CommandPalette(self)
@@ -270,6 +276,26 @@ class MainWindow(QMainWindow):
             else:
                 self.open_path(path)
             occupied = True
+
+    def show_help(self, name: str) -> None:
+        """Open a page of the help."""
+        from workbench.ui.dialogs.help import HelpDialog
+
+        HelpDialog(name, self).show()
+
+    def start_tour(self) -> None:
+        """Explain the window in five callouts, in place of a tour in progress."""
+        from workbench.ui.tour import Tour
+
+        for tour in self.findChildren(Tour):
+            tour.end()
+        self.settings.tour_shown = True
+        Tour(self)
+
+    def _fill_start_page(self, panel: QWidget) -> None:
+        page = panel.findChild(StartPage)
+        if page is not None:
+            page.offer_more(self.start_tour, self.settings.recent, self.open_path)
 
     def _later(self, name: str) -> Later:
         panel = self.desk.docks[name].widget()

@@ -12,6 +12,7 @@ from workbench.ui.controllers.checklists import Checklists
 from workbench.ui.controllers.optimizations import Optimizations
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.reproductions import Reproductions
+from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.controllers.runs import Runs
 from workbench.ui.controllers.sweeps import Sweeps
 from workbench.ui.controllers.verdict_prompt import Offers
@@ -47,6 +48,7 @@ class Workspace(QObject):
         models = self.session, self.run, self.configuration
         self.router = MessageRouter(self._link, clock, *models, self.failures, self)
         self.runs = Runs(*models, self)
+        self.run_control = RunControl(*models, self.runs, self)
         self.verdicts = Verdicts(*models, self.runs, self)
         self.attributions = Attributions(*models, self)
         self.checklists = Checklists(*models, self.verdicts, self)

@@ -308,7 +308,7 @@ def test_the_demo_that_is_interrupted_is_130_and_still_answers(tmp_path):
     )
     assert demo.stderr is not None
     for line in demo.stderr:
-        if line.startswith("starting the runner"):
+        if line.startswith("Starting the runner"):
             break
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=60)

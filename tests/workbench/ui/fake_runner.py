@@ -2,7 +2,8 @@
 
 The configuration's ``data`` asks it to misbehave: ``malformed`` sends a line that is no message,
 ``hang`` stops answering, ``oom`` fails the run, ``fails`` a comparison, ``deaf`` does not hear
-Cancel. While the file that ``FAKE_RUNNER_HOLD`` names is there, what is measured stays half done.
+Cancel, ``compiles`` never ends a build with ``compile=max-autotune``. While the file that
+``FAKE_RUNNER_HOLD`` names is there, what is measured stays half done.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ def begin(run: FakeRun, configuration, label: str) -> None:
     send(run.phase(Phase.BUILD))
     send(run.phase(Phase.WARM_UP))
     send(run.evidence())
+    if (configuration.data, configuration.toggles["compile"]) == ("compiles", "max-autotune"):
+        time.sleep(3600)
     send(protocol.State(state="running"))
 
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SIZES = {"1280x800": (1280, 800), "1920x1200": (1920, 1200)}
+SIZES = {"900x600": (900, 600), "1440x900": (1440, 900), "1920x1080": (1920, 1080)}
 SITUATIONS = (
     "first",
     "running",
@@ -113,6 +113,7 @@ def arrange(window, situation: str) -> None:
     from PySide6.QtTest import QTest
     from PySide6.QtWidgets import QScrollArea
 
+    from workbench.ui.controllers.verdict_prompt import Offer
     from workbench.ui.state import config_edit
 
     workspace = window.workspace
@@ -150,7 +151,9 @@ def arrange(window, situation: str) -> None:
         )
         kept[:0] = [doubtful, clear]
         workspace.offers.dismiss()
-        workspace.offers.watched = True
+        segments, newest = workspace.session.shown.segments, workspace.verdicts.newest
+        arms = [segments[place].configuration for place in newest.facts["segments"]]
+        workspace.offers.judged = Offer(*arms, "AdamW: Fused")
         workspace.session.comparisonsChanged.emit()
         window.desk.bring("verdict")
     elif situation.startswith("attribution"):

@@ -123,7 +123,7 @@ class Optimizations(QObject):
             self._configuration.choose(choices, text)
 
     def save(self, study: Study, row: Mapping[str, Any]) -> str:
-        """Keep the toggles of a configuration as a preset; return its name."""
+        """Keep the toggles of a configuration as a toggle set; return its name."""
         question = optimization_words.question(study)
         name = f"Best {question.get('family')} {question.get('workload')}"
         toggles = optimization_words.toggles_of(study, row)

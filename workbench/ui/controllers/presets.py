@@ -113,11 +113,11 @@ class Presets(QObject):
             return
         self._asked = None
         if not message.toggles:  # nothing could be said of the toggles
-            why = message.problems[0] if message.problems else "The runner does not know presets."
+            why = message.problems[0] if message.problems else "The runner has no toggle sets."
             self._tell(Told(f"{asked.title} was not applied.", (why,)))
             return
         choices = {name: message.toggles[name] for name in asked.names}
-        self._configuration.choose(choices, f"Preset {asked.title}")
+        self._configuration.choose(choices, f"Toggle set {asked.title}")
         left_out = (*asked.unknown, *self._sentences(message.left_out))
         told = Told(f"{asked.title} is chosen, but for:", left_out) if left_out else None
         self._tell(told, self._configuration.edited)
@@ -154,18 +154,18 @@ class Presets(QObject):
         """Keep the toggles as they are under a name, in place of what it named before."""
         if self._configuration.edited is not None:
             toggles = dict(self._configuration.edited.toggles)
-            self._change(f"Save preset {name}", {**self.own, name: toggles})
+            self._change(f"Save toggle set {name}", {**self.own, name: toggles})
 
     def add(self, name: str, toggles: Choices) -> str:
         """Keep these toggles under a name, with a number after it if it is taken; return it."""
         name = _free(name, self.own)
-        self._change(f"Save preset {name}", {**self.own, name: dict(toggles)})
+        self._change(f"Save toggle set {name}", {**self.own, name: dict(toggles)})
         return name
 
     def remove(self, name: str) -> None:
         """Forget one."""
         left = {other: toggles for other, toggles in self.own.items() if other != name}
-        self._change(f"Delete preset {name}", left)
+        self._change(f"Delete toggle set {name}", left)
 
     def rename(self, name: str, to: str) -> None:
         """Give one another name, with a number after it where that is taken."""
@@ -174,7 +174,7 @@ class Presets(QObject):
         taken = self.own.keys() - {name}
         to = _free(to, taken)
         renamed = {to if one == name else one: toggles for one, toggles in self.own.items()}
-        self._change(f"Rename preset {name}", renamed)
+        self._change(f"Rename toggle set {name}", renamed)
 
     def share(self, name: str, path: Path) -> None:
         """Write one to a file that others can read."""
@@ -194,7 +194,7 @@ class Presets(QObject):
         for name, toggles in shared.items():
             if own.get(name) != toggles:
                 own[_free(name, own)] = toggles
-        self._change(f"Add presets of {path.name}", own)
+        self._change(f"Add toggle sets of {path.name}", own)
         names = ", ".join(shared)
         self._tell(Told(f"{names}: now in the menu, from {path.name}."))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, QTimer
 
-from sessions.model import Configuration, Prediction
+from sessions.model import Configuration, PairedComparison, Prediction
 from workbench import protocol
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.settings import Settings
@@ -35,7 +35,7 @@ class Offer:
 class Offers(QObject):
     """Watches the run for changes; ``offer`` is the one that waits for an answer, if any.
 
-    ``watched`` is true from the moment that a verdict is asked for until it is dismissed.
+    ``judged`` is the one whose verdict is measured or shown, until it is dismissed.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Offers(QObject):
         self._configuration, self._verdicts = configuration, verdicts
         self.offer: Offer | None = None
         self.prediction: Prediction | None = None  # of what is offered, once the runner told
-        self.watched = False
+        self.judged: Offer | None = None
+        self._waived: Offer | None = None  # made before automatic mode: measured only on request
         self._asked: Offer | None = None  # whose prediction was asked for
         self._settings: Settings | None = None
         self._automatic = False
@@ -65,6 +66,7 @@ class Offers(QObject):
         session.segmentsChanged.connect(self._look)
         run.stateChanged.connect(self._look)
         configuration.editedChanged.connect(self._hold)
+        session.comparisonsChanged.connect(self._answer)
         session.begun.connect(self.dismiss)
 
     @property
@@ -78,8 +80,12 @@ class Offers(QObject):
         self._automatic = settings.auto_verdict
 
     def set_automatic(self, automatic: bool) -> None:
-        """Judge every change without being asked, or only offer to."""
+        """Judge every later change without being asked, or only offer to.
+
+        What is offered already stays an offer: switching a mode measures nothing.
+        """
         self._automatic = automatic
+        self._waived = self.offer
         if self._settings is not None:
             self._settings.auto_verdict = automatic
         self._session.comparisonsChanged.emit()
@@ -95,13 +101,36 @@ class Offers(QObject):
         """Judge what is offered; it stays offered while the runner is not ready for that."""
         offer, verdicts = self.offer, self._verdicts
         if offer is not None and not verdicts.why_not():
+            self.offer, self.judged = None, offer
             verdicts.judge(offer.base, offer.other)
-            self.offer, self.watched = None, True
+            self._session.comparisonsChanged.emit()
+
+    @property
+    def answer(self) -> PairedComparison | None:
+        """The newest comparison if it is the one of ``judged``."""
+        newest, judged = self._verdicts.newest, self.judged
+        return newest if judged is not None and self._is_of(newest, judged) else None
+
+    def _is_of(self, comparison: PairedComparison | None, offer: Offer) -> bool:
+        if comparison is None:
+            return False
+        segments = self._session.shown.segments
+        arms = [segments[place].configuration for place in comparison.facts["segments"]]
+        return arms == [offer.base, offer.other]
+
+    def _answer(self) -> None:
+        """Turn the offer into the answer if its verdict was measured in another way."""
+        offer = self.offer
+        if offer is None or not self._session.live or self._verdicts.busy:
+            return
+        newest = self._verdicts.newest
+        if newest is not None and newest.facts.get("final") and self._is_of(newest, offer):
+            self.offer, self.judged = None, offer
             self._session.comparisonsChanged.emit()
 
     def dismiss(self) -> None:
         """Leave the change, or the verdict that came of it, alone."""
-        self.offer, self.watched = None, False
+        self.offer = self.judged = None
         self._session.comparisonsChanged.emit()
 
     def _hear(self, message: protocol.AnyMessage) -> None:
@@ -115,7 +144,12 @@ class Offers(QObject):
                 self._session.comparisonsChanged.emit()
 
     def _hold(self) -> None:
-        """One more click: the change is not over."""
+        """One more click: the change is not over. Another model: nothing is left to answer."""
+        now, card = self._configuration.edited, self.offer or self.judged
+        if card is not None and now is not None:
+            same = config_edit.with_toggles(now, card.other.toggles)
+            if not config_edit.ran_as(same, card.other):
+                self.dismiss()
         if self._configuration.pending and self._settling.isActive():
             self._settling.start(SETTLE_MS)
             self._continued = True
@@ -134,6 +168,7 @@ class Offers(QObject):
         if (
             self.automatic
             and self.offer is not None
+            and self.offer is not self._waived
             and not self.known
             and not self._settling.isActive()
             and not self._configuration.pending
@@ -166,7 +201,8 @@ class Offers(QObject):
             self._continued and bool(self._configuration.pending),
         )
         if last is None:
-            self.offer = None  # of an earlier run
+            if self.offer is not None or self.judged is not None:  # of an earlier run
+                self.dismiss()
             return
         if not toggled:
             return
@@ -178,7 +214,7 @@ class Offers(QObject):
         self._settling.start(SETTLE_MS)
         self.prediction = None
         self.offer = None if last == running else Offer(last, running, self._text(last, running))
-        self.watched = False
+        self.judged = None
         self._session.comparisonsChanged.emit()
 
     def _text(self, base: Configuration, other: Configuration) -> str:

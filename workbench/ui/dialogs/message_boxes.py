@@ -158,7 +158,7 @@ def save_preset(window: MainWindow) -> None:
     def keep(name: str) -> None:
         window.settings.save_preset(name, configuration)
 
-    ask(window, "Save as preset", "Name of the preset", suggestion, keep)
+    ask(window, "Save configuration", "Name of the configuration", suggestion, keep)
 
 
 def doctor(window: MainWindow) -> None:

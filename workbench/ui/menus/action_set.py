@@ -76,7 +76,7 @@ class ActionSet(QObject):
         run.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
 
     def entries(self) -> list[Entry]:
-        """What the palette offers: actions, options of toggles, presets."""
+        """What the palette offers: actions, options of toggles, toggle sets, presets."""
         workspace, theme = self._window.workspace, self._window.workspace.theme.current
         found = [
             Entry(
@@ -110,11 +110,11 @@ class ActionSet(QObject):
         why_not = workspace.presets.why_not()
         for offered in workspace.presets.offered:
             choose = self._chooser(workspace.presets.apply, offered)
-            text = f"Toggles: {offered.title}"
+            text = f"Toggle set: {offered.title}"
             found.append(Entry(text, choose, icon("preset", theme), "", why_not))
         for name in workspace.presets.own:
             choose = self._chooser(workspace.presets.apply_own, name)
-            found.append(Entry(f"Toggles: {name}", choose, icon("preset", theme), "", why_not))
+            found.append(Entry(f"Toggle set: {name}", choose, icon("preset", theme), "", why_not))
         for preset in config_edit.family_of(catalogue, configuration.family).presets:
             choose = self._chooser(self._window.choose_preset, preset)
             found.append(Entry(f"Preset: {preset}", choose, icon("preset", theme)))

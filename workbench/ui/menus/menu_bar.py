@@ -1,4 +1,4 @@
-"""Menus whose content changes: recent files, journals, presets, themes; and dropped files."""
+"""Menus whose content changes: recent files, journals, presets, sets, themes; and dropped files."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def add_dynamic(window: MainWindow) -> None:
     save = window.actions_["save"]
     _submenu(top["File"], "Open recent", lambda menu: _recent(window, menu), save)
     _submenu(top["File"], "Recover journal", lambda menu: _journals(window, menu), save)
-    _submenu(top["Run"], "Presets", lambda menu: _presets(window, menu))
+    _submenu(top["Run"], "Preset", lambda menu: _presets(window, menu))
+    _submenu(top["Run"], "Saved configurations", lambda menu: _configurations(window, menu))
     workspace = window.workspace
     _submenu(
-        top["Run"], "Toggle presets", lambda menu: preset_menu.fill(menu, workspace.presets, window)
+        top["Run"], "Toggle sets", lambda menu: preset_menu.fill(menu, workspace.presets, window)
     )
     _submenu(top["Run"], "Background pairing", lambda menu: _pairing_shares(workspace.runs, menu))
     _submenu(
@@ -99,11 +100,17 @@ def _presets(window: MainWindow, menu: QMenu) -> None:
     for name in config_edit.family_of(catalogue, edited.family).presets:
         chosen = name == edited.preset and not edited.model
         _item(menu, name, partial(choose_preset, configuration, name), chosen)
-    menu.addSeparator()
+
+
+def _configurations(window: MainWindow, menu: QMenu) -> None:
+    configuration = window.workspace.configuration
+    catalogue = configuration.catalogue
+    if catalogue is None or configuration.edited is None:
+        return
     for name, own in window.settings.presets.items():
         _item(menu, name, partial(configuration.edit, config_edit.adopt(catalogue, own)))
     menu.addSeparator()
-    _item(menu, "Save as preset …", lambda: message_boxes.save_preset(window))
+    _item(menu, "Save this configuration …", lambda: message_boxes.save_preset(window))
 
 
 def _pairing_shares(runs: Runs, menu: QMenu) -> None:

@@ -75,8 +75,11 @@ class OptionPicker(QWidget):
         options: Sequence[tuple[str, str]],
         width: int = WIDTH,
         parent: QWidget | None = None,
+        *,
+        dense: bool = False,  # less high, for a list of many
     ) -> None:
         super().__init__(parent)
+        self._dense = dense
         self._names = [name for name, _ in options]
         self._buttons: dict[str, QToolButton] = {}
         self._combo: CalmComboBox | None = None
@@ -89,6 +92,7 @@ class OptionPicker(QWidget):
             self._add_buttons(options, layout)
         else:
             self._combo = CalmComboBox()
+            self._combo.setProperty("dense", dense)
             self._items = QStandardItemModel(self)
             for _, title in options:
                 self._items.appendRow(QStandardItem(title))
@@ -143,6 +147,7 @@ class OptionPicker(QWidget):
             place = "first" if row == 0 else "last" if row == len(options) - 1 else "middle"
             button.setProperty("segment", place)
             button.setProperty("strong", row > 0)
+            button.setProperty("dense", self._dense)
             button.setAccessibleName(title)
             button.clicked.connect(lambda _=False, name=name: self.chosen.emit(name))
             group.addButton(button)

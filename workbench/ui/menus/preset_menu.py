@@ -1,4 +1,4 @@
-"""The menu of toggle presets, and the few dialogs that it leads to."""
+"""The menu of toggle sets, and the few dialogs that it leads to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.presets import SUFFIX
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.dialogs import message_boxes
 
-FILTER = f"Presets of toggles (*{SUFFIX})"
+FILTER = f"Toggle sets (*{SUFFIX})"
 
 
 def fill(menu: QMenu, presets: Presets, host: QWidget) -> None:
@@ -30,36 +30,34 @@ def fill(menu: QMenu, presets: Presets, host: QWidget) -> None:
     for name in presets.own:
         _fill_own(menu.addMenu(name), presets, host, name)
     menu.addSeparator()
-    _item(
-        menu, "Save these toggles as a preset …", partial(ask_to_save, presets, host), "", why_not
-    )
-    _item(menu, "Add presets of a file …", partial(ask_to_add, presets, host))
+    _item(menu, "Save these toggles as a set …", partial(ask_to_save, presets, host), "", why_not)
+    _item(menu, "Add toggle sets of a file …", partial(ask_to_add, presets, host))
 
 
 def ask_to_save(presets: Presets, host: QWidget) -> None:
     """Ask for a name and keep the toggles under it."""
-    message_boxes.ask(host, "Save toggles", "Name of the preset", "", presets.save)
+    message_boxes.ask(host, "Save toggles", "Name of the toggle set", "", presets.save)
 
 
 def ask_to_add(presets: Presets, host: QWidget) -> None:
     """Ask for a file and add its presets."""
-    name, _ = QFileDialog.getOpenFileName(host, "Add presets", message_boxes.folder(), FILTER)
+    name, _ = QFileDialog.getOpenFileName(host, "Add toggle sets", message_boxes.folder(), FILTER)
     if name:
         presets.take(Path(name))
 
 
 def ask_to_share(presets: Presets, host: QWidget, name: str) -> None:
     """Ask for a file and write one of the person's own presets there."""
-    slug = re.sub(r"[^\w.-]+", "-", name).strip("-").lower() or "preset"
+    slug = re.sub(r"[^\w.-]+", "-", name).strip("-").lower() or "toggles"
     suggestion = str(Path(message_boxes.folder()) / f"{slug}{SUFFIX}")
-    path = message_boxes.file_to_write(host, "Share a preset", suggestion, {SUFFIX: FILTER})
+    path = message_boxes.file_to_write(host, "Share a toggle set", suggestion, {SUFFIX: FILTER})
     if path is not None:
         presets.share(name, path)
 
 
 def _fill_own(menu: QMenu, presets: Presets, host: QWidget, name: str) -> None:
     def rename() -> None:
-        message_boxes.ask(host, "Rename preset", "Name", name, partial(presets.rename, name))
+        message_boxes.ask(host, "Rename toggle set", "Name", name, partial(presets.rename, name))
 
     _item(menu, "Apply", partial(presets.apply_own, name), "", presets.why_not())
     menu.addSeparator()

@@ -1,9 +1,18 @@
-"""The head of the toggles: the presets' button, auto-verdict, and what a preset left out."""
+"""The head of the toggles: filter, toggle sets, auto-verdict, and what a toggle set left out."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSignalBlocker, Qt
-from PySide6.QtWidgets import QCheckBox, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QHBoxLayout,
+    QLineEdit,
+    QMenu,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from workbench.theming.icons import icon
 from workbench.ui.controllers.presets import Presets
@@ -11,12 +20,16 @@ from workbench.ui.controllers.verdict_prompt import Offers
 from workbench.ui.menus import preset_menu
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar, Line
+from workbench.ui.panels._toggle_groups import Filter
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 
 class PresetBar(QWidget):
-    """One line of controls; below it, until it is dismissed, what came of the last preset."""
+    """One line of controls; below it, until dismissed, what the last toggle set left out."""
+
+    filterChanged = Signal(object)  # a Filter
+    collapseAll = Signal(bool)
 
     def __init__(
         self,
@@ -30,25 +43,32 @@ class PresetBar(QWidget):
         self._offers, self._presets, self._theme = offers, presets, theme
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.button = QToolButton()
-        self.button.setText("Presets ▾")
-        self.button.setToolTip("Settle all toggles for a purpose, or as you saved them")
+        self.filter = QLineEdit()
+        self.filter.setObjectName("toggle-filter")
+        self.filter.setPlaceholderText("Filter")
+        self.filter.setAccessibleName("Filter the toggles by name, group or option")
+        self.filter.setClearButtonEnabled(True)
+        self.filter.textChanged.connect(self._announce)
+        self.show_button = self._menu_button("Show only some of the toggles, or collapse groups")
+        self.show_button.setMenu(self._make_show_menu())
+        self.button = self._menu_button("Toggle sets: set all toggles for a purpose, or as saved")
+        self.button.setText("Sets ▾")
         self.button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        self.button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.menu = QMenu(self)
         self.menu.aboutToShow.connect(self._fill)
         self.button.setMenu(self.menu)
         self.automatic = QCheckBox("Auto-verdict")
         self.automatic.setToolTip(
-            "Judge every change of a toggle in a run against the configuration before it, then go "
-            "on with the new one"
+            "Judge every later change of a toggle in a run against the configuration before it, "
+            "then go on with the new one"
         )
         self.automatic.clicked.connect(offers.set_automatic)
         self.told = Bar(presets.dismiss)
-        row = _widgets.tight(QHBoxLayout(), 8)
-        row.setContentsMargins(12, 6, 12, 2)
+        row = _widgets.tight(QHBoxLayout(), 6)
+        row.setContentsMargins(12, 4, 12, 2)
+        row.addWidget(self.filter, 1)
+        row.addWidget(self.show_button)
         row.addWidget(self.button)
-        row.addStretch(1)
         row.addWidget(self.automatic)
         layout = _widgets.tight(QVBoxLayout(self), 2)
         layout.addLayout(row)
@@ -57,12 +77,38 @@ class PresetBar(QWidget):
             changed.connect(self._refresh)
         self._refresh()
 
+    def _menu_button(self, tip: str) -> QToolButton:
+        button = QToolButton()
+        button.setToolTip(tip)
+        button.setAccessibleName(tip)
+        button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        return button
+
+    def _make_show_menu(self) -> QMenu:
+        menu = QMenu(self)
+        self.only_changed = QAction("Only changed", menu, checkable=True)
+        self.only_available = QAction("Only available", menu, checkable=True)
+        for action in (self.only_changed, self.only_available):
+            action.toggled.connect(self._announce)
+            menu.addAction(action)
+        menu.addSeparator()
+        menu.addAction("Collapse all groups", lambda: self.collapseAll.emit(True))
+        menu.addAction("Expand all groups", lambda: self.collapseAll.emit(False))
+        return menu
+
+    def _announce(self) -> None:
+        changed, available = self.only_changed.isChecked(), self.only_available.isChecked()
+        self.filterChanged.emit(Filter(self.filter.text().strip(), changed, available))
+        self._refresh()
+
     def _fill(self) -> None:
         preset_menu.fill(self.menu, self._presets, self.window())
 
     def _refresh(self) -> None:
         theme, told = self._theme.current, self._presets.told
         self.button.setIcon(icon("preset", theme))
+        narrowed = self.only_changed.isChecked() or self.only_available.isChecked()
+        self.show_button.setIcon(icon("filter", theme, "accent" if narrowed else "text"))
         with QSignalBlocker(self.automatic):
             self.automatic.setChecked(self._offers.automatic)
         if told is None:

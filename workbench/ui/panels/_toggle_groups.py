@@ -1,78 +1,149 @@
-"""Rows of toggles under the headings of their groups; those of other models are folded away."""
+"""Rows of toggles in groups that collapse; what cannot be used here is one line at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QToolButton, QVBoxLayout, QWidget
 
+from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.theming.theme import Theme
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._toggle_row import ToggleRow
 
+# Why toggles are unavailable: singular and plural of what the line says of them.
+UNAVAILABLE = {
+    "gpu": ("needs a CUDA GPU", "need a CUDA GPU"),
+    "model": ("is for other models", "are for other models"),
+    "here": ("cannot be used here", "cannot be used here"),
+}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which toggles a person wants to see."""
+
+    text: str = ""
+    only_changed: bool = False
+    only_available: bool = False
+
 
 class ToggleGroups(QWidget):
-    """The rows, and a line that says how many are folded and lets them be shown."""
+    """The rows under headings, and one line for each reason why some are hidden."""
 
     def __init__(self, rows: Sequence[ToggleRow], theme: Theme) -> None:
         super().__init__()
-        self._rows, self._theme = rows, theme
-        self._line = QToolButton()
-        self._line.setObjectName("folded")
-        self._line.setCheckable(True)
-        self._line.setProperty("bare", True)
-        self._line.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        self._line.setIconSize(_widgets.SMALL_ICON)
-        self._line.toggled.connect(self._show)
-        self._absent: Collection[str] = ()
-        self._said: object = None
+        self._theme = theme
+        self._unavailable: Mapping[str, str] = {}
+        self._changed: frozenset[str] = frozenset()
+        self._filter = Filter()
+        self._shown: object = None
         groups: dict[str, list[ToggleRow]] = {}
         for row in rows:
             groups.setdefault(row.toggle.group, []).append(row)
-        self._boxes: list[tuple[QWidget, QWidget, list[ToggleRow]]] = []
-        column = _widgets.tight(QVBoxLayout(self), 10)
-        for group, members in groups.items():
-            column.addWidget(self._box(group, members))
+        column = _widgets.tight(QVBoxLayout(self), 1)
+        self._boxes = [
+            (self._heading(group, members), members) for group, members in groups.items()
+        ]
+        for heading, members in self._boxes:
+            for widget in (*filter(None, [heading]), *members):
+                column.addWidget(widget)
+        self._nothing = _widgets.note("No toggle matches.")
+        column.addWidget(self._nothing)
         self._foot = _widgets.rule()
         column.addWidget(self._foot)
-        column.addWidget(self._line)
-        self.fold((), theme)
+        self._lines = {reason: self._fold_line(reason) for reason in UNAVAILABLE}
+        for line in self._lines.values():
+            column.addWidget(line)
+        self._arrange()
 
-    def fold(self, absent: Collection[str], theme: Theme) -> None:
-        """Say which toggles the family has nothing for, and hide them unless they are shown."""
-        said = (tuple(absent), theme.name)
-        if said == self._said:
+    def show_rows(
+        self,
+        unavailable: Mapping[str, str],
+        changed: frozenset[str],
+        wanted: Filter,
+        theme: Theme,
+    ) -> None:
+        """Show the rows that are wanted.
+
+        ``unavailable`` maps names of toggles to keys of ``UNAVAILABLE``.
+        """
+        shown = (dict(unavailable), changed, wanted, theme.name)
+        if shown == self._shown:
             return
-        self._said = said
-        self._absent, self._theme = absent, theme
-        count = len(absent)
-        self._line.setText(f"{count} more {'are' if count > 1 else 'is'} for other models")
-        self._line.setVisible(bool(absent))
-        self._foot.setVisible(bool(absent))
-        self._show()
+        self._shown = shown
+        self._unavailable, self._changed = unavailable, changed
+        self._filter, self._theme = wanted, theme
+        self._arrange()
 
-    def _box(self, group: str, members: list[ToggleRow]) -> QWidget:
-        box = QWidget()
-        column = _widgets.tight(QVBoxLayout(box), 10)
-        rule = _widgets.rule()
-        column.addWidget(rule)
-        if [row.toggle.title for row in members] != [group]:
-            column.addWidget(_widgets.heading(group))
-        for row in members:
-            column.addWidget(row)
-        self._boxes.append((box, rule, members))
-        return box
+    def set_collapsed(self, collapsed: bool) -> None:
+        """Collapse or expand every group."""
+        for heading, _ in self._boxes:
+            if heading is not None:
+                heading.setChecked(not collapsed)
 
-    def _show(self) -> None:
-        opened = self._line.isChecked()
-        self._line.setIcon(icon("opened" if opened else "closed", self._theme, "muted"))
-        above = False
-        for box, rule, members in self._boxes:
-            seen = [row for row in members if opened or row.toggle.name not in self._absent]
+    def _bare_button(self, name: str) -> QToolButton:
+        button = QToolButton()
+        button.setObjectName(name)
+        button.setCheckable(True)
+        button.setProperty("bare", True)
+        button.setFont(fonts.small())
+        button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        button.setIconSize(_widgets.SMALL_ICON)
+        return button
+
+    def _heading(self, group: str, members: Sequence[ToggleRow]) -> QToolButton | None:
+        """Return a button that collapses the group; None for a single toggle of the same name."""
+        if [row.toggle.title for row in members] == [group]:
+            return None
+        button = self._bare_button("group")
+        button.setText(group)
+        button.setChecked(True)
+        button.toggled.connect(self._arrange)
+        return button
+
+    def _fold_line(self, reason: str) -> QToolButton:
+        button = self._bare_button(f"unavailable-{reason}")
+        button.toggled.connect(self._arrange)
+        return button
+
+    def _is_wanted(self, row: ToggleRow) -> bool:
+        name, wanted = row.toggle.name, self._filter
+        reason = self._unavailable.get(name)
+        if wanted.only_changed and name not in self._changed:
+            return False
+        if reason is not None and wanted.only_available:
+            return False
+        if wanted.text:  # whoever looks for a toggle by name finds it, available or not
+            options = " ".join(option.title for option in row.toggle.options)
+            text = f"{row.toggle.title} {name} {row.toggle.group} {options}".lower()
+            return all(word in text for word in wanted.text.lower().split())
+        return reason is None or self._lines[reason].isChecked()
+
+    def _arrange(self) -> None:
+        any_row = False
+        for heading, members in self._boxes:
+            wanted = [row for row in members if self._is_wanted(row)]
+            any_row = any_row or bool(wanted)
+            opened = heading is None or heading.isChecked() or bool(self._filter.text)
             for row in members:
-                row.setVisible(row in seen)
-            box.setVisible(bool(seen))
-            rule.setVisible(above)
-            above = above or bool(seen)
+                row.setVisible(opened and row in wanted)
+            if heading is not None:
+                heading.setVisible(bool(wanted))
+                heading.setIcon(icon("opened" if opened else "closed", self._theme, "muted"))
+        self._nothing.setVisible(not any_row)
+        lines = [self._show_line(reason) for reason in UNAVAILABLE]
+        self._foot.setVisible(any(lines))
+
+    def _show_line(self, reason: str) -> bool:
+        line, wanted = self._lines[reason], self._filter
+        count = list(self._unavailable.values()).count(reason)
+        shown = bool(count) and wanted == Filter()
+        words = UNAVAILABLE[reason][count != 1]
+        line.setText(f"{count} {words}, {'hide' if line.isChecked() else 'show'}")
+        line.setIcon(icon("locked", self._theme, "muted"))
+        line.setVisible(shown)
+        return shown

@@ -1,23 +1,45 @@
-"""One toggle: its options, whether the choice took effect, and why options are blocked."""
+"""One toggle on one line: title, last result, state, control; reasons and evidence on demand."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
 from sessions.model import Evidence
+from sessions.plain_text import wrapped
+from sessions.verdicts.verdict_words import brief_summary, summary_sentence
 from workbench.protocol import Blocked, Catalogue, ToggleInfo
+from workbench.theming import fonts
+from workbench.theming.icons import icon
 from workbench.theming.theme import Theme
+from workbench.ui.controllers.toggle_verdicts import ToggleVerdict
 from workbench.ui.menus.option_picker import OptionPicker
+from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._evidence import mark_of
 from workbench.ui.state import config_edit
 
-SHOWN_REASONS = 2  # further ones are behind a click
+TITLE_PX = 84  # that a long title keeps beside a result
+PICKER_PX = 112
+REMARKABLE = ("no effect", "failed")  # evidence that the line itself says in words
+
+
+@dataclass(frozen=True)
+class RowState:
+    """Everything that a row shows of its toggle."""
+
+    option: str
+    blocked: dict[str, Blocked] = field(default_factory=dict)
+    evidence: Evidence | None = None
+    verdict: ToggleVerdict | None = None
+    pending: bool = False
 
 
 class ToggleRow(QWidget):
-    """Shows one toggle; ``chosen`` and ``fix`` are a person's wishes."""
+    """Shows one toggle; ``chosen`` and ``fix`` are what a person clicked."""
 
     chosen = Signal(str, str)  # toggle, option
     fix = Signal(dict, str)  # choices that unblock, text
@@ -28,82 +50,122 @@ class ToggleRow(QWidget):
         self._catalogue = catalogue
         self.setObjectName(f"toggle-{toggle.name}")
         self._shown: object = None
-        self._title = QLabel(toggle.title)
-        self._title.setToolTip(toggle.help)
-        self._title.setWordWrap(True)
-        self._title.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        self.picker = OptionPicker([(option.name, option.title) for option in toggle.options])
+        self._title = _widgets.OneLine(Qt.TextElideMode.ElideRight, toggle.help)
+        self._title.say(toggle.title)
+        self._title.setMinimumWidth(min(TITLE_PX, self._title.sizeHint().width()))
+        options = [(option.name, option.title) for option in toggle.options]
+        self.picker = OptionPicker(options, PICKER_PX, dense=True)
         self.picker.setToolTip(toggle.help)
         self.picker.chosen.connect(lambda option: self.chosen.emit(toggle.name, option))
         self._title.setBuddy(self.picker.focus_target())
-        head = _widgets.tight(QHBoxLayout())
-        head.addWidget(self._title, 1)
-        head.addWidget(self.picker)
-        self._notes = _widgets.tight(QVBoxLayout(), 4)
-        layout = _widgets.tight(QVBoxLayout(self), 4)
+        self.result = _widgets.OneLine(Qt.TextElideMode.ElideRight)
+        self.result.setObjectName("result")
+        self.result.setFont(fonts.small())
+        self.result.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self.mark = self._button("mark", f"Evidence of {toggle.title}")
+        self.lock = self._button("lock", f"Blocked options of {toggle.title}")
+        self._details = QWidget()
+        self._details.hide()
+        self._notes = _widgets.tight(QVBoxLayout(self._details), 4)
+        self._notes.setContentsMargins(8, 0, 0, 6)
+        head = _widgets.tight(QHBoxLayout(), 4)
+        head.addWidget(self._title)
+        head.addWidget(self.result, 1)
+        for widget in (self.mark, self.lock, self.picker):
+            head.addWidget(widget)
+        layout = _widgets.tight(QVBoxLayout(self), 2)
         layout.addLayout(head)
-        layout.addLayout(self._notes)
+        layout.addWidget(self._details)
 
-    def show_state(
-        self,
-        option: str,
-        blocked: dict[str, Blocked],
-        evidence: Evidence | None,
-        pending: bool,
-        theme: Theme,
-    ) -> None:
-        """Show the chosen option and all that is known about it."""
-        shown = (option, blocked, evidence, pending, theme.name)
+    def _button(self, name: str, title: str) -> QToolButton:
+        """Return a small button that shows and hides the details."""
+        button = QToolButton()
+        button.setObjectName(name)
+        button.setProperty("small", True)
+        button.setIconSize(_widgets.SMALL_ICON)
+        button.setAccessibleName(title)
+        button.clicked.connect(self.toggle_details)
+        button.hide()
+        return button
+
+    def toggle_details(self) -> None:
+        """Show the evidence and the reasons below the line, or hide them."""
+        self._details.setVisible(self._details.isHidden())
+
+    def show_state(self, state: RowState, theme: Theme) -> None:
+        """Show the chosen option and everything that is known about it."""
+        shown = (state, theme.name)
         if shown == self._shown:
             return
         self._shown = shown
-        self.picker.set_value(option)
-        self.picker.set_blocked({name: why.reason for name, why in blocked.items()})
+        self.picker.set_value(state.option)
+        self.picker.set_blocked({name: why.reason for name, why in state.blocked.items()})
         focus = self.focusWidget()
-        if focus is not None and focus.hasFocus() and not self.picker.isAncestorOf(focus):
-            self.picker.focus_target().setFocus()  # a button of the notes: they are made anew
+        if focus is not None and focus.hasFocus() and self._details.isAncestorOf(focus):
+            self.picker.focus_target().setFocus()  # the details are made anew
         _widgets.clear(self._notes)
-        if pending:
-            text = f"{config_edit.option_title(self.toggle, option)} is on its way"
-            self._add("pending", _widgets.note(text, "accent"), theme, "accent")
-        elif evidence is not None:
-            self._show_evidence(evidence, option, theme)
-        self._show_blocked(blocked, theme)
+        lines = list(self._lines(state))
+        text, (icon_name, role), _ = lines[0] if lines else ("", ("", ""), "")
+        if not lines or (lines[0][1][0] == "effective" and state.verdict is None):
+            text = ""  # the mark says it
+        self.result.say(text)
+        _widgets.set_tone(self.result, _tone(role) or "muted")
+        self.mark.setVisible(bool(lines))
+        if lines:
+            self.mark.setIcon(icon(icon_name, theme, role))
+            self.mark.setToolTip(wrapped("\n".join(detail for *_, detail in lines)))
+        for _, (icon_name, role), detail in lines:
+            label = _widgets.note(detail, _tone(role))
+            label.setObjectName("evidence")
+            self._notes.addWidget(_widgets.marked(label, icon_name, theme, role))
+        self._show_blocked(state.blocked, theme)
+        if not lines and not state.blocked:
+            self._details.hide()
 
-    def _show_evidence(self, evidence: Evidence, option: str, theme: Theme) -> None:
-        icon_name, role = mark_of(evidence.status)
-        text = f"{evidence.status.capitalize()}: {evidence.text}"
-        if evidence.requested != option:
-            text = f"{config_edit.option_title(self.toggle, evidence.requested)}: {text}"
-        label = _widgets.brief_note(text, _tone(role))
-        label.setObjectName("evidence")
-        self._add(icon_name, label, theme, role)
+    def _lines(self, state: RowState) -> Iterator[tuple[str, tuple[str, str], str]]:
+        """Yield a brief text, icon with role, and the full text; the most important line first."""
+        verdict = self._verdict_line(state) if state.verdict is not None else None
+        if state.pending:
+            title = config_edit.option_title(self.toggle, state.option)
+            yield "on its way", ("pending", "accent"), f"{title} is on its way"
+        elif (evidence := state.evidence) is not None:
+            text = f"{evidence.status.capitalize()}: {evidence.text}"
+            if evidence.requested != state.option:
+                text = f"{config_edit.option_title(self.toggle, evidence.requested)}: {text}"
+            if verdict is not None and evidence.status not in REMARKABLE:
+                yield verdict
+                verdict = None
+            yield evidence.status, mark_of(evidence.status), text
+        if verdict is not None:
+            yield verdict
+
+    def _verdict_line(self, state: RowState) -> tuple[str, tuple[str, str], str]:
+        verdict = state.verdict
+        assert verdict is not None
+        base, other = (
+            config_edit.option_title(self.toggle, option)
+            for option in (verdict.base, verdict.other)
+        )
+        brief = brief_summary(verdict.comparison)
+        if state.option != verdict.other:
+            brief = f"{other}: {brief}"
+        mark = verdict_lines.icon_of(verdict.comparison)
+        role = verdict_lines.tone(verdict.comparison) or "muted"
+        text = f"{other} against {base}: {summary_sentence(verdict.comparison)}"
+        return brief, (mark, role), text
 
     def _show_blocked(self, blocked: dict[str, Blocked], theme: Theme) -> None:
-        reasons: list[tuple[Blocked, list[str]]] = []
+        reasons: dict[str, tuple[Blocked, list[str]]] = {}
         for option in self.toggle.options:
-            why = blocked.get(option.name)
-            if why is None:
-                continue
-            for known, titles in reasons:
-                if known == why:
-                    titles.append(option.title)
-                    break
-            else:
-                reasons.append((why, [option.title]))
-        for why, titles in reasons[:SHOWN_REASONS]:
+            if (why := blocked.get(option.name)) is not None:
+                reasons.setdefault(why.said, (why, []))[1].append(option.title)
+        self.lock.setVisible(bool(reasons))
+        if reasons:
+            self.lock.setIcon(icon("locked", theme, "muted"))
+            texts = [f"{', '.join(titles)}: {said}" for said, (_, titles) in reasons.items()]
+            self.lock.setToolTip(wrapped("\n".join(texts)))
+        for why, titles in reasons.values():
             self._notes.addWidget(self._reason(why, titles, theme))
-        rest = reasons[SHOWN_REASONS:]
-        if not rest:
-            return
-        body = QWidget()
-        column = _widgets.tight(QVBoxLayout(body), 4)
-        for why, titles in rest:
-            column.addWidget(self._reason(why, titles, theme))
-        count = sum(len(titles) for _, titles in rest)
-        text = f"{count} more blocked option" + ("s" if count > 1 else "")
-        self._notes.addWidget(_widgets.expander(text, theme, body))
-        self._notes.addWidget(body)
 
     def _reason(self, why: Blocked, titles: list[str], theme: Theme) -> QWidget:
         label = _widgets.note(f"{', '.join(titles)}: {why.said}")
@@ -120,9 +182,6 @@ class ToggleRow(QWidget):
             assert row_layout is not None
             row_layout.addWidget(button)
         return row
-
-    def _add(self, icon_name: str, label: QLabel, theme: Theme, role: str) -> None:
-        self._notes.addWidget(_widgets.marked(label, icon_name, theme, role))
 
 
 def _tone(role: str) -> str:

@@ -6,7 +6,15 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from sessions.model import PairedComparison
 from sessions.studies import prediction
-from sessions.verdicts.verdict_words import headline, ratio_line, remarks, standing
+from sessions.verdicts.verdict_words import (
+    basis,
+    headline,
+    ratio_line,
+    remarks,
+    sentence,
+    standing,
+    summary_sentence,
+)
 from workbench.ui.controllers.verdict_prompt import Offers
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _verdict_lines as verdict_lines
@@ -46,14 +54,15 @@ class VerdictBar(QWidget):
 
     def _refresh(self) -> None:
         offers, comparison = self._offers, self._verdicts.newest
+        answer = offers.answer if self._session.live else None
         if not self._session.live or self._run.replaying:
             self.bar.leave()
-        elif offers.watched and self._verdicts.busy:
+        elif offers.judged is not None and self._verdicts.busy:
             self._show_measuring(comparison if self._verdicts.measuring else None)
         elif offers.offer is not None:
             self._show_offer()
-        elif offers.watched and comparison is not None:
-            self._show_result(comparison)
+        elif offers.judged is not None and answer is not None:
+            self._show_result(offers.judged.text, answer)
         else:
             self.bar.leave()
 
@@ -84,12 +93,16 @@ class VerdictBar(QWidget):
         enough = self._verdicts.enough
         self.bar.say("info", lines, [("Enough", enough)], self._theme.current, closes=False)
 
-    def _show_result(self, comparison: PairedComparison) -> None:
+    def _show_result(self, text: str, comparison: PairedComparison) -> None:
         verdicts = self._verdicts
         tone = verdict_lines.tone(comparison)
         lines: list[Line] = [
-            (headline(comparison), verdict_lines.icon_of(comparison), tone or "muted"),
-            ("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))), "", ""),
+            (
+                f"{text}: {summary_sentence(comparison)}.",
+                verdict_lines.icon_of(comparison),
+                tone or "muted",
+            ),
+            (sentence("; ".join(filter(None, (basis(comparison), standing(comparison))))), "", ""),
         ]
         if said := prediction.outcome(comparison):
             lines.append((f"{said}.", "", ""))

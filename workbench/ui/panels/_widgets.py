@@ -50,11 +50,17 @@ class Budgeted(Protocol):
 
 
 class OneLine(QLabel):
-    """A line that is elided where there is no room for it; pointing at it then shows all of it."""
+    """A line that is elided where there is no room for it; pointing at it then shows all of it.
 
-    def __init__(self) -> None:
+    ``tip`` explains the line and is shown in any case.
+    """
+
+    def __init__(
+        self, elide: Qt.TextElideMode = Qt.TextElideMode.ElideMiddle, tip: str = ""
+    ) -> None:
         super().__init__()
         self.setTextFormat(Qt.TextFormat.PlainText)
+        self._elide, self._tip = elide, tip
         self._whole = ""
 
     def say(self, text: str) -> None:
@@ -78,10 +84,10 @@ class OneLine(QLabel):
         self._fit()
 
     def _fit(self) -> None:
-        middle = Qt.TextElideMode.ElideMiddle
-        shown = self.fontMetrics().elidedText(self._whole, middle, self.width())
+        shown = self.fontMetrics().elidedText(self._whole, self._elide, self.width())
         self.setText(shown)
-        self.setToolTip("" if shown == self._whole else wrapped(self._whole))
+        full = "" if shown == self._whole else self._whole
+        self.setToolTip(wrapped("\n".join(filter(None, (full, self._tip)))))
 
 
 def heading(text: str) -> QLabel:
@@ -266,7 +272,8 @@ class _Body(QWidget):
     """As high as its width needs: a layout's own least height is that of the narrowest lines."""
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(super().minimumSizeHint().width(), 0)
+        least = super().minimumSizeHint()
+        return QSize(least.width(), 0) if self.hasHeightForWidth() else least
 
 
 def scrolled(body: QWidget) -> QScrollArea:
@@ -277,6 +284,14 @@ def scrolled(body: QWidget) -> QScrollArea:
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
     area.setWidget(body)
     return area
+
+
+def area_of(widget: QWidget) -> QScrollArea | None:
+    """Return the area that the widget scrolls in, if there is one."""
+    above = widget.parentWidget()
+    while above is not None and not isinstance(above, QScrollArea):
+        above = above.parentWidget()
+    return above
 
 
 class Snug(QScrollArea):

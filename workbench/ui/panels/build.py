@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Scalar
 from workbench.protocol import Field
+from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.dialogs import runner_files
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _editors, _widgets
@@ -40,12 +41,14 @@ class BuildPanel(QWidget):
         session: SessionModel,
         run: RunModel,
         configuration: ConfigurationModel,
+        run_control: RunControl,
         theme: ThemeModel,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
         self._session, self._run = session, run
         self._configuration, self._theme = configuration, theme
+        self._run_control = run_control
         self._shows: dict[tuple[str, str], _editors.Show] = {}
         self._shown = ("", "")  # family and workload that the forms were made for
         self._told: object = None
@@ -91,35 +94,41 @@ class BuildPanel(QWidget):
         self._data = self._combo("data")
         self._data.activated.connect(self._choose_data)
         self._size = _widgets.note()
-        self._model_body = QWidget()
-        self._model_form = _form(self._model_body)
-        self._model_head = _widgets.expander("Model fields", self._theme.current, self._model_body)
+        more = QWidget()
+        self._more_head = _widgets.expander("", self._theme.current, more)
         self._reset = _widgets.link("Reset")  # short: it stands beside how many were changed
         self._reset.setToolTip("Back to the preset")
         self._reset.setAccessibleName("Reset the model fields to the preset")
         self._reset.clicked.connect(self._reset_model)
+        top = _form()
+        model = _widgets.tight(QHBoxLayout(), 6)
+        model.addWidget(self._family, 1)
+        model.addWidget(self._preset, 1)
+        for combo in (self._family, self._preset):
+            combo.setMinimumContentsLength(3)  # both fit into the narrowest column
+        self._preset.setAccessibleName("Preset")
+        self._preset.setToolTip("Preset: the size of the model")
+        _row(top, "Model", self._family, model)
+        _row(top, "Workload", self._workload)
+        layout.addLayout(top)
+        self._settings_form = _form()
+        layout.addLayout(self._settings_form)
         head = _widgets.tight(QHBoxLayout())
-        head.addWidget(self._model_head)
+        head.addWidget(self._more_head)
         head.addStretch(1)
         head.addWidget(self._reset)
-        self._settings_form = _form()
-        top = _form()
-        _row(top, "Family", self._family)
-        _row(top, "Preset", self._preset)
-        top.addRow("", self._size)
-        layout.addLayout(top)
         layout.addLayout(head)
-        layout.addWidget(self._model_body)
-        layout.addWidget(_widgets.rule())
-        work = _form()
-        _row(work, "Workload", self._workload)
-        layout.addLayout(work)
-        layout.addLayout(self._settings_form)
+        layout.addWidget(more)
+        column = _widgets.tight(QVBoxLayout(more), 6)
         rest = _form()
         _row(rest, "Data", self._data)
         seed, self._shows["", "seed"] = _editors.editor(SEED, self._set_seed)
         _row(rest, SEED.title, seed)
-        layout.addLayout(rest)
+        column.addLayout(rest)
+        column.addWidget(_widgets.rule())
+        column.addWidget(self._size)
+        self._model_form = _form()
+        column.addLayout(self._model_form)
         layout.addStretch(1)
 
     def _combo(self, name: str) -> CalmComboBox:
@@ -172,7 +181,8 @@ class BuildPanel(QWidget):
             self._shows["settings", field.name](value)
         self._shows["", "seed"](configuration.seed)
         changed = len(configuration.model)
-        self._model_head.setText(f"Model fields ({changed} changed)" if changed else "Model fields")
+        count = f" ({changed} changed)" if changed else ""
+        self._more_head.setText(f"Data, seed, fields{count}")
         self._reset.setVisible(bool(changed))
         self._show_size()
         self._show_problems()
@@ -298,8 +308,11 @@ class BuildPanel(QWidget):
                 lambda: self._configuration.choose(off, "Switch off what cannot be used"),
             )
         if left:
-            text = f"The run goes on without these changes: {', '.join(left)}. Stop it, then Run."
-            _offer(self._tell(text, "left", "info", "accent"), "Revert", self._revert)
+            text = f"These changes apply to the next run: {', '.join(left)}."
+            line = self._tell(text, "left", "info", "accent")
+            if not problems:
+                _offer(line, "Restart now", self._run_control.restart)
+            _offer(line, "Revert", self._revert)
 
     def _left_behind(self) -> list[str]:
         """Return what the run in progress goes on without, as the forms call it."""
@@ -330,8 +343,8 @@ def _offer(line: QWidget, text: str, act: Callable[[], None]) -> None:
     row.addWidget(button)
 
 
-def _form(host: QWidget | None = None) -> QFormLayout:
-    form = QFormLayout(host) if host is not None else QFormLayout()
+def _form() -> QFormLayout:
+    form = QFormLayout()
     form.setContentsMargins(0, 0, 0, 0)
     form.setHorizontalSpacing(8)
     form.setVerticalSpacing(6)
@@ -340,14 +353,20 @@ def _form(host: QWidget | None = None) -> QFormLayout:
     return form
 
 
-def _row(form: QFormLayout, title: str, widget: QWidget) -> None:
+def _row(
+    form: QFormLayout, title: str, widget: QWidget, controls: QHBoxLayout | None = None
+) -> None:
+    """Add a labelled line; ``controls`` holds the widget where there is more than one."""
     label = QLabel(title)
     label.setFixedWidth(LABEL_WIDTH)
     label.setProperty("muted", True)
     label.setWordWrap(True)
     label.setToolTip(widget.toolTip())
     label.setBuddy(widget)
-    form.addRow(label, widget)
+    if controls is None:
+        form.addRow(label, widget)
+    else:
+        form.addRow(label, controls)
 
 
 def _select(combo: CalmComboBox, data: str) -> None:

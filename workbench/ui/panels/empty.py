@@ -35,6 +35,7 @@ class Empty(QWidget):
         self._mark = QLabel()
         self._line = QLabel()
         self._line.setFont(fonts.title())
+        self._line.setWordWrap(True)
         self._sentence = QLabel()
         self._sentence.setProperty("muted", True)
         self._sentence.setWordWrap(True)
@@ -58,9 +59,13 @@ class Empty(QWidget):
         """Add a button beneath the sentence."""
         button = QPushButton(text)
         button.clicked.connect(act)
-        place = self._layout.count() - 1
-        self._layout.insertWidget(place, button, 0, Qt.AlignmentFlag.AlignHCenter)
+        self.append(button)
         return button
+
+    def append(self, widget: QWidget) -> None:
+        """Add a widget beneath everything that is there."""
+        place = self._layout.count() - 1
+        self._layout.insertWidget(place, widget, 0, Qt.AlignmentFlag.AlignHCenter)
 
     def minimumSizeHint(self) -> QSize:
         """Small, so that an empty panel never keeps its dock wide."""
@@ -73,8 +78,9 @@ class Empty(QWidget):
 
     def _fit(self) -> None:
         width = max(80, min(TEXT_WIDTH, self.width() - 32))
-        self._sentence.setFixedWidth(width)
-        self._sentence.setFixedHeight(self._sentence.heightForWidth(width))
+        for label in (self._line, self._sentence):
+            label.setFixedWidth(width)
+            label.setFixedHeight(label.heightForWidth(width))
 
     def _draw(self) -> None:
         pixmap = icon(self._icon_name, self._theme.current, "muted").pixmap(QSize(28, 28))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
@@ -15,6 +15,8 @@ AFTER_PAINT_MS = 30
 
 class Later(QWidget):
     """An empty surface until the event loop is idle, then the panel."""
+
+    made = Signal(QWidget)
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class Later(QWidget):
         if self._panel is None:
             self._panel = self._make()
             self._layout.addWidget(self._panel)
+            self.made.emit(self._panel)
         return self._panel
 
     def showEvent(self, event: QShowEvent) -> None:

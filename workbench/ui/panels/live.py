@@ -30,7 +30,7 @@ from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
 from workbench.ui.panels._utilization import Utilization
-from workbench.ui.panels.empty import Empty
+from workbench.ui.panels.start_page import StartPage
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
@@ -93,12 +93,7 @@ class LivePanel(QWidget):
         self._timer.setSingleShot(True)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self._frame)
-        self._empty = Empty(
-            theme,
-            "live",
-            "Nothing has run yet",
-            "Press Run (F5) to build the model and watch it here, or drop a session file (.h5).",
-        )
+        self._empty = StartPage(session, theme)
         self._stack = QStackedWidget()
         self._stack.addWidget(self._empty)
         self._area = _widgets.scrolled(self._splitter)
@@ -266,7 +261,7 @@ class LivePanel(QWidget):
     def _refresh(self) -> None:
         self._dirty = False
         self.utilization.refresh()
-        has_data = bool(self._run.session.segments or self._run.session.telemetry)
+        has_data = bool(self._run.session.segments)  # telemetry alone comes before the first run
         self._stack.setCurrentWidget(self._area if has_data else self._empty)
         if not self._session.follow:
             self._tell_held()

@@ -84,7 +84,7 @@ class OptimizePanel(QWidget):
         self.run.clicked.connect(self.optimizations.run)
         self.apply = QPushButton("Apply")
         self.apply.clicked.connect(self._apply)
-        self.save = QPushButton("Save as preset")
+        self.save = QPushButton("Save as toggle set")
         self.save.clicked.connect(self._save)
         self.chosen = _widgets.note()
         self.objective = self._make_objective()
@@ -290,4 +290,4 @@ class OptimizePanel(QWidget):
         study, row = self.study, self._row()
         if study is not None and row is not None:
             name = self.optimizations.save(study, row)
-            self.chosen.setText(f"Saved as preset {name}.")
+            self.chosen.setText(f"Saved as toggle set {name}.")

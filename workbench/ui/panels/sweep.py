@@ -66,7 +66,7 @@ class SweepPanel(QWidget):
         self.arms = {name: QCheckBox(title) for name, title in ARMS.items()}
         self.presets = QToolButton()
         self.presets.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
-        self.presets.setToolTip("Presets to measure too, each set over the configuration")
+        self.presets.setToolTip("Toggle sets to measure too, each applied to the configuration")
         self.presets.setMenu(QMenu(self.presets))
         self.seconds = CalmDoubleSpinBox()
         self.run = QPushButton("Run sweep")
@@ -185,7 +185,7 @@ class SweepPanel(QWidget):
             with QSignalBlocker(action):
                 action.setChecked(action.data() in sweeps.arms)
         chosen = sum(name in sweeps.arms for name in offered)
-        self.presets.setText(f"Presets ({chosen}) ▾" if chosen else "Presets ▾")
+        self.presets.setText(f"Sets ({chosen}) ▾" if chosen else "Sets ▾")
         self.presets.setVisible(bool(offered))
 
     # What was measured

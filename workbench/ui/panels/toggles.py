@@ -7,13 +7,14 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWi
 
 from sessions.model import Configuration, Evidence
 from workbench.ui.controllers.presets import Presets
+from workbench.ui.controllers.toggle_verdicts import last_verdicts
 from workbench.ui.controllers.verdict_prompt import Offers
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._evidence import evidence_of
 from workbench.ui.panels._preset_bar import PresetBar
-from workbench.ui.panels._toggle_groups import ToggleGroups
-from workbench.ui.panels._toggle_row import ToggleRow
+from workbench.ui.panels._toggle_groups import Filter, ToggleGroups
+from workbench.ui.panels._toggle_row import RowState, ToggleRow
 from workbench.ui.panels._verdict_bar import VerdictBar
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import config_edit
@@ -50,7 +51,10 @@ class TogglesPanel(QWidget):
         self._body = QWidget()
         self._pending = self._make_pending()
         layout = _widgets.tight(QVBoxLayout(self), 0)
+        self._filter = Filter()
         self.presets = PresetBar(session, offers, presets, theme)
+        self.presets.filterChanged.connect(self._set_filter)
+        self.presets.collapseAll.connect(self._collapse)
         self.verdict = VerdictBar(session, run, verdicts, offers, theme)
         for widget in (self.presets, self.verdict, self._pending, self._empty, self._body):
             layout.addWidget(widget, 1 if widget is self._body else 0)
@@ -58,7 +62,8 @@ class TogglesPanel(QWidget):
         self._body.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Ignored)
         self._body.setMinimumHeight(LEAST_PX)
         self._column = _widgets.column(self._body)
-        self._column.setSpacing(10)
+        self._column.setSpacing(4)
+        self._column.setContentsMargins(12, 4, 8, 8)
         configuration.catalogueChanged.connect(self._fill)
         for changed in (
             configuration.editedChanged,
@@ -75,6 +80,12 @@ class TogglesPanel(QWidget):
     def minimumSizeHint(self) -> QSize:
         """Small: a bar above the toggles takes its room from them, and not from other docks."""
         return QSize(super().minimumSizeHint().width(), MINIMUM_HEIGHT)
+
+    def reveal(self, name: str) -> None:
+        """Scroll to a toggle."""
+        row = self.rows.get(name)
+        if row is not None and (area := _widgets.area_of(row)) is not None:
+            area.ensureWidgetVisible(row)
 
     def _make_pending(self) -> QWidget:
         bar = QWidget()
@@ -114,12 +125,21 @@ class TogglesPanel(QWidget):
     def _choose(self, name: str, option: str) -> None:
         self._configuration.set_toggle(name, option)
 
+    def _set_filter(self, wanted: Filter) -> None:
+        self._filter = wanted
+        self._refresh()
+
+    def _collapse(self, collapsed: bool) -> None:
+        self._groups.set_collapsed(collapsed)
+
     def _refresh(self) -> None:
         configuration = self._configuration.edited
         if configuration is None:
             return
         pending = self._configuration.pending
         evidence = self._evidence()
+        segments = self._session.shown.segments
+        verdicts = last_verdicts(segments, self._verdicts.all, configuration)
         for name, row in self.rows.items():
             option = configuration.toggles.get(name, row.toggle.default)
             found = evidence.get(name)
@@ -129,30 +149,42 @@ class TogglesPanel(QWidget):
                 and not self._gone_back(found, option)
             ):
                 found = None
-            row.show_state(
-                option,
-                self._configuration.blocked(name),
-                found,
-                name in pending,
-                self._theme.current,
-            )
-        self._fold(configuration)
+            blocked = self._configuration.blocked(name)
+            shown = RowState(option, blocked, found, verdicts.get(name), name in pending)
+            row.show_state(shown, self._theme.current)
+        self._arrange(configuration)
         count = len(pending)
         self._pending.setVisible(bool(pending))
         waits = "for the verdict" if self._verdicts.busy else "on the way"
         self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} {waits}")
 
-    def _fold(self, configuration: Configuration) -> None:
-        absent = [name for name in self.rows if self._absent(name, configuration)]
-        self._groups.fold(absent, self._theme.current)
+    def _arrange(self, configuration: Configuration) -> None:
+        reasons = {name: self._unavailable(name, configuration) for name in self.rows}
+        unavailable = {name: reason for name, reason in reasons.items() if reason}
+        changed = frozenset(
+            name
+            for name, row in self.rows.items()
+            if configuration.toggles.get(name, row.toggle.default) != row.toggle.default
+        )
+        self._groups.show_rows(unavailable, changed, self._filter, self._theme.current)
 
-    def _absent(self, name: str, configuration: Configuration) -> bool:
-        """Whether the family has nothing that any option of a toggle that is off could act on."""
+    def _unavailable(self, name: str, configuration: Configuration) -> str:
+        """Return why no other option of a toggle that is off can be had; empty if one can.
+
+        What a click on Fix makes available stays where it is.
+        """
         toggle, blocked = self.rows[name].toggle, self._configuration.blocked(name)
-        off, *others = (option.name for option in toggle.options)
-        if configuration.toggles.get(name, toggle.default) != off or not others:
-            return False
-        return all(option in blocked and blocked[option].absent for option in others)
+        off, *options = (option.name for option in toggle.options)
+        if configuration.toggles.get(name, toggle.default) != off or not options:
+            return ""
+        reasons = [blocked[option] for option in options if option in blocked]
+        if len(reasons) < len(options) or off in blocked:
+            return ""
+        if all(why.absent for why in reasons):
+            return "model"
+        if any(why.set for why in reasons):
+            return ""
+        return "gpu" if all("CUDA GPU" in why.reason for why in reasons) else "here"
 
     def _evidence(self) -> dict[str, Evidence]:
         segments, edited = self._session.shown.segments, self._configuration.edited

@@ -34,6 +34,7 @@ XCB_PACKAGES = {
     "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
 }
 OTHERWISE = "use `workbench run` on the command line, or set QT_QPA_PLATFORM=offscreen"
+INVISIBLE = ("offscreen", "minimal", "minimalegl")  # platforms of Qt that show no window
 X_PORT = 6000
 CONNECT_S = 3.0
 
@@ -56,6 +57,11 @@ def trouble(environment: Mapping[str, str] = os.environ) -> str:
     return _unreachable(display) or _missing(XCB_PACKAGES)
 
 
+def is_invisible(platform: str) -> bool:
+    """Return True if nobody can see or close a window on this platform of Qt."""
+    return platform in INVISIBLE
+
+
 def hush_offscreen() -> None:
     """Leave out what Qt's offscreen platform says of itself whenever a window gets a size."""
     from PySide6.QtCore import (
@@ -70,7 +76,7 @@ def hush_offscreen() -> None:
         if not message.startswith("This plugin does not support"):
             sys.stderr.write(f"{qFormatLogMessage(kind, context, message)}\n")
 
-    if QGuiApplication.platformName() == "offscreen":
+    if is_invisible(QGuiApplication.platformName()):
         qInstallMessageHandler(tell)
 
 

@@ -91,7 +91,7 @@ def test_a_real_search_proposes_a_right_configuration_and_keeps_all_of_it(rig, s
 
 
 def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(rig, small, monkeypatch):
-    check, build = interleaving.checked.check, rig.arms._build
+    check, build = interleaving.comparison.check, rig.arms._build
 
     def checked(arm, situation, *rest):
         if situation.option("attention") == "sdpa_math":
@@ -114,7 +114,7 @@ def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(rig, small, 
 
     chance = np.random.default_rng(0)
     run_block = RunnerBench._block
-    monkeypatch.setattr(interleaving.checked, "check", checked)
+    monkeypatch.setattr(interleaving.comparison, "check", checked)
     monkeypatch.setattr(rig.arms, "_build", built)
     monkeypatch.setattr(RunnerBench, "_block", planted)
     study = optimize(rig, small, half_width=0.02)

@@ -49,7 +49,13 @@ def test_a_note_stands_where_it_was_made_though_the_clocks_are_an_hour_apart(qtb
 def test_the_status_bar_names_the_host_and_the_command_and_nothing_in_it_is_markup(
     qtbot, elsewhere
 ):
-    bar = StatusBar(elsewhere.session, elsewhere.run, elsewhere.configuration, elsewhere.theme)
+    bar = StatusBar(
+        elsewhere.session,
+        elsewhere.run,
+        elsewhere.configuration,
+        elsewhere.run_control,
+        elsewhere.theme,
+    )
     qtbot.addWidget(bar)
     elsewhere.configuration.catalogue.environment["host"] = "<b>gpuhost</b>"
     elsewhere.configuration.catalogueChanged.emit()
@@ -70,7 +76,13 @@ def test_a_file_of_the_runners_is_asked_for_by_its_path_there(qtbot, elsewhere, 
     monkeypatch.setattr(QInputDialog, "getText", answer)
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: pytest.fail("of this host"))
     elsewhere.configuration.catalogue.environment["host"] = "gpuhost"
-    bar = StatusBar(elsewhere.session, elsewhere.run, elsewhere.configuration, elsewhere.theme)
+    bar = StatusBar(
+        elsewhere.session,
+        elsewhere.run,
+        elsewhere.configuration,
+        elsewhere.run_control,
+        elsewhere.theme,
+    )
     qtbot.addWidget(bar)
     assert runner_files.existing(elsewhere.configuration.catalogue, bar, "Text") == "/data/text.txt"
     assert asked == ["Path on gpuhost:"]

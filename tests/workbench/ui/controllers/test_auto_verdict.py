@@ -109,12 +109,63 @@ def test_an_offer_waits_while_another_two_are_compared(qtbot, workspace, bar, ho
     assert "did it help?" in texts(bar)
     assert not [one.text() for one in bar.findChildren(QPushButton) if one.isVisible()]
     workspace.offers.accept()
-    assert workspace.offers.offer is not None and not workspace.offers.watched
+    assert workspace.offers.offer is not None and workspace.offers.judged is None
     hold.unlink()
     running(qtbot, workspace)
     press(qtbot, bar, "Verdict")
     qtbot.waitUntil(lambda: compared(workspace)[1:] == [({"triton": "off"}, {"triton": "on"})])
     running(qtbot, workspace)
+
+
+def test_the_card_turns_into_the_answer_however_the_verdict_was_asked_for(
+    qtbot, workspace, panel, bar
+):
+    workspace.configuration.set_toggle("triton", "on")
+    qtbot.waitUntil(bar.isVisible)
+    running(qtbot, workspace, 2)
+    workspace.verdicts.against_before()
+    running(qtbot, workspace)
+    qtbot.waitUntil(lambda: "Triton kernels, all: On: 1.2" in texts(bar))
+    assert "did it help?" not in texts(bar) and "x faster (95 % CI " in texts(bar)
+    result = panel.rows["triton"].result
+    assert result._whole.startswith("1.2") and "x faster, " in result._whole
+    assert panel.rows["adamw"].result._whole == ""
+
+
+def test_the_card_goes_when_the_workload_changes(qtbot, workspace, bar):
+    workspace.configuration.set_toggle("triton", "on")
+    qtbot.waitUntil(bar.isVisible)
+    running(qtbot, workspace, 2)
+    workspace.configuration.edit(
+        config_edit.with_workload(
+            workspace.configuration.catalogue, workspace.configuration.edited, "forward"
+        )
+    )
+    assert workspace.offers.offer is None and not bar.isVisible()
+
+
+def test_the_answer_goes_when_another_run_begins(qtbot, workspace, bar):
+    workspace.configuration.set_toggle("triton", "on")
+    qtbot.waitUntil(bar.isVisible)
+    press(qtbot, bar, "Verdict")
+    running(qtbot, workspace)
+    qtbot.waitUntil(lambda: "x faster" in texts(bar))
+    workspace.run.stop()
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
+    workspace.runs.start()
+    qtbot.waitUntil(lambda: not bar.isVisible())
+
+
+def test_ticking_auto_verdict_measures_nothing_that_was_changed_before(qtbot, workspace, bar):
+    workspace.configuration.set_toggle("triton", "on")
+    running(qtbot, workspace, 2)
+    workspace.offers.set_automatic(True)
+    qtbot.wait(700)
+    assert not workspace.verdicts.busy and not workspace.session.shown.comparisons
+    workspace.configuration.set_toggle("adamw", "fused")
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons))
+    running(qtbot, workspace)
+    assert compared(workspace) == [({"adamw": "loop"}, {"adamw": "fused"})]
 
 
 def test_an_offer_can_be_dismissed_and_the_next_click_makes_another(qtbot, workspace, bar):
@@ -201,9 +252,9 @@ def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, workspace, bar):
     workspace.configuration.set_toggle("compile", "reduce-overhead")
     qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons))
     running(qtbot, workspace)
-    qtbot.waitUntil(lambda: "by time: B is FASTER" in texts(bar))
+    qtbot.waitUntil(lambda: "WRONG results of B" in texts(bar))
     shown = texts(bar)
-    assert "B computed wrong numbers; by time: B is FASTER than A" in shown
+    assert "torch.compile: reduce-overhead: 1.2" in shown and "WRONG results of B" in shown
     assert bar.property("tone") == "bad"
     assert "x faster (95 % CI " in shown
     assert "B: wrong numbers: relative error 0.022, at most 0.0021 expected" in shown

@@ -74,9 +74,7 @@ def test_a_toggle_that_is_chosen_for_another_workload_is_no_change_of_the_run(
     workspace.configuration.edit(other_workload(workspace))
     workspace.configuration.set_toggle("adamw", "fused")
     assert sent == [] and workspace.configuration.pending == {}
-    assert said(build, "left") == [
-        "The run goes on without these changes: workload, toggles. Stop it, then Run."
-    ]
+    assert said(build, "left") == ["These changes apply to the next run: workload, toggles."]
     press(build, "Revert")
     assert workspace.configuration.edited == running and said(build, "left") == [] and sent == []
 
@@ -102,11 +100,24 @@ def test_a_setting_that_the_run_does_not_have_is_told_and_its_toggles_stay_live(
     workspace.configuration.edit(
         config_edit.with_setting(workspace.configuration.edited, "batch", 77)
     )
-    assert said(build, "left") == [
-        "The run goes on without these changes: batch. Stop it, then Run."
-    ]
+    assert said(build, "left") == ["These changes apply to the next run: batch."]
     workspace.configuration.set_toggle("adamw", "fused")
     assert sent == [{"adamw": "fused"}]
+
+
+def test_restart_now_starts_what_the_run_does_not_have(qtbot, workspace, build):
+    run(qtbot, workspace)
+    workspace.configuration.edit(
+        config_edit.with_setting(workspace.configuration.edited, "batch", 77)
+    )
+    qtbot.waitUntil(
+        lambda: workspace.configuration.availability.configuration == workspace.configuration.edited
+    )
+    press(build, "Restart now")
+    qtbot.waitUntil(
+        lambda: workspace.run.state == "running" and workspace.run.running.settings["batch"] == 77
+    )
+    assert said(build, "left") == [] and not workspace.failures.recent
 
 
 def test_going_there_and_back_before_the_run_has_followed_ends_where_one_chose_last(

@@ -50,7 +50,7 @@ def test_a_preset_is_applied_whole_and_undone_as_one_step(qtbot, workspace, pane
         "compile": "default",
     }
     assert not panel.presets.told.isVisible()  # all of it is chosen, as one can see
-    assert workspace.configuration.undo.undoText() == "Preset Throughput"
+    assert workspace.configuration.undo.undoText() == "Toggle set Throughput"
     workspace.configuration.undo.undo()
     assert switched(workspace) == {"rope_cache": "shared"}
     workspace.configuration.undo.redo()
@@ -132,7 +132,7 @@ def test_saving_renaming_and_deleting_are_undone_like_toggles(workspace, panel, 
     workspace.presets.remove("b")
     assert (
         list(workspace.presets.own) == ["b 2"]
-        and workspace.configuration.undo.undoText() == "Delete preset b"
+        and workspace.configuration.undo.undoText() == "Delete toggle set b"
     )
     for left in (["b 2", "b"], ["a", "b"], ["a"], []):
         workspace.configuration.undo.undo()
@@ -171,7 +171,7 @@ def test_of_a_file_what_is_here_is_applied_and_the_rest_told(qtbot, workspace, p
 def test_a_file_that_is_none_is_refused_in_a_banner(workspace, panel, tmp_path):
     (tmp_path / "odd.json").write_text("[]")
     workspace.presets.take(tmp_path / "odd.json")
-    assert "odd.json is no file of presets" in workspace.failures.recent[-1].sentence
+    assert "odd.json is no file of toggle sets" in workspace.failures.recent[-1].sentence
     workspace.presets.save("mine")
     workspace.presets.share("mine", tmp_path / "no" / "folder.json")
     assert "cannot be written" in workspace.failures.recent[-1].sentence
@@ -189,7 +189,7 @@ def test_the_menu_has_them_all_and_what_can_be_done(qtbot, workspace, panel):
     assert list(workspace.presets.own) == ["yours"]
     actions(actions(open_menu(panel))["yours"].menu())["Delete"].trigger()
     assert workspace.presets.own == {}
-    actions(open_menu(panel))["Save these toggles as a preset …"].trigger()
+    actions(open_menu(panel))["Save these toggles as a set …"].trigger()
     panel.findChildren(QInputDialog)[-1].textValueSelected.emit("again")
     assert list(workspace.presets.own) == ["again"]
 
@@ -202,7 +202,7 @@ def test_the_menu_writes_and_reads_files(workspace, panel, tmp_path, monkeypatch
     actions(actions(open_menu(panel))["mine"].menu())["Share as a file …"].trigger()
     workspace.presets.remove("mine")
     monkeypatch.setattr(ask, "getOpenFileName", lambda *_: (f"{path}.json", ""))
-    actions(open_menu(panel))["Add presets of a file …"].trigger()
+    actions(open_menu(panel))["Add toggle sets of a file …"].trigger()
     assert list(workspace.presets.own) == ["mine"]
 
 
@@ -210,12 +210,12 @@ def test_the_palette_and_the_menu_bar_have_presets(qtbot, ready):
     workspace = ready.workspace
     workspace.presets.save("mine")
     run = actions(ready.actions_.menus["Run"])
-    run["Toggle presets"].menu().aboutToShow.emit()
-    assert {"Throughput", "mine"} <= actions(run["Toggle presets"].menu()).keys()
+    run["Toggle sets"].menu().aboutToShow.emit()
+    assert {"Throughput", "mine"} <= actions(run["Toggle sets"].menu()).keys()
     entries = {entry.text: entry for entry in ready.actions_.entries()}
-    assert not entries["Toggles: mine"].why_not
+    assert not entries["Toggle set: mine"].why_not
     with qtbot.waitSignal(workspace.presets.changed):
-        entries["Toggles: Throughput"].run()
+        entries["Toggle set: Throughput"].run()
     assert switched(workspace)["compile"] == "default"
 
 

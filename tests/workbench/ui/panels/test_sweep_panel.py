@@ -87,7 +87,7 @@ def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, 
     entries[offered.title].trigger()
     entries["mine"].trigger()
     qtbot.waitUntil(lambda: panel.said.text() == "15 points")
-    assert panel.presets.text() == "Presets (2) ▾"
+    assert panel.presets.text() == "Sets (2) ▾"
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     assert asked[0].arms == [{}, offered.toggles, {"triton": "on|off"}], (
         "or off where it cannot be used"

@@ -196,6 +196,8 @@ def test_configuration_run_toggle_and_verdict_need_no_mouse(qtbot, ready, hold, 
 def test_a_blocked_option_is_unblocked_and_its_row_keeps_the_keyboard(qtbot, ready):
     fix = ready.toggles.findChild(QPushButton, "fix")
     (row,) = (one for one in ready.toggles.rows.values() if one.isAncestorOf(fix))
+    tab_to(qtbot, row.lock)
+    key(qtbot, Key.Key_Space)
     tab_to(qtbot, fix)
     key(qtbot, Key.Key_Space)
     qtbot.waitUntil(lambda: not row.findChildren(QPushButton, "fix"))

@@ -145,10 +145,10 @@ def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
 
 def test_a_wider_window_is_wider_where_the_plots_are(qtbot, window):
     docks = window.desk.docks
-    qtbot.waitUntil(lambda: 340 < docks["build"].width() < 370)
+    qtbot.waitUntil(lambda: 410 < docks["build"].width() < 440)
     window.resize(1900, 1000)
     qtbot.waitUntil(lambda: window.desk.width() > 1800)
-    qtbot.waitUntil(lambda: docks["build"].width() < 370)
+    qtbot.waitUntil(lambda: docks["build"].width() < 440)
     assert docks["live"].width() > 1400
     across = Qt.Orientation.Horizontal
     window.desk.resizeDocks([docks["build"], docks["live"]], [500, 1400], across)
@@ -167,7 +167,9 @@ def offered(workspace):
 
 
 def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, offered):
-    bar = StatusBar(offered.session, offered.run, offered.configuration, offered.theme)
+    bar = StatusBar(
+        offered.session, offered.run, offered.configuration, offered.run_control, offered.theme
+    )
     qtbot.addWidget(bar)
     bar.show()
     idle = bar.height()
@@ -181,7 +183,9 @@ def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, off
 
 
 def test_the_status_bar_tells_sizes_and_rates_as_plots_do(qtbot, offered):
-    bar = StatusBar(offered.session, offered.run, offered.configuration, offered.theme)
+    bar = StatusBar(
+        offered.session, offered.run, offered.configuration, offered.run_control, offered.theme
+    )
     qtbot.addWidget(bar)
     offered.session.shown = offered.session.recorder.session = session()
     offered.run.state = "running"

@@ -31,7 +31,7 @@ def test_tab_goes_through_forms_toggles_and_tables_as_they_lie_and_comes_round(q
     qtbot.waitUntil(ready.isActiveWindow)
     found = pressed(qtbot, ready)
     names = [one.objectName() for one in found if one.objectName()]
-    form = ["family", "preset", "workload", "field-batch", "field-sequence", "data", "field-seed"]
+    form = ["family", "preset", "workload", "field-batch", "field-sequence"]
     assert [name for name in names if name in form] == form
     rows = [row for row in ready.toggles.rows.values() if row.picker.isVisible()]
     stops = [next((at for at, one in enumerate(found) if row.isAncestorOf(one)), -1)

@@ -40,17 +40,52 @@ def test_a_journal_that_cannot_be_written_is_told_once_and_the_run_goes_on(
     window.workspace.run.begin_session()
 
 
+class Stage:
+    """A record of what the demo shows."""
+
+    def __init__(self, settled=lambda: True):
+        self.captions, self.settled = [], settled
+
+    def caption(self, sentence, detail):
+        self.captions.append(sentence)
+
+    def bring(self, panel):
+        self.captions.append(panel)
+
+    reveal = bring
+
+
+def test_the_demo_explains_what_happens_and_says_each_verdict(qtbot, workspace, tmp_path):
+    stage, said = Stage(), []
+    demo = Demo(workspace, tmp_path, said.append, stage)
+    workspace.run.start_runner()
+    with qtbot.waitSignal(demo.ended, timeout=60_000):
+        demo.start()
+    assert not demo.outcome.failures
+    half, graphs = demo.outcome.verdicts
+    assert half.startswith("BF16 mixed precision: 1.2") and "x faster (95 % CI " in half
+    assert graphs.startswith("Fused AdamW and CUDA graphs: 1.2")
+    assert {half, "verdict", "precision", "adamw"} <= set(stage.captions)
+    assert "BF16 mixed precision is switched on while the model runs." in stage.captions
+    first, second = (run.facts["segments"] for run in workspace.session.shown.comparisons)
+    a, b, c, d = (
+        workspace.session.shown.segments[place].configuration for place in [*first, *second]
+    )
+    assert (a.toggles["precision"], b.toggles["precision"]) == ("fp32", "amp_bf16")
+    assert c == b and d.toggles["cuda_graphs"] == "on"
+
+
 def test_the_demo_goes_on_without_a_journal_and_fails_where_nothing_can_be_saved(
     qtbot, workspace, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     said = []
-    demo = Demo(workspace, tmp_path / "out", said.append, lambda: True)
+    demo = Demo(workspace, tmp_path / "out", said.append, Stage())
     workspace.run.start_runner()
     qtbot.waitUntil(lambda: workspace.run.state == "idle")
     assert len(said) == 1 and said[0].startswith("The journal /dev/null/workbench/")
     assert demo.outcome.failures == []
-    demo._file, demo._segments = Path("/dev/null/out/demo.h5"), 1
+    demo._file, demo._script = Path("/dev/null/out/demo.h5"), demo._keep()
     with qtbot.waitSignal(demo.ended):
         demo.start()
     (failure,) = demo.outcome.failures
@@ -70,10 +105,11 @@ def test_the_demo_ends_once_the_window_shows_all_that_it_saved(qtbot, ready, tmp
         looks.append(ready.settled())
         return len(looks) > 3 and looks[-1]
 
-    demo = Demo(workspace, tmp_path, lambda _: None, settled)
-    demo._segments = 1
-    demo.start()
+    demo = Demo(workspace, tmp_path, lambda _: None, Stage(settled))
+    demo._script = demo._keep()
     click(qtbot, ready, "stop")
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
+    demo.start()
     with qtbot.waitSignal(demo.ended, timeout=30_000):
         pass
     assert len(looks) > 3

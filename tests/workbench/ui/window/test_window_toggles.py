@@ -7,6 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QLabel, QPushButton, QToolButton
 
 from sessions.model import Evidence, Segment
+from workbench.ui.panels._toggle_row import RowState
 
 
 def texts(row, name):
@@ -22,7 +23,7 @@ def start(qtbot, window):
     qtbot.waitUntil(lambda: window.workspace.run.state == "running")
 
 
-def test_a_blocked_option_is_disabled_and_says_why_in_text(ready):
+def test_a_blocked_option_is_disabled_and_says_why_behind_its_lock(qtbot, ready):
     row = ready.toggles.rows["attention"]
     combo = row.findChild(QComboBox)
     disabled = [
@@ -31,6 +32,8 @@ def test_a_blocked_option_is_disabled_and_says_why_in_text(ready):
         if not combo.model().item(place).isEnabled()
     ]
     assert disabled == ["SDPA flash", "SDPA cuDNN", "FlashAttention 3", "xFormers"]
+    assert "xformers is not installed" in row.lock.toolTip()
+    qtbot.mouseClick(row.lock, Qt.MouseButton.LeftButton)
     shown = [label for label in row.findChildren(QLabel, "blocked") if label.isVisible()]
     assert any("needs FP16 or BF16 inputs" in label.text() for label in shown)
     assert any("xformers is not installed" in label.text() for label in shown)
@@ -38,6 +41,7 @@ def test_a_blocked_option_is_disabled_and_says_why_in_text(ready):
 
 def test_the_fix_button_makes_the_choices_that_unblock(qtbot, ready):
     row = ready.toggles.rows["attention"]
+    qtbot.mouseClick(row.lock, Qt.MouseButton.LeftButton)
     fix = row.findChild(QPushButton, "fix")
     qtbot.mouseClick(fix, Qt.MouseButton.LeftButton)
     assert ready.workspace.configuration.edited.toggles["precision"] == "amp_bf16"
@@ -49,7 +53,9 @@ def test_a_fix_may_change_the_workload(qtbot, ready):
     workspace = ready.workspace
     workspace.configuration.choose({"workload": "forward"}, "Forward")
     qtbot.waitUntil(lambda: bool(workspace.configuration.blocked("checkpointing")))
-    fix = ready.toggles.rows["checkpointing"].findChild(QPushButton, "fix")
+    row = ready.toggles.rows["checkpointing"]
+    qtbot.mouseClick(row.lock, Qt.MouseButton.LeftButton)
+    fix = row.findChild(QPushButton, "fix")
     qtbot.mouseClick(fix, Qt.MouseButton.LeftButton)
     assert workspace.configuration.edited.workload == "train"
 
@@ -95,7 +101,7 @@ def test_an_option_without_effect_says_so_in_words(qtbot, ready):
 def test_an_option_that_is_the_default_by_what_it_means_says_so_and_warns_of_nothing(ready):
     row, theme = ready.toggles.rows["compile"], ready.workspace.theme.current
     found = Evidence("compile", "default", "as default", "every step had the same sizes")
-    row.show_state("default", {}, found, False, theme)
+    row.show_state(RowState("default", evidence=found), theme)
     label = row.findChild(QLabel, "evidence")
     assert label.text() == "As default: every step had the same sizes"
     assert label.property("tone") != "warning"

@@ -1,0 +1,82 @@
+"""The first start: what the tool is for, a sample, recent files, the tour and the help pages."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QPoint, QRect, Qt, QUrl
+from PySide6.QtWidgets import QPushButton
+
+from workbench.ui.dialogs.help import HelpDialog
+from workbench.ui.help_pages import PAGES
+from workbench.ui.panels.start_page import PURPOSE, SAMPLE, StartPage
+from workbench.ui.tour import STOPS, Tour
+
+
+@pytest.fixture
+def page(qtbot, workspace):
+    page = StartPage(workspace.session, workspace.theme)
+    qtbot.addWidget(page)
+    page.resize(700, 500)
+    page.show()
+    return page
+
+
+def test_the_first_page_says_what_the_tool_is_for_and_opens_a_sample(qtbot, workspace, page):
+    assert page._line.text() == PURPOSE
+    qtbot.mouseClick(page.sample, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: workspace.session.path == SAMPLE)
+    assert workspace.session.shown.comparisons and not workspace.session.live
+
+
+def test_the_first_page_offers_the_tour_and_recent_files(qtbot, tmp_path, page):
+    paths = [tmp_path / f"{number}.h5" for number in range(6)]
+    opened, tours = [], []
+    page.offer_more(lambda: tours.append(1), paths, opened.append)
+    buttons = {button.text(): button for button in page.findChildren(QPushButton)}
+    assert [text for text in buttons if text.endswith(".h5")] == [
+        f"Open {number}.h5" for number in range(4)
+    ]
+    buttons["Open 2.h5"].click()
+    buttons["Take the tour"].click()
+    assert opened == [paths[2]] and tours == [1]
+
+
+@pytest.mark.parametrize("size", [(900, 600), (1440, 900)])
+def test_the_tour_has_five_callouts_inside_the_window(qtbot, ready, settings, size):
+    ready.resize(*size)
+    assert not settings.tour_shown
+    ready.actions_["tour"].trigger()
+    (tour,) = ready.findChildren(Tour)
+    assert settings.tour_shown and len(STOPS) == 5
+    for number in range(1, 6):
+        assert tour.count.text() == f"{number} of 5"
+        assert ready.rect().contains(tour.geometry()), number
+        label = tour.text
+        assert label.height() >= label.heightForWidth(label.width())
+        target = STOPS[number - 1].target(ready)
+        covered = QRect(target.mapTo(ready, QPoint(0, 0)), target.size())
+        assert target.isVisible() and tour._frame.geometry().contains(covered)
+        tour.next_button.click()
+    qtbot.waitUntil(lambda: not ready.findChildren(Tour))
+
+
+def test_escape_ends_the_tour(qtbot, ready):
+    ready.start_tour()
+    (tour,) = ready.findChildren(Tour)
+    qtbot.keyClick(tour, Qt.Key.Key_Escape)
+    qtbot.waitUntil(lambda: not ready.findChildren(Tour))
+
+
+def test_the_help_has_its_pages_and_follows_links_between_them(qtbot, ready):
+    for action in ("help", "help-verdict", "help-plots", "help-models", "help-gpus"):
+        assert ready.actions_[action] in ready.actions_.menus["Help"].actions()
+    ready.actions_["help-verdict"].trigger()
+    (dialog,) = ready.findChildren(HelpDialog)
+    assert "random pairs of blocks" in dialog.page.toPlainText()
+    for page in PAGES:
+        dialog.show_page(page.name)
+        text = dialog.page.toPlainText()
+        assert len(text) > 200 and "Part of the" not in text, page.name
+    dialog.page.anchorClicked.emit(QUrl("USER_MODELS.md#the-contract"))
+    assert "build()" in dialog.page.toPlainText()
+    dialog.close()

@@ -1,0 +1,88 @@
+"""Rows of toggles of the real catalogue in windows of several sizes, by their geometry."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from fake_session import messages
+from PySide6.QtCore import QPoint, QRect
+from PySide6.QtWidgets import QScrollArea, QWidget
+from shown_window import opened
+
+from workbench.client.recorder import Recorder
+from workbench.ui.controllers.toggle_verdicts import ToggleVerdict
+from workbench.ui.panels._toggle_row import RowState
+from workbench.ui.workspace import Workspace
+
+
+@pytest.fixture
+def window(qapp, qtbot, settings, monkeypatch):
+    """A fresh window with the toggles of the real runner."""
+    monkeypatch.setattr("workbench.ui.panel_list.live", lambda workspace: QWidget())
+    workspace = Workspace()
+    with opened(qapp, qtbot, workspace, settings) as window:
+        workspace.run.start_runner()
+        qtbot.waitUntil(
+            lambda: (
+                workspace.run.state == "idle" and workspace.configuration.availability is not None
+            )
+        )
+        yield window
+    workspace.close()
+
+
+def visible_rows(panel):
+    """The rows that lie wholly inside what is scrolled into view."""
+    first = next(iter(panel.rows.values()))
+    area = next(area for area in panel.findChildren(QScrollArea) if area.isAncestorOf(first))
+    viewport = area.viewport()
+    room = QRect(viewport.mapToGlobal(QPoint(0, 0)), viewport.size())
+    return [
+        row
+        for row in panel.rows.values()
+        if row.isVisible() and room.contains(QRect(row.mapToGlobal(QPoint(0, 0)), row.size()))
+    ]
+
+
+def test_fifteen_toggles_are_visible_and_nothing_is_squeezed(qtbot, window):
+    panel = window.toggles
+    window.resize(1440, 900)
+    window.desk.proportion()
+    qtbot.waitUntil(lambda: len(visible_rows(panel)) >= 15)
+    for size in ((900, 600), (1366, 768), (1440, 900), (1920, 1080)):
+        window.resize(*size)
+        window.desk.proportion()
+        qtbot.waitUntil(lambda: len(visible_rows(panel)) > 0)
+        qtbot.wait(50)
+        rows = visible_rows(panel)
+        assert len(rows) > (4 if size[1] == 600 else 8), size
+        for row in rows:
+            assert row.height() >= row.picker.minimumSizeHint().height(), (size, row.objectName())
+            right = row.picker.mapTo(panel, QPoint(row.picker.width(), 0)).x()
+            assert right <= panel.width(), (size, row.objectName())
+        tops = sorted((row.mapToGlobal(QPoint(0, 0)).y(), row.height()) for row in rows)
+        for (top, height), (below, _) in itertools.pairwise(tops):
+            assert top + height <= below, size
+
+
+def test_a_row_has_room_for_the_result_of_its_verdict(qtbot, window):
+    recorder = Recorder()
+    for message in messages("verdict"):
+        recorder.record(message)
+    measured = recorder.session.comparisons[0]
+    comparison = msgspec.structs.replace(
+        measured, ratio=0.81, low=0.79, high=0.83, verdict="FASTER"
+    )
+    fine = {"ok": True, "reference": "float64", "text": "right"}
+    comparison.facts["numerics"] = {"0": fine, "1": fine}
+    window.resize(1440, 900)
+    window.desk.proportion()
+    row = window.toggles.rows["adamw"]
+    row.show_state(
+        RowState("fused", verdict=ToggleVerdict("loop", "fused", comparison)),
+        window.workspace.theme.current,
+    )
+    qtbot.waitUntil(lambda: row.result.text() == "1.23x faster, results match")
+    assert "95 % CI" in row.mark.toolTip()

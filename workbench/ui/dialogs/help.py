@@ -1,0 +1,51 @@
+"""The window of help pages: their titles on the left, the page on the right."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QListWidget, QTextBrowser, QWidget
+
+from workbench.ui.help_pages import FILES, PAGES
+from workbench.ui.panels import _widgets
+
+SIZE = (820, 600)
+LIST_PX = 190
+
+
+class HelpDialog(QDialog):
+    """Shows one page at a time; links between pages stay inside the dialog."""
+
+    def __init__(self, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Help")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.resize(*SIZE)
+        self.titles = QListWidget()
+        self.titles.setAccessibleName("Help pages")
+        self.titles.setFixedWidth(LIST_PX)
+        self.titles.addItems([page.title for page in PAGES])
+        self.page = QTextBrowser()
+        self.page.setAccessibleName("Help page")
+        self.page.setOpenLinks(False)
+        self.page.anchorClicked.connect(self._follow)
+        layout = _widgets.tight(QHBoxLayout(self), 8, 8)
+        layout.addWidget(self.titles)
+        layout.addWidget(self.page, 1)
+        self.titles.currentRowChanged.connect(self._show_row)
+        self.show_page(name)
+
+    def show_page(self, name: str) -> None:
+        """Turn to a page by its name."""
+        self.titles.setCurrentRow([page.name for page in PAGES].index(name))
+
+    def _show_row(self, row: int) -> None:
+        self.page.setMarkdown(PAGES[row].markdown())
+
+    def _follow(self, url: QUrl) -> None:
+        """Turn to the page that a link names; other addresses open in the browser."""
+        name = FILES.get(url.path().rpartition("/")[2])
+        if name is not None:
+            self.show_page(name)
+        elif url.scheme() in ("http", "https"):
+            QDesktopServices.openUrl(url)

@@ -1,0 +1,56 @@
+"""The pages of the Help menu, as Markdown; most are sections of the pages in this package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1]  # USAGE.md and its neighbours lie beside the code
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page: its name, its title, and what makes its Markdown."""
+
+    name: str
+    title: str
+    markdown: Callable[[], str]
+
+
+def file_text(name: str) -> str:
+    """Return a page of the package without its link back to the README."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    return re.sub(r"^Part of the \[.*\n+", "", text, flags=re.MULTILINE)
+
+
+def section(name: str, heading: str, title: str) -> str:
+    """Return one section of a page under another title; raises ``KeyError`` without it."""
+    parts = re.split(r"^## (?:\d+\. )?", file_text(name), flags=re.MULTILINE)
+    for part in parts[1:]:
+        first, _, text = part.partition("\n")
+        if first == heading:
+            return f"# {title}\n{text}"
+    raise KeyError(f"{name} has no section {heading!r}")
+
+
+def plots_text() -> str:
+    """Return how to read each plot: the help text of every plot."""
+    from workbench.plots import PLOTS
+
+    parts = [section("USAGE.md", "Watch", "How to read each plot")]
+    for plot in sorted(PLOTS.values(), key=lambda plot: plot.title):
+        parts.append(f"### {plot.title}\n\n{plot.help}\n")
+    return "\n".join(parts)
+
+
+PAGES = (
+    Page("usage", "Usage", lambda: file_text("USAGE.md")),
+    Page("verdict", "What a verdict is", lambda: section("USAGE.md", "Judge", "What a verdict is")),
+    Page("plots", "How to read each plot", plots_text),
+    Page("models", "User models", lambda: file_text("USER_MODELS.md")),
+    Page("gpus", "Several GPUs", lambda: section("USAGE.md", "Several GPUs", "Several GPUs")),
+    Page("commands", "Commands", lambda: file_text("COMMANDS.md")),
+)
+FILES = {"USAGE.md": "usage", "USER_MODELS.md": "models", "COMMANDS.md": "commands"}

@@ -1,0 +1,168 @@
+"""A short tour of the window: five callouts, once at the first start and from the Help menu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+
+from workbench.theming import fonts
+from workbench.ui.panels import _widgets
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+WIDTH = 300
+GAP = 10  # between a callout and what it explains
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One callout: what it points at, a title and a sentence."""
+
+    target: Callable[[MainWindow], QWidget | None]
+    title: str
+    text: str
+
+
+def _panel(name: str) -> Callable[[MainWindow], QWidget | None]:
+    def dock(window: MainWindow) -> QWidget | None:
+        return window.desk.docks[name]
+
+    return dock
+
+
+def _action(name: str) -> Callable[[MainWindow], QWidget | None]:
+    def button(window: MainWindow) -> QWidget | None:
+        return window.toolbar.widgetForAction(window.actions_[name])
+
+    return button
+
+
+STOPS = (
+    Stop(
+        _panel("build"),
+        "Choose a model",
+        "Family, size and workload. The defaults fit this machine. Your own model: File, Open "
+        "model.",
+    ),
+    Stop(_action("run"), "Run it", "Run (F5) builds the model. Every step is timed and plotted."),
+    Stop(
+        _panel("toggles"),
+        "Switch optimizations",
+        "Change any toggle while the model runs. A lock says why an option is not available, and "
+        "what would enable it.",
+    ),
+    Stop(
+        _action("verdict"),
+        "Ask for the verdict",
+        "Verdict (F8) runs both configurations in random pairs of short blocks, and says whether "
+        "the change is faster and whether the results are still right.",
+    ),
+    Stop(
+        _panel("segments"),
+        "Keep and compare",
+        "Each configuration that ran is one row, with its ratio to the baseline. File, Report "
+        "writes everything to one page.",
+    ),
+)
+
+
+class Tour(QFrame):
+    """One callout over the window at a time; Escape and Close end the tour."""
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self._window = window
+        self._place = -1
+        self.setProperty("popup", True)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setFixedWidth(WIDTH)
+        self._frame = QFrame(window)  # around what is explained
+        self._frame.setProperty("spotlight", True)
+        self._frame.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.title = QLabel()
+        self.title.setFont(fonts.title())
+        self.text = QLabel()
+        self.text.setWordWrap(True)
+        self.count = _widgets.muted("")
+        self.close_button = QPushButton("Close")
+        self.close_button.clicked.connect(self.end)
+        self.next_button = QPushButton("Next")
+        self.next_button.setProperty("primary", True)
+        self.next_button.clicked.connect(self.advance)
+        layout = _widgets.tight(QVBoxLayout(self), 8, 12)
+        layout.addWidget(self.title)
+        layout.addWidget(self.text)
+        row = _widgets.tight(QHBoxLayout())
+        row.addWidget(self.count, 1)
+        row.addWidget(self.close_button)
+        row.addWidget(self.next_button)
+        layout.addLayout(row)
+        window.installEventFilter(self)
+        self.advance()
+
+    def advance(self) -> None:
+        """Show the next callout, or end after the last."""
+        self._place += 1
+        if self._place == len(STOPS):
+            self.end()
+            return
+        stop = STOPS[self._place]
+        self.title.setText(stop.title)
+        self.text.setText(stop.text)
+        self.count.setText(f"{self._place + 1} of {len(STOPS)}")
+        self.next_button.setText("Done" if self._place == len(STOPS) - 1 else "Next")
+        self.show()
+        self._point()
+        self.next_button.setFocus()
+
+    def end(self) -> None:
+        """Close the tour."""
+        self._window.removeEventFilter(self)
+        for widget in (self._frame, self):
+            widget.hide()
+            widget.deleteLater()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """End at Escape."""
+        if event.key() == Qt.Key.Key_Escape:
+            self.end()
+        else:
+            super().keyPressEvent(event)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Follow the window's size."""
+        if event.type() == QEvent.Type.Resize:
+            self._point()
+        return False
+
+    def _point(self) -> None:
+        """Frame the target, and lie beside it inside the window."""
+        window = self._window
+        target = STOPS[self._place].target(window)
+        visible = target is not None and target.isVisible()
+        self._frame.setVisible(visible)
+        self.adjustSize()
+        area = window.rect()
+        if target is None or not visible:  # its panel is closed
+            self.move(area.center() - self.rect().center())
+            self.raise_()
+            return
+        rect = QRect(target.mapTo(window, QPoint(0, 0)), target.size())
+        self._frame.setGeometry(rect.adjusted(-2, -2, 2, 2))
+        self._frame.raise_()
+        x, y = rect.left(), rect.bottom() + GAP
+        if y + self.height() > area.bottom():  # no room below: beside it, or above
+            beside = rect.right() + GAP + self.width() <= area.right()
+            x, y = (rect.right() + GAP, rect.top()) if beside else (x, rect.top() - self.height())
+        self.move(
+            max(area.left(), min(x, area.right() - self.width())),
+            max(area.top(), min(y, area.bottom() - self.height())),
+        )
+        self.raise_()
