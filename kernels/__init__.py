@@ -49,7 +49,7 @@ from kernels.core.operator import (
     without_autocast,
 )
 from kernels.core.policy import Policy, attention_usage, policies, policy
-from kernels.core.tuning import Choice, reset_tiles, tiles, tuning
+from kernels.core.tuning import Choice, are_stored, reset_tiles, tiles, tuning
 from kernels.core.workspace import Workspace
 
 _SUPPORT = ("core", "hardware", "measure")  # modules for other packages that are not operators
@@ -121,6 +121,7 @@ __all__ = [
     "Workspace",
     "adaptive_attention",
     "add_rms_norm",
+    "are_stored",
     "as_operators",
     "attention",
     "attention_usage",

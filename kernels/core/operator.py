@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
@@ -141,6 +142,10 @@ class Operator:
     check: Callable[..., None] = _unchecked
     prefer: Callable[..., tuple[str, str] | None] | None = None
     standard: Callable[..., tuple[str, str]] | None = None
+
+    def named(self, args: Sequence[Any]) -> dict[str, Any]:
+        """Return the positional arguments of one call by the names that ``cost`` takes."""
+        return dict(zip(inspect.signature(self.reference).parameters, args, strict=False))
 
     def unavailable(self, impl: str, device_type: str) -> str | None:
         """Return why ``impl`` cannot run on devices of this type; None if it can."""

@@ -226,6 +226,16 @@ def tiles() -> list[Choice]:
     return list(_seen.values())
 
 
+def are_stored(choices: Sequence[Choice]) -> bool:
+    """Return True if a tile of one of these choices is stored for this GPU."""
+    gpus = {gpu for device in range(torch.cuda.device_count()) if (gpu := _gpu(device))}
+    return any(
+        choice.key in tuned_files.load(TUNABLES[choice.kernel]._file(gpu))
+        for choice in choices
+        for gpu in gpus
+    )
+
+
 def reset_tiles() -> None:
     """Clear the list of tiles; tuned tiles stay."""
     with _lock:

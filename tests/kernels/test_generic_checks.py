@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import test_operators_are_right as generic
+import torch
 from planting import lost_results, lost_stores
 from subjects import operators
 
 from kernels import OPS, Operator
+from kernels.measure.host_cost import small_inputs
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,3 +96,12 @@ def test_what_other_files_use_of_the_library_exists(folder):
 def test_a_name_that_does_not_exist_is_found(source):
     (wrong,) = [(module, name) for _, module, name in uses(source) if not exists(module, name)]
     assert wrong[0].startswith("kernels")
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_the_cost_takes_what_a_call_gives_by_position(name):
+    op = OPS[name]
+    device = torch.device("cpu")
+    makers = (small_inputs(op, impl, device, torch.float32) for impl in op.implementations)
+    inputs = next(filter(None, makers))
+    assert op.cost(**op.named(tuple(inputs.values()))) == op.cost(**inputs)

@@ -246,7 +246,7 @@ def _watch(work: Work) -> Any:
         work.calls[label, _signature(args)] += 1
         if name in PLAIN:
             return op.implementations[name].call(*args)
-        work.flops += op.cost(*args).forward.flops
+        work.flops += op.cost(**op.named(args)).forward.flops
         with _disable_current_modes():  # a kernel is one call, and flex attention is compiled
             return op.implementations[name].call(*args)
 

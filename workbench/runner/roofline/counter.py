@@ -8,7 +8,6 @@ writing its outputs there. What a cache would save is not counted.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -141,7 +140,7 @@ class Tally:
             self._ranges.append((first, torch._C._autograd._get_sequence_nr(), op.name))
 
     def _cost(self, op: Operator, args: tuple[Any, ...]) -> Cost:
-        inputs = dict(zip(inspect.signature(op.reference).parameters, args, strict=False))
+        inputs = op.named(args)
         with self._silent(), torch.no_grad():
             try:
                 return op.cost(**inputs)

@@ -26,6 +26,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    as_default,
     effective,
     no_effect,
 )
@@ -82,6 +83,10 @@ def _evidence(option: str, arm: Arm) -> Finding:
         return no_effect("no Triton kernel that has a choice of tiles was launched")
     text = f"tiles of {len(choices)} launches: {origins(choices)}"
     if option == "off":
+        if any(choice.source != "heuristic" for choice in choices):
+            return no_effect(text)
+        if not kernels.are_stored(choices):
+            return as_default(f"{text}, as without this option: no tile of these kernels is stored")
         return effective(text)
     if spent := arm.ledger.get("autotune_s"):
         text += f", in {spent:.3g} s"

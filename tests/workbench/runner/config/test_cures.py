@@ -276,6 +276,7 @@ def test_one_number_that_is_not_finite_is_found_and_told_once(dtype, bad):
 def test_looking_at_outputs_makes_no_step_wait():
     watch = FiniteWatch(torch.device("cuda"))
     output = torch.tensor([1.0, math.nan], device="cuda")
+    FiniteWatch(torch.device("cuda")).poll(output)  # the first one loads the kernels of a look
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

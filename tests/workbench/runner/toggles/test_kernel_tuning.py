@@ -94,7 +94,9 @@ def test_an_arm_knows_the_tiles_of_its_first_step(small, monkeypatch):
          "1 faster than the heuristic's: rms_norm.backward 1.50x"),
         ("on", [SAME], "no effect", "tiles of 1 launches: 1 from disk, in 4.2 s; "
          "none is faster than the heuristic's"),
-        ("off", [HEURISTIC], "effective", "tiles of 1 launches: 1 by heuristic"),
+        ("off", [HEURISTIC], "as default", "tiles of 1 launches: 1 by heuristic, as without this "
+         "option: no tile of these kernels is stored"),
+        ("off", [SAME], "no effect", "tiles of 1 launches: 1 from disk"),
         ("on", [], "no effect", "no Triton kernel that has a choice of tiles was launched"),
     ],
 )  # fmt: skip
@@ -112,3 +114,9 @@ def test_the_benchmark_refuses_to_tune_where_there_is_nothing_to_tune(runner):
     failure = [m for m in runner.messages if isinstance(m, protocol.Failure)][-1]
     assert failure.kind == "mistake"
     assert failure.sentence == "tune: there is nothing to tune: Triton needs a CUDA GPU, not cpu"
+
+
+def test_heuristics_take_effect_where_another_tile_is_stored(monkeypatch):
+    monkeypatch.setattr(kernels, "are_stored", lambda choices: True)
+    evidence = TOGGLE.evidence("off", SimpleNamespace(tiles=[HEURISTIC], ledger={}))
+    assert evidence.status == "effective"
