@@ -24,7 +24,10 @@ def folder() -> Path:
     On Linux ``$XDG_STATE_HOME/workbench``, or ``~/.local/state/workbench``. Nobody can make a
     folder in ``/nonexistent``, the home of a user who has none.
     """
-    path = platformdirs.user_state_path("workbench", appauthor=False)
+    try:
+        path = platformdirs.user_state_path("workbench", appauthor=False)
+    except RuntimeError:  # of later versions of platformdirs; earlier ones keep the "~"
+        return Path("/nonexistent/.local/state/workbench")
     return Path("/nonexistent", *path.parts[1:]) if path.parts[0] == "~" else path
 
 

@@ -64,7 +64,7 @@ def test_a_bundle_exports_a_session_from_a_folder_with_the_same_names(crowded, i
     done = run(command, crowded, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr
     assert "steady steps" in (crowded / "a.md").read_text()
-    code = "import workbench, kernels, models, sessions; print(kernels.__file__)"
+    code = "import workbench.plugins, kernels, models, sessions; print(kernels.__file__)"
     done = run([sys.executable, "-c", code], crowded, PYTHONPATH=str(installed))
     assert done.stdout.strip() == f"{installed}/workbench/_bundled/kernels/__init__.py"
 

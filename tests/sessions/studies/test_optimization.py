@@ -56,6 +56,11 @@ def benches(draw) -> SimulatedBench:
         interactions[pair] = draw(st.floats(-0.2, 0.2))
         if interactions[pair] < 0:  # within the reach that the search declares
             effects |= {option: min(effects[option], SMALL_LOSS) for option in pair}
+            effects |= {  # no third option of these toggles is better than both alone
+                (axis, option): max(effect, effects[axis, "b"])
+                for (axis, option), effect in effects.items()
+                if axis in (first, second)
+            }
     kinds = st.sampled_from(["right"] * 6 + ["wrong", "large", "blocked"])
     marks = {option: draw(kinds) for option in options}
     effects |= {option: -0.5 for option, mark in marks.items() if mark in ("wrong", "large")}

@@ -187,15 +187,15 @@ def test_the_windows_thread_reads_no_column_of_a_file_to_show_and_to_save_it(
     path = tmp_path / "many.h5"
     hdf5.save(session, path)
     window.open_path(path)
-    qtbot.waitUntil(lambda: window.state.path == path)
-    window.state.tasks.wait()
+    qtbot.waitUntil(lambda: window.workspace.session.path == path)
+    window.workspace.tasks.wait()
     run_loop(200)
     window.save_path(tmp_path / "again.h5")
-    window.state.tasks.wait()
-    window.state.dataArrived.emit()  # of a run that goes on while the file is shown
+    window.workspace.tasks.wait()
+    window.workspace.session.dataArrived.emit()  # of a run that goes on while the file is shown
     run_loop(100)
     assert not read_here
-    assert not window.state.failures
+    assert not window.workspace.failures.recent
     assert len(hdf5.load(tmp_path / "again.h5").segments) == MANY
 
 
