@@ -131,7 +131,7 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a paired comparison shows so far; see ``sessions.verdicts.verdict``."""
+    """Result of a paired comparison so far; see ``sessions.verdicts.verdict``."""
 
     verdict: str  # "FASTER", "SLOWER", "SAME" or "UNDECIDED"
     pairs: int

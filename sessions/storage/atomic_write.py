@@ -117,34 +117,35 @@ def _lock_of(temporary: Path) -> Path:
 
 
 @contextlib.contextmanager
-def locked(lock: Path) -> Iterator[bool]:
-    """Hold a lock file, and remove it afterwards; yield False if another process holds it.
+def locked(lock: Path) -> Iterator[bool | None]:
+    """Hold a lock file inside the block, and remove it afterwards.
 
-    It shows that a file beside it is in use by a process that lives. Some network drives have no
-    locks: nothing is locked there.
+    Yields True if this process holds it, False if another process does, and None if that cannot be
+    known, for example on a network drive without locks. A held lock shows that a living process
+    uses the file beside it.
     """
     file = FileLock(lock, mode=_PRIVATE_MODE, thread_local=False)
-    is_free = True
+    is_held: bool | None = True
     try:
         file.acquire(timeout=0)
     except Timeout:
-        is_free = False
+        is_held = False
     except (OSError, NotImplementedError):
-        pass
+        is_held = None
     try:
-        yield is_free
+        yield is_held
     finally:
-        if is_free:
-            with contextlib.suppress(OSError):  # while it is held: nobody locks a removed file
-                lock.unlink()
+        if is_held:
+            with contextlib.suppress(OSError):
+                lock.unlink()  # before the release: nobody may lock a file that is then removed
             file.release()
 
 
 def remove_leftovers(target: Path) -> None:
     """Remove what killed saves of the file left; other processes may be saving it as well."""
     for leftover in target.parent.glob(f"{glob.escape(_prefix(target))}*.partial"):
-        with locked(_lock_of(leftover)) as is_free, contextlib.suppress(OSError):
-            if is_free:
+        with locked(_lock_of(leftover)) as is_held, contextlib.suppress(OSError):
+            if is_held:
                 leftover.unlink()
 
 

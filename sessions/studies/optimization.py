@@ -86,7 +86,7 @@ class Bench(Protocol):
         """Allow that the memory of a candidate is used for others."""
 
     def round(self, candidates: Sequence[Candidate]) -> dict[int, Measurement | Failure]:
-        """Run a block of each, in random order; a void block has no entry."""
+        """Run a block of every candidate in random order; a void block has no entry."""
 
     def check(self, candidate: Candidate) -> Numerics | Failure:
         """Compare the numbers of a candidate with a reference."""
@@ -273,7 +273,7 @@ class Search:
         return batch
 
     def _can_race(self, candidate: Candidate) -> bool:
-        """Return True unless a candidate is too large, or is the best one in other words."""
+        """Return True unless a candidate is too large or is equivalent to the best one."""
         pairs = zip(self.dimensions, candidate.point, self.best.point, strict=True)
         changed = {dimension.name: own for dimension, own, best in pairs if own != best}
         idle = {

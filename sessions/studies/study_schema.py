@@ -52,7 +52,7 @@ _ATTRIBUTION = {
         "wrong": _column("1 where its numbers are wrong, 0 where right, NaN where not checked"),
         "mse": _column("mean squared error of the outputs against the reference"),
         "max_error": _column("largest absolute error of an output against the reference"),
-        "numerics": _text("what the check of its numbers found, in words"),
+        "numerics": _text("result of the numerical check, as a sentence"),
         "evidence": _text("whether each toggle took effect, and how one can tell"),
         "path": _text("what computed its experts, and the ranks of its heads, empty without any"),
     },
@@ -102,7 +102,7 @@ _OPTIMIZATION = {
         "build_s": _column("time of building, compiling and warming up, at first", "s"),
         "wrong": _column("1 where its numbers are wrong, 0 where right, NaN where not checked"),
         "max_error": _column("largest absolute error of an output against the reference"),
-        "numerics": _text("what the check of its numbers found, in words"),
+        "numerics": _text("result of the numerical check, as a sentence"),
         "evidence": _text("whether each toggle took effect, and how one can tell"),
     },
     "options": {

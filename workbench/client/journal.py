@@ -224,8 +224,8 @@ def _by_age(directory: Path) -> list[Path]:
 
 
 def _in_use(path: Path) -> bool:
-    with atomic_write.locked(_lock_of(path)) as is_free:
-        return not is_free
+    with atomic_write.locked(_lock_of(path)) as is_held:
+        return is_held is False
 
 
 def _lock_of(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -104,6 +105,20 @@ def test_the_next_save_removes_what_a_killed_one_left_and_no_file_of_a_save_in_p
     assert temporary.exists()
     atomic_write.write(file, b"second")
     assert list(tmp_path.iterdir()) == [file] and file.read_bytes() == b"second"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks"), NotImplementedError()])
+def test_where_there_are_no_locks_a_save_in_progress_keeps_its_file(tmp_path, monkeypatch, error):
+    def refuse(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(atomic_write.FileLock, "acquire", refuse)
+    file = tmp_path / "a.json"
+    with atomic_write.replacing(file) as temporary:
+        temporary.write_bytes(b"first")
+        atomic_write.write(file, b"second")
+        assert temporary.exists(), "nobody can know that its process has ended"
+    assert file.read_bytes() == b"first" and list(tmp_path.iterdir()) == [file]
 
 
 def test_a_private_file_is_its_users_alone(tmp_path):

@@ -96,7 +96,9 @@ def test_at_most_5_percent_of_identical_arms_are_ever_told_apart(disturbance, or
     assert (np.abs(mean) > half).any(axis=1).mean() <= 0.05
     n = np.arange(verdict.MIN_PAIRS, logs.shape[1] + 1)
     ordinary = half / verdict.critical(n) * stats.t.ppf(0.975, n - 1)
-    assert (np.abs(mean) > ordinary).any(axis=1).mean() > 0.15
+    # Load that comes and goes widens an ordinary interval too.
+    least = 0.15 if disturbance == "load" else 0.2
+    assert (np.abs(mean) > ordinary).any(axis=1).mean() > least
     mean, half = stopped(logs)
     assert (np.abs(mean) - half > MARGIN).sum() == 0
 

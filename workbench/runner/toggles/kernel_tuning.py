@@ -26,7 +26,6 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
-    as_default,
     effective,
     no_effect,
 )
@@ -86,7 +85,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
         if any(choice.source != "heuristic" for choice in choices):
             return no_effect(text)
         if not kernels.are_stored(choices):
-            return as_default(f"{text}, as without this option: no tile of these kernels is stored")
+            return no_effect(f"{text}, as without this option: no tile of these kernels is stored")
         return effective(text)
     if spent := arm.ledger.get("autotune_s"):
         text += f", in {spent:.3g} s"

@@ -15,7 +15,6 @@ def assert_not_claimed(name, option, device):
     assert text
     # Plain PyTorch, and what the model's own fields say, run without the option too.
     means_off = option == "torch" or all_toggles()[name].configure is not None
-    means_off |= (name, option) == ("kernel_tuning", "off")  # where no tile is stored
     assert status == "no effect" or (status == "as default" and means_off), text
 
 

@@ -94,7 +94,7 @@ def test_an_arm_knows_the_tiles_of_its_first_step(small, monkeypatch):
          "1 faster than the heuristic's: rms_norm.backward 1.50x"),
         ("on", [SAME], "no effect", "tiles of 1 launches: 1 from disk, in 4.2 s; "
          "none is faster than the heuristic's"),
-        ("off", [HEURISTIC], "as default", "tiles of 1 launches: 1 by heuristic, as without this "
+        ("off", [HEURISTIC], "no effect", "tiles of 1 launches: 1 by heuristic, as without this "
          "option: no tile of these kernels is stored"),
         ("off", [SAME], "no effect", "tiles of 1 launches: 1 from disk"),
         ("on", [], "no effect", "no Triton kernel that has a choice of tiles was launched"),
