@@ -55,7 +55,9 @@ MATTERS = 0.0025  # of a log ratio: a smaller improvement is not worth a race
 MOST_ROUNDS = 16  # of a race; an open candidate races again once all others had their turn
 MOST_TURNS = 6  # races of a candidate against one incumbent
 SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried again
-PAIR_REACH = math.log(1.03)  # changes that lose more together are not tried as a pair
+# Changes that lose more together are not tried as a pair. Losses are estimated in short races: the
+# limit leaves room for their error.
+PAIR_REACH = math.log(1.05)
 FINAL_SHARE = 0.3  # of the budget, for the verdicts
 PREDICTION_SHARE = 0.05  # of the budget, for predictions
 IDLE = ("no effect", "as default")  # evidence that an option changes nothing
