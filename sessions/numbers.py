@@ -29,7 +29,7 @@ Cell = str | int | float | Measured | None
 
 
 def text(cell: Cell) -> str:
-    """The cell as a person reads it: rounded to what is known, a dash where nothing is."""
+    """Return the cell as a person reads it: rounded to what is known, a dash if nothing is."""
     match cell:
         case str():
             return cell
@@ -109,7 +109,7 @@ def _side(value: float, edge: float) -> int:
 
 
 def moment(unix_s: float) -> str:
-    """A Unix time as date, hour and minute here."""
+    """Return a Unix time as local date, hour and minute."""
     try:
         return datetime.datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):  # another program may have written anything

@@ -118,7 +118,7 @@ class Course:
             index=protocol.OWN_STUDY,
             kind=claims.KIND,
             title=f"claims: {', '.join(documents)}",
-            asked={
+            request={
                 "documents": [*documents],
                 "experiments": [experiment.name for _, experiment in self._chosen],
                 "budget_s": self._budget_s,

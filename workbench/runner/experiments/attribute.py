@@ -208,7 +208,7 @@ class AttributeRun:
             title += " of the backward pass"
         rig.wire.send(
             protocol.StudyStarted(
-                index=self._study, kind="attribution", title=title, asked=question
+                index=self._study, kind="attribution", title=title, request=question
             )
         )
         if self._blocked:

@@ -151,7 +151,7 @@ class CompareRun:
                 index=self._index,
                 arms=[one.title for one in contenders],
                 segments=[one.segment for one in contenders],
-                asked={
+                request={
                     "budget_s": command.budget_s,
                     "region": command.region,
                     "floor": command.floor,

@@ -228,7 +228,9 @@ class ProfileRun:
         }
         wire = rig.wire
         title = f"{name}: {text}"
-        wire.send(protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, asked=asked))
+        wire.send(
+            protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, request=asked)
+        )
         on_gpu = rig.device.type == "cuda"
         rows = sums.device_rows(found) if on_gpu else sums.host_rows(found)
         self._rows(index, "kernels", {

@@ -178,7 +178,7 @@ class SweepRun:
                 index=self._index,
                 kind=sweep.KIND,
                 title=f"{base.family} {base.workload} over {' and '.join(self._fields)}",
-                asked={
+                request={
                     "fields": [*self._fields],
                     **axes,
                     "arms": [*self._arm_names(points)],

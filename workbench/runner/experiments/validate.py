@@ -103,7 +103,9 @@ class ValidateRun:
         }
         parts = (configuration.family, configuration.preset, configuration.workload)
         title = f"{' '.join(filter(None, parts))}: {label(configuration, rig.device)}"
-        rig.wire.send(protocol.StudyStarted(index=self._index, kind=KIND, title=title, asked=asked))
+        rig.wire.send(
+            protocol.StudyStarted(index=self._index, kind=KIND, title=title, request=asked)
+        )
 
     def _ask(self, name: str) -> Result:
         try:
