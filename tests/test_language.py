@@ -27,10 +27,10 @@ BUDGETS = {
     "workbench": (503, 50),
     "workbench/charts": (0, 0),
     "workbench/plots": (274, 44),
-    "workbench/runner": (1467, 264),
+    "workbench/runner": (523, 103),
     "workbench/theming": (0, 0),
     "workbench/ui": (523, 99),
-    "tests": (4265, 128),
+    "tests": (4254, 128),
     "tests/kernels": (0, 0),
     "tests/models": (0, 0),
 }

@@ -26,7 +26,7 @@ from fake_steps import FakeRun  # noqa: E402
 from fake_sweep import swept  # noqa: E402
 
 from sessions.model import Phase, Prediction  # noqa: E402
-from sessions.verdicts import intervals, verdict  # noqa: E402
+from sessions.verdicts import intervals  # noqa: E402
 from workbench import protocol  # noqa: E402
 
 BATCH = 3

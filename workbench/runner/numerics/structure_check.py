@@ -30,7 +30,7 @@ LARGEST = 1e-4  # relative; FP32 kernels are off by 1e-6
 
 @dataclass(frozen=True)
 class StructureError:
-    """How far the arm's modules are off in FP32."""
+    """The deviation of the arm's modules in FP32."""
 
     relative_error: float
 

@@ -161,7 +161,7 @@ def test_a_process_of_ours_that_nobody_waited_for_takes_nothing_off_what_the_res
 def test_others_are_told_of_when_they_begin_and_not_again_while_they_go_on():
     alarm = Alarm()
     told = [
-        alarm.told(share, "python (process 7)", now_s)
+        alarm.warning(share, "python (process 7)", now_s)
         for now_s, share in (
             (0, None),
             (1, 0),

@@ -103,11 +103,11 @@ def test_looking_leaves_the_batch_and_its_place_as_they_were(configured):
     arm = Arms().get(resolve(configured(), CPU), PhaseTracker(lambda phase: None))
     for _ in range(20):
         arm.batches.advance()
-    place, held = arm.batches.place, arm.batches.inputs[0].clone()
+    place, held = arm.batches.index, arm.batches.inputs[0].clone()
     assert place == 19 % 16 and arm.batches.advances == 20
     found = masked_inf.expected(arm, 7)
     assert found[0] == found[1] == 0 < found[2]
-    assert arm.batches.place == place and torch.equal(arm.batches.inputs[0], held)
+    assert arm.batches.index == place and torch.equal(arm.batches.inputs[0], held)
 
 
 def test_each_batch_is_looked_at_once(configured):
@@ -122,7 +122,7 @@ def test_each_batch_is_looked_at_once(configured):
     for _ in range(40):
         arm.batches.advance()
         watch._due_ns = 0
-        assert not watch.poll(arm.step(), arm.batches.place)
+        assert not watch.poll(arm.step(), arm.batches.index)
     assert looked == list(range(16))
 
 
