@@ -273,7 +273,8 @@ def test_what_median_steps_show_and_all_steps_together_refute_is_undecided(read)
 
 
 def test_a_rung_is_refuted_by_the_one_before_and_a_slow_down_by_its_own_side():
-    assert step_speed_up("precision")(with_blocks(1, 2.0)).of_means == pytest.approx((3.8, 3.9), 0.02)
+    reading = step_speed_up("precision")(with_blocks(1, 2.0))
+    assert reading.of_means == pytest.approx((3.8, 3.9), 0.02)
     slower = slow_down("checkpointing")(with_blocks(3, 2.0))
     low, high = slower.of_means
     assert low < 2 * slower.value < high and high / low < 1.01

@@ -30,7 +30,7 @@ from models import Model
 from models.layers.quantized_linear import quantize_linears
 from workbench.runner.config.user_model import OwnModel
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import rng
+from workbench.runner.numerics.state import rng
 from workbench.runner.profiling import instrumented
 from workbench.runner.roofline.counter import PLAIN, is_view
 from workbench.runner.toggles import Situation, Stage

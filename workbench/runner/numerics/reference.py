@@ -22,11 +22,12 @@ from workbench.runner.config import user_model
 from workbench.runner.config.data import Tensors
 from workbench.runner.failures import Mistake, is_fatal
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.numerics import rng, routing_ties
-from workbench.runner.numerics.carried_state import NotCarried
-from workbench.runner.numerics.isolation import constants_of, kept_state, share
+from workbench.runner.numerics import routing_ties
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.routing_ties import Nudge, nudged
+from workbench.runner.numerics.state import rng
+from workbench.runner.numerics.state.carried_state import NotCarried
+from workbench.runner.numerics.state.isolation import constants_of, kept_state, share
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors, tensors
 from workbench.runner.toggles import Situation

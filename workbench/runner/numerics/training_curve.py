@@ -29,10 +29,11 @@ from models.initialisation import keep_marks
 from models.layers.fake_quantized import fake_quantize_as
 from workbench.runner.config.data import Tensors
 from workbench.runner.config.user_model import kind
-from workbench.runner.numerics import rng, routing_ties, updates
-from workbench.runner.numerics.isolation import constants_of, share
+from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import plain_kernels, take_choices
 from workbench.runner.numerics.routing_ties import Nudge, nudged
+from workbench.runner.numerics.state import rng
+from workbench.runner.numerics.state.isolation import constants_of, share
 from workbench.runner.numerics.updates import Steps, Updates
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors

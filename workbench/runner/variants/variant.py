@@ -27,7 +27,7 @@ from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics.isolation import Remembered, probed
+from workbench.runner.numerics.state.isolation import Remembered, probed
 from workbench.runner.profiling.probe import Probe, probe
 from workbench.runner.ranks import choose, group
 from workbench.runner.ranks.divided import Divided

@@ -398,7 +398,7 @@ def test_distances_are_those_of_their_definitions(count, size, seed):
     generator = torch.Generator().manual_seed(seed)
     reference = size * torch.randn(count, generator=generator, dtype=torch.float64)
     values = reference + 0.1 * torch.randn(count, generator=generator, dtype=torch.float64)
-    found = comparison.distance(values, reference)
+    found = distances.distance(values, reference)
     difference = values - reference
     assert found.max_error == float(difference.abs().max())
     expected = [
@@ -412,14 +412,14 @@ def test_distances_are_those_of_their_definitions(count, size, seed):
 def test_infinities_that_both_have_dilute_no_error():
     values, reference = torch.tensor([1.5, 2.0]), torch.tensor([1.0, 2.0])
     mask = torch.full((9,), -torch.inf)
-    alone = comparison.distance(values, reference)
-    assert comparison.distance(torch.cat([values, mask]), torch.cat([reference, mask])) == alone
+    alone = distances.distance(values, reference)
+    assert distances.distance(torch.cat([values, mask]), torch.cat([reference, mask])) == alone
 
 
 def test_distances_are_taken_in_pieces_without_a_difference(monkeypatch):
     values, reference = torch.randn(2, 100, dtype=torch.float64).unbind()
-    whole = comparison.distance(values, reference)
+    whole = distances.distance(values, reference)
     monkeypatch.setattr(distances, "_PIECE", 7)
-    pieces = comparison.distance(values, reference)
+    pieces = distances.distance(values, reference)
     assert pieces.max_error == whole.max_error
     assert pieces.relative_error == pytest.approx(whole.relative_error, rel=1e-12)

@@ -16,7 +16,8 @@ from sessions.model import Configuration
 from workbench.runner.config import global_flags
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import carried_state, comparison
+from workbench.runner.numerics import comparison
+from workbench.runner.numerics.state import carried_state
 from workbench.runner.variants.variant import Arm, Arms
 
 CPU = torch.device("cpu")

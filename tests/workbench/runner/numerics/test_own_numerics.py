@@ -9,7 +9,7 @@ from sessions.model import Configuration
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import comparison
+from workbench.runner.numerics import comparison, distances
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.structures import tensors
@@ -118,7 +118,7 @@ def test_infinities_of_a_mask_are_right_where_they_are_expected_and_red_elsewher
 
 def test_nothing_but_infinities_is_no_agreement():
     values = torch.full((3,), torch.inf)
-    assert comparison.distance(values, values).relative_error != 0
+    assert distances.distance(values, values).relative_error != 0
 
 
 @pytest.mark.parametrize("workload", ["forward", "train"])

@@ -21,7 +21,7 @@ from workbench.runner.experiments import run
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.memory import HostMemory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import comparison, segment_check
+from workbench.runner.numerics import comparison, deviation, segment_check
 from workbench.runner.numerics import reference as plain
 
 CPU = torch.device("cpu")
@@ -219,11 +219,11 @@ def test_a_check_that_is_put_off_leaves_weights_moments_and_batches_as_they_were
 
 
 def test_wrong_numbers_are_told_as_such_and_marked_on_the_timeline(small, at_once, monkeypatch):
-    distance = comparison.distance
+    distance = deviation.distance
     monkeypatch.setattr(
-        comparison, "distance", lambda values, reference: distance(values * 1.01, reference)
+        deviation, "distance", lambda values, reference: distance(values * 1.01, reference)
     )
-    monkeypatch.setattr(comparison, "SLACK", 0.5)  # of what is as far off itself
+    monkeypatch.setattr(deviation, "SLACK", 0.5)  # of what is as far off itself
     wire, _ = ran(small, protocol.Stop())
     (segment,) = wire.segments()
     assert segment.ledger["numbers_right"] is False

@@ -12,7 +12,7 @@ import kernels
 from kernels.core.dispatch import watched
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import comparison, routing_ties, training_curve
+from workbench.runner.numerics import comparison, deviation, routing_ties, training_curve
 from workbench.runner.variants.variant import Arms
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def test_an_expert_that_rounding_has_chosen_is_not_red(leaning, workload, monkey
     arm, situation = leaning(workload)
     found = comparison.check(arm, situation)
     assert found.ok, found.text
-    assert found.relative_error > 1e-4 and comparison.TIED in found.text
+    assert found.relative_error > 1e-4 and deviation.TIED in found.text
     monkeypatch.setattr(routing_ties.Nudges, "reach", (0.0, 0.0))
     assert comparison.check(arm, situation).ok is False
 
@@ -105,14 +105,14 @@ def test_what_is_off_by_more_than_a_tie_explains_is_red(leaning):
     arm, situation = leaning()
     arm.model.register_forward_hook(lambda module, inputs, output: output * 1.02)
     found = comparison.check(arm, situation)
-    assert found.ok is False and comparison.TIED in found.text
+    assert found.ok is False and deviation.TIED in found.text
 
 
 def test_a_few_roundings_too_many_are_red_where_no_tie_is_near(build):
     arm, situation = build()
     arm.model.register_forward_hook(lambda module, inputs, output: output * (1 + 1e-5))
     found = comparison.check(arm, situation)
-    assert found.ok is False and comparison.TIED not in found.text
+    assert found.ok is False and deviation.TIED not in found.text
 
 
 @pytest.mark.parametrize(("moved", "right"), [(1e-3, True), (1e-6, False)])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.runner.config.user_model import OwnModel, kind
-from workbench.runner.numerics.run_state import are_same
+from workbench.runner.numerics.state.run_state import are_same
 from workbench.runner.structures import is_named_tuple, tensors
 
 _INTERNAL = frozenset(vars(nn.Module()))

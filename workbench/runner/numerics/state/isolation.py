@@ -15,11 +15,11 @@ from workbench.runner.config import global_flags, user_model
 from workbench.runner.config.user_model import OwnModel
 from workbench.runner.failures import is_fatal
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.numerics import carried_state as carried
-from workbench.runner.numerics import rng
-from workbench.runner.numerics.carried_state import Carried
 from workbench.runner.numerics.routing_ties import nudged
-from workbench.runner.numerics.run_state import RunState, recorded
+from workbench.runner.numerics.state import carried_state as carried
+from workbench.runner.numerics.state import rng
+from workbench.runner.numerics.state.carried_state import Carried
+from workbench.runner.numerics.state.run_state import RunState, recorded
 from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.variants.compiles import eager
 
