@@ -88,25 +88,25 @@ def cleaned(session: Session) -> Session:
         notes=_text(session.notes, "notes"),
         environment=_names(session.environment, "environment"),
         titles=_names(session.titles, "titles"),
-        segments=[_segment(segment, place) for place, segment in enumerate(session.segments)],
+        segments=[_segment(segment, number) for number, segment in enumerate(session.segments)],
         telemetry={
             _name(device, "device"): _table(table, _TELEMETRY, f"telemetry of {device}")
             for device, table in session.telemetry.items()
         },
         events=[_event(event) for event in session.events],
         comparisons=[
-            _comparison(comparison, places, f"comparison {place}")
-            for place, comparison in enumerate(session.comparisons)
+            _comparison(comparison, places, f"comparison {number}")
+            for number, comparison in enumerate(session.comparisons)
         ],
-        studies=[_study(study, place) for place, study in enumerate(session.studies)],
+        studies=[_study(study, number) for number, study in enumerate(session.studies)],
         orders=[_plain_struct(order) for order in session.orders],
     )
     _check_orders(cleaned)
     return cleaned
 
 
-def _segment(segment: Segment, place: int) -> Segment:
-    where = f"segment {place}"
+def _segment(segment: Segment, number: int) -> Segment:
+    where = f"segment {number}"
     _within(segment.index, _PLACE, f"index of {where}")
     _within(segment.start_s, _TIME, f"start of {where}")
     for span in segment.phases:
@@ -171,7 +171,7 @@ def _comparison(comparison: PairedComparison, segments: int, where: str) -> Pair
         _check(np.array(values, np.float64), allowed, f"{title} of {where}")
     _facts.check_comparison(comparison.facts, where)
     places = comparison.facts.get("segments")
-    if places is not None and (len(places) != arms or any(place >= segments for place in places)):
+    if places is not None and (len(places) != arms or any(index >= segments for index in places)):
         raise SessionError(f"its {where} is of segments that are not there")
     return msgspec.structs.replace(
         comparison,
@@ -181,19 +181,19 @@ def _comparison(comparison: PairedComparison, segments: int, where: str) -> Pair
     )
 
 
-def _study(study: Study, place: int) -> Study:
-    where = f"study {place}"
+def _study(study: Study, number: int) -> Study:
+    where = f"study {number}"
     _within(study.start_s, _TIME, f"start of {where}")
-    _facts.check_study(study.kind, study.asked, study.facts, where)
+    _facts.check_study(study.kind, study.request, study.facts, where)
     tables: dict[str, Mapping[str, NDArray]] = {
         name: _study_table(study.kind, name, table, f"{name} of {where}")
         for name, table in study.tables.items()
         if row_count(table)  # nothing ever writes an empty one
     }
     kind, title = _name(study.kind, f"kind of {where}"), _text(study.title, f"title of {where}")
-    asked, facts = _plain_json(study.asked), _plain_json(study.facts)
+    question, facts = _plain_json(study.request), _plain_json(study.facts)
     cleaned = dataclasses.replace(
-        study, kind=kind, title=title, asked=asked, facts=facts, tables=tables
+        study, kind=kind, title=title, request=question, facts=facts, tables=tables
     )
     if kind == sweep.KIND:
         _check_sweep(cleaned, where)
@@ -245,15 +245,15 @@ _ABSENT = {("kernels", "operator")}
 
 
 def _check_sweep(study: Study, where: str) -> None:
-    arms, fields = len(study.asked["arms"]), len(study.asked["fields"])
+    arms, fields = len(study.request["arms"]), len(study.request["fields"])
     for table in study.tables.values():
         if "arm" in table and np.any(table["arm"] >= arms):
             raise SessionError(f"its {where} has points of arms that are not there")
         if "y" in table and fields < 2:
             raise SessionError(f"its {where} has values of a second field that is not there")
-    for written in study.asked.get("toggles", []):
+    for toggles in study.request.get("toggles", []):
         try:
-            msgspec.json.decode(written, type=dict[str, str])
+            msgspec.json.decode(toggles, type=dict[str, str])
         except msgspec.MsgspecError as error:
             raise SessionError(f"the toggles of its {where} are malformed ({error})") from None
 
@@ -319,8 +319,8 @@ def _within(value: float, allowed: Range, where: str) -> None:
 def _texts(column: NDArray, where: str) -> NDArray:
     total = 0
     cleaned = np.empty(len(column), object)
-    for place, cell in enumerate(column):
-        cleaned[place] = _text(cell, where)
+    for row, cell in enumerate(column):
+        cleaned[row] = _text(cell, where)
         total += len(cell)
         if total > _MOST_TEXT:
             raise SessionError(f"its {_shown(where)} has more than {_MOST_TEXT:,} characters")

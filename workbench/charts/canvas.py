@@ -89,7 +89,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
             self.broken.emit()
 
     def axis(self, name: str) -> Axis:
-        """The ``left``, ``bottom`` or ``right`` axis."""
+        """Return the ``left``, ``bottom`` or ``right`` axis."""
         axis: Axis = self.axes[name]["item"]
         return axis
 
@@ -99,7 +99,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.axis("left").describe(*y)
 
     def show_right(self, unit: Unit, title: str, factor: float) -> None:
-        """A second scale: one unit of the left axis is ``factor`` of this ``unit``."""
+        """Show a second scale: one unit of the left axis is ``factor`` of this ``unit``."""
         right = self.axis("right")
         right.factor = factor
         self.showAxis("right", True)
@@ -180,8 +180,8 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
 
     @property
     def cursor(self) -> float | None:
-        """Where on x the cursor's line is; None where there is none."""
-        return self._cursor.place
+        """Return the x of the cursor's line; None if there is none."""
+        return self._cursor.line_x
 
     def entries(self) -> list[Entry]:
         """All entries of the legend, the series before the phases."""
@@ -306,7 +306,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
 
 
 def canvas_view() -> pg.GraphicsView:
-    """An empty view for one canvas.
+    """Return an empty view for one canvas.
 
     Its scene has no index of its items: the grid's axes grow with the view box and do not tell, so
     that an index would go on naming, and painting, a canvas that is gone.
@@ -324,20 +324,20 @@ class Cursor(Layer):
     def __init__(self, style: Style) -> None:
         super().__init__()
         self._style = style
-        self.place: float | None = None
+        self.line_x: float | None = None
 
-    def show_at(self, place: float | None) -> None:
+    def show_at(self, x: float | None) -> None:
         """Move the line; only two strips are painted anew."""
-        for x in (self.place, place):
-            if x is not None and self.frame is not None:
-                left = float(self.frame.px(x)) - 2
+        for line_x in (self.line_x, x):
+            if line_x is not None and self.frame is not None:
+                left = float(self.frame.px(line_x)) - 2
                 self.update(QRectF(left, 0, 4, self.frame.height))
-        self.place = place
+        self.line_x = x
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        if self.place is None or not frame.x[0] <= self.place <= frame.x[1]:
+        if self.line_x is None or not frame.x[0] <= self.line_x <= frame.x[1]:
             return
-        x = (self.place - frame.x[0]) * frame.width / (frame.x[1] - frame.x[0])
+        x = (self.line_x - frame.x[0]) * frame.width / (frame.x[1] - frame.x[0])
         painter.setPen(QPen(shade(self._style.theme.text, 0.7), 1))
         painter.drawLine(QPointF(x, 0), QPointF(x, frame.height))
 
@@ -353,7 +353,7 @@ class OffScale(Layer):
         self.text = ""
 
     def left(self, frame: Frame) -> float:
-        """Where the note begins, in pixels; the right edge where there is none."""
+        """Return the left edge of the note, in pixels; the frame's right edge without a note."""
         metrics = QFontMetricsF(self._style.font(small=True))
         left = frame.width - metrics.horizontalAdvance(self.text) - 24
         return left if self.text and left > -4 else frame.width

@@ -157,7 +157,7 @@ def check_session(path: Path | None, other: Path | None = None) -> None:
 
 def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
     """``check_output`` for what the runner writes; of another host's folders nothing is known."""
-    check_output(Path(path.name) if runner_command.is_asked() else path, suffixes)
+    check_output(Path(path.name) if runner_command.is_custom() else path, suffixes)
 
 
 def write_text(path: Path, text: str) -> None:
