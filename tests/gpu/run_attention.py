@@ -203,7 +203,7 @@ class _Shape:
         return row
 
     def _passes(self, backend: str) -> tuple[Callable[[], Tensor], Callable[[], Any]]:
-        """Return both passes, the backward one of a forward pass that runs here on the graphs' stream."""
+        """Return both passes; the backward pass is of one that runs here, on the graphs' stream."""
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())  # which drew the inputs
         with torch.cuda.stream(self._side):
