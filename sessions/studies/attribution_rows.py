@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sessions.model import Evidence, Numerics
-from sessions.studies import attribution
+from sessions.studies import attribution, attribution_design
 
 Rows = dict[str, list[float | str | None]]
 
@@ -20,7 +20,7 @@ class Arm:
     measured.
     """
 
-    on: attribution.Subset
+    on: attribution_design.Subset
     title: str
     state: str = "measured"
     reason: str = ""

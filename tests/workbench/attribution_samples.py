@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from sessions.model import Evidence, Numerics, Study
-from sessions.studies import attribution
+from sessions.studies import attribution, attribution_design
 from sessions.studies.attribution_rows import Arm, arm_rows, effect_rows
 from workbench import protocol
 from workbench.client.recorder import Recorder
@@ -52,8 +52,8 @@ def messages(
     blocked = dict(blocked or {})
     names = [name for name in toggles if name not in blocked]
     titles = [f"{name}={toggles[name]}" for name in names]
-    orders = attribution.sampled_orders(len(names), 8, 0) if mode == "shapley" else []
-    subsets = attribution.subsets(mode, len(names), orders)
+    orders = attribution_design.sampled_orders(len(names), 8, 0) if mode == "shapley" else []
+    subsets = attribution_design.subsets(mode, len(names), orders)
     arms = []
     for number, subset in enumerate(subsets):
         title = "base" if not subset else ", ".join(titles[toggle] for toggle in sorted(subset))
@@ -79,7 +79,7 @@ def messages(
     counted = "counted by the allocator, each arm alone" if memory else "not measured: on the CPU"
     yield protocol.StudyFacts(t_s=now, study=index, facts={"memory": counted})
     missing = {n: arm.reason for n, arm in enumerate(arms) if arm.state != "measured"}
-    wanted = attribution.contrasts(mode, titles, subsets, missing, orders)
+    wanted = attribution_design.contrasts(mode, titles, subsets, missing, orders)
     truth = np.array(
         [math.prod(TIME.get(names[toggle], 0.9) for toggle in subset) for subset in subsets]
     )

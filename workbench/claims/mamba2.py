@@ -10,7 +10,8 @@ from sessions.studies.sweep import balanced_order
 from workbench import protocol
 from workbench.claims._claim import Claim, Document, Experiment, Omission
 from workbench.claims._command import configuration, eager, on_gpu
-from workbench.claims._read import exponent, kernel_difference
+from workbench.claims._read import exponent
+from workbench.claims._read_kernels import kernel_difference
 from workbench.claims._read_profiles import growth, growth_of, ledger_value
 
 LINEAR = 1.05  # an exponent up to this is called linear here; the document gives no number

@@ -26,7 +26,8 @@ from workbench.runner.instruments.contention import BUSY, CPU_BUSY, Alarm
 from workbench.runner.instruments.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.instruments.rank_telemetry import Companions
-from workbench.runner.instruments.telemetry import Sample, Sampler, Telemetry, make_sampler
+from workbench.runner.instruments.samplers import Sample, Sampler, make_sampler
+from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.instruments.watchdog import Watchdog
 from workbench.runner.roofline.ceilings import Roof, matrix_dtype

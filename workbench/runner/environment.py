@@ -13,7 +13,7 @@ from kernels import hardware
 from sessions.model import SAMPLING
 from workbench.runner.instruments.host_facts import host as host
 from workbench.runner.instruments.host_facts import host_facts
-from workbench.runner.instruments.telemetry import sensors
+from workbench.runner.instruments.samplers import sensors
 
 OPTIONAL = (
     "flash-attn",

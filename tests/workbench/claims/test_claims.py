@@ -31,13 +31,12 @@ from workbench.claims._claim import (
 from workbench.claims._read import (
     arms_right,
     exponent,
-    kernel,
-    kernel_difference,
     memory_share,
     slow_down,
     speed_up,
     step_speed_up,
 )
+from workbench.claims._read_kernels import kernel, kernel_difference
 from workbench.runner.catalogue import catalogue
 from workbench.runner.config import user_model
 from workbench.runner.config.resolve import families, require_unblocked, resolve

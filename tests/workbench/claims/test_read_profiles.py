@@ -15,7 +15,7 @@ from workbench import protocol
 from workbench.claims import documents
 from workbench.claims._claim import Experiment, Reading, Results, Unmeasured
 from workbench.claims._course import Course
-from workbench.claims._read import slowest_kernel
+from workbench.claims._read_kernels import slowest_kernel
 from workbench.claims._read_profiles import (
     activation_share,
     compile_seconds,

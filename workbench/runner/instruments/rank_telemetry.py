@@ -12,7 +12,8 @@ import torch
 
 from workbench import protocol
 from workbench.runner.instruments.contention import CpuOthers, GpuOthers
-from workbench.runner.instruments.telemetry import Sample, Sampler, Telemetry, nvml_sampler
+from workbench.runner.instruments.samplers import Sample, Sampler, nvml_sampler
+from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.ranks import group as groups
 from workbench.runner.wire import Wire
 
