@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sessions import arguments as _arguments
+from sessions import order_arguments
 from sessions.arguments import Untold
 from sessions.columns import row_count
 from sessions.errors import Lacking
@@ -324,7 +325,7 @@ def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
         yield from _runs(session, segments, order.command)
     elif kind in _ASKED:
         title = _title(studies[0]) if studies else _ASKED[kind]
-        call = functools.partial(_arguments.of_order, order.command)
+        call = functools.partial(order_arguments.of_order, order.command)
         if not segments and not answered:
             yield title, functools.partial(_unmeasured, call)
         elif answered or not order.command.get("before_s"):  # or it went on from one that is told
