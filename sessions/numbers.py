@@ -98,7 +98,8 @@ def ratio_words(ratio: float, low: float, high: float, region: float) -> str:
     Faster or slower only where the interval excludes 1; else the ratio itself, as tables have it.
     """
     if high < 1:
-        return interval_text(1 / ratio, 1 / high, 1 / low, region, "x faster")
+        faster, least, most = (1 / value if value else math.inf for value in (ratio, high, low))
+        return interval_text(faster, least, most, region, "x faster")
     if low > 1:
         return interval_text(ratio, low, high, region, "x slower")
     return interval_text(ratio, low, high, region, f" {STEP_TIME}")

@@ -29,7 +29,7 @@ from sessions.model import (
     Study,
 )
 from sessions.plain_text import one_line, plain
-from sessions.schema import COUNT, EITHER, TEXT
+from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
 from sessions.studies import breakdown, sweep
 from sessions.studies.study_schema import columns_of
@@ -219,7 +219,10 @@ def _study_table(
             info.dtype not in (TEXT, EITHER) and columns.get(column, np.empty(0)).dtype.kind == "O"
         ):
             raise SessionError(f"its {_shown(where)} has text for numbers in {column}")
-    cleaned = _table(columns, ranges, where)
+    cleaned = {
+        column: _standard_numbers(values, known.get(column))
+        for column, values in _table(columns, ranges, where).items()
+    }
     rows = row_count(cleaned)
     for column, info in known.items():
         if column in cleaned or info.dtype == EITHER or (name, column) in _ABSENT:
@@ -227,6 +230,14 @@ def _study_table(
         blank: object = "" if info.dtype == TEXT else 0.0 if info.dtype == COUNT else math.nan
         cleaned[column] = np.full(rows, blank, object if info.dtype == TEXT else np.float64)
     return cleaned
+
+
+def _standard_numbers(values: NDArray, info: ColumnInfo | None) -> NDArray:
+    """Return numbers as float64 or int64, the types in which this program computes."""
+    if values.dtype.kind == "O":
+        return values
+    is_integer = values.dtype.kind in "bi" and (info is None or info.dtype != NUMBER)
+    return np.asarray(values, np.int64 if is_integer else np.float64)
 
 
 # Columns whose absence says something: nobody looked at the operators of the kernel library.
@@ -248,6 +259,9 @@ def _check_sweep(study: Study, where: str) -> None:
 
 
 def _check_profile(study: Study, where: str) -> None:
+    times_ms = study.tables.get("memory", {}).get("t_ms", np.empty(0))
+    if not np.all(np.diff(times_ms, prepend=0.0) >= 0):  # NaN is no time either
+        raise SessionError(f"the memory of its {where} has no times in rising order")
     for name in ("kernels", "gaps"):
         for module in study.tables.get(name, {}).get("module", ()):
             if module.count(".") > _DEEPEST_MODULE:

@@ -179,7 +179,8 @@ def speedup(base: Segment, other: Segment) -> verdict.Interval:
     times = [statistics.steady_ms(kernel) for kernel in (base, other)]
     if not all(map(len, times)):
         return verdict.interval(logs)
-    mean = math.log(float(np.median(times[0]) / np.median(times[1])))
+    medians_ms = [float(np.median(series)) for series in times]
+    mean = math.log(medians_ms[0] / medians_ms[1]) if min(medians_ms) > 0 else math.nan
     return verdict.Interval(0, mean, math.nan, math.nan, math.nan)
 
 
@@ -225,7 +226,8 @@ def _doubt(share: float) -> str:
 
 def _median_us(segment: Segment) -> float | None:
     times = statistics.steady_ms(segment)
-    return 1e3 * statistics.summarize(times).median if len(times) else None
+    median_ms = statistics.summarize(times).median
+    return 1e3 * median_ms if median_ms > 0 else None
 
 
 def _speedup_cells(segment: Segment, segments: Sequence[Segment], base: str) -> list[Cell]:

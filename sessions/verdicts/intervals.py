@@ -97,6 +97,7 @@ def pairs(comparison: PairedComparison) -> Pairs:
             blocks.setdefault(number, {})[arm] = (median, clock, mean)
     complete = {number: arms for number, arms in blocks.items() if arms.keys() >= {0, 1}}
     both = np.array([[arms[0], arms[1]] for arms in complete.values()]).reshape(-1, 2, 3)
+    both[~(both > 0)] = math.nan  # a clock or a mean that was not measured
     logs, clock_logs, mean_logs = np.log(both[:, 1] / both[:, 0]).T
     build_of = dict(zip(numbers, builds, strict=True))
     return Pairs(

@@ -14,7 +14,7 @@ Calls = tuple[ArrayLike, ArrayLike]  # times of single calls, and the round of e
 def paired_logs(base: Calls, other: Calls) -> NDArray:
     """Return the log ratio of median time, base over other, of each shared round: (rounds,)."""
     first, second = (_medians(*kernel) for kernel in (base, other))
-    shared = [number for number in first if number in second]
+    shared = [number for number in first if number in second and first[number] * second[number] > 0]
     return np.log([first[number] / second[number] for number in shared])
 
 

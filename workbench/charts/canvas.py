@@ -7,6 +7,7 @@ what is visible.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pyqtgraph as pg
 from PySide6.QtCore import QPointF, QRectF, Qt, Signal
@@ -152,7 +153,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
 
     def x_span(self) -> tuple[float, float] | None:
         """First and last place of all data, and of what is to come."""
-        spans = [span for layer in self.layers if (span := layer.x_span()) is not None]
+        spans = _finite_spans(layer.x_span() for layer in self.layers)
         if not spans:
             return None
         spans += [] if self.least_x is None else [self.least_x]
@@ -249,12 +250,10 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         if self.fixed_y is not None:
             self._set_y(*self.fixed_y)
             return
-        spans = [span for layer in self.layers if (span := layer.y_span()) is not None]
-        loose = [
-            span
-            for layer in self.layers
-            if isinstance(layer, TrackLayer) and (span := layer.extremes()) is not None
-        ]
+        spans = _finite_spans(layer.y_span() for layer in self.layers)
+        loose = _finite_spans(
+            layer.extremes() for layer in self.layers if isinstance(layer, TrackLayer)
+        )
         if not loose and not spans:
             return
         spans = spans or loose
@@ -383,3 +382,8 @@ class OffScale(Layer):
         painter.setFont(font)
         painter.setPen(shade(style.theme.muted))
         painter.drawText(QPointF(left, plate.top() + 1 + metrics.ascent()), self.text)
+
+
+def _finite_spans(spans: Iterable[tuple[float, float] | None]) -> list[tuple[float, float]]:
+    """Return the spans that can be shown; a file may hold numbers that have no logarithm."""
+    return [span for span in spans if span is not None and all(map(math.isfinite, span))]

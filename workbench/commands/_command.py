@@ -229,6 +229,8 @@ def _finite(value: Any) -> Any:
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
+    if hasattr(value, "item"):  # a number of numpy
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

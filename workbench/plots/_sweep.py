@@ -262,7 +262,8 @@ class FittedLine(Layer):
         sizes = curve.x[curve.measured & (curve.x > 0)]
         # Many places: on a plain axis, which a size of 0 makes, a power law is no straight line.
         along = np.geomspace(sizes.min(), sizes.max(), _LINE_PLACES)
-        self._x, self._y = place(along), np.log10(fitted.at(along))
+        with np.errstate(divide="ignore"):
+            self._x, self._y = place(along), np.log10(fitted.at(along))
 
     def entries(self) -> list[Entry]:
         pen = self._style.pen(self._color)
