@@ -31,8 +31,8 @@ from sessions.model import (
 from sessions.plain_text import one_line, plain
 from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
+from sessions.storage.study_schema import columns_of
 from sessions.studies import breakdown, sweep
-from sessions.studies.study_schema import columns_of
 
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 _LONGEST_TEXT = 1_000_000  # characters of notes, events and cells

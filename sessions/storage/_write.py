@@ -22,7 +22,7 @@ from sessions.model import MetricSeries, PairedComparison, Segment, Session, Stu
 from sessions.schema import ColumnInfo
 from sessions.storage import seal
 from sessions.storage._lazy import kept_open
-from sessions.studies.study_schema import columns_of
+from sessions.storage.study_schema import columns_of
 
 FORMAT = "gpu-optimization-workbench session"
 

@@ -12,9 +12,9 @@ from whole_session import everything
 
 from sessions.model import Session, Study
 from sessions.storage import hdf5
+from sessions.storage.study_schema import STUDIES, columns_of
 from sessions.studies import attribution_rows, claims, sweep
 from sessions.studies.breakdown import ROLES
-from sessions.studies.study_schema import STUDIES, columns_of
 
 UNITS = {"_ms": "ms", "_us": "us", "_bytes": "bytes", "_mhz": "MHz"}
 

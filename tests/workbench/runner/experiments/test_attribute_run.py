@@ -15,9 +15,9 @@ from recording_wire import RecordingWire
 
 from sessions.model import Phase
 from sessions.storage import hdf5
+from sessions.storage.study_schema import columns_of
 from sessions.studies import attribution
 from sessions.studies.attribution_words import headline, rows
-from sessions.studies.study_schema import columns_of
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
