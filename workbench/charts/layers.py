@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
@@ -19,32 +18,12 @@ from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from workbench.charts import strokes
 from workbench.charts.arrays import Array
+from workbench.charts.frame import Frame as Frame
 from workbench.charts.guard import guarded
 from workbench.charts.sources import Source
 from workbench.charts.style import Style
 from workbench.charts.tracks import View
 from workbench.charts.units import Unit
-
-Pixels = TypeVar("Pixels", float, Array)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The visible part of the view box: ranges in axis units, sizes in pixels, a bin's width."""
-
-    x: tuple[float, float]
-    y: tuple[float, float]
-    width: float
-    height: float
-    bin: float = 1.0
-
-    def px(self, x: Pixels) -> Pixels:
-        """Pixels from the left."""
-        return (x - self.x[0]) * (self.width / (self.x[1] - self.x[0]))
-
-    def py(self, y: Pixels) -> Pixels:
-        """Pixels from the top."""
-        return (self.y[1] - y) * (self.height / (self.y[1] - self.y[0]))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from sessions.plain_text import LONGEST_SHOWN, one_line, wrapped
 from workbench.charts.drawn import MOST_SEGMENTS
 from workbench.charts.guard import guarded
 from workbench.charts.layers import Frame, Layer
-from workbench.charts.plot import Run
+from workbench.charts.runs import Run
 from workbench.charts.style import Style, shade
 
 MARKED = ("toggle", "note", "warning", "error")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from pyqtgraph.functions import arrayToQPolygonF
 from pyqtgraph.Qt.internals import PrimitiveArray
@@ -11,9 +9,7 @@ from PySide6.QtCore import QLineF, Qt
 from PySide6.QtGui import QBrush, QPainter, QPen
 
 from workbench.charts.arrays import Array
-
-if TYPE_CHECKING:
-    from workbench.charts.layers import Frame
+from workbench.charts.frame import Frame
 
 
 def zigzag(x: Array, low: Array, high: Array) -> tuple[Array, Array]:

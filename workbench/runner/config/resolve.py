@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -24,9 +24,6 @@ from workbench.runner.toggles.pipeline_parallel import of_stages
 from workbench.runner.toggles.tensor_parallel import of_shares
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
-
-if TYPE_CHECKING:
-    from workbench.runner.context import Rig
 
 # A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
 # One that needs many times what there is would only thrash the host.
@@ -222,15 +219,15 @@ def _settle(
     return tuple(left_out)
 
 
-def demand(rig: Rig, *configurations: Configuration) -> list[Situation]:
+def demand(wire: Wire, device: torch.device, *configurations: Configuration) -> list[Situation]:
     """Return the usable situations of a request; raises as ``resolve`` and ``require_unblocked``.
 
     The wire reports what a preset leaves out.
     """
-    situations = [resolve(configuration, rig.device) for configuration in configurations]
+    situations = [resolve(configuration, device) for configuration in configurations]
     for situation in situations:
         require_unblocked(situation)
-    tell_left_out(rig.wire, situations)
+    tell_left_out(wire, situations)
     return situations
 
 

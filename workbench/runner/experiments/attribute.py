@@ -98,7 +98,7 @@ class AttributeRun:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
         if not 1 <= command.orders <= MOST_ORDERS:
             raise Mistake(f"orders = {command.orders} is outside of 1 to {MOST_ORDERS}")
-        (base,) = demand(rig, command.base)
+        (base,) = demand(rig.wire, rig.device, command.base)
         if command.timed == attribution.BACKWARD and not base.workload.trains:
             raise Mistake("timed: only a training step has a backward pass; choose workload train")
         self._check_names(base)

@@ -56,7 +56,7 @@ class ProfileRun:
         """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         command, rig = self._command, self._rig
         self._check()
-        situations = demand(rig, *command.configurations)
+        situations = demand(rig.wire, rig.device, *command.configurations)
         rig.arms.keep_only(*situations)
         files: list[Path | None] = [Path(trace_file) for trace_file in command.traces]
         files = files or [None] * len(situations)

@@ -110,7 +110,7 @@ class Run:
         before = self._situation
         self.configuration = configuration
         try:
-            (situation,) = demand(self._rig, configuration)
+            (situation,) = demand(self._rig.wire, self._rig.device, configuration)
             if before is None:
                 self._saved = self._read_state(situation)
             self._leave()

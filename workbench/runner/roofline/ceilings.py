@@ -18,7 +18,6 @@ from workbench.runner.environment import driver
 from workbench.runner.wire import Wire
 
 if TYPE_CHECKING:
-    from workbench.runner.context import Rig
     from workbench.runner.toggles import Situation
 
 # The matrix rate that each option of the precision toggle is set against.
@@ -154,20 +153,3 @@ def fp32_products(*, tf32: bool) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         cudnn.allow_tf32 = before[1]
-
-
-class CeilingsRun:
-    """A run that tells the ceilings."""
-
-    def __init__(self, rig: Rig, command: protocol.MeasureCeilings) -> None:
-        self._rig = rig
-        self._command = command
-        self.steps = 0
-
-    def execute(self) -> None:
-        """Measure, or tell what is known."""
-        roof = self._rig.roof
-        if self._command.anew or roof.measured is None:
-            roof.measure()
-        else:
-            roof.at_start()
