@@ -11,7 +11,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,11 +31,9 @@ from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_c
 from workbench.runner.instruments.watchdog import Watchdog
 from workbench.runner.roofline.ceilings import Roof, matrix_dtype
 from workbench.runner.roofline.predict import Predictor
+from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm, Arms
 from workbench.runner.wire import Wire
-
-if TYPE_CHECKING:
-    from workbench.runner.experiments.pairing import SteadySegment
 
 SAMPLES = 1200  # of telemetry that are kept: a minute
 RECENT_NS = 200_000_000

@@ -157,11 +157,11 @@ class Arm:
         kernels.reset_usage()
         kernels.reset_tiles()
         reset_kept_operators()
-        with counting_flops(self):
+        with counting_flops(self.situation, self.counted):
             yield
         self.usage, self.reasons = kernels.usage(), kernels.reasons()
         self.tiles = kernels.tiles()
-        self.counted |= attention_facts(self)
+        self.counted |= attention_facts(self.usage, self.reasons)
         self.kept_operators = kept_operators()
 
     def find_evidence(self) -> list[Evidence]:
