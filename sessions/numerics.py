@@ -1,8 +1,8 @@
 """The facts in a segment's ledger about its results: right or not, beside a reference.
 
-The ledger keeps ``numbers``, in words, and ``numbers_right``, which is missing where nobody knows;
-with it ``numbers_tolerance``, the relative error that was allowed. A segment that nobody looked at
-has none of them.
+The ledger has ``numbers``, in words, ``numbers_right``, which is missing if unknown, and
+``numbers_tolerance``, the relative error that was allowed. A segment without a check has none of
+them.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ class AlternatingRunners:
         self._counted_s = 0.0
 
     def _is_over(self) -> bool:
-        """Return True if the question is answered, or nobody waits for the answer."""
+        """Return True if the question is answered, or the answer is no longer needed."""
         judgement = self._judgement
         if self._interrupted_by or judgement is None:
             return bool(self._interrupted_by)

@@ -1,7 +1,7 @@
 """Toggles and fields by the titles that forms give them, where files and commands have names.
 
 A session keeps ``precision=amp_bf16`` and ``settings.batch``: that is what a command takes. People
-read ``Precision: AMP BF16`` and ``Batch``. What nobody gave a title stays as it is.
+read ``Precision: AMP BF16`` and ``Batch``. A name without a title stays as it is.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def _standard_numbers(values: NDArray, info: ColumnInfo | None) -> NDArray:
     return np.asarray(values, np.int64 if is_integer else np.float64)
 
 
-# Columns whose absence says something: nobody looked at the operators of the kernel library.
+# Columns whose absence means something: the library's operators were not recorded.
 _ABSENT = {("kernels", "operator")}
 
 

@@ -58,7 +58,7 @@ def read(source: Source, sealed: bool) -> Session:
             created=_attribute(file, "created", float),
             notes=_attribute(file, "notes", str),
             environment=_named(file, "environment", schema.ENVIRONMENT),
-            # Files of before have none.
+            # Older files have none.
             titles=_named(file, "titles", schema.TITLES) if "titles" in file else {},
             segments=[_segment(group, source) for group in child_groups(file, "segments")],
             telemetry={
@@ -192,7 +192,7 @@ def _studies(file: h5py.File, source: Source) -> list[Study]:
 
 
 def _orders(file: h5py.File) -> list[Order]:
-    if "orders" not in file:  # of before they were kept, or nothing was asked for
+    if "orders" not in file:  # an older file, or no order
         return []
     columns = read_short(file, "orders", schema.ORDERS)
     orders = []

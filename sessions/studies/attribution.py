@@ -193,7 +193,7 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
     wide = verdict.Interval(judgement.pairs, mean, low - reach, high + reach, error)
     said, reasons = verdict.decide(wide, margin)
     if judgement.verdict == "UNDECIDED":
-        said, reasons = "UNDECIDED", []  # as it was told: too few, or the clocks or means disagree
+        said, reasons = "UNDECIDED", []  # its reasons stay: too few, or clocks or means disagree
     distance = max(0.0, (abs(mean) - margin) / 2)
     p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
     own = values(contrast.weights, logs)

@@ -93,7 +93,7 @@ def is_open(study: Study) -> bool:
 def budget_s(study: Study) -> float | None:
     """Return the budget, in whole seconds, with which what is undecided should be decided.
 
-    None where nothing is undecided, or nobody knows.
+    None if nothing is undecided, or if it is unknown.
     """
     if "more_s" not in study.facts:
         return None

@@ -82,7 +82,7 @@ def line(made: Prediction) -> str:
 
 
 def outcome(comparison: PairedComparison) -> str:
-    """Prediction, measured ratio and residual in a line; empty where nothing was asked for."""
+    """Return prediction, measured ratio and residual in a line; empty without a prediction."""
     made, left = of(comparison), residual(comparison)
     if made is None:
         return ""

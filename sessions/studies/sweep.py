@@ -5,7 +5,7 @@ Its study has two tables. ``points`` has one row a point, in the order in which 
 ``median_ms`` with ``low_ms`` and ``high_ms`` (95 %), ``error`` (standard error of its logarithm),
 ``tokens_per_s``, ``peak_bytes`` (in the timed steps) and ``blocks``. ``fits`` has the exponent of
 time over the first field for each arm and value of the second, over all sizes and the longer half.
-``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN where nobody knows) and
+``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN if unknown) and
 ``text``, found at the smallest size and telling of every point. Where a field is no size (a toggle,
 a workload), it has one for each of its values too, which ``x`` or ``y`` name.
 """

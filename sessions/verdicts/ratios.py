@@ -9,7 +9,7 @@ their ratio has no interval and claims nothing (*unpaired*). There are two sourc
   log median of the segments (or sessions) of one configuration that follow one another, so that the
   visits of the two alternate. What drifts more slowly than they alternate scatters the visits of
   each configuration more than it moves their means apart. The interval is that of Welch's t with
-  the critical value of ``sessions.verdicts.verdict``, because somebody watches while visits are
+  the critical value of ``sessions.verdicts.verdict``, because a person watches while visits are
   added.
 """
 

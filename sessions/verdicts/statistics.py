@@ -144,7 +144,7 @@ class Blocks:
         eight times as long, or down to four times where fewer than ten blocks would be left.
         A series that drifts from end to end is left with too few, on purpose: in some hundred steps
         a drift looks like a wandering that is slower than the series is long (AR(1), 0.98 to 0.995,
-        200 or 400 steps), of which t over five equal blocks misses the truth in 14 to 51 %.
+        200 or 400 steps). There, t over five equal blocks misses the truth in 14 to 51 %.
         """
         series = _finite(values)
         n = len(series)

@@ -193,7 +193,7 @@ def corrected(judgements: Sequence[Judgement], alpha: float = ALPHA) -> list[Jud
 def seconds_to_tell(time: Interval, edge: float, seconds: float) -> float | None:
     """Return how long to measure on until the interval should leave out ``edge``, a log ratio.
 
-    ``seconds`` is how long the pairs so far took. Below ``MIN_PAIRS`` nobody knows the scatter: it
+    ``seconds`` is how long the pairs so far took. Below ``MIN_PAIRS`` the scatter is unknown: it
     is the time until there are so many. None where it is not known, or more than ``LONGEST_S``.
     """
     if not time.n or not seconds > 0:

@@ -156,7 +156,7 @@ def standing(comparison: PairedComparison) -> str:
 
 
 def p_text(p: float) -> str:
-    """Return a p value as a person reads it; nobody needs more digits of a very small one."""
+    """Return a p value as a person reads it, without the digits of a very small one."""
     return number(p) if p >= SMALL_P else f"below {SMALL_P:g}"
 
 

@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QFont, QGuiApplication, QPen
 
 from workbench.theming.theme import PRINT, Theme
 
-# In pen widths, by series; beside the colours so that no series is told by colour alone.
+# In pen widths, by series; beside the colours so that no series is marked by colour alone.
 DASHES: tuple[tuple[float, ...], ...] = (
     (),
     (6, 3),

@@ -115,7 +115,7 @@ class Logarithmic(Unit):
 
 @dataclass(frozen=True)
 class Ratio(Unit):
-    """A ratio about 1, of which parts of a percent matter: a reading has one more digit."""
+    """A ratio about 1 whose parts of a percent matter: a reading has one more digit."""
 
     def text(self, value: float, digits: int = 3) -> str:
         """Return a reading such as ``0.812 x``."""

@@ -37,7 +37,7 @@ class Plan(Protocol):
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterable[protocol.AnyMessage]:
-        """Take the session, before anything is asked for."""
+        """Take the session, before the first command."""
 
     def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
         """Return the next command for an idle runner; None if all is done."""

@@ -148,7 +148,7 @@ class Rig:
             self.watchdog.begin(self.phases.phase)
 
     def check_cancelled(self) -> None:
-        """Raise ``Cancelled`` if that was asked for."""
+        """Raise ``Cancelled`` if the run was cancelled."""
         if self.wire.cancelled.is_set():
             raise Cancelled
 

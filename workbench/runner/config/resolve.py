@@ -1,4 +1,4 @@
-"""Turns what a person asked for into a situation that can be built, or says what is wrong."""
+"""Resolution of a configuration: a situation that can be built, or what is wrong with it."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def check_limits(start: Start) -> None:
 
 
 def require_unblocked(situation: Situation) -> None:
-    """Raise ``Mistake`` for the first option that is asked for and cannot be used."""
+    """Raise ``Mistake`` for the first requested option that cannot be used."""
     for name in all_toggles():
         option = situation.option(name)
         if why := _why(name, option, situation):

@@ -2,7 +2,7 @@
 
 Each arm is first looked at by itself: numbers, evidence, and on a GPU the peak memory of its steps
 with nothing else there. Then all alternate, each round every arm once in random order. Effects are
-sent after each round, so that whoever stops, or kills, keeps what was measured. What cannot be
+sent after each round, so that a stop or a kill loses no measurement. What cannot be
 built, or not in time, or does not fit in memory, is an arm without numbers and with a reason.
 """
 
@@ -370,7 +370,7 @@ class AttributeRun:
         if contender.arm is not None:
             self._arms[contender.number].path = path_text(contender.arm)
 
-    # What is told
+    # Messages
 
     def _report(self, final: bool = False) -> None:
         """Send the arms and their effects as they are now."""

@@ -179,7 +179,7 @@ def is_compiled(arm: Arm) -> bool:
 
 
 def step(arm: Arm, count: int) -> None:
-    """So many steps that nobody times, and nothing of them kept; inside ``arm.entered()``."""
+    """Run so many steps without timing; nothing of them is kept. Inside ``arm.entered()``."""
     for _ in range(count):
         arm.ready()
         arm.step()

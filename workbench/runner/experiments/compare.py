@@ -1,6 +1,6 @@
 """A run that compares two configurations: two warm arms, alternating block by block.
 
-The verdict so far is sent after each pair, so that whoever stops, or kills, keeps what was
+The verdict so far is sent after each pair, so that a stop or a kill keeps what was
 measured. Where building is cheap, both arms are built again several times on the way.
 """
 

@@ -145,7 +145,7 @@ class ProfileRun:
         })  # fmt: skip
 
     def _peak(self, arm: Arm) -> float:
-        """Bytes held at most over a plain step, pools of graphs too; NaN where nobody says."""
+        """Return the peak bytes over a plain step, pools of graphs too; NaN if unknown."""
         if self._rig.device.type != "cuda":
             return math.nan
         with arm.entered():

@@ -1,7 +1,8 @@
 """Who else uses the device: other processes on the GPU through NVML, or on the CPU through psutil.
 
-A process that only holds memory disturbs nobody; what counts is the share of the device's time that
-others use. The driver averages it over a sixth of a second to a second, so that it lags as much.
+A process that only holds memory disturbs no other; what counts is the share of the device's time
+that others use. The driver averages it over a sixth of a second to a second, so that it lags as
+much.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RETRY_S = 10.0  # before a reading that failed is tried again
 COST_SHARE = 0.005  # of the time: a reading that takes long is taken less often
 BUSY = 5.0  # % of the device that others use, from which on they count as working
 CPU_BUSY = 25.0  # the same of the CPU, where something always runs
-QUIET_S = 5.0  # before others that come back are told of again
+QUIET_S = 5.0  # before others that come back are reported again
 VOID = "another process used the GPU"
 
 # Of each process: seconds of CPU that it spent, and that those spent which it waited for.
@@ -129,8 +130,8 @@ class CpuOthers:
 def _spent(before: Tree, now: Tree) -> float:
     """Seconds of CPU that the processes of a tree spent between two readings of it.
 
-    Whoever waits for a process that ended is credited with all that it ever spent: what the
-    reading before had counted of it is taken off, unless nobody of the tree waited.
+    A parent that waits for an ended child is credited with all that it ever spent: what the
+    reading before had counted of it is taken off, unless no process of the tree waited.
     """
     new = (0.0, 0.0)
     own = sum(spent - before.get(process, new)[0] for process, (spent, _) in now.items())

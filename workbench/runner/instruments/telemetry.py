@@ -21,7 +21,7 @@ BATCH = 2
 class Telemetry:
     """Runs a sampler's two lanes and sends what they read; ``seen`` gets every fast sample.
 
-    How things are sampled is told of the ``main`` device; the others are sampled alike.
+    Sampling periods are sent of the ``main`` device; the others are sampled alike.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Telemetry:
         self._stopped.set()
 
     def _told_of(self, lane: Callable[[], None], what: str) -> None:
-        """Run a lane; that it died is told, because all that it reads is missing from then on."""
+        """Run a lane; report if it dies, because all that it reads is missing from then on."""
         try:
             lane()
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread is over

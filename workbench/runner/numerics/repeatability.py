@@ -20,7 +20,7 @@ ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
 @dataclass(frozen=True)
 class Comparison:
-    """``words`` begin what is told of a comparison; ``varies``: why it would mean nothing."""
+    """``words`` begin the text of a comparison; ``varies``: why it would mean nothing."""
 
     words: str
     varies: str = ""

@@ -37,10 +37,10 @@ def matrix_dtype(situation: Situation) -> str:
 
 
 class Roof:
-    """The ceilings of one device, measured where they are not kept; each finding is told.
+    """The ceilings of one device, measured if they are not stored; each result is sent.
 
     ``found`` is what is known so far; ``disturbance`` says in a clause who else used the device in
-    a stretch of ``perf_counter_ns``, empty where nobody did; ``known`` hears of each finding.
+    a stretch of ``perf_counter_ns``, empty if none did; ``known`` is called with each result.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Roof:
         return self.measure() if self.measured is None else self.measured
 
     def measure(self) -> Ceilings:
-        """Measure, keep and tell; what cannot be kept is told as well.
+        """Measure, store and send; report what cannot be stored as well.
 
         Not kept either is what was measured beside others: every later run would trust it.
         """

@@ -2,7 +2,7 @@
 
 Model, optimizer and batches are made of torch's fake tensors, which carry shape, dtype and device.
 Toggles are applied as they are in an arm; those that act on the built step alone (compilation,
-graphs) are left out, and whoever asks must know what they would change.
+graphs) are left out, and the caller must know what they would change.
 """
 
 from __future__ import annotations

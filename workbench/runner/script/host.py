@@ -24,7 +24,7 @@ class ScriptHost(HostSampler):
 
 
 def why_no_steps(imported_torch: bool) -> str:
-    """Return the sentence about a script of which no step was seen."""
+    """Return the sentence about a script without a measured step."""
     if imported_torch:
         return (
             "no steps were measured: no optimizer of torch was called twice. Write "

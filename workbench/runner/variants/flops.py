@@ -1,6 +1,6 @@
 """The FLOPs that a model's mathematics needs for one step, by its family's formula.
 
-Of a model of one's own nobody has a formula: torch counts its products in the first step, where
+A user's model has no formula: torch counts its products in the first step, where
 that is one plain step.
 """
 

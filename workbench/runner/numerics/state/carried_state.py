@@ -39,7 +39,7 @@ class Carried:
     """The variables of an arm's model that its steps have changed.
 
     ``built`` are those of a fresh build in FP32. ``constants`` are names whose value the reference
-    computes by itself. ``unclear`` are names of which nobody knows what is state.
+    computes by itself. ``unclear`` are names that may be state or not.
     """
 
     changed: Mapping[str, Any]
@@ -215,5 +215,5 @@ def _is_float(value: Any) -> TypeGuard[Tensor]:
 
 
 def _is_opaque(value: Any) -> bool:
-    """Return True for an object that compares by identity, of which nothing is known."""
+    """Return True for an object that compares by identity: its content is unknown."""
     return getattr(type(value), "__eq__", None) is getattr(object, "__eq__", None)

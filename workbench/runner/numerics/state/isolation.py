@@ -42,7 +42,7 @@ class Remembered:
 def undisturbed(arm: Arm) -> Iterator[Callable[[], None]]:
     """Let calls inside change nothing of the run; give what puts the model's state back.
 
-    Raises ``NotRecordable`` or ``NotCarried`` for a model of which that is impossible.
+    Raises ``NotRecordable`` or ``NotCarried`` for a model whose state cannot be handled so.
     """
     model, device = arm.model, arm.situation.device
     advances = arm.batches.advances
