@@ -89,7 +89,7 @@ class Shards:
         self._kept = 0  # of all gradients, when the first update begins
         self._active = False
 
-    # Messages of them
+    # What is told of them
 
     @property
     def spread(self) -> bool:
