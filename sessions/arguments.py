@@ -148,7 +148,7 @@ def is_calibration(command: Mapping[str, Any]) -> bool:
 
 
 def option(name: str, value: str) -> list[str]:
-    """Two words, or one where the value would be taken for an option itself."""
+    """Return two words, or one where the value would be taken for an option itself."""
     if value.startswith("-"):
         return [f"{name}={value}"] if name.startswith("--") else [f"{name}{value}"]
     return [name, value]
@@ -165,7 +165,7 @@ def exactly(number: float) -> str:
 
 
 def chosen(toggles: Mapping[str, str]) -> str:
-    """Toggles as one word; raises ``Unsafe`` for what is neither a toggle nor an option."""
+    """Join toggles into one word; raises ``Unsafe`` for what is neither a toggle nor an option."""
     for toggle, option in toggles.items():
         if not isinstance(option, str) or not _OPTION.fullmatch(option):
             raise Unsafe(f"option of the toggle {one_line(ascii(toggle), _SHOWN)}", option)

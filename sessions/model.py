@@ -73,7 +73,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.family} {self.preset} {self.workload}"
 
     def flat(self) -> dict[str, Scalar]:
-        """Every field by a dotted name, for tables of differences."""
+        """Return every field by a dotted name, for tables of differences."""
         flat: dict[str, Scalar] = {
             "family": self.family,
             "preset": self.preset,

@@ -41,7 +41,7 @@ def are_wrong(ledger: Mapping[str, Any]) -> bool:
 
 
 def mark(ledger: Mapping[str, Any]) -> str:
-    """One word: right, WRONG or unknown; empty where nothing is known of them."""
+    """Return one word: right, WRONG or unknown; empty where nothing is known of them."""
     return MARKS[ledger.get(RIGHT)] if was_checked(ledger) else ""
 
 

@@ -22,7 +22,7 @@ _WHOLE = {"family": "Family", "preset": "Preset", "workload": "Workload", "seed"
 
 
 def offered(catalogue: Catalogue) -> dict[str, str]:
-    """Every title of a catalogue, for a session to keep: who reads it may have no runner.
+    """Return every title of a catalogue, for a session to keep: who reads it may have no runner.
 
     ``toggles.adamw`` is called ``AdamW``, ``toggles.adamw=fused`` ``Fused``; what one workload
     calls differently from another has no title.
@@ -57,7 +57,7 @@ class Titles:
         return self.setting(f"toggles.{name}", option)
 
     def setting(self, name: str, value: str) -> str:
-        """One entry of a flat configuration: ``AdamW: Fused``, ``Batch: 16``."""
+        """Return one entry of a flat configuration: ``AdamW: Fused``, ``Batch: 16``."""
         return f"{self.name(name)}: {self._titles.get(f'{name}={value}', value)}"
 
     def name(self, name: str) -> str:

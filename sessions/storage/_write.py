@@ -276,7 +276,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _json(value: object, what: str) -> str:
-    """JSON with NaN, infinities and integers of any size, which ``json.loads`` reads back."""
+    """Write JSON with NaN, infinities and integers of any size, which ``json.loads`` reads back."""
     try:
         return json.dumps(msgspec.to_builtins(value, enc_hook=_number))
     except (TypeError, ValueError, RecursionError) as error:

@@ -63,7 +63,7 @@ def values(weights: Weights, logs: NDArray) -> NDArray:
 def rounds(
     number: ArrayLike, arm: ArrayLike, value: ArrayLike, voids: Sequence[str], arms: int
 ) -> Table:
-    """Blocks as a table (rounds, arms) in the order of rounds; NaN where no block counts."""
+    """Return blocks as a table (rounds, arms) in the order of rounds; NaN where no block counts."""
     numbers, places = np.asarray(number, int), np.asarray(arm, int)
     rounds_run, rows = np.unique(numbers, return_inverse=True)
     table = np.full((len(rounds_run), arms), np.nan)
@@ -125,7 +125,7 @@ def typical_ms(medians_ms: Table) -> list[float]:
 
 
 def against_first(medians_ms: Table) -> list[verdict.Interval]:
-    """Each arm's log ratio to the first, paired within rounds."""
+    """Compute each arm's log ratio to the first, paired within rounds."""
     logs = np.log(medians_ms)
     differences = logs - logs[:, :1]
     return [verdict.interval(column[np.isfinite(column)]) for column in differences.T]

@@ -165,7 +165,7 @@ def _rungs(names: Sequence[str], missing: Mapping[int, str]) -> list[Contrast]:
 
 
 def _without(names: Sequence[str], arm_of: Mapping[Subset, int], own: int) -> Contrast:
-    """Everything against the most that can be without a toggle: what needs it goes with it."""
+    """Compare everything with the largest set without a toggle: what needs it is left out too."""
     everything = frozenset(range(len(names)))
     largest = max((subset for subset in arm_of if own not in subset), key=len)
     left_out = [own, *sorted(everything - largest - {own})]
@@ -179,7 +179,7 @@ def _shares(
     orders: Sequence[Sequence[int]],
     sampled: bool = False,
 ) -> list[Contrast]:
-    """Each toggle's effect where its turn comes, averaged over the orders."""
+    """Compute each toggle's effect where its turn comes, averaged over the orders."""
     if not orders:
         reason = "the toggles cannot be added one after the other"
         return [Contrast("share", name, {}, reason=reason) for name in names]

@@ -132,7 +132,7 @@ def count(claims: Iterable[Row]) -> str:
 
 
 def claims_table(claims: Sequence[Row], title: str) -> Table:
-    """One row a claim: what the document says, what was measured, whether it holds and why not."""
+    """Return one row for each claim: the document's value, ours, whether it holds, why not."""
     headings = [Column(name) for name in (
         "document", "claim", "document says", "measured", "from", "to", "unit", "result",
         "experiment", "note",

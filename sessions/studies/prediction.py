@@ -28,7 +28,7 @@ class Least:
 
 
 def none(why: str) -> Prediction:
-    """No prediction, and the reason."""
+    """Return no prediction, and the reason."""
     return Prediction(ratio=None, text=why)
 
 
@@ -67,7 +67,7 @@ def of(comparison: PairedComparison) -> Prediction | None:
 
 
 def residual(comparison: PairedComparison) -> float | None:
-    """Measured less predicted ratio: below 0, B is better than its prediction."""
+    """Return measured less predicted ratio: below 0, B is better than its prediction."""
     made = of(comparison)
     if made is None or made.ratio is None or not math.isfinite(comparison.ratio):
         return None

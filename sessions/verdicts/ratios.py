@@ -97,7 +97,7 @@ def drift_sentence(measurements: Sequence[Measurement], between: str) -> str:
 
 
 def _spread(group: Sequence[Measurement]) -> float:
-    """Ratio of the longest to the shortest median if their intervals exclude each other, else 1."""
+    """Return longest over shortest median if their intervals exclude each other, else 1."""
     known = [summary.summary for summary in group if math.isfinite(summary.summary.error)]
     if len(known) < 2:
         return 1.0

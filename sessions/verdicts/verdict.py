@@ -42,7 +42,7 @@ LONGEST_S = 86_400.0  # no verdict is promised beyond a day more
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjusted p values, in the order given (Scand. J. Statistics 6, 1979)."""
+    """Adjust p values by Holm's step-down, in the order given (Scand. J. Statistics 6, 1979)."""
     adjusted = [1.0] * len(p_values)
     highest = 0.0
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])

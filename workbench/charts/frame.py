@@ -21,9 +21,9 @@ class Frame:
     bin: float = 1.0
 
     def px(self, x: Pixels) -> Pixels:
-        """Pixels from the left."""
+        """Return pixels from the left."""
         return (x - self.x[0]) * (self.width / (self.x[1] - self.x[0]))
 
     def py(self, y: Pixels) -> Pixels:
-        """Pixels from the top."""
+        """Return pixels from the top."""
         return (self.y[1] - y) * (self.height / (self.y[1] - self.y[0]))

@@ -62,7 +62,7 @@ class Layer(QGraphicsItem):
         """Take in what the session has gained."""
 
     def x_span(self) -> tuple[float, float] | None:
-        """First and last place that the layer has something at."""
+        """Return the first and last place that the layer has something at."""
         return None
 
     def look_at(self, frame: Frame) -> None:
@@ -76,7 +76,7 @@ class Layer(QGraphicsItem):
         """Decimate what ``frame`` shows; its y range is not settled yet."""
 
     def y_span(self) -> tuple[float, float] | None:
-        """Lowest and highest value of what is looked at, if the axis shall follow it."""
+        """Return lowest and highest value of what is looked at, if the axis shall follow it."""
         return None
 
     def settle(self, frame: Frame) -> None:
@@ -192,11 +192,11 @@ class TrackLayer(Layer):
         self._extremes = self._find_extremes()
 
     def extremes(self) -> tuple[float, float] | None:
-        """Lowest and highest finite value of what is looked at."""
+        """Return lowest and highest finite value of what is looked at."""
         return self._extremes
 
     def extremes_within(self, low: float, high: float) -> tuple[float, float]:
-        """Lowest and highest value looked at from ``low`` to ``high``; inf and -inf without any."""
+        """Return lowest and highest value from ``low`` to ``high``; inf and -inf without any."""
         values = [bound for view, _ in self._views for bound in (view.low, view.high)]
         seen = np.concatenate([np.empty(0), *values])
         seen = seen[(seen >= low) & (seen <= high)]
@@ -239,7 +239,7 @@ class TrackLayer(Layer):
         return look.style.pen(look.color, look.dash, look.width), QBrush(Qt.BrushStyle.NoBrush)
 
     def _pixels(self, view: View, frame: Frame) -> tuple[Array, Array, Array]:
-        """Places, tops and bottoms in pixels, of what is being painted and a little beyond."""
+        """Return places, tops and bottoms in pixels, of what is painted and a little beyond."""
         per_px = (frame.x[1] - frame.x[0]) / frame.width
         start = frame.x[0] + (self.exposed[0] - _BEYOND_PX) * per_px
         stop = frame.x[0] + (self.exposed[1] + _BEYOND_PX) * per_px

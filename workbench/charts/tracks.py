@@ -237,7 +237,7 @@ class Rolling:
 
 
 def rolling_percentiles(windows: Array) -> tuple[Array, Array, Array]:
-    """5th, 50th and 95th percentile of every window (n, WINDOW); leading NaN is passed over.
+    """Compute percentiles 5, 50 and 95 of every window (n, WINDOW); leading NaN is passed over.
 
     The outer two are NaN where fewer than ``FEWEST`` values are left.
 

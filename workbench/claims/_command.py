@@ -47,7 +47,7 @@ def checked_run(configuration: Configuration, steps: int = 5) -> protocol.Start:
 
 
 def ladder(base: Configuration, budget_s: float, **toggles: str) -> protocol.Attribute:
-    """Toggles added to a base one after the other."""
+    """Add toggles to a base one after the other."""
     return protocol.Attribute(base=base, toggles=toggles, budget_s=budget_s)
 
 

@@ -275,7 +275,7 @@ class Course:
         return command
 
     def _share_s(self, catalogue: protocol.Catalogue, now: _Now) -> float:
-        """Seconds that the next command may take of what is left of the limit.
+        """Return seconds that the next command may take of what is left of the limit.
 
         The commands of an experiment have equal shares, and what one does not need is shared anew.
         Before that, ``LEAST_S`` is kept for each command of the experiments after it that have its
@@ -317,7 +317,7 @@ class Course:
             sent.left_out.append(f"{self._share} was {self._allowed_s:.0f} s")
 
     def _left_s(self) -> float:
-        """Seconds that are left of the limit."""
+        """Return seconds that are left of the limit."""
         return (self._limit_s or math.inf) - (self._clock() - self._began)
 
     def _out_of_time(self) -> bool:

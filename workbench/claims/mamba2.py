@@ -109,7 +109,7 @@ def _difference(which: str, word: str, implementation: str, title: str) -> Claim
 
 
 def _sizes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
-    """One step of each, which counts the parameters; the largest in half precision."""
+    """Run one step of each size, which counts its parameters; the largest in half precision."""
     toggles = eager(catalogue, precision="bf16" if on_gpu(catalogue) else "fp32")
     return [
         protocol.Start(configuration=configuration("mamba2", preset, toggles, sequence=64), steps=1)

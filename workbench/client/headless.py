@@ -55,7 +55,7 @@ class Plan(Protocol):
         """Return True to go on with another runner after this one is gone."""
 
     def finish(self, why: str = "") -> Iterable[protocol.AnyMessage]:
-        """No command will come any more; ``why`` where there would have been some."""
+        """End: no command will come any more; ``why`` where there would have been some."""
 
 
 @dataclass

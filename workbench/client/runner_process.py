@@ -92,7 +92,7 @@ class Runner:
         return True
 
     def messages(self) -> Iterator[protocol.AnyMessage]:
-        """Every message until the runner ends; the last is a Failure if it ended unasked."""
+        """Yield every message until the runner ends; the last is a Failure if it ended unasked."""
         assert self.process.stdout is not None
         babble: list[str] = []  # before the first message
         spoken = False

@@ -83,7 +83,7 @@ class Rig:
         Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
 
     def follow(self, arm: Arm | None) -> None:
-        """Another arm steps than before, or none: watch its memory, and the devices it uses."""
+        """Follow the arm that steps from here on, if any: watch its memory and its devices."""
         self.memory.follow(arm)
         self._arm = None if arm is None else weakref.ref(arm)
         self._companions.follow()
@@ -111,13 +111,13 @@ class Rig:
         return inside
 
     def others_percent(self, start_ns: int, stop_ns: int) -> float | None:
-        """Median share of the device that other processes used; None where it is not known."""
+        """Return the median share of the device that other processes used; None where unknown."""
         shares = [sample["others"] for sample in self.telemetry_between(start_ns, stop_ns)
                  if "others" in sample]  # fmt: skip
         return statistics.median(shares) if shares else None
 
     def disturbance(self, start_ns: int, stop_ns: int) -> str:
-        """Who else worked on the device in that stretch, and how much: a clause, or nothing."""
+        """Say in a clause who else used the device in that stretch, and how much; or nothing."""
         share = self.others_percent(start_ns, stop_ns)
         on_gpu = self.device.type == "cuda"
         if share is None or share < (BUSY if on_gpu else CPU_BUSY):
@@ -140,7 +140,7 @@ class Rig:
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Nothing steps in here, which would count as a hang; what raises ends the run."""
+        """Pause the watch for hangs where nothing steps; what raises inside ends the run."""
         watched, self.watchdog.active = self.watchdog.active, False
         yield
         if watched:

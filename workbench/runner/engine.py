@@ -116,7 +116,7 @@ class Engine:
     def _run(
         self, command: protocol.Command
     ) -> tuple[protocol.Failure | None, protocol.Command | None]:
-        """One run to its end: what failed, if anything, and the command that ended it."""
+        """Run one run to its end; returns what failed, if anything, and which command ended it."""
         assert isinstance(command, protocol.RunCommand)
         self._wire.send(protocol.Ordered(command=command))
         run = RUNS[type(command)](self._rig, command)

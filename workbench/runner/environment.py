@@ -29,7 +29,7 @@ OPTIONAL = (
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Everything about this machine that a measurement may depend on, as text by name."""
+    """Return as text by name whatever on this machine a measurement may depend on."""
     facts = {
         "device": hardware.of(device).name,
         "torch": str(torch.__version__),

@@ -99,7 +99,7 @@ class Wire:
         os.close(output)
 
     def seconds(self, now_ns: int | None = None) -> float:
-        """Seconds since the session clock began."""
+        """Return seconds since the session clock began."""
         return ((time.perf_counter_ns() if now_ns is None else now_ns) - self._origin_ns) * 1e-9
 
     def send(self, message: protocol.Message) -> None:

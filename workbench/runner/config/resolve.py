@@ -276,7 +276,7 @@ def require_unblocked(situation: Situation) -> None:
 
 
 def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
-    """Every option that cannot be used in this situation, by toggle.
+    """Return every option that cannot be used in this situation, by toggle.
 
     If two options exclude each other and only one toggle knows why, both are blocked. A fix by
     toggles names all that could not stay as they are.
@@ -299,7 +299,7 @@ def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
 def _opposed(
     name: str, option: str, situation: Situation, chosen: Mapping[str, str]
 ) -> Blocked | None:
-    """Which of the ``chosen`` options of other toggles could not be used beside this one, and why.
+    """Return which ``chosen`` options of other toggles cannot be used beside this one, and why.
 
     None of an option that is chosen itself, or leaves the model alone.
     """
@@ -403,7 +403,7 @@ def _settings(
 
 
 def _number(field: Field, value: Scalar) -> int | float:
-    """``value`` as the field's kind, whole or not; raises ``Mistake``."""
+    """Return ``value`` as the field's kind, whole or not; raises ``Mistake``."""
     return _real(field, value) if isinstance(field.default, float) else _whole(field, value)
 
 

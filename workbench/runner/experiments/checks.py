@@ -45,12 +45,12 @@ def fails(evidence: str, lines: list[str] | None = None) -> Result:
 
 
 def undecided(evidence: str) -> Result:
-    """Too little was measured to tell."""
+    """Report that too little was measured to tell."""
     return Result(UNDECIDED, evidence)
 
 
 def not_applicable(evidence: str) -> Result:
-    """There is nothing to check, and why."""
+    """Report that there is nothing to check, and why."""
     return Result(NOT_APPLICABLE, evidence)
 
 

@@ -60,7 +60,7 @@ class Alternation:
         self._paused_s = 0.0
 
     def now(self) -> float:
-        """Seconds of ``perf_counter``, which stand still in a pause."""
+        """Return seconds of ``perf_counter``, which stand still in a pause."""
         return time.perf_counter() - self._paused_s
 
     def begin(self, contender: Contender) -> None:

@@ -141,7 +141,7 @@ class SweepRun:
         return (point.arm, *self._told_apart(point).values())
 
     def _told_apart(self, point: Point) -> dict[str, Scalar]:
-        """Its values of the fields that are no sizes, by the columns of the tables."""
+        """Return its values of the fields that are no sizes, by the columns of the tables."""
         axes = zip("xy", self._command.axes.items(), point.values, strict=False)
         return {name: value for name, axis, value in axes if not _is_size(*axis)}
 
@@ -413,7 +413,7 @@ _MEASURED = ("median_ms", "low_ms", "high_ms", "error", "tokens_per_s", "peak_by
 
 
 def _cells(values: dict[str, Scalar]) -> dict[str, Cell]:
-    """Values of axes as tables hold them: numbers, or words."""
+    """Return values of axes as tables hold them: numbers, or words."""
     return {
         name: float(value) if sweep.is_number(value) else str(value)
         for name, value in values.items()

@@ -40,7 +40,7 @@ class GpuOthers:
         self.who = ""  # the busiest of them, by name and number
 
     def read(self) -> float | None:
-        """% of the multiprocessors' time used by others; None where the driver does not tell.
+        """Return % of the multiprocessors' time used by others; None where the driver is silent.
 
         Between two readings it is the last one's.
         """
@@ -100,7 +100,7 @@ class CpuOthers:
         self._share: float | None = None
 
     def read(self) -> float | None:
-        """% of all cores' time used by others since the reading before; None before the second."""
+        """Return % of all cores' time used by others at the last reading; None before the second."""
         began_s = time.perf_counter()
         if began_s >= self._due_s:
             before, self._last = self._last, self._counters()
@@ -113,7 +113,7 @@ class CpuOthers:
         return self._share
 
     def _counters(self) -> tuple[float, float, Tree]:
-        """Seconds of all cores, passed and idle, and those of each own process."""
+        """Return seconds of all cores, passed and idle, and those of each own process."""
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         own: Tree = {}
@@ -128,7 +128,7 @@ class CpuOthers:
 
 
 def _spent(before: Tree, now: Tree) -> float:
-    """Seconds of CPU that the processes of a tree spent between two readings of it.
+    """Return seconds of CPU that the processes of a tree spent between two readings of it.
 
     A parent that waits for an ended child is credited with all that it ever spent: what the
     reading before had counted of it is taken off, unless no process of the tree waited.

@@ -61,7 +61,7 @@ class HostSampler:
         self.other_processes: GpuOthers | CpuOthers = CpuOthers(process)
 
     def fast(self) -> Sample:
-        """Busy % since this thread's last call, resident bytes, and what others use."""
+        """Read busy % since this thread's last call, resident bytes, and what others use."""
         sample = {
             "busy": psutil.cpu_percent(),
             "memory_used": float(self._process.memory_info().rss),
@@ -127,14 +127,14 @@ class NvmlSampler:
         )
 
     def fast(self) -> Sample:
-        """Busy, memory, power, clock, temperature, throttle reasons; GPM metrics when due."""
+        """Read busy, memory, power, clock, temperature, throttle reasons; GPM metrics when due."""
         sample = self._readings.read() | _contention(self.other_processes)
         if self._gpm is not None:
             sample |= self._gpm.read()
         return sample
 
     def slow(self) -> Sample:
-        """Energy and PCIe throughput."""
+        """Read energy and PCIe throughput."""
         return self._slow_readings.read()
 
     def how(self) -> dict[str, str]:
@@ -264,7 +264,7 @@ def _contention(other_processes: GpuOthers | CpuOthers) -> Sample:
 
 
 def make_sampler(device: torch.device) -> Sampler:
-    """NVML on a GPU whose driver answers, otherwise the host."""
+    """Return NVML on a GPU whose driver answers, otherwise the host."""
     if device.type == "cuda":
         try:
             return nvml_sampler(device.index or 0)

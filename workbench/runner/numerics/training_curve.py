@@ -144,7 +144,7 @@ def rounding(loss: float) -> float:
 def _measured(
     arm: Arm, dtype: torch.dtype, between: Between, plain: Course, reference: Course, *, fresh: bool
 ) -> list[float]:
-    """Losses whose distance from the reference's is what rounding makes in the arm's precision.
+    """Return losses that differ from the reference's by rounding in the arm's precision.
 
     The plain model's, unless the reference has no more digits than it: both add the same numbers in
     one order then, and are alike, which measures nothing. With the rows of each batch in another
@@ -167,7 +167,7 @@ def _farthest(first: list[float], second: list[float]) -> float:
 
 
 def bytes_needed(arm: Arm, dtype: torch.dtype) -> int:
-    """Weights, gradients and moments of the reference and the plain model, and what is put back.
+    """Count both models' weights, gradients and moments, and what is put back.
 
     And how far either moved, in FP32.
     """
@@ -208,7 +208,7 @@ def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """In FP32, a complex one as pairs of reals."""
+    """Return it in FP32, a complex one as pairs of reals."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).float()
 
 
@@ -282,7 +282,7 @@ def _cast(batch: Tensors, dtype: torch.dtype | None) -> Tensors:
 
 
 def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
-    """One at the scale of the arm's own."""
+    """Build a scaler at the scale of the arm's own; None if it has none."""
     assert arm.keeper is not None
     if arm.keeper.scaler is None:
         return None

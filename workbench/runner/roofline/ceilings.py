@@ -94,7 +94,7 @@ class Roof:
         return self.measured
 
     def _rates(self, where: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Matrix rates by dtype, and why there is none of some."""
+        """Return matrix rates by dtype, and why there is none of some."""
         rates, lacking = dict(self._wide_rates(where)), {}
         eight_bit.measured.cache_clear()
         for name in eight_bit.UNITS:

@@ -260,7 +260,7 @@ def _is_index(tensor: Tensor) -> bool:
 
 
 def _touched(tensor: Tensor) -> int:
-    """Bytes of the distinct elements: an expanded dimension is one in memory."""
+    """Return bytes of the distinct elements: an expanded dimension is one in memory."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else min(size, 1)

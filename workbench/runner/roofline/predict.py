@@ -119,7 +119,7 @@ class Predictor:
 
 
 def least_us(call: Call, ceilings: Ceilings) -> float:
-    """Microseconds that one call takes at least; raises ``NotCounted``."""
+    """Return the least microseconds of one call; raises ``NotCounted``."""
     memory_us = 1e6 * call.bytes / ceilings.bytes_per_s
     if not call.flops:
         return memory_us

@@ -15,7 +15,7 @@ from workbench.runner.toggles import Situation
 
 
 def model_flops(situation: Situation) -> dict[str, Scalar]:
-    """``model_flops`` of a step, for a ledger; nothing where it is not known."""
+    """Return ``model_flops`` of a step, for a ledger; nothing where it is not known."""
     family, workload = situation.family, situation.workload
     if family is user_model.FAMILY:
         return {}
