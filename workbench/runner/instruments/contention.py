@@ -100,7 +100,7 @@ class CpuOthers:
         self._share: float | None = None
 
     def read(self) -> float | None:
-        """Return % of all cores' time used by others at the last reading; None before the second."""
+        """Return others' % of all cores' time at the last reading; None before the second."""
         began_s = time.perf_counter()
         if began_s >= self._due_s:
             before, self._last = self._last, self._counters()
