@@ -30,7 +30,7 @@ BUDGETS = {
     "workbench/runner": (523, 103),
     "workbench/theming": (0, 0),
     "workbench/ui": (523, 99),
-    "tests": (3630, 116),
+    "tests": (2279, 53),
     "tests/kernels": (0, 0),
     "tests/models": (0, 0),
 }

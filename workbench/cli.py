@@ -125,7 +125,7 @@ def _is_file(word: str) -> bool:
 
 @contextlib.contextmanager
 def _runner(parsed: argparse.Namespace) -> Iterator[None]:
-    """Let the command drive the runner that is asked for; raises ``Mistaken``."""
+    """Let the command drive the requested runner; raises ``Mistaken``."""
     with contextlib.ExitStack() as stack:
         if parsed.command.drives:
             try:
@@ -136,7 +136,7 @@ def _runner(parsed: argparse.Namespace) -> Iterator[None]:
 
 
 def _answer(parsed: argparse.Namespace, reason: str, sentence: str = "") -> None:
-    """Tell a program that asked for JSON how it ended; it may have gone."""
+    """Print the end of the command for a program that requested JSON; it may have gone."""
     if getattr(parsed, "json", False):
         with contextlib.suppress(Failed):
             answer_failure(reason, sentence)

@@ -31,8 +31,8 @@ from sessions.model import (
 from sessions.plain_text import one_line, plain
 from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
+from sessions.storage.study_schema import columns_of
 from sessions.studies import breakdown, sweep
-from sessions.studies.study_schema import columns_of
 
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 _LONGEST_TEXT = 1_000_000  # characters of notes, events and cells
@@ -240,7 +240,7 @@ def _standard_numbers(values: NDArray, info: ColumnInfo | None) -> NDArray:
     return np.asarray(values, np.int64 if is_integer else np.float64)
 
 
-# Columns whose absence says something: nobody looked at the operators of the kernel library.
+# Columns whose absence means something: the library's operators were not recorded.
 _ABSENT = {("kernels", "operator")}
 
 

@@ -17,7 +17,7 @@ from sessions.verdicts.work import DIFFERENCE
 
 
 def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
-    """One row a comparison: arms, ratio, interval, the verdict that holds among all, numbers."""
+    """Return one row for each comparison: arms, ratio, interval, overall verdict, numbers."""
     columns = [
         *(Column(name) for name in ("A", "B")),
         *(Column(name, STEP_TIME) for name in ("ratio", "ratio from", "ratio to")),
@@ -52,7 +52,7 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
 
 
 def blocks_table(comparison: PairedComparison) -> Table:
-    """One row a block, as they ran; an empty "void" is of a block that counts."""
+    """Return one row for each block, as they ran; an empty "void" is of a block that counts."""
     count = len(comparison.order)
     pairs = comparison.pairs or [block // 2 for block in range(count)]
     clocks = comparison.clocks_mhz or [math.nan] * count

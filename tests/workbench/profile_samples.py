@@ -41,7 +41,7 @@ def study(blocks: int = 12, seed: int = 0, faster: float = 1.0, label: str = "de
     ]
     names = ("name", "module", "phase", "kind")
     columns = {
-        name: np.array([row[place] for row in rows], object) for place, name in enumerate(names)
+        name: np.array([row[column] for row in rows], object) for column, name in enumerate(names)
     }
     kernels = {
         **columns,
@@ -69,10 +69,10 @@ def gaps(blocks: int) -> dict[str, np.ndarray]:
 
 
 def memory() -> dict[str, dict[str, np.ndarray]]:
-    """A step that rises and falls, and its peak."""
+    """Return the memory of a step that rises and falls, and its peak."""
     t_ms = np.linspace(0, 20, 201)
     rising = np.interp(t_ms, [0, 7, 16, 20], [0, 1, 0, 0])
-    held = {
+    by_role = {
         "parameters": np.full(201, 456 * MIB),
         "gradients": np.interp(t_ms, [0, 7, 16, 19.9, 20], [0, 0, 1, 1, 0]) * 456 * MIB,
         "optimizer": np.full(201, 912 * MIB),
@@ -81,25 +81,25 @@ def memory() -> dict[str, dict[str, np.ndarray]]:
         "other": np.full(201, 33 * MIB),
         "private_pools": np.zeros(201),
     }
-    reserved = np.full(201, 1.07 * sum(held.values()).max())
-    place = int(np.argmax(sum(held.values())))
+    reserved = np.full(201, 1.07 * sum(by_role.values()).max())
+    peak = int(np.argmax(sum(by_role.values())))
     estimate = [456.0, 456.0, 912.0, 5900.0, np.nan, 0.0, np.nan]
     return {
-        "memory": {"t_ms": t_ms, **held, "reserved": reserved},
+        "memory": {"t_ms": t_ms, **by_role, "reserved": reserved},
         "peak": {
-            "role": np.array(list(held), object),
-            "bytes": np.array([values[place] for values in held.values()]),
+            "role": np.array(list(by_role), object),
+            "bytes": np.array([values[peak] for values in by_role.values()]),
             "estimate": np.array(estimate) * MIB,
         },
     }
 
 
 def session(profiles: int = 1, title: str = "profiled") -> Session:
-    """A session that was only profiled, each profile faster than the one before."""
-    found = Session(title=title)
+    """Return a session that was only profiled, each profile faster than the one before."""
+    session = Session(title=title)
     configuration = Configuration(family="hydra", preset="base", workload="train")
     for number in range(profiles):
         label = "defaults" if not number else f"precision: variant {number}"
-        found.segments.append(Segment(number, configuration, label))
-        found.studies.append(study(seed=number, faster=0.8**number, label=label))
-    return found
+        session.segments.append(Segment(number, configuration, label))
+        session.studies.append(study(seed=number, faster=0.8**number, label=label))
+    return session

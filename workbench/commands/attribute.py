@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from sessions.model import Study
-from sessions.studies import attribution
+from sessions.studies import attribution, attribution_design
 from sessions.studies.attribution_words import (
     arms_table,
     effects_table,
@@ -52,7 +52,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="what is attributed, in the order of the ladder; the rest is the base",
     )
     parser.add_argument(
-        "--mode", choices=attribution.MODES, default="ladder", help="default: ladder"
+        "--mode", choices=attribution_design.MODES, default="ladder", help="default: ladder"
     )
     parser.add_argument(
         "--timed",

@@ -56,7 +56,7 @@ class ProfileRun:
         """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         command, rig = self._command, self._rig
         self._check()
-        situations = demand(rig, *command.configurations)
+        situations = demand(rig.wire, rig.device, *command.configurations)
         rig.arms.keep_only(*situations)
         files: list[Path | None] = [Path(trace_file) for trace_file in command.traces]
         files = files or [None] * len(situations)
@@ -145,7 +145,7 @@ class ProfileRun:
         })  # fmt: skip
 
     def _peak(self, arm: Arm) -> float:
-        """Bytes held at most over a plain step, pools of graphs too; NaN where nobody says."""
+        """Return the peak bytes over a plain step, pools of graphs too; NaN if unknown."""
         if self._rig.device.type != "cuda":
             return math.nan
         with arm.entered():

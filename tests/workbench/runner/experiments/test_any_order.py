@@ -18,7 +18,7 @@ SEED = 20260101
 
 
 def allowed(runner, configuration) -> dict[str, list[str]]:
-    """The options of every toggle that are not blocked under the configuration."""
+    """Return the options of every toggle that are not blocked under the configuration."""
     runner.send(protocol.Check(configuration=configuration))
     answer = runner.until(protocol.Availability)
     assert not answer.problems

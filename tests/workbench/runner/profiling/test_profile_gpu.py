@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def busy() -> Configuration:
-    """A training step that keeps the GPU busy: kernels far longer than their launches."""
+    """Return a training step that keeps the GPU busy: kernels far longer than their launches."""
     return Configuration(
         family="hydra",
         preset="base",
@@ -26,8 +26,8 @@ def busy() -> Configuration:
 
 def profile(runner, configuration, **toggles):
     toggles = {**configuration.toggles, **toggles}
-    asked = msgspec.structs.replace(configuration, toggles=toggles)
-    runner.send(Profile(configurations=[asked]))
+    requested = msgspec.structs.replace(configuration, toggles=toggles)
+    runner.send(Profile(configurations=[requested]))
     assert runner.finish().reason == "done", runner.describe()
     return breakdown.profiles(runner.session)[-1]
 
@@ -59,12 +59,12 @@ def test_every_kernel_is_given_to_a_module_forward_and_backward(eager):
 
 def assert_roles_add_up(study):
     """To the allocator's peak, pools of graphs with it; and each role is what it must be."""
-    found, most = breakdown.peak(study), breakdown.highest(study)
-    held = sum(size for size, _ in found.values())
-    assert held == pytest.approx(study.facts["peak_bytes"], rel=0.03)
-    assert found["optimizer"][0] == pytest.approx(found["optimizer"][1], rel=0.03)
-    assert most["gradients"] == pytest.approx(found["gradients"][1], rel=0.03)
-    assert found["activations"][0] > 0.2 * held
+    peaks, most = breakdown.peak(study), breakdown.highest(study)
+    total = sum(size for size, _ in peaks.values())
+    assert total == pytest.approx(study.facts["peak_bytes"], rel=0.03)
+    assert peaks["optimizer"][0] == pytest.approx(peaks["optimizer"][1], rel=0.03)
+    assert most["gradients"] == pytest.approx(peaks["gradients"][1], rel=0.03)
+    assert peaks["activations"][0] > 0.2 * total
 
 
 def test_roles_add_up_to_the_allocators_peak(eager):
