@@ -49,7 +49,8 @@ class Command:
     """``workbench NAME``: ``help`` is one line, ``run`` returns the exit code.
 
     What ``drives`` a runner takes ``--runner`` too. ``takes_script``: words behind ``--`` are the
-    command line of a training script, as ``script`` of the arguments.
+    command line of a training script, as ``script`` of the arguments. What is ``tabular`` prints
+    tables, and takes ``--markdown``.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     drives: bool = False
     takes_script: bool = False
+    tabular: bool = False
 
 
 def load(path: Path) -> Session:
