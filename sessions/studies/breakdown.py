@@ -14,6 +14,7 @@ computes for several modules stands with the innermost that holds them all.
 sizes (NaN where there is none).
 ``gaps``: how long the GPU waited for the next kernel of a ``module``: ``count``, ``us``; with the
 profiler's own cost in them.
+``timeline``, ``labels``, ``tracks``: events of the profiled steps (``sessions.studies.timeline``).
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ KINDS = (
     INPUT_WAIT,
     "other",
 )
+# Kinds of the tracks of a timeline.
+STEP_TRACK, HOST_TRACK, LAUNCH_TRACK, STREAM_TRACK = "steps", "host", "launches", "stream"
 # Modules that are none: where time goes that belongs to no module of the model.
 OUTSIDE = "(step)"
 INPUT = "(input)"
@@ -121,11 +124,11 @@ def total_us(study: Study) -> float:
 def by(study: Study, column: str) -> dict[str, tuple[float, float]]:
     """Calls and microseconds a step by ``name``, ``kind``, ``phase`` or ``module``."""
     table = study.tables["kernels"]
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for key, calls, us in zip(table[column], table["calls"], table["us"], strict=True):
-        found[str(key)][0] += float(calls)
-        found[str(key)][1] += float(us)
-    ordered = sorted(found.items(), key=lambda item: -item[1][1])
+        sums[str(key)][0] += float(calls)
+        sums[str(key)][1] += float(us)
+    ordered = sorted(sums.items(), key=lambda item: -item[1][1])
     return {key: (calls, us) for key, (calls, us) in ordered}
 
 
@@ -155,9 +158,9 @@ def achieved(study: Study) -> list[Achieved]:
     columns = (least["name"], least["calls"], least["us"])
     known = {str(name): (float(n), float(us)) for name, n, us in zip(*columns, strict=True)}
     nothing = (float("nan"), float("nan"))
-    found = [Achieved(name, known.get(name, nothing)[0], us, known.get(name, nothing)[1])
+    rows = [Achieved(name, known.get(name, nothing)[0], us, known.get(name, nothing)[1])
              for name, us in took.items()]  # fmt: skip
-    return sorted(found, key=lambda one: -one.us)
+    return sorted(rows, key=lambda row: -row.us)
 
 
 def tree(study: Study) -> Node:
@@ -177,14 +180,14 @@ def tree(study: Study) -> Node:
 
 def totals(study: Study) -> dict[str, float]:
     """Microseconds a step by module, with all that is in it."""
-    found: dict[str, float] = {}
+    by_path: dict[str, float] = {}
     waiting = [tree(study)]
     while waiting:
         node = waiting.pop()
         waiting += node.children.values()
         if node.path:
-            found[node.path] = node.total_us
-    return found
+            by_path[node.path] = node.total_us
+    return by_path
 
 
 def not_by_module(before: Study, after: Study) -> str:

@@ -22,6 +22,8 @@ from torch.profiler import ProfilerActivity
 
 from sessions.model import Scalar
 from sessions.studies import breakdown
+from sessions.tracing import sums, timeline, trace
+from sessions.tracing.trace import Trace
 from workbench import protocol
 from workbench.runner.config.resolve import demand
 from workbench.runner.context import Rig
@@ -30,9 +32,8 @@ from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender, TimedBlock
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.failures import Mistake, unwritten
-from workbench.runner.profiling import findings, marks, roles, sums, trace
+from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.profiling.trace import Trace
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.variants.graph_pools import resident_bytes
@@ -259,6 +260,8 @@ class ProfileRun:
         })  # fmt: skip
         self._rows(index, "memory", {name: [*values] for name, values in course.items()})
         self._rows(index, "peak", findings.peak_by_role(course, situation))
+        for table, columns in timeline.tables(found).items():
+            self._rows(index, table, columns)
         if file is not None:
             facts["trace"] = str(file)
         finite = {k: v for k, v in facts.items() if not isinstance(v, float) or math.isfinite(v)}
