@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sessions.model import Session, Study
+from sessions.tracing.kinds import kind_of
 
 KIND = "profile"
 ROLE_TITLES = {
@@ -74,6 +75,7 @@ UNKNOWN = "(unknown)"
 _UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
 WATCHED = "watched"  # the fact of a profile that a run of a training script gave by itself
 COMPILED_SHARE = 0.05  # of a step in compiled code; with less, modules still say what changed
+NO_FLOPS = 0.05  # FLOP for each byte at which work without FLOPs is drawn
 LAUNCH_BOUND = 0.1  # of the step without work for the GPU; less is not worth a word
 
 
@@ -161,6 +163,56 @@ def achieved(study: Study) -> list[Achieved]:
     rows = [Achieved(name, known.get(name, nothing)[0], us, known.get(name, nothing)[1])
              for name, us in took.items()]  # fmt: skip
     return sorted(rows, key=lambda row: -row.us)
+
+
+@dataclass(frozen=True)
+class RoofPoint:
+    """An operator of the library, or all others of a class, under the roof."""
+
+    name: str
+    kind: str
+    us: float
+    intensity: float  # FLOP for each byte; ``NO_FLOPS`` for work without any
+    achieved: float  # FLOP/s
+    share: float  # of what is attainable, 0 to 1
+
+
+def ceilings(study: Study) -> tuple[float, dict[str, float]]:
+    """Return the bytes/s of a large copy, and the FLOP/s of a large matrix product by dtype.
+
+    NaN and nothing if the profile does not state the ceilings.
+    """
+    names, rates = (study.facts.get(f"ceiling_{name}", []) for name in ("dtypes", "flops_per_s"))
+    known = isinstance(names, list) and isinstance(rates, list) and len(names) == len(rates)
+    flops = dict(zip(map(str, names), map(float, rates), strict=True)) if known else {}  # type: ignore[arg-type]
+    return _number(study.facts, "ceiling_bytes_per_s"), flops
+
+
+def roof_points(study: Study) -> list[RoofPoint]:
+    """Return every operator whose work is known; empty for an older or a foreign profile."""
+    rate, flops = ceilings(study)
+    if not (rate > 0 and flops):
+        return []
+    least = study.tables["least"]
+    columns = (least[name] for name in ("name", "bytes", "flops"))
+    work = {str(name): (float(b), float(f)) for name, b, f in zip(*columns, strict=True)}
+    points = []
+    for row in achieved(study):
+        moved, operations = work.get(row.name, (0.0, 0.0))
+        if moved > 0 and row.us > 0:
+            intensity = max(operations / moved, NO_FLOPS)
+            achieved_rate = intensity * moved / (1e-6 * row.us)
+            points.append(
+                RoofPoint(
+                    row.name,
+                    row.name if row.name in KINDS else kind_of(row.name),
+                    row.us,
+                    intensity,
+                    achieved_rate,
+                    row.share,
+                )
+            )
+    return points
 
 
 def tree(study: Study) -> Node:

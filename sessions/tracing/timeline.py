@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sessions.studies.breakdown import HOST_TRACK, LAUNCH_TRACK, STEP_TRACK, STREAM_TRACK
-from sessions.tracing import kinds
-from sessions.tracing.trace import MODULE, OPERATOR, STEP, Span, Trace, Work, module_and_phase
+from sessions.tracing import kinds, sums
+from sessions.tracing.trace import MODULE, NODE, OPERATOR, STEP, Span, Trace, Work, module_and_phase
 
 MOST = 12_000  # slices of a profile
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
@@ -90,10 +90,9 @@ def _launched_at(trace: Trace, work: Work) -> float:
 
 
 def _of_span(kind: str, track: str, depth: int, index: int, span: Span) -> _Slice:
-    work = kinds.kind_of(span.name)
-    return _Slice(
-        kind, track, depth, span.name, span.module, work, span.start, span.stop, span=index
-    )
+    name = span.name.removeprefix(NODE)
+    _, work = sums.host_label(span)
+    return _Slice(kind, track, depth, name, span.module, work, span.start, span.stop, span=index)
 
 
 def _of_work(trace: Trace, work: Work) -> _Slice:

@@ -32,8 +32,8 @@ STEP = "workbench step"  # the range around each marked step
 OPERATOR = "operator "  # prefix of the range around a call of the kernel library
 ROOT = "(model)"  # the model itself, whose name among the modules is empty
 MODULE = "module "  # prefix of a module's range; the rest is the module's name
-_NODE = "autograd::engine::evaluate_function: "
-_ACCUMULATE = f"{_NODE}torch::autograd::AccumulateGrad"
+NODE = "autograd::engine::evaluate_function: "
+_ACCUMULATE = f"{NODE}torch::autograd::AccumulateGrad"
 _UPDATES = ("Optimizer.step#", "Optimizer.zero_grad#")
 _REGIONS = ("Torch-Compiled Region", "## Call CompiledFxGraph")
 _HOST = frozenset({"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"})
@@ -90,7 +90,7 @@ class Span:
     @property
     def is_node(self) -> bool:
         """Return whether the span is a node of autograd's backward pass."""
-        return self.name.startswith(_NODE)
+        return self.name.startswith(NODE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sessions.model import Study
-from sessions.studies import breakdown
+from sessions.studies import breakdown, next_steps
 from sessions.studies.breakdown_tables import (
     achieved_table,
     difference_table,
@@ -95,6 +95,9 @@ def _run(arguments: argparse.Namespace) -> int:
                 answer(why_not)
             answer(render(difference_table(studies[0], studies[1])))
             answer(render(memory_difference_table(studies[0], studies[1])))
+        if len(studies) == 1:
+            for line in next_steps.lines(session, studies[0]):
+                answer(line)
         for study in studies:
             if "trace" in study.facts:
                 where = runner_command.place(session.environment)

@@ -13,6 +13,7 @@ import msgspec
 from sessions import numerics, reproduce
 from sessions.ceilings import ceiling_words, utilization
 from sessions.model import OWN, Configuration, Phase, Scalar, Segment
+from sessions.studies import next_steps
 from sessions.tables import segments_table
 from sessions.verdicts import statistics
 from sessions.verdicts.comparison import steady_peak_bytes
@@ -166,6 +167,8 @@ def _run(arguments: argparse.Namespace) -> int:
                     answer(f"numbers {mark}: {numerics.text(segment.ledger)}")
                 if "text" in segment.ledger:
                     answer(_generated(segment))
+        for line in next_steps.lines(session):
+            answer(line)
         if saved:
             answer(f"saved {saved}")
         for event in session.events:

@@ -252,6 +252,12 @@ class ProfileRun:
                 "flops": [row.flops for row in least],
                 "us": [row.us for row in least],
             })  # fmt: skip
+            rates = rig.predictor.ceilings.flops_per_s
+            facts |= {
+                "ceiling_bytes_per_s": rig.predictor.ceilings.bytes_per_s,
+                "ceiling_dtypes": [*rates],
+                "ceiling_flops_per_s": [*rates.values()],
+            }
         gaps = sums.gaps(found)
         self._rows(index, "gaps", {
             "module": [gap.module for gap in gaps],
