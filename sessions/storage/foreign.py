@@ -16,21 +16,16 @@ from sessions.storage import _check
 from sessions.storage._lazy import Source
 from sessions.storage._read import read as read_session
 from sessions.tracing import foreign, nsight
+from sessions.tracing.files import is_report
 
 TRACE, REPORT = "trace", "report"
-SUFFIXES = (*foreign.SUFFIXES, nsight.SUFFIX)
 MOST_BYTES = 1 << 30  # of a file
 _SECONDS, _BYTES_PER_S = 60.0, 2e6  # of processor time
 
 
-def is_foreign(path: Path) -> bool:
-    """Return whether the name is that of a trace (.json, .json.gz) or a report (.ncu-rep)."""
-    return path.name.lower().endswith((".json", ".json.gz", nsight.SUFFIX))
-
-
 def load(path: Path) -> Session:
     """Return a session with the profile of a trace or report; raise ``SessionError``."""
-    kind = REPORT if path.suffix.lower() == nsight.SUFFIX else TRACE
+    kind = REPORT if is_report(path) else TRACE
     try:
         if kind == REPORT:
             nsight.require()

@@ -165,6 +165,25 @@ def achieved(study: Study) -> list[Achieved]:
     return sorted(rows, key=lambda row: -row.us)
 
 
+def shares_by_kernel(study: Study) -> dict[str, float]:
+    """Return by kernel what its operator, or its class, reaches of what is attainable, 0 to 1.
+
+    NaN for a kernel of several operators or classes, or of one whose least time is not known.
+    """
+    shares = {row.name: row.share for row in achieved(study)}
+    table = study.tables["kernels"]
+    if not shares:
+        return {}
+    groups: dict[str, set[str]] = defaultdict(set)
+    for name, operator, kind in zip(table["name"], table["operator"], table["kind"], strict=True):
+        groups[str(name)].add(str(operator) or str(kind))
+    unknown = float("nan")
+    return {
+        name: shares.get(next(iter(group)), unknown) if len(group) == 1 else unknown
+        for name, group in groups.items()
+    }
+
+
 @dataclass(frozen=True)
 class RoofPoint:
     """An operator of the library, or all others of a class, under the roof."""
@@ -346,10 +365,7 @@ def _waiting(idle: float, step_us: float) -> str:
     spare = f"{idle * step_us / 1e3:.2f} ms of {step_us / 1e3:.2f} ms"
     if idle < LAUNCH_BOUND:
         return f"The GPU works {100 * (1 - idle):.0f} % of the step: it is not launch-bound."
-    return (
-        f"Launch-bound: in {100 * idle:.0f} % of the step ({spare}) the GPU waits for the host. "
-        "CUDA graphs, torch.compile or a larger batch would fill it."
-    )
+    return f"Launch-bound: in {100 * idle:.0f} % of the step ({spare}) the GPU waits for the host."
 
 
 def _number(facts: Mapping[str, object], name: str) -> float:

@@ -21,6 +21,7 @@ from sessions.tables import Column, Table
 
 TABLES = ("timeline", "labels", "tracks")
 IDLE = "GPU idle"
+HOST_MODULES = "Modules (CPU)"
 LEAST_GAP_US = 2.0  # shorter gaps between kernels are no cause of anything
 _MOST_DEPTH = 8  # rows of nested modules that are drawn
 
@@ -107,11 +108,11 @@ class Timeline:
     def lanes(self) -> list[Lane]:
         """Return all lines from top to bottom: steps, host, GPU, each under its modules."""
         lanes = [self._lane(number) for number in self._numbers(STEP_TRACK)]
-        lanes += self._flame(self._work_of_host(), "Modules (CPU)" if self.on_device else "Modules")
+        lanes += self._flame(self._work_of_host(), HOST_MODULES if self.on_device else "Modules")
         lanes += [self._lane(number) for number in self._numbers(HOST_TRACK)]
         lanes += [self._lane(number) for number in self._numbers(LAUNCH_TRACK)]
         if self.on_device:
-            lanes += self._flame(self.of_kind(STREAM_TRACK), "Modules (GPU)")
+            lanes += self._flame(self.of_kind(STREAM_TRACK), "Modules")
             lanes += [self._lane(number) for number in self._numbers(STREAM_TRACK)]
             lanes += self._idle()
         return lanes
@@ -199,22 +200,20 @@ class Timeline:
         slices: list[tuple[float, float, int, str, str]] = []
         open_: list[tuple[str, float]] = []  # path and begin of the modules around the last work
         end = 0.0
-        last_track = -1
-        for row in rows[np.lexsort((self.start[rows], self.track[rows]))]:
+        for row in rows[np.argsort(self.start[rows], kind="stable")]:
             paths = _paths(self.labels[self.module[row]])
-            same = 0
-            if self.track[row] == last_track:
-                while same < min(len(open_), len(paths)) and open_[same][0] == paths[same]:
-                    same += 1
-            _close(slices, open_, same, end)
-            open_ += [(path, float(self.start[row])) for path in paths[len(open_) :]]
-            last_track, end = int(self.track[row]), float(self.stop[row])
+            same, start = 0, float(self.start[row])
+            while same < min(len(open_), len(paths)) and open_[same][0] == paths[same]:
+                same += 1
+            _close(slices, open_, same, min(end, start))  # streams may overlap
+            open_ += [(path, start) for path in paths[len(open_) :]]
+            end = max(end, float(self.stop[row]))
         _close(slices, open_, 0, end)
         if not slices:
             return []
-        start, stop, depth, texts, paths_ = zip(*slices, strict=True)
-        columns = (np.array(start), np.array(stop), np.array(depth))
-        return [Lane(title, "modules", *columns, texts, [""] * len(texts), paths_)]
+        begins, ends, depths, texts, modules = zip(*slices, strict=True)
+        columns = (np.array(begins), np.array(ends), np.array(depths))
+        return [Lane(title, "modules", *columns, texts, [""] * len(texts), modules)]
 
     def _gaps(self) -> tuple[NDArray, NDArray]:
         """Return begin and end of the times between the first and the last kernel without any."""

@@ -27,7 +27,6 @@ from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
 from sessions.tracing.trace import MODULE, STEP, Event, Span, Trace
 
-SUFFIXES = (".json", ".gz")
 MOST_BYTES = 1 << 30  # of the text
 MOST_EVENTS = 3_000_000
 _GZIP = b"\x1f\x8b"

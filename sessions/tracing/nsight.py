@@ -22,7 +22,6 @@ from sessions.plain_text import one_line
 from sessions.studies import breakdown
 from sessions.tracing import kinds
 
-SUFFIX = ".ncu-rep"
 MISSING = "Reading .ncu-rep files needs NVIDIA's package: pip install ncu-report"
 MOST_KERNELS = 100_000
 _TIME_NS = "gpu__time_duration.sum"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sessions.errors import SessionError
 from sessions.plain_text import json_escaped, plain
 from sessions.storage import atomic_write, seal
+from sessions.tracing.files import is_foreign
 from workbench import interrupts, plugins
 from workbench.client import runner_command
 from workbench.titles import Titles
@@ -63,11 +64,14 @@ class Command:
 
 
 def load(path: Path) -> Session:
-    """The session of a file; raises ``Mistaken`` where there is none, else ``SessionError``."""
-    from sessions.storage import hdf5
+    """The session of a file, or of another profiler's trace.
+
+    Raises ``Mistaken`` where there is none, else ``SessionError``.
+    """
+    from sessions.storage import foreign, hdf5
 
     try:
-        return hdf5.load(path)
+        return foreign.load(path) if is_foreign(path) else hdf5.load(path)
     except SessionError:
         with contextlib.suppress(PermissionError):  # which the first error names
             if not path.exists():

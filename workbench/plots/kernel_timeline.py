@@ -17,7 +17,7 @@ from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPen
 from sessions.studies import breakdown, timeline
 from sessions.studies.breakdown import HOST_TRACK, LAUNCH_TRACK, STEP_TRACK
 from sessions.studies.kernel_names import brief
-from sessions.studies.timeline import Lane, Timeline
+from sessions.studies.timeline import HOST_MODULES, Lane, Timeline
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.layers import Entry, Frame, Layer
@@ -31,7 +31,7 @@ from workbench.theming.icons import mixed
 _LEAST_PX = 1.5  # narrower slices share one pixel
 _LABEL_PX = 24.0  # a slice that is narrower has no room for a word
 _FAINT = 0.15  # opacity of what a search does not match
-_HOST_ROWS = {True: 2, False: 5}  # rows of nested operators, with and without a GPU
+_HOST_ROWS = {True: 1, False: 4}  # rows of nested operators, with and without a GPU
 _FEW, _ALL = "few", "all"
 _MOST_ENTRIES = 8
 
@@ -73,7 +73,8 @@ class Slices(Layer):
     def __init__(self, data: Timeline, style: Style, rows: str = _FEW) -> None:
         super().__init__()
         self.timeline = data
-        self.lanes = [self._short(lane, rows) for lane in data.lanes()]
+        lanes = [self._short(lane, rows) for lane in data.lanes()]
+        self.lanes = [lane for lane in lanes if rows == _ALL or lane.title != HOST_MODULES]
         self.selection: tuple[float, float] | None = None
         self._style = style
         self._hit: Hit | None = None

@@ -167,6 +167,8 @@ def _jump(window: MainWindow) -> None:
 ACTIONS = (
     Action("open", "Open …", "File", "folder", message_boxes.open_session, "Ctrl+O",
            "Show the session of a file or of a journal"),
+    Action("open-trace", "Open trace …", "File", "folder", message_boxes.open_trace, "",
+           "Show the Kineto trace or Nsight Compute report of another program"),
     Action("open-model", "Open model …", "File", "folder", message_boxes.open_model, "",
            "Run a model of your own: a Python file whose build() returns it", _no_own_models),
     Action("save", "Save", "File", "save", message_boxes.save, "Ctrl+S",
