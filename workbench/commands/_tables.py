@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Literal
 
 from sessions.model import Evidence
-from sessions.numbers import MISSING, text
+from sessions.numbers import text
 from sessions.tables import Table
 
 OPTION, HELP = "--markdown", "print tables as Markdown; the default where no terminal reads them"
@@ -46,18 +46,12 @@ def aligned(table: Table, width: int) -> str:
     Columns without any value are left out. A table that is too wide and has few rows is turned on
     its side: a line for each column. Other cells that are too wide take several lines.
     """
-    right = table.numeric()
-    columns = [
-        [column.heading, *cells]
-        for column, *cells in zip(table.columns, *_texts(table), strict=True)
-        if not cells or any(cell != MISSING for cell in cells)
-    ]
-    shown = [right[n] for n, column in enumerate(table.columns) if _has_cells(table, n)]
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    if _natural_width(columns) > width and len(table.rows) <= _MOST_ROWS < len(columns):
-        rows, shown = columns, [False, *[True] * len(table.rows)]
-    lines = _grid(rows, shown, width)
-    return "\n".join([table.title, "", lines, *table.notes, ""])
+    filled = table.filled()
+    rows, right = _texts(filled), filled.numeric()
+    if _natural_width(rows) > width and len(table.rows) <= _MOST_ROWS < len(filled.columns):
+        filled = filled.turned()
+        rows, right = _texts(filled), [False, *[True] * len(table.rows)]
+    return "\n".join([table.title, "", _grid(rows, right, width), *table.notes, ""])
 
 
 def evidence_lines(rows: Sequence[Evidence], verbose: bool, prefix: str = "") -> list[str]:
@@ -75,15 +69,13 @@ def evidence_lines(rows: Sequence[Evidence], verbose: bool, prefix: str = "") ->
 
 
 def _texts(table: Table) -> list[list[str]]:
-    return [[" ".join(text(cell).split()) for cell in row] for row in table.rows]
+    """Return headings and cells as rows of lines."""
+    headings = [column.heading for column in table.columns]
+    return [headings, *([" ".join(text(cell).split()) for cell in row] for row in table.rows)]
 
 
-def _has_cells(table: Table, column: int) -> bool:
-    return not table.rows or any(text(row[column]) != MISSING for row in table.rows)
-
-
-def _natural_width(columns: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(len, column)) + _GAP for column in columns) - _GAP
+def _natural_width(rows: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) + _GAP for column in zip(*rows, strict=True)) - _GAP
 
 
 def _grid(rows: Sequence[Sequence[str]], right: Sequence[bool], width: int) -> str:
