@@ -12,6 +12,7 @@ from typing import Literal
 
 from sessions.model import Evidence
 from sessions.numbers import text
+from sessions.plain_text import first_clause
 from sessions.tables import Table
 
 OPTION, HELP = "--markdown", "print tables as Markdown; the default where no terminal reads them"
@@ -63,7 +64,7 @@ def evidence_lines(rows: Sequence[Evidence], verbose: bool, prefix: str = "") ->
     for row in rows:
         if not verbose and row.requested in _AUTOMATIC and row.status in _EXPECTED:
             continue
-        said = row.text if verbose else row.text.split("; ")[0]
+        said = row.text if verbose else first_clause(row.text)
         lines.append(f"{prefix}{row.toggle}={row.requested}: {row.status}: {said}")
     return lines
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from sessions.plain_text import first_clause
 from sessions.studies import prediction
 from sessions.verdicts.multiple_comparisons import side_by_side
-from sessions.verdicts.verdict_tables import verdicts_table
+from sessions.verdicts.verdict_tables import numerics_table, verdicts_table
 from sessions.verdicts.verdict_words import (
     headline,
     memory_words,
@@ -31,11 +32,13 @@ def parts(runs: Sequence[Run]) -> Parts:
         yield Heading(title)
         yield Words([headline(one)], tone(one))
         said = [ratio_line(one), prediction.outcome(one), standing(one), *remarks(one)]
-        said += numerics_lines(one)
+        said += map(first_clause, numerics_lines(one))
         for side in "AB":
             if memory := memory_words(one, side, run.session.segments):
                 said.append(f"{side}: {memory}")
         yield Words([line for line in said if line])
+        if (errors := numerics_table(one)).rows:
+            yield errors
         yield Chart("verdict", [dataclasses.replace(run, comparison=index, _kept={})])
 
 
