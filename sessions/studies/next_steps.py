@@ -131,7 +131,7 @@ class _Facts:
 
     def __init__(self, session: Session, study: Study, usable: Usable | None) -> None:
         self.study = study
-        self.on_gpu = study.asked.get("device") != "cpu"
+        self.on_gpu = study.request.get("device") != "cpu"
         self.kinds = {kind: us for kind, (_, us) in breakdown.by(study, "kind").items()}
         self.phases = {phase: us for phase, (_, us) in breakdown.by(study, "phase").items()}
         self.rows = breakdown.achieved(study)
@@ -332,7 +332,7 @@ def _utilization(segment: Segment) -> float:
 def _configuration(study: Study) -> Configuration | None:
     """Return the profiled configuration; None for a script or another program's trace."""
     try:
-        return msgspec.json.decode(str(study.asked.get("configuration", "")), type=Configuration)
+        return msgspec.json.decode(str(study.request.get("configuration", "")), type=Configuration)
     except msgspec.MsgspecError:
         return None
 

@@ -45,7 +45,7 @@ class Lane:
 
     @property
     def rows(self) -> int:
-        """How many rows its nesting needs."""
+        """The number of rows that its nesting needs."""
         return int(self.depth.max()) + 1 if len(self.depth) else 1
 
 
@@ -93,7 +93,7 @@ class Timeline:
 
     @property
     def end_us(self) -> float:
-        """When the last slice ends."""
+        """The end of the last slice."""
         return float(self.stop.max()) if len(self.stop) else 0.0
 
     @property

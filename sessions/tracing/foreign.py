@@ -128,7 +128,7 @@ def _study(events: list[Event], title: str) -> Study:
         kind=breakdown.KIND,
         title=title,
         start_s=0.0,
-        asked={"device": "cuda" if parsed.work else "cpu", "label": title, "steps": count},
+        request={"device": "cuda" if parsed.work else "cpu", "label": title, "steps": count},
         facts=facts,
         tables={name: _columns(table) for name, table in tables.items()},
     )

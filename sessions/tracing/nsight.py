@@ -99,7 +99,7 @@ def _study(kernels: list[Any], title: str) -> Study:
         kind=breakdown.KIND,
         title=title,
         start_s=0.0,
-        asked={"device": "cuda", "label": title, "steps": 1},
+        request={"device": "cuda", "label": title, "steps": 1},
         facts={"notes": [_NOTE]},
         tables=tables,
     )

@@ -109,8 +109,8 @@ def _of_work(trace: Trace, work: Work) -> _Slice:
 def _threads(trace: Trace) -> dict[object, str]:
     """Return the title of each host thread: the one that runs the steps, and autograd's."""
     main = trace.spans[trace.steps[0]].thread
-    others = dict.fromkeys(span.thread for span in trace.spans if span.thread != main)
-    numbers = {thread: f"CPU thread {number}" for number, thread in enumerate(others, 2)}
+    helpers = dict.fromkeys(span.thread for span in trace.spans if span.thread != main)
+    numbers = {thread: f"CPU thread {number}" for number, thread in enumerate(helpers, 2)}
     return {main: "CPU thread 1", **numbers}
 
 

@@ -55,7 +55,7 @@ def study(blocks: int = 12, seed: int = 0, faster: float = 1.0, label: str = "de
         kind=breakdown.KIND,
         title=f"hydra base train: {label}",
         start_s=1.0 + seed,
-        asked={"device": "cuda", "label": label, "steps": 3},
+        request={"device": "cuda", "label": label, "steps": 3},
         facts={"step_us": busy * 1.22, "busy_us": busy, "profiled_us": busy * 1.5, "notes": []},
         tables={"kernels": kernels, "gaps": gaps(blocks), **memory()},
     )
@@ -85,7 +85,7 @@ def rich_study(blocks: int = 4, seed: int = 0, faster: float = 1.0) -> Study:
     made.facts |= {"ceiling_bytes_per_s": 3.0e12, "ceiling_dtypes": ["bfloat16", "tf32"],
                    "ceiling_flops_per_s": [6.0e14, 3.5e14]}  # fmt: skip
     configuration = Configuration(family="hydra", preset="base", workload="train", toggles=TOGGLES)
-    made.asked["configuration"] = msgspec.json.encode(configuration).decode()
+    made.request["configuration"] = msgspec.json.encode(configuration).decode()
     columns = timeline.tables(gpu_trace(blocks, faster)).items()
     made.tables.update(
         {

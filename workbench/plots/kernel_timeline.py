@@ -310,6 +310,6 @@ PLOT = Plot(
     can_show=can_show,
     axis="value",
     options={"rows": (_FEW, _ALL)},
-    found=_profiles.choices,
+    choices_in=_profiles.choices,
     key=_profiles.key,
 )

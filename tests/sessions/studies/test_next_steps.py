@@ -17,14 +17,14 @@ from sessions.studies.next_steps import Suggestion, speedup_text, suggest
 
 
 def session(**toggles: str) -> Session:
-    """A session with one profile of these toggles."""
+    """Return a session with one profile of these toggles."""
     made = Session(title="t")
     study = profile_samples.rich_study(blocks=2)
     configuration = Configuration(
         family="hydra", preset="base", workload="train",
         toggles={**profile_samples.TOGGLES, **toggles},
     )  # fmt: skip
-    study.asked["configuration"] = msgspec.json.encode(configuration).decode()
+    study.request["configuration"] = msgspec.json.encode(configuration).decode()
     made.segments.append(Segment(0, configuration, "defaults"))
     made.studies.append(study)
     return made
@@ -87,7 +87,7 @@ def test_options_that_cannot_be_used_here_are_left_to_the_next_best():
 
 def test_on_a_cpu_no_option_of_a_gpu_is_proposed():
     made = session()
-    made.studies[0].asked["device"] = "cpu"
+    made.studies[0].request["device"] = "cpu"
     kernels = made.studies[0].tables["kernels"]
     kernels["kind"][:20] = "host"
     suggestions = suggest(made)
@@ -116,5 +116,5 @@ def test_a_bound_is_never_rounded_below_what_it_is(speedup):
 
 def test_a_script_without_a_configuration_gets_advice_and_no_option():
     made = session()
-    del made.studies[0].asked["configuration"]
+    del made.studies[0].request["configuration"]
     assert all(not entry.toggles for entry in suggest(made))

@@ -50,7 +50,7 @@ def test_a_foreign_trace_is_a_profile_by_step_module_and_kernel(tmp_path, catego
     session = files.load(saved(tmp_path, recorded(category)))
     assert session.title == "other" and session.environment["device"] == "NVIDIA H200"
     (study,) = breakdown.profiles(session)
-    assert study.asked["steps"] == 2
+    assert study.request["steps"] == 2
     assert breakdown.by(study, "name")["nvjet_gemm"] == (1.0, 120.0)
     assert breakdown.totals(study)["Net_0.Linear_0"] == 120.0
     assert breakdown.totals(study)["Net_0"] == 150.0
@@ -66,7 +66,7 @@ def test_a_trace_without_steps_is_one_step_and_an_array_of_events_is_a_trace(tmp
     path = tmp_path / "array.json"
     path.write_text(json.dumps(made.events))
     (study,) = breakdown.profiles(files.load(path))
-    assert study.asked["steps"] == 1
+    assert study.request["steps"] == 1
     assert breakdown.by(study, "name")["nvjet_gemm"] == (2.0, 240.0)
 
 

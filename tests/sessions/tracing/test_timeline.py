@@ -31,7 +31,7 @@ def data(study) -> Timeline:
 
 
 def changed(study, columns):
-    """The profile with other columns in its timeline."""
+    """Return the profile with other columns in its timeline."""
     table = {**study.tables["timeline"], **columns}
     return dataclasses.replace(study, tables={**study.tables, "timeline": table})
 

@@ -69,7 +69,7 @@ class NextSteps(QObject):
     def _base(self, study: Study) -> Configuration | None:
         catalogue = self._configuration.catalogue
         try:
-            text = str(study.asked.get("configuration", ""))
+            text = str(study.request.get("configuration", ""))
             configuration = msgspec.json.decode(text, type=Configuration)
         except msgspec.MsgspecError:
             return None
