@@ -68,14 +68,14 @@ class Suggestion:
     @property
     def text(self) -> str:
         """The suggestion in one line."""
-        actions = " or ".join(option.title for option in self.options[:2]) or self.advice
+        action = self.options[0].title if self.options else self.advice
         if math.isfinite(self.speedup):
             gain = f", up to {speedup_text(self.speedup)}"
         elif math.isfinite(self.saved_bytes):
             gain = f", frees up to {size_text(self.saved_bytes)}"
         else:
             gain = ""
-        return f"{self.finding}: {actions}{gain}"
+        return f"{self.finding}: {action}{gain}"
 
     @property
     def toggles(self) -> dict[str, str]:

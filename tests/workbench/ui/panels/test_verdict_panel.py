@@ -101,8 +101,6 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
     assert "2 of 26 blocks were void" in shown
     buttons = panel.findChildren(QToolButton)
     details = next(button for button in buttons if button.text() == "Details")
-        button for button in panel.findChildren(QToolButton) if button.text() == "Details"
-    )
     details.setChecked(True)
     errors = next(view for view in panel.findChildren(TableView) if view.isVisibleTo(panel))
     assert [column.name for column in errors.table.columns] == ["arm", "error", "measured", "limit"]
