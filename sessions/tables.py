@@ -7,6 +7,7 @@ A ``Table`` knows nothing of the window: it becomes CSV or GitHub's Markdown, an
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -81,6 +82,28 @@ class Table:
             any(not isinstance(row[index], str | None) for row in self.rows)
             for index in range(len(self.columns))
         ]
+
+    def filled(self) -> Table:
+        """Return the table without columns that have no value in any row."""
+        if not self.rows:
+            return self
+        columns = [
+            index
+            for index in range(len(self.columns))
+            if any(text(row[index]) != MISSING for row in self.rows)
+        ]
+        return dataclasses.replace(
+            self,
+            columns=[self.columns[index] for index in columns],
+            rows=[[row[index] for index in columns] for row in self.rows],
+        )
+
+    def turned(self) -> Table:
+        """Return the table on its side: a row for each column but the first, the names."""
+        names, *rest = range(len(self.columns))
+        columns = [self.columns[names], *(Column(text(row[names])) for row in self.rows)]
+        rows = [[self.columns[n].heading, *(row[n] for row in self.rows)] for n in rest]
+        return dataclasses.replace(self, columns=columns, rows=rows)
 
     def to_data(self) -> dict[str, Any]:
         """Return columns and rows for programs: numbers as they are, without their errors."""

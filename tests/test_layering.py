@@ -69,7 +69,7 @@ PySide6 numpy msgspec
 .notebook    .plot_export .plots .titles sessions              |
 .commands .commands .alternating_runners .commit_checkout .trackers .plugins .claims .ui \
 .charts .plot_export .plots .theming sessions .protocol .client .calibration .ceilings .presets \
-.report .titles .interrupts .state_folder .instrument .scripts | msgspec rich PySide6
+.report .titles .interrupts .state_folder .instrument .scripts | msgspec rich shtab PySide6
 .instrument  .instrument                                       |
 .scripts     .scripts .instrument sessions .protocol .interrupts .descendants | numpy
 .cli         sessions .plugins .commands .ui.app .client.runner_command .interrupts .crash_log |

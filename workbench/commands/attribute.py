@@ -33,6 +33,7 @@ from workbench.commands._command import (
     check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -119,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def study_lines(study: Study) -> list[str]:
     """The study for a person."""
-    tables = [arms_table(study).to_markdown(), effects_table(study).to_markdown()]
+    tables = [render(arms_table(study)), render(effects_table(study))]
     return [headline(study), "", *tables, *remarks(study)]
 
 
@@ -135,4 +136,6 @@ def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     return found
 
 
-COMMAND = Command(name="attribute", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="attribute", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from kernels import Cost, Operator, Work, hardware, watched
 from kernels.measure.eight_bit import UNITS
-from workbench.runner.profiling import kinds
+from sessions.tracing import kinds
 
 # Implementations that are made of several torch operators; each operator is counted.
 PLAIN = frozenset({

@@ -106,6 +106,11 @@ class Predictor:
         except NotCounted as why:
             return str(why)
 
+    @property
+    def ceilings(self) -> Ceilings:
+        """The measured ceilings of the device."""
+        return self._roof.ceilings
+
     def _tally(self, situation: Situation) -> Tally | str:
         for name, why in _UNKNOWN.items():
             if situation.option(name) != "off":

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sessions.model import Configuration
-from sessions.studies import breakdown
+from sessions.studies import breakdown, timeline
 from workbench.protocol import Profile
 
 pytestmark = pytest.mark.gpu
@@ -43,6 +43,24 @@ def test_kernel_times_add_up_to_the_steps_gpu_time(eager):
     assert facts["busy_us"] == pytest.approx(facts["step_us"], rel=0.03)
     waited = float(eager.tables["gaps"]["us"].sum())
     assert facts["busy_us"] + waited == pytest.approx(facts["profiled_us"], rel=0.03)
+
+
+def test_the_timeline_has_every_kernel_its_launch_and_the_idle_time_between_them(eager):
+    data = timeline.of(eager)
+    kernels = data.of_kind(breakdown.STREAM_TRACK)
+    calls = float(eager.tables["kernels"]["calls"].sum())
+    steps = len(data.of_kind(breakdown.STEP_TRACK))
+    assert len(kernels) == pytest.approx(calls * steps, rel=0.01)
+    assert (data.launch[kernels] > 0).mean() > 0.99
+    assert {lane.title for lane in data.lanes()} >= {"Modules", "CPU launches", "CPU thread 1"}
+    busy = sum(row.total_us for row in data.statistics(0.0, data.end_us)) / steps
+    assert busy == pytest.approx(eager.facts["busy_us"], rel=0.03)
+
+
+def test_operators_lie_under_the_measured_roof(eager):
+    points = {point.name: point for point in breakdown.roof_points(eager)}
+    assert {"matrix product", "attention", "optimizer"} <= points.keys()
+    assert all(0 < point.share < 1.3 for point in points.values() if point.us > 100)
 
 
 def test_every_kernel_is_given_to_a_module_forward_and_backward(eager):

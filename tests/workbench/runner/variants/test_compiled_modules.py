@@ -15,8 +15,9 @@ from runner_driver import Driver
 from traces import AUTOGRAD, Written
 
 from sessions.studies import breakdown
+from sessions.tracing import sums, trace
 from workbench.protocol import Finished, Profile
-from workbench.runner.profiling import provenance, sums, trace
+from workbench.runner.profiling import provenance
 from workbench.runner.profiling.compiled import name_compiled
 from workbench.runner.profiling.provenance import NOWHERE
 

@@ -6,7 +6,7 @@ import pytest
 from traces import AUTOGRAD, Written
 
 from sessions.studies import breakdown
-from workbench.runner.profiling import kinds, sums, trace
+from sessions.tracing import kinds, sums, trace
 
 
 def trained() -> Written:
