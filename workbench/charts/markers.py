@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFontMetricsF, QPainter, QPen
@@ -35,7 +35,7 @@ _SAME_S = 0.5  # a segment that begins this close to a toggle's mark is told by 
 
 @dataclass(frozen=True)
 class Mark:
-    """One moment: seconds of the session, an event's kind, its text."""
+    """One moment: seconds of the session, or of the axis; an event's kind, its text."""
 
     t_s: float
     kind: str
@@ -84,7 +84,10 @@ class Markers(Layer):
         known = (len(session.events), len(session.segments))
         if known != self._known:
             self._known = known
-            self.marks = marks(session, self._run.titled)
+            axis = self._run.axis
+            self.marks = [
+                replace(mark, t_s=axis.place(mark.t_s)) for mark in marks(session, self._run.titled)
+            ]
             self.fresh = -math.inf
 
     def draw(self, painter: QPainter, frame: Frame) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from sessions.model import Segment, Session, Study
 from workbench.charts.drawn import MOST_SEGMENTS
+from workbench.charts.time_axis import TimeAxis
 
 if TYPE_CHECKING:
     from workbench.charts.canvas import Canvas
@@ -40,6 +41,13 @@ class Run:
     def title(self) -> str:
         """The label, or else the session's title."""
         return self.label or self.session.title
+
+    @property
+    def axis(self) -> TimeAxis:
+        """The time axis, with all that the session has so far."""
+        axis = self.keep("time axis", lambda: TimeAxis(self.session))
+        axis.pull()
+        return axis
 
     def alone(self, study: Study) -> Run:
         """The run as if the session had that study only, so that plots show it."""

@@ -41,7 +41,7 @@ DARK = Theme(
     warning="#e5a93c",
     bad="#ee6a5f",
     series=("#56b4e9", "#e69f00", "#2fbf96", "#e37fb5", "#f0e442", "#ff7f50", "#8c9eff", "#c0c6cf"),
-    phases=("#8c9eff", "#e37fb5", "#e69f00", "#2fbf96", "#9aa3af", "#212429"),
+    phases=("#8c9eff", "#e37fb5", "#e69f00", "#2fbf96", "#9aa3af", "#212429", "#f0e442", "#56b4e9"),
 )
 LIGHT = Theme(
     name="light",
@@ -57,7 +57,7 @@ LIGHT = Theme(
     warning="#9a6200",
     bad="#c0362c",
     series=("#0072b2", "#b35c00", "#00805f", "#b0457f", "#8a7a00", "#c8401a", "#4a55b8", "#5b6571"),
-    phases=("#4a55b8", "#b0457f", "#b35c00", "#00805f", "#5b6571", "#ffffff"),
+    phases=("#4a55b8", "#b0457f", "#b35c00", "#00805f", "#5b6571", "#ffffff", "#8a7a00", "#0072b2"),
 )
 PRINT = Theme(
     name="print",
