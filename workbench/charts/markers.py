@@ -86,7 +86,7 @@ class Markers(Layer):
             self._known = known
             axis = self._run.axis
             self.marks = [
-                replace(mark, t_s=axis.place(mark.t_s)) for mark in marks(session, self._run.titled)
+                replace(mark, t_s=axis.position(mark.t_s)) for mark in marks(session, self._run.titled)
             ]
             self.fresh = -math.inf
 

@@ -50,7 +50,7 @@ class Phases(Layer):
             self.fresh = -math.inf
         self._spans = spans
         ends = [(span.start_s, span.stop_s) for span in spans]
-        self._places = self._run.axis.places(ends).tolist() if ends else []
+        self._places = self._run.axis.positions(ends).tolist() if ends else []
 
     def entries(self) -> list[Entry]:
         present = sorted({span.phase for span in self._spans if span.phase in set(Phase)})

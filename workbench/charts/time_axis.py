@@ -1,7 +1,7 @@
 """The time axis of a session's plots: seconds of running, from the first run on, no idle time.
 
 Telemetry goes on between two runs, and a person may wait for hours. The axis leaves that out: a run
-begins where the one before it ended. Times of a session and places on the axis are both seconds.
+begins where the one before it ended. Times of a session and positions on the axis are both seconds.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def stop_s(segment: Segment) -> float:
 
 @dataclass
 class _Run:
-    """Segments without an idle gap between them: session times, place on the axis."""
+    """Segments without an idle gap between them: session times, position on the axis."""
 
     start_s: float
     stop_s: float
-    place: float
+    position: float
     segments: list[Segment] = field(default_factory=list)
 
     @property
     def end(self) -> float:
-        return self.place + self.stop_s - self.start_s
+        return self.position + self.stop_s - self.start_s
 
 
 class TimeAxis:
-    """Maps a session's seconds to places on the axis and back; grows with the session.
+    """Maps a session's seconds to positions on the axis and back; grows with the session.
 
-    A time in an idle gap has the place of the gap. Without a segment both are the same.
+    A time in an idle gap has the position of the gap. Without a segment both are the same.
     """
 
     def __init__(self, session: Session) -> None:
@@ -66,8 +66,8 @@ class TimeAxis:
             self._extend()
             begun, last = start_s(segment), self._runs[-1] if self._runs else None
             if last is None or begun - last.stop_s > IDLE_S:
-                place = 0.0 if last is None else last.end
-                last = _Run(begun, begun, place)
+                position = 0.0 if last is None else last.end
+                last = _Run(begun, begun, position)
                 self._runs.append(last)
             last.segments.append(segment)
             last.stop_s = max(last.stop_s, stop_s(segment))
@@ -75,8 +75,8 @@ class TimeAxis:
         self._extend()
         if self._runs and before != (self._segments, self.last_s):
             times = [time for run in self._runs for time in (run.start_s, run.stop_s)]
-            places = [place for run in self._runs for place in (run.place, run.end)]
-            self._knots = np.array(times), np.array(places)
+            positions = [position for run in self._runs for position in (run.position, run.end)]
+            self._knots = np.array(times), np.array(positions)
 
     def _extend(self) -> None:
         if self._runs:
@@ -87,43 +87,43 @@ class TimeAxis:
 
     @property
     def begun(self) -> bool:
-        """Whether anything ran: the axis begins there."""
+        """True once anything ran: the axis begins there."""
         return bool(self._runs)
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """Places of the idle gaps that were left out, with their seconds."""
+        """Positions of the idle gaps that were left out, with their seconds."""
         return [
-            (later.place, later.start_s - earlier.stop_s)
+            (later.position, later.start_s - earlier.stop_s)
             for earlier, later in zip(self._runs, self._runs[1:], strict=False)
         ]
 
     @property
     def last_s(self) -> float:
-        """The end of the last run, as a time."""
+        """Time at which the last run ended."""
         return self._runs[-1].stop_s if self._runs else -np.inf
 
     def run_span(self) -> tuple[float, float]:
-        """Return first and last place of the last run."""
-        return (self._runs[-1].place, self._runs[-1].end) if self._runs else (0.0, 0.0)
+        """Return first and last position of the last run."""
+        return (self._runs[-1].position, self._runs[-1].end) if self._runs else (0.0, 0.0)
 
     def segment_span(self, segment: Segment) -> tuple[float, float]:
-        """Return first and last place of a segment."""
-        first, last = self.places([start_s(segment), stop_s(segment)])
+        """Return first and last position of a segment."""
+        first, last = self.positions([start_s(segment), stop_s(segment)])
         return float(first), float(last)
 
-    def places(self, times_s: ArrayLike) -> Array:
-        """Return the places of times."""
+    def positions(self, times_s: ArrayLike) -> Array:
+        """Return the positions of times."""
         times = np.asarray(times_s, np.float64)
         return np.interp(times, *self._knots) if self._runs else times
 
-    def place(self, time_s: float) -> float:
-        """Return the place of one time."""
-        return float(self.places(time_s))
+    def position(self, time_s: float) -> float:
+        """Return the position of one time."""
+        return float(self.positions(time_s))
 
-    def times_s(self, places: ArrayLike) -> Array:
-        """Return the times of places; before the first and after the last, time goes on evenly."""
-        wanted = np.asarray(places, np.float64)
+    def times_s(self, positions: ArrayLike) -> Array:
+        """Return the times of positions; before the first and after the last, time goes on evenly."""
+        wanted = np.asarray(positions, np.float64)
         if not self._runs:
             return wanted
         times, known = self._knots
@@ -140,20 +140,20 @@ class TimeAxis:
         return (run >= 0) & (times_s <= stops[run])
 
 
-class Places:
-    """Places of a growing column of times; takes in only what is new."""
+class Positions:
+    """Positions of a growing column of times; takes in only what is new."""
 
     def __init__(self, axis: TimeAxis) -> None:
         self._axis = axis
-        self._columns = Columns({"place": "f8"})
+        self._columns = Columns({"position": "f8"})
 
     def __call__(self, times_s: Array) -> Array:
-        """Return the places (n,) of ``times_s`` (n,), of which the first were taken in before."""
+        """Return the positions (n,) of ``times_s`` (n,), of which the first were taken in before."""
         known = self._columns.rows
         if len(times_s) > known:
             self._axis.pull()
-            self._columns.append({"place": self._axis.places(times_s[known:])})
-        return self._columns["place"]
+            self._columns.append({"position": self._axis.positions(times_s[known:])})
+        return self._columns["position"]
 
 
 class RunningSamples:
@@ -162,7 +162,7 @@ class RunningSamples:
     def __init__(self, axis: TimeAxis, table: Mapping[str, Array], column: str) -> None:
         self._axis, self._table, self._column = axis, table, column
         self._rows = 0  # of the table, taken in so far
-        self.columns = Columns({"place": "f8", column: TELEMETRY_COLUMNS[column]})
+        self.columns = Columns({"position": "f8", column: TELEMETRY_COLUMNS[column]})
 
     def pull(self) -> None:
         """Take in the samples up to the end of the last run; later ones may be idle time."""
@@ -176,4 +176,4 @@ class RunningSamples:
         rows = np.flatnonzero(self._axis.is_running(times[:taken]))
         values = self._table[self._column][self._rows : self._rows + taken][rows]
         self._rows += taken
-        self.columns.append({"place": self._axis.places(times[rows]), self._column: values})
+        self.columns.append({"position": self._axis.positions(times[rows]), self._column: values})

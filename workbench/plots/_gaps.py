@@ -34,8 +34,8 @@ class Gaps(Layer):
     def draw(self, painter: QPainter, frame: Frame) -> None:
         """Draw every gap in view."""
         theme = self._style.theme
-        for place, _ in self._gaps:
-            if frame.x[0] <= place <= frame.x[1]:
-                for x in (frame.px(place) - _APART_PX / 2, frame.px(place) + _APART_PX / 2):
+        for position, _ in self._gaps:
+            if frame.x[0] <= position <= frame.x[1]:
+                for x in (frame.px(position) - _APART_PX / 2, frame.px(position) + _APART_PX / 2):
                     line = QRectF(round(x), 0, 1, frame.height)
                     painter.fillRect(line, QColor(mixed(theme.muted, theme.surface, 0.6)))

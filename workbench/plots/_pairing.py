@@ -81,7 +81,7 @@ class Pairing(Layer):
                 spans += blocks.spans
         spans.sort()
         if spans:
-            spans = [(first, last) for first, last in self._run.axis.places(spans).tolist()]
+            spans = [(first, last) for first, last in self._run.axis.positions(spans).tolist()]
         if spans != self._spans:
             known = len(self._spans)
             grown = spans[:known] == self._spans

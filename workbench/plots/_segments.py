@@ -67,8 +67,8 @@ class Segments(Layer):
         spans = list(
             zip(
                 [segment.index for segment in segments],
-                axis.places(starts).tolist(),
-                axis.places(ends).tolist(),
+                axis.positions(starts).tolist(),
+                axis.positions(ends).tolist(),
                 strict=True,
             )
         )

@@ -14,7 +14,7 @@ from workbench.charts.markers import Markers
 from workbench.charts.phases import Phases
 from workbench.charts.plot import Run
 from workbench.charts.style import Style
-from workbench.charts.time_axis import Places
+from workbench.charts.time_axis import Positions
 from workbench.charts.tracks import Grid, Rolling, Track
 from workbench.plots._gaps import Gaps
 from workbench.plots._pairing import Pairing
@@ -39,7 +39,7 @@ def columns_of(run: Run, column: str) -> Callable[[], list[Track]]:
     def track(segment: Segment) -> Track:
         name = time_column(run, segment) if column == "step_ms" else column
         grid = run.keep((segment.index, "grid"), Grid)
-        places = run.keep((segment.index, "places"), lambda: Places(run.axis))
+        places = run.keep((segment.index, "places"), lambda: Positions(run.axis))
         return run.keep(
             (segment.index, name),
             lambda: Track(segment.steps, "t_s", name, grid=grid, places=places),
@@ -54,7 +54,7 @@ def rolling_of(run: Run, which: str, x: str = "t_s") -> Callable[[], list[Track]
     def track(segment: Segment) -> Track:
         source = rolling(run, segment)
         grid = run.keep((id(source), x, "grid"), Grid)
-        on_axis = {"places": run.keep((id(source), "places"), lambda: Places(run.axis))}
+        on_axis = {"places": run.keep((id(source), "places"), lambda: Positions(run.axis))}
         return run.keep(
             (id(source), which, x),
             lambda: Track(

@@ -51,7 +51,7 @@ def sampled(run: Run, device: str, column: str) -> Callable[[], list[Track]]:
         source = run.keep(
             (device, column, "running"), lambda: RunningSamples(axis, columns, column)
         )
-        track = Track(source.columns, "place", column, pull=source.pull, grid=grid)
+        track = Track(source.columns, "position", column, pull=source.pull, grid=grid)
         return [run.keep((device, column), lambda: track)]
 
     return tracks

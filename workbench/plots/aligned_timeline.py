@@ -63,7 +63,7 @@ def table(runs: Sequence[Run], *, align: str = "time") -> dict[str, Array]:
             parts["session"].append(np.full(rows, run.title, dtype=object))
             parts["segment"].append(np.full(rows, segment.index))
             x = source.columns[_x(align)]
-            parts[place].append((x if align == "step" else run.axis.places(x)) + offset)
+            parts[place].append((x if align == "step" else run.axis.positions(x)) + offset)
             for name in names:
                 parts[f"rolling_{name}_ms"].append(np.array(source.columns[name]))
     return {name: np.concatenate(arrays[1:] or arrays) for name, arrays in parts.items()}
@@ -97,7 +97,7 @@ def _offsets(run: Run, sources: Sequence[Rolling], align: str) -> list[float]:
     if align == "step":
         return [float(sum(source.steady for source in sources[:i])) for i in range(len(sources))]
     starts = [float(source.columns["t_s"][0]) for source in sources if source.columns.rows]
-    return [-run.axis.place(min(starts, default=0.0))] * len(sources)
+    return [-run.axis.position(min(starts, default=0.0))] * len(sources)
 
 
 PLOT = Plot(

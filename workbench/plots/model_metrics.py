@@ -18,7 +18,7 @@ from workbench.charts.canvas import Canvas
 from workbench.charts.layers import Line, Look
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
-from workbench.charts.time_axis import Places
+from workbench.charts.time_axis import Positions
 from workbench.charts.tracks import Grid, Track
 from workbench.charts.units import SECONDS
 from workbench.plots._metrics import (
@@ -104,7 +104,7 @@ def _tracks(run: Run, name: str, lines: str, number: int) -> Callable[[], list[T
 
     def track(segment: int, series: MetricSeries) -> Track:
         source = averages(segment, series)
-        places = run.keep((segment, name, "places"), lambda: Places(run.axis))
+        places = run.keep((segment, name, "places"), lambda: Positions(run.axis))
         return run.keep(
             (segment, name, lines, number),
             lambda: Track(source.columns, "t_s", str(number), source.pull, source.grid, places),

@@ -70,7 +70,7 @@ class Heat(Layer):
         if not times:
             return None
         axis = self._run.axis
-        return axis.place(float(times[0][0])), axis.place(float(times[-1][-1]))
+        return axis.position(float(times[0][0])), axis.position(float(times[-1][-1]))
 
     def look(self, frame: Frame) -> None:
         """The shade of every band at every place to the right."""

@@ -96,7 +96,7 @@ def test_none_of_them_is_said_to_have_had_the_time_to_itself(qapp):
     strip = Segments(Run(session), paper_style(PRINT))
     strip.pull()
     axis = Run(session).axis
-    end = axis.place(float(session.segments[2].steps["t_s"][-1]))
+    end = axis.position(float(session.segments[2].steps["t_s"][-1]))
     image = QImage(400, 20, QImage.Format.Format_RGB32)
     image.fill(0xFFFFFFFF)
     painter = QPainter(image)
@@ -104,9 +104,9 @@ def test_none_of_them_is_said_to_have_had_the_time_to_itself(qapp):
     strip.draw(painter, strip.frame)
     painter.end()
     first = session.segments[0]
-    own = 400 * axis.place(float(first.steps["t_s"][-1])) / end
+    own = 400 * axis.position(float(first.steps["t_s"][-1])) / end
     assert image.pixelColor(int(own) - 2, 1).name() == PRINT.series[0].lower()
-    later = 400 * axis.place(session.segments[1].start_s + 0.1) / end
+    later = 400 * axis.position(session.segments[1].start_s + 0.1) / end
     assert image.pixelColor(int(later) + 2, 1).name() == "#ffffff"
     assert image.pixelColor(390, 1).name() == "#ffffff"
 

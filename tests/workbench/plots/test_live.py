@@ -49,7 +49,7 @@ def grow(workspace, seconds=5.0):
 
 
 def end_of(session):
-    """Where the axis of a session ends."""
+    """Return where the axis of a session ends."""
     return Run(session).axis.run_span()[1]
 
 
@@ -202,7 +202,7 @@ def test_a_new_segment_and_its_marker_appear_while_following(qtbot, running, wor
         Event(grown.segments[2].start_s, "toggle", "compile: default")
     )
     workspace.session.segmentsChanged.emit()
-    last = running._run.axis.place(float(grown.segments[2].steps["t_s"][-1]))
+    last = running._run.axis.position(float(grown.segments[2].steps["t_s"][-1]))
     canvas = running.charts["step_time"].canvas
     qtbot.waitUntil(lambda: canvas.x_span()[1] == last)
     assert "compile: default" in [label[3] for label in canvas.lane._labels]

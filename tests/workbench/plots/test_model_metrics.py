@@ -182,5 +182,5 @@ def test_live_a_plot_fills_with_the_first_reading_and_follows_a_model_of_another
     newest.metrics["rank"].table.append(added)
     layers = list(chart.canvas.layers)
     workspace.session.dataArrived.emit()
-    qtbot.waitUntil(lambda: chart.canvas.x_span()[1] == Run(session).axis.place(end))
+    qtbot.waitUntil(lambda: chart.canvas.x_span()[1] == Run(session).axis.position(end))
     assert chart.canvas.layers == layers, "numbers alone cost a drawing from scratch"

@@ -1,4 +1,4 @@
-"""The time axis: it begins at the first run, and idle gaps are left out of it."""
+"""Tests of the time axis, which begins at the first run and leaves out idle gaps."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def ran(*spans: tuple[float, float]) -> Session:
 
 def test_it_begins_at_the_first_run_and_leaves_out_idle_time():
     axis = Run(ran((100.0, 110.0), (500.0, 505.0))).axis
-    assert axis.places([100, 105, 110, 300, 500, 505]).tolist() == [0, 5, 10, 10, 10, 15]
+    assert axis.positions([100, 105, 110, 300, 500, 505]).tolist() == [0, 5, 10, 10, 10, 15]
     assert axis.gaps == [(10.0, 390.0)]
     assert axis.times_s([0, 5, 12, 16, -1]).tolist() == [100, 105, 502, 506, 99]
 
@@ -51,7 +51,7 @@ def test_a_short_gap_stays():
     st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 50)), min_size=1, max_size=12),
     st.lists(st.floats(0, 1), min_size=2, max_size=20),
 )
-def test_places_ascend_and_lead_back_to_their_times(lengths, shares):
+def test_positions_ascend_and_lead_back_to_their_times(lengths, shares):
     spans, now = [], 0.0
     for gap, length in lengths:
         spans.append((now + gap, now + gap + length))
@@ -60,15 +60,15 @@ def test_places_ascend_and_lead_back_to_their_times(lengths, shares):
     for index, (start, stop) in enumerate(spans):  # known early, nothing of it changes later
         segment = Segment(index, CONFIGURATION, "", start)
         segment.phases = [PhaseSpan(Phase.STEADY, start, stop)]
-        before = axis.places([span[0] for span in spans[:index]])
+        before = axis.positions([span[0] for span in spans[:index]])
         session.segments.append(segment)
         axis.pull()
-        assert index == 0 or np.allclose(before, axis.places([span[0] for span in spans[:index]]))
+        assert index == 0 or np.allclose(before, axis.positions([span[0] for span in spans[:index]]))
     times = np.sort([start + share * (stop - start) for start, stop in spans for share in shares])
-    places = axis.places(times)
-    assert places.min() >= 0 and (np.diff(places) >= 0).all()
+    positions = axis.positions(times)
+    assert positions.min() >= 0 and (np.diff(positions) >= 0).all()
     assert axis.run_span()[1] <= sum(stop - start for start, stop in spans) + IDLE_S * len(spans)
-    assert np.allclose(axis.times_s(places), times) or axis.gaps
+    assert np.allclose(axis.times_s(positions), times) or axis.gaps
 
 
 @pytest.mark.parametrize("name", ["step_time", "power"])
@@ -115,7 +115,7 @@ def test_the_measuring_of_ceilings_is_a_phase_of_the_segment_that_waited_for_it(
     recorder.record(started)
     assert recorder.session.segments[0].phases == [PhaseSpan(Phase.CEILINGS, 2.0, 12.0)]
     assert Run(recorder.session).axis.run_span()[0] == 0.0
-    assert Run(recorder.session).axis.place(7.0) == 5.0
+    assert Run(recorder.session).axis.position(7.0) == 5.0
 
 
 def test_phases_are_drawn_where_they_are_on_the_axis():
@@ -125,4 +125,4 @@ def test_phases_are_drawn_where_they_are_on_the_axis():
     PLOTS["step_time"].paint(canvas, [Run(session)], canvas.chart_style)
     canvas.refresh()
     phases = next(layer for layer in canvas.layers if type(layer).__name__ == "Phases")
-    assert phases._places[0][0] == axis.place(phases._spans[0].start_s)
+    assert phases._places[0][0] == axis.position(phases._spans[0].start_s)
