@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFontMetricsF, QPainter, QPen
 from PySide6.QtWidgets import (
@@ -25,7 +26,7 @@ from workbench.charts.layers import Frame, Layer
 from workbench.charts.plot import Run
 from workbench.charts.style import Style, shade
 
-MARKED = ("toggle", "note", "warning", "error")
+MARKED = ("toggle", "note", "bookmark", "warning", "error")
 _LOW_PX = 100.0  # a plot this low under one row of labels has no second
 _LABEL_PX = 200.0  # a longer label is elided; hovering shows it whole
 _LEAST_PX = 96.0  # a label makes room for those after it, but becomes no shorter
@@ -86,7 +87,9 @@ class Markers(Layer):
             self._known = known
             axis = self._run.axis
             self.marks = [
-                replace(mark, t_s=axis.position(mark.t_s)) for mark in marks(session, self._run.titled)
+                replace(mark, t_s=axis.position(mark.t_s))
+                for mark in marks(session, self._run.titled)
+                if mark.kind != "toggle" or axis.is_running(np.array([mark.t_s]))[0]
             ]
             self.fresh = -math.inf
 

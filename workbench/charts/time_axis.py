@@ -49,11 +49,12 @@ class _Run:
 class TimeAxis:
     """Maps a session's seconds to positions on the axis and back; grows with the session.
 
-    A time in an idle gap has the position of the gap. Without a segment both are the same.
+    A time in an idle gap has the position of the gap. Without a segment both are the same. What
+    ``hidden`` segments ran is a gap too.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, hidden: frozenset[int] = frozenset()) -> None:
+        self._session, self._hidden = session, hidden
         self._runs: list[_Run] = []
         self._segments = 0  # taken so far
         self._knots: tuple[Array, Array] = (np.empty(0), np.empty(0))
@@ -63,6 +64,8 @@ class TimeAxis:
         segments = self._session.segments
         before = (self._segments, self.last_s)
         for segment in segments[self._segments :]:
+            if segment.index in self._hidden:
+                continue
             self._extend()
             begun, last = start_s(segment), self._runs[-1] if self._runs else None
             if last is None or begun - last.stop_s > IDLE_S:
@@ -122,7 +125,7 @@ class TimeAxis:
         return float(self.positions(time_s))
 
     def times_s(self, positions: ArrayLike) -> Array:
-        """Return the times of positions; before the first and after the last, time goes on evenly."""
+        """Return the times of positions; beyond both ends, time goes on evenly."""
         wanted = np.asarray(positions, np.float64)
         if not self._runs:
             return wanted
@@ -148,7 +151,7 @@ class Positions:
         self._columns = Columns({"position": "f8"})
 
     def __call__(self, times_s: Array) -> Array:
-        """Return the positions (n,) of ``times_s`` (n,), of which the first were taken in before."""
+        """Return the positions (n,) of ``times_s`` (n,), a column that only grows."""
         known = self._columns.rows
         if len(times_s) > known:
             self._axis.pull()

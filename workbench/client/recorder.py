@@ -63,6 +63,11 @@ class Recorder:
         return self._last_s
 
     @property
+    def offset_s(self) -> float:
+        """Seconds from the present runner's clock to the session's."""
+        return self._offset_s
+
+    @property
     def next_segment(self) -> int:
         """The number that the present runner gives its next segment."""
         return max(self._segments, default=-1) + 1

@@ -27,6 +27,7 @@ FONT_FOLDER = Path(__file__).parent / "icon_font"
 NAMES = {
     "about": "info",
     "absent": "minus-circle",
+    "bookmark": "bookmark",
     "attribution": "chart-bar-horizontal",
     "build": "cube",
     "cancel": "x-circle",

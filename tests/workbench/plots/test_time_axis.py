@@ -63,7 +63,9 @@ def test_positions_ascend_and_lead_back_to_their_times(lengths, shares):
         before = axis.positions([span[0] for span in spans[:index]])
         session.segments.append(segment)
         axis.pull()
-        assert index == 0 or np.allclose(before, axis.positions([span[0] for span in spans[:index]]))
+        assert index == 0 or np.allclose(
+            before, axis.positions([span[0] for span in spans[:index]])
+        )
     times = np.sort([start + share * (stop - start) for start, stop in spans for share in shares])
     positions = axis.positions(times)
     assert positions.min() >= 0 and (np.diff(positions) >= 0).all()

@@ -179,6 +179,8 @@ def log(window: MainWindow) -> None:
 
 def shortcuts(window: MainWindow) -> None:
     """Show what each key does, menu by menu, and in a plot."""
+    from workbench.ui.panels._moments import MOMENT_KEYS  # which asks with the dialogs of here
+
     lines: list[str] = []
     for name, menu in window.actions_.menus.items():
         keyed = [action for action in menu.actions() if not action.shortcut().isEmpty()]
@@ -189,6 +191,8 @@ def shortcuts(window: MainWindow) -> None:
             lines.append(f"  {keys:<{_KEYS}}{action.text().removesuffix(' …')}")
     lines += ["", "In a plot, once it is clicked or Tab has come to its menu"]
     lines += [f"  {', '.join(key.keys):<{_PLOT_KEYS}}{key.text}" for key in PLOT_KEYS]
+    lines += [f"  {key.key:<{_PLOT_KEYS}}{key.text}" for key in MOMENT_KEYS]
+    lines += [f"  {'Shift and drag':<{_PLOT_KEYS}}Mark a range and measure it"]
     _report(window, "Keyboard shortcuts", "\n".join(lines))
 
 

@@ -58,6 +58,7 @@ class MessageRouter(QObject):
         for changed in self._order:
             if changed in due:
                 changed.emit()
+        self._session.settle_baseline()
 
     def take(self, message: protocol.AnyMessage) -> list[SignalInstance]:
         """Update the models from one message; return the signals that are due."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from sessions import numerics
-from sessions.model import Configuration, Session
+from sessions.model import Configuration, Event, Phase, Session
 from sessions.verdicts.work import INVALID
 from workbench import protocol
 from workbench.client.journal import Journal
@@ -49,6 +49,7 @@ class SessionModel(QObject):
     selectionChanged = Signal()
     followChanged = Signal()
     focusRequested = Signal(float)  # show this time (seconds of the session) in the plots
+    eventsWanted = Signal(float)  # show the events near this time
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class SessionModel(QObject):
         self.saved = True  # nothing was measured or noted since the live session was saved
         self.journal: Journal | None = None
         self.baseline = 0  # index of the segment that ratios refer to
+        self._baseline_settled = False  # a person chose it, or it has steady steps
         self.selection: int | None = None  # index of the selected segment
         self.follow = True  # the plots scroll with the newest step
         self.titles = Titles()
@@ -102,8 +104,20 @@ class SessionModel(QObject):
 
     def set_baseline(self, index: int) -> None:
         """Make one segment the one that ratios refer to."""
-        self.baseline = index
+        self.baseline, self._baseline_settled = index, True
         self.segmentsChanged.emit()
+
+    def settle_baseline(self) -> None:
+        """Make the first segment with steady steps the baseline, unless a person chose one."""
+        if self._baseline_settled:
+            return
+        for segment in self.shown.segments:
+            if any(span.phase == Phase.STEADY for span in segment.phases):
+                self._baseline_settled = True
+                if segment.index != self.baseline:
+                    self.baseline = segment.index
+                    self.segmentsChanged.emit()
+                return
 
     def select(self, index: int | None) -> None:
         """Select one segment in every panel, or none."""
@@ -137,9 +151,11 @@ class SessionModel(QObject):
         if session is not self.shown:
             self.shown = session
             self.baseline, self.selection = 0, None
+            self._baseline_settled = False
             self._update_titles()
             for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
                 changed.emit()
+            self.settle_baseline()
 
     def show_live(self) -> None:
         """Show the session that is being recorded."""
@@ -204,13 +220,29 @@ class SessionModel(QObject):
 
     # What the live session records
 
-    def add_note(self, text: str) -> None:
-        """Mark the present moment of the live session with a note."""
-        self.write(protocol.Note(kind="note", text=text))
+    def add_note(self, text: str, t_s: float | None = None, kind: str = "note") -> None:
+        """Mark a moment of the shown session with a note or a bookmark; now, if none is given."""
+        if self.live:
+            now = None if t_s is None else t_s - self.recorder.offset_s
+            self.write(protocol.Note(kind=kind, text=text), now)
+            return
+        event = Event(0.0 if t_s is None else t_s, kind, text)
+        self.shown.events.append(event)
+        if self.path is not None and not session_files.is_journal(self.path):
+            path = self.path
+            self._tasks.start(
+                lambda: session_files.add_event(path, event),
+                lambda _: None,
+                self._failures.report_unsaved,
+            )
+        self.eventsChanged.emit()
 
-    def write(self, message: protocol.AnyMessage) -> None:
-        """Add a message of the window's own to the live session and its journal."""
-        message.t_s = self._clock.now()
+    def write(self, message: protocol.AnyMessage, t_s: float | None = None) -> None:
+        """Add a message of the window's own to the live session and its journal.
+
+        ``t_s`` is a time of the runner's clock, now if none is given.
+        """
+        message.t_s = self._clock.now() if t_s is None else t_s
         self.recorder.record(message)
         self._journal(message)
         for changed in self.changed_by(message):

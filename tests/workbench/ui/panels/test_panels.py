@@ -116,7 +116,8 @@ def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, r
     taken = {}
     for row in (0, 1):
         segments._show_menu(segments.table.visualRect(segments.model.index(row, 0)).center())
-        menu = segments.findChildren(QMenu)[-1]
+        direct = Qt.FindChildOption.FindDirectChildrenOnly
+        menu = segments.findChildren(QMenu, options=direct)[-1]
         (use,) = (one for one in menu.actions() if one.text().startswith("Use its"))
         taken[row] = use.isEnabled(), use.text()
         menu.close()
