@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import colorsys
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,35 @@ PRINT = Theme(
     series=LIGHT.series,
     phases=LIGHT.phases,
 )
+
+_GOLDEN_ANGLE = 0.381966  # of the circle of hues: any number of hues in a row lie far apart
+_LEAST_CONTRAST = 3.0  # against the surface, as of the first series
+_SATURATIONS = (0.75, 0.45, 0.95)
+
+
+@cache
+def series_color(theme: Theme, index: int) -> str:
+    """Return the colour of a series; beyond the theme's own, no colour comes a second time."""
+    if index < len(theme.series):
+        return theme.series[index]
+    extra = index - len(theme.series)
+    hue = (0.07 + extra * _GOLDEN_ANGLE) % 1.0
+    saturation = _SATURATIONS[extra % len(_SATURATIONS)]
+    ground = _luminance(theme.surface)
+    steps = [step / 50 for step in range(51)]
+    for lightness in steps[30:] if ground < 0.5 else steps[25::-1]:
+        red, green, blue = colorsys.hls_to_rgb(hue, lightness, saturation)
+        color = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
+        light, dark = sorted((_luminance(color), ground), reverse=True)
+        if (light + 0.05) / (dark + 0.05) >= _LEAST_CONTRAST:
+            return color
+    return theme.text
+
+
+def _luminance(color: str) -> float:
+    """Return the relative luminance of ``#rrggbb``, as WCAG 2.2 defines it."""
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
@@ -20,10 +21,12 @@ from sessions.plain_text import one_line
 from workbench.theming import fonts
 from workbench.ui import panel_list
 from workbench.ui.controllers.appearance import Appearance
+from workbench.ui.dialogs import message_boxes
 from workbench.ui.docks import Desk
 from workbench.ui.menus import menu_bar, tab_order
 from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.palette import CommandPalette
+from workbench.ui.notices import Notices
 from workbench.ui.panels import _widgets
 from workbench.ui.panels.failure import FailurePanel
 from workbench.ui.panels.lazy_panel import Later
@@ -74,7 +77,11 @@ class MainWindow(QMainWindow):
         self.setStatusBar(self.status)
         self.palette_ = CommandPalette(self)
         self.collector = Collector(self)
+        self.notices = Notices(self)
+        self._closes = False  # a person has decided about what is not saved
         workspace.session.sessionChanged.connect(self._show_title)
+        workspace.run.stateChanged.connect(self._show_title)
+        workspace.session.eventsWanted.connect(lambda: self.desk.bring("events"))
         workspace.compared.changed.connect(self._show_comparison)
         workspace.verdicts.pairChosen.connect(lambda: self.desk.bring("verdict"))
         workspace.session.textChanged.connect(self._show_text)
@@ -150,9 +157,9 @@ class MainWindow(QMainWindow):
         self.workspace.session.open(path)
         self.settings.remember(path)
 
-    def save_path(self, path: Path) -> None:
-        """Write the session that is shown to a file."""
-        self.workspace.session.save(path)
+    def save_path(self, path: Path, then: Callable[[], None] | None = None) -> None:
+        """Write the session that is shown to a file; ``then`` is called once it is saved."""
+        self.workspace.session.save(path, then)
         self.settings.remember(path)
 
     def set_theme(self, name: str) -> None:
@@ -246,11 +253,27 @@ class MainWindow(QMainWindow):
         self.live.copy_image()
 
     def quit(self) -> None:
-        """Close the window, which ends the application."""
+        """Close the window, which ends the application; ask first if work is not saved."""
+        if self._may_close():
+            self.close()
+
+    def _may_close(self) -> bool:
+        """Return True if nothing is unsaved, or a person has decided; ask otherwise."""
+        session = self.workspace.session
+        if self._closes or session.saved or not session.recorder.session.segments:
+            return True
+        message_boxes.ask_before_closing(self, self._close_now)
+        return False
+
+    def _close_now(self) -> None:
+        self._closes = True
         self.close()
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Keep the layout, end the runner; what was not saved is in the journal."""
+        """Keep the layout, end the runner; a person is asked about work that is not saved."""
+        if event.spontaneous() and not self._may_close():
+            event.ignore()
+            return
         self.settings.save_layout("geometry", self.saveGeometry())
         self.settings.save_layout("docks", self.desk.saveState())
         self.hide()
@@ -326,9 +349,13 @@ class MainWindow(QMainWindow):
         session = self.workspace.session.shown
         place = "" if self.workspace.session.live else "  (opened file)"
         self._title.say(f"{session.title}{place}")
-        self.setWindowTitle(
-            f"{one_line(session.title, _LONGEST_TITLE)} - GPU optimization workbench"
-        )
+        run = self.workspace.run
+        title = one_line(session.title, _LONGEST_TITLE)
+        if run.active:
+            configuration = run.running.title if run.running is not None else ""
+            apart = f" {configuration}" if configuration not in ("", session.title) else ""
+            title = f"{title} - {run.state}{apart}"
+        self.setWindowTitle(f"{title} - GPU optimization workbench")
 
     def _show_comparison(self) -> None:
         if self.workspace.compared.sessions:
@@ -340,11 +367,13 @@ class MainWindow(QMainWindow):
             self.desk.bring("text")
 
     def _restore(self) -> None:
-        self.resize(*SIZE)
+        room = self.screen().availableGeometry().size()
+        self.resize(room.boundedTo(QSize(*SIZE)))
         geometry, docks = self.settings.layout("geometry"), self.settings.layout("docks")
         if geometry is not None:
             self.restoreGeometry(geometry)
         if docks is not None:
             self.desk.restoreState(docks)
+            self.desk.fit_floating()
         else:
             self.desk.proportion()

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.plain_text import one_line
 from workbench.theming import fonts
 from workbench.titles import Titles
 from workbench.ui.dialogs import runner_files
@@ -63,21 +64,47 @@ def compare(window: MainWindow) -> None:
         window.workspace.compared.open(Path(name))
 
 
-def save(window: MainWindow) -> None:
-    """Write the session to its file; ask for one where it has none."""
+def save(window: MainWindow, then: Callable[[], None] | None = None) -> None:
+    """Write the session to its file; ask for one where it has none. ``then``: once it is saved."""
     path = window.workspace.session.path
     if path is None or session_files.is_journal(path):
-        save_as(window)
+        save_as(window, then)
     else:
-        window.save_path(path)
+        window.save_path(path, then)
 
 
-def save_as(window: MainWindow) -> None:
+def save_as(window: MainWindow, then: Callable[[], None] | None = None) -> None:
     """Ask for a file and write the session there."""
     suggestion = suggested(window.workspace.session.shown.title, session_files.SUFFIX)
     path = file_to_write(window, "Save the session", suggestion, session_files.WRITTEN)
     if path is not None:
-        window.save_path(path)
+        window.save_path(path, then)
+
+
+def ask_before_closing(window: MainWindow, close: Callable[[], None]) -> None:
+    """Ask about work that is not saved; ``close`` is called unless a person stays."""
+    session = window.workspace.session
+    kept = session.journal is not None
+    box = QMessageBox(window)
+    box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    box.setWindowTitle("Not saved")
+    box.setText(f"{one_line(session.recorder.session.title, 80)!r} is not saved.")
+    if kept:
+        box.setInformativeText("Its journal keeps it: the next start offers to recover it.")
+    buttons = QMessageBox.StandardButton
+    box.setStandardButtons(buttons.Save | buttons.Discard | buttons.Cancel)
+    box.button(buttons.Discard).setText("Close, keep the journal" if kept else "Close without it")
+    box.setDefaultButton(buttons.Save)
+
+    def finish(result: int) -> None:
+        if result == buttons.Discard:
+            close()
+        elif result == buttons.Save:
+            session.show_live()
+            save(window, close)
+
+    box.finished.connect(finish)
+    box.open()
 
 
 def file_to_write(

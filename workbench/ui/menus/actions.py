@@ -136,7 +136,7 @@ def _redo(window: MainWindow) -> None:
 
 
 def _begin_session(window: MainWindow) -> None:
-    window.workspace.run.begin_session()
+    window.workspace.run.begin_session(window.workspace.configuration.catalogue)
 
 
 def _start_runner(window: MainWindow) -> None:

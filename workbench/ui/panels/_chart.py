@@ -312,12 +312,14 @@ class Chart(QWidget):
         runs, options = self._frozen(), dict(self.options)
         work = partial(plot_export.export_plot, self.plot.name, runs, path, options=options)
         if path.suffix.lower() == ".csv":
-            self._start(work, lambda _: None)
+            self._start(work, lambda _: self._tasks.wrote.emit(path))
             return
         try:
             work()  # Qt paints in the window's thread only
         except plot_export.ExportError as error:
             self._refuse(error)
+        else:
+            self._tasks.wrote.emit(path)
 
     def _frozen(self) -> list[Run]:
         """What is shown, as it is now."""

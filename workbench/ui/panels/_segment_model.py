@@ -19,7 +19,7 @@ from sessions.verdicts.ratios import UNPAIRED
 from sessions.verdicts.work import DIFFERENT_MODELS, INVALID, OTHER_WORK
 from workbench.theming import fonts
 from workbench.theming.icons import icon
-from workbench.theming.theme import Theme
+from workbench.theming.theme import Theme, series_color
 from workbench.titles import Titles
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
@@ -344,7 +344,7 @@ def swatch(index: int, theme: Theme) -> QIcon:
     painter = QPainter(pixmap)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(QColor(theme.series[index % len(theme.series)]))
+    painter.setBrush(QColor(series_color(theme, index)))
     painter.drawRoundedRect(0, 0, SWATCH, SWATCH, 2, 2)
     painter.end()
     return QIcon(pixmap)
