@@ -62,6 +62,7 @@ NAMES = {
     "palette": "command",
     "pause": "pause-fill",
     "pending": "clock",
+    "preferences": "gear",
     "preset": "bookmark-simple",
     "quit": "sign-out",
     "recent": "clock-counter-clockwise",

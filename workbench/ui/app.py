@@ -32,11 +32,13 @@ def _open(arguments: argparse.Namespace) -> int:
         return 1
     from PySide6.QtWidgets import QApplication
 
+    from workbench.ui import accessible_names
     from workbench.ui.process.sigint import Interrupts
     from workbench.ui.process.uncaught import UncaughtErrors
 
     application = QApplication(["workbench"])
     platform_check.hush_offscreen()
+    accessible_names.follow_focus(application)
     with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
         window = build(application, arguments)
         errors = UncaughtErrors(window.workspace.failures, window.desk.panels)

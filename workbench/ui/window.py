@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 
 from sessions.plain_text import one_line
 from workbench.theming import fonts
-from workbench.ui import panel_list
+from workbench.ui import accessible_names, panel_list
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import message_boxes
 from workbench.ui.docks import Desk
@@ -35,6 +35,7 @@ from workbench.ui.panels.start_page import StartPage
 from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.process.gc_timer import Collector
 from workbench.ui.settings import Settings
+from workbench.ui.state import config_edit
 from workbench.ui.status import StatusBar
 from workbench.ui.workspace import Workspace
 
@@ -52,6 +53,7 @@ class MainWindow(QMainWindow):
         self.appearance: Appearance = appearance
         self.setAcceptDrops(True)
         workspace.keep_in(settings)
+        message_boxes.use_folder(settings.folder)
         self.failures = FailurePanel(
             workspace.run, workspace.configuration, workspace.failures, workspace.theme
         )
@@ -76,6 +78,11 @@ class MainWindow(QMainWindow):
         )
         self.setStatusBar(self.status)
         self.palette_ = CommandPalette(self)
+        for dock in self.desk.docks.values():
+            panel = dock.widget()
+            if isinstance(panel, Later):
+                panel.made.connect(accessible_names.name_controls)
+        accessible_names.name_controls(self)
         self.collector = Collector(self)
         self.notices = Notices(self)
         self._closes = False  # a person has decided about what is not saved
@@ -244,6 +251,12 @@ class MainWindow(QMainWindow):
         self.settings.forget_layout()
         self.desk.arrange()
 
+    def restore_layout(self, name: str) -> None:
+        """Lay the panels out as they were saved under a name."""
+        if (state := self.settings.named_layout(name)) is not None:
+            self.desk.restoreState(state)
+            self.desk.fit_floating()
+
     def export_plot(self) -> None:
         """Write a plot to a file."""
         self.live.export_plot()
@@ -283,22 +296,37 @@ class MainWindow(QMainWindow):
         super().closeEvent(event)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        """Take session files and journals."""
+        """Take session files, journals and Python files."""
         if menu_bar.dropped(event.mimeData()):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """The first file is opened, or compared where a session is open already."""
+        """Open the first file, or compare it where a session is open; a Python file is a model."""
         event.acceptProposedAction()
         occupied = bool(
             self.workspace.session.shown.segments or self.workspace.session.path is not None
         )
         for path in menu_bar.dropped(event.mimeData()):
+            if path.suffix.lower() == menu_bar.MODEL_SUFFIX:
+                self._take_model(path)
+                continue
             if occupied:
                 self.workspace.compared.open(path)
             else:
                 self.open_path(path)
             occupied = True
+
+    def _take_model(self, path: Path) -> None:
+        """Choose the model of a file, or say why that cannot be."""
+        action = self.actions_["open-model"]
+        configuration = self.workspace.configuration
+        if action.isEnabled() and configuration.catalogue and configuration.edited:
+            model = config_edit.with_own_model(
+                configuration.catalogue, configuration.edited, str(path)
+            )
+            configuration.edit(model)
+        else:
+            self.failures.show_banner("warning", f"{path.name} was not opened.", action.toolTip())
 
     def show_help(self, name: str) -> None:
         """Open a page of the help."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _KEYS = 16  # letters of the column of shortcuts
 _PLOT_KEYS = 24
+_folder: Path | None = None  # that a person chose
 
 
 def open_session(window: MainWindow) -> None:
@@ -311,6 +312,14 @@ def _report(
     dialog.open()
 
 
+def use_folder(path: Path | None) -> None:
+    """Begin dialogs for files in this folder; None is the system's for documents."""
+    global _folder
+    _folder = path
+
+
 def folder() -> str:
-    """Where files of people are kept."""
+    """Return the folder in which dialogs for files begin."""
+    if _folder is not None and _folder.is_dir():
+        return str(_folder)
     return QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation)

@@ -21,6 +21,7 @@ from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.theming.theme import Theme, series_color
 from workbench.titles import Titles
+from workbench.ui.panels._own_model import file_title
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
@@ -276,11 +277,11 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     def differs(number: int, row: Sequence[Any], said: Callable[[str, str], str]) -> str:
         if number == baseline:
             return "baseline"
-        parts = [
-            said(names[at], text(row[at]))
-            for at in different
-            if base is None or row[at] != base[at]
-        ]
+        changed = [at for at in different if base is None or row[at] != base[at]]
+        parts = _without_hash(
+            {names[at]: said(names[at], text(row[at])) for at in changed},
+            {names[at]: text(row[at]) for at in changed},
+        )
         return APART.join(parts) or AS_BASELINE
 
     def interval(number: int, row: Sequence[Any]) -> str:
@@ -322,6 +323,17 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     tips = [differs(number, row, _as_asked) for number, row in enumerate(table.rows)]
     verdicts = [str(row[place["verdict"]] or "") for row in table.rows]
     return Shown(headings, numeric, cells, tips, notes, verdicts)
+
+
+def _without_hash(parts: dict[str, str], values: dict[str, str]) -> list[str]:
+    """Return what differs; a model of one's own is named by its file, and never by its hash."""
+    source, digest = "model.source", "model.sha256"
+    if source in parts:
+        parts[source] = f"File: {file_title(values[source])}"
+        parts.pop(digest, None)
+    elif digest in parts:
+        parts[digest] = "File: edited"
+    return list(parts.values())
 
 
 def _at_most(text: str, widest: str) -> QSize | None:

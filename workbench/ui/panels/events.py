@@ -135,6 +135,7 @@ class EventsPanel(QWidget):
         self._search.setClearButtonEnabled(True)
         self._search.textChanged.connect(self._filtered.setFilterFixedString)
         self._picker = OptionPicker(FILTERS, FILTER_WIDTH)
+        self._picker.set_title("Kinds of events")
         self._picker.set_value("all")
         self._picker.chosen.connect(self._filtered.set_kind)
         nothing = Empty(

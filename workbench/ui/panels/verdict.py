@@ -69,6 +69,7 @@ class VerdictPanel(QWidget):
         self.floor = _widgets.note()
         tip = "How long a new comparison may alternate"
         self.budget = _widgets.budget_box(verdicts, 3600, tip)
+        verdicts.defaultsChanged.connect(lambda: self.budget.setValue(verdicts.budget_s))
         self.table = VerdictsTable(theme)
         self.table.cellActivated.connect(self._choose)
         self._rows = QVBoxLayout()
