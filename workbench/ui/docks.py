@@ -197,6 +197,9 @@ class Desk(QMainWindow):
             if isinstance(bar, DockTitle):
                 grouped = bool(self.tabifiedDockWidgets(dock)) and not dock.isFloating()
                 bar.set_slim(grouped)
+        for tabs in self._tab_bars():  # names stay whole, and arrows lead to those without room
+            tabs.setElideMode(Qt.TextElideMode.ElideNone)
+            tabs.setUsesScrollButtons(True)
         self._hide_forgotten()
 
     def _tab_bars(self) -> list[QTabBar]:

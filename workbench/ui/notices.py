@@ -52,7 +52,10 @@ class Notices(QObject):
         else:
             text = f"New session. {title!r} was not saved."
         banner = self._show("left", text)
-        banner.add("Undo", self._workspace.run.restore_session)
+        banner.add("Undo", self._restore)
+
+    def _restore(self) -> None:
+        self._workspace.run.restore_session(self._workspace.configuration.catalogue)
 
     def _follow_run(self) -> None:
         run = self._workspace.run

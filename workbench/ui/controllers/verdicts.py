@@ -88,6 +88,9 @@ class Verdicts(QObject):
         segments = self._session.shown.segments
         if self._session.baseline == self._baseline:
             return
+        if not self._session.baseline_chosen:  # the runner takes its first steady segment itself
+            self._baseline = self._session.baseline
+            return
         self._baseline = self._session.baseline
         if self._session.live and self._run.active and self._session.baseline < len(segments):
             chosen = segments[self._session.baseline].configuration

@@ -96,12 +96,15 @@ class RunModel(QObject):
         if not (goes_on and catalogue and self._keep_runner(catalogue)):
             self.start_runner()
 
-    def restore_session(self) -> None:
+    def restore_session(self, catalogue: protocol.Catalogue | None = None) -> None:
         """Return to the session before, as long as the new one is empty."""
-        if self._session.restore():
-            if self._session.journal is not None:
-                self._link.journal_to(self._session.journal)
-            self.stateChanged.emit()
+        if not self._session.restore():
+            return
+        if self._session.journal is None and catalogue is not None:  # it was saved
+            self._session.open_journal().write(catalogue)
+        if self._session.journal is not None:
+            self._link.journal_to(self._session.journal)
+        self.stateChanged.emit()
 
     def _keep_runner(self, catalogue: protocol.Catalogue) -> bool:
         """Let the present runner's messages go to the new session; return False if they cannot."""

@@ -80,6 +80,7 @@ class SessionModel(QObject):
         self.journal: Journal | None = None
         self.previous: LiveSession | None = None  # the one that ``begin`` left
         self.baseline = 0  # index of the segment that ratios refer to
+        self.baseline_chosen = False  # by a person
         self._baseline_settled = False  # a person chose it, or it has steady steps
         self.selection: int | None = None  # index of the selected segment
         self.follow = True  # the plots scroll with the newest step
@@ -118,7 +119,7 @@ class SessionModel(QObject):
 
     def set_baseline(self, index: int) -> None:
         """Make one segment the one that ratios refer to."""
-        self.baseline, self._baseline_settled = index, True
+        self.baseline, self.baseline_chosen, self._baseline_settled = index, True, True
         self.segmentsChanged.emit()
 
     def settle_baseline(self) -> None:
@@ -155,13 +156,13 @@ class SessionModel(QObject):
     def begin(self) -> None:
         """Leave the live session as it is in its journal or file, and begin another."""
         self._forget_previous()
+        if not self.recorder.session.segments or self._is_saved():
+            self.close_journal()
         if self.recorder.session.segments:
             self.previous = LiveSession(
-                self.recorder, self.journal, self.saved, self._live_path, self._changes
+                self.recorder, self.journal, self.journal is None, self._live_path, self._changes
             )
             self.journal = None
-        else:
-            self.close_journal()
         self.recorder = Recorder()
         self.saved, self.path, self._live_path = True, None, None
         self.show(self.recorder.session)
@@ -203,7 +204,7 @@ class SessionModel(QObject):
         if session is not self.shown:
             self.shown = session
             self.baseline, self.selection = 0, None
-            self._baseline_settled = False
+            self.baseline_chosen = self._baseline_settled = False
             self._update_titles()
             for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
                 changed.emit()
@@ -355,10 +356,13 @@ class SessionModel(QObject):
         """Close the journals; they are kept unless their sessions are saved."""
         self._forget_previous()
         if self.journal is not None:
-            self._tasks.wait()  # what is being written is saved, though the answer has yet to come
-            saved = self.saved or self._written == (self.recorder, self._changes)
-            self._close(self.journal, saved)
+            self._close(self.journal, self._is_saved())
             self.journal = None
+
+    def _is_saved(self) -> bool:
+        """Return True if the live session is in a file; wait for what is being written."""
+        self._tasks.wait()
+        return self.saved or self._written == (self.recorder, self._changes)
 
     @staticmethod
     def _close(journal: Journal | None, saved: bool) -> None:
