@@ -186,7 +186,8 @@ class Icicle(Layer):
             return shade(theme.raised)
         place = KINDS.index(kind) if kind in KINDS else len(KINDS) - 1
         tint = _TINTS[place // len(theme.series)]
-        return shade(mixed(self._style.color(place).name(), theme.surface, tint))
+        color = self._style.color(place % len(theme.series)).name()
+        return shade(mixed(color, theme.surface, tint))
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:

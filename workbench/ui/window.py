@@ -51,6 +51,7 @@ class MainWindow(QMainWindow):
         self.workspace: Workspace = workspace
         self.settings: Settings = settings
         self.appearance: Appearance = appearance
+        appearance.dress(self)
         self.setAcceptDrops(True)
         workspace.keep_in(settings)
         message_boxes.use_folder(settings.folder)

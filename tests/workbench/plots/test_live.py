@@ -231,7 +231,7 @@ def test_the_theme_changes_without_moving_the_view(qtbot, running, workspace):
     before = ranges(running)
     workspace.theme.set(LIGHT)
     assert ranges(running) == before
-    assert all(chart.canvas.chart_style.theme is LIGHT for chart in running.charts.values())
+    assert all(chart.canvas.chart_style.theme is LIGHT for chart in running.shown)
     image = running.charts["memory"].grab().toImage()
     assert image.pixelColor(3, 3).name() == LIGHT.surface
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from sessions import sizes
 from workbench.theming import stylesheet
@@ -32,7 +32,13 @@ class Appearance(QObject):
         sizes.use_decimal(settings.decimal_units)
         application.styleHints().colorSchemeChanged.connect(self._follow)
         self._follow()
-        stylesheet.apply(application, theme.current)
+        self._windows: list[QWidget] = []
+        stylesheet.apply(application, (), theme.current)
+
+    def dress(self, window: QWidget) -> None:
+        """Give a window the theme, from here on."""
+        self._windows.append(window)
+        stylesheet.apply(self._application, [window], self._theme.current)
 
     @property
     def choice(self) -> str:
@@ -91,5 +97,5 @@ class Appearance(QObject):
             dark = scheme != Qt.ColorScheme.Light
         theme = DARK if dark else LIGHT
         if theme is not self._theme.current:
-            stylesheet.apply(self._application, theme)
+            stylesheet.apply(self._application, self._windows, theme)
             self._theme.set(theme)

@@ -10,7 +10,7 @@ from html import escape
 from typing import TypeVar
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, Signal
-from PySide6.QtGui import QAction, QActionGroup, QGuiApplication, QPainter, QResizeEvent
+from PySide6.QtGui import QAction, QActionGroup, QGuiApplication, QPainter, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QLabel,
     QMenu,
@@ -75,6 +75,7 @@ class Chart(QWidget):
         self.brief = False  # one line where there is nothing to draw, and room for no more
         self.zero = True
         self._theme = theme
+        self._undressed = False  # the canvas has another theme
         self._reason: str | None = None
         self._broken = False  # it could not be drawn
         self._looked_at = 0.0
@@ -113,20 +114,33 @@ class Chart(QWidget):
         return self._reason
 
     def set_theme(self, theme: Theme) -> None:
-        """Draw in these colours."""
+        """Draw in these colours; a plot that nobody sees is drawn when it is shown."""
         if theme is not self._theme:
             self._theme = theme
-            x_range = self.canvas.vb.viewRange()[0]
-            follow_x = self.canvas.follow_x
-            texts, captions = self.canvas.axis("bottom").texts, self.canvas.captions
-            marked = self.canvas.marked_range
-            self.canvas = self._new_canvas()
-            self.canvas.mark_range(marked)
-            self.canvas.follow_x, self.canvas.captions = follow_x, captions
-            self.canvas.axis("bottom").texts = texts
-            self.canvas.vb.setXRange(*x_range, padding=0)
-            self._dress()
-            self.show_runs(self.runs)
+            self._undressed = not self.isVisible()
+            if not self._undressed:
+                self._redraw_canvas()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Take the theme that came while the plot was hidden."""
+        super().showEvent(event)
+        if self._undressed:
+            self._undressed = False
+            self._redraw_canvas()
+
+    def _redraw_canvas(self) -> None:
+        """Make a canvas in the present theme that shows what the one before did."""
+        x_range = self.canvas.vb.viewRange()[0]
+        follow_x = self.canvas.follow_x
+        texts, captions = self.canvas.axis("bottom").texts, self.canvas.captions
+        marked = self.canvas.marked_range
+        self.canvas = self._new_canvas()
+        self.canvas.mark_range(marked)
+        self.canvas.follow_x, self.canvas.captions = follow_x, captions
+        self.canvas.axis("bottom").texts = texts
+        self.canvas.vb.setXRange(*x_range, padding=0)
+        self._dress()
+        self.show_runs(self.runs)
 
     def show_runs(self, runs: Sequence[Run]) -> None:
         """Draw these runs instead; the range of x stays unless the canvas follows the data."""
