@@ -208,6 +208,6 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="time",
-    found=choices,
+    choices_in=choices,
     key=key,
 )

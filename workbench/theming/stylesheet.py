@@ -202,7 +202,7 @@ def apply(application: QApplication, roots: Iterable[QWidget], theme: Theme) -> 
 
 
 def palette(theme: Theme) -> QPalette:
-    """The tokens as Qt's colour roles, for what the style sheet does not reach."""
+    """Return the tokens as Qt's colour roles, for what the style sheet does not reach."""
     roles = QPalette.ColorRole
     colours = {
         roles.Window: theme.window,
@@ -237,7 +237,7 @@ def palette(theme: Theme) -> QPalette:
 
 
 def sheet(theme: Theme) -> str:
-    """The style sheet in one theme's colours."""
+    """Return the style sheet in one theme's colours."""
     tokens = {
         "hover": mixed(theme.text, theme.raised, 0.10),
         "faint": _faint(theme),

@@ -252,23 +252,24 @@ def test_the_theme_changes_every_token_at_once(qapp, whole):
     assert "#ffffff" not in window.styleSheet()
 
 
-def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp, whole):
+@pytest.mark.usefixtures("whole")
+def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp, window):
     """Widgets of pyqtgraph that belong to no window took 1.3 s of every change."""
-    charts = whole.findChildren(Chart)
+    charts = window.findChildren(Chart)
     hidden = {chart: chart.canvas for chart in charts if not chart.isVisible()}
-    whole.set_theme("light")
+    window.set_theme("light")
     assert qapp.styleSheet() == ""
     assert hidden and all(chart.canvas is canvas for chart, canvas in hidden.items())
     name = next(
         name
-        for name, dock in whole.desk.docks.items()
+        for name, dock in window.desk.docks.items()
         for chart in hidden
         if dock.isAncestorOf(chart)
     )
-    whole.desk.bring(name)
+    window.desk.bring(name)
     shown = [chart for chart in hidden if chart.isVisible()]
     assert all(chart.canvas.chart_style.theme.name == "light" for chart in shown)
-    whole.set_theme("dark")
+    window.set_theme("dark")
 
 
 def test_every_empty_panel_says_what_would_fill_it(window):

@@ -124,7 +124,8 @@ def name_of(control):
     return control.accessibleName() or text
 
 
-def test_every_control_has_a_name(whole, ready):
+@pytest.mark.usefixtures("whole")
+def test_every_control_has_a_name(ready):
     missing = nameless(ready)
     assert not missing, "\n".join(missing)
 
