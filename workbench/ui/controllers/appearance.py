@@ -24,6 +24,7 @@ class Appearance(QObject):
         self._application = application
         self._theme = theme
         self._settings = settings
+        self._windows: list[QWidget] = []
         application.setStyle("Fusion")
         if not application.property(_SYSTEM_POINTS):  # before any window changed it
             application.setProperty(_SYSTEM_POINTS, application.font().pointSizeF())
@@ -32,7 +33,6 @@ class Appearance(QObject):
         sizes.use_decimal(settings.decimal_units)
         application.styleHints().colorSchemeChanged.connect(self._follow)
         self._follow()
-        self._windows: list[QWidget] = []
         stylesheet.apply(application, (), theme.current)
 
     def dress(self, window: QWidget) -> None:

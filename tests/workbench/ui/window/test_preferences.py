@@ -13,10 +13,12 @@ from PySide6.QtWidgets import (
     QDockWidget,
     QLineEdit,
     QSpinBox,
+    QWidget,
 )
 
 from sessions import sizes
 from workbench.ui.accessible_names import CONTROLS
+from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import message_boxes
 from workbench.ui.dialogs.preferences import Preferences
 
@@ -135,3 +137,12 @@ def dock_of(control):
     while control is not None and not isinstance(control, QDockWidget):
         control = control.parent()
     return "" if control is None else control.objectName()
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_a_window_begins_in_the_theme_that_was_chosen(qapp, workspace, settings, theme):
+    settings.theme = theme
+    appearance = Appearance(qapp, workspace.theme, settings)
+    appearance.dress(root := QWidget())
+    assert workspace.theme.current.name == theme
+    assert workspace.theme.current.surface in root.styleSheet()
