@@ -89,18 +89,30 @@ class Step:
 
 
 def slowest_step(segments: Sequence[Segment], first_s: float, last_s: float) -> Step | None:
-    """Return the slowest steady step between two times; any step where none is steady."""
-    steps: list[tuple[bool, Step]] = []
+    """Return the slowest steady step between two times, against the median of its segment.
+
+    Any step where none is steady.
+    """
+    steps: list[tuple[bool, float, Step]] = []
     for segment in segments:
         start, stop = np.searchsorted(segment.steps["t_s"], (first_s, last_s))
         taken = np.asarray(step_ms(segment)[start:stop], np.float64)
         phases = segment.steps["phase"][start:stop]
+        median = _steady_median(segment)
         for is_steady in (True, False):
             wanted = np.isfinite(taken) & ((phases == Phase.STEADY) == is_steady)
             if wanted.any():
                 row = int(np.argmax(np.where(wanted, taken, -np.inf)))
-                steps.append((is_steady, step_at(segment, int(start) + row)))
-    return max(steps, key=lambda item: (item[0], item[1].ms))[1] if steps else None
+                ratio = float(taken[row]) / (median if median > 0 else 1.0)
+                steps.append((is_steady, ratio, step_at(segment, int(start) + row)))
+    return max(steps, key=lambda item: item[:2])[2] if steps else None
+
+
+def _steady_median(segment: Segment) -> float:
+    """Return the median time of a segment's steady steps; NaN without any."""
+    taken = step_ms(segment)
+    steady = taken[(segment.steps["phase"] == Phase.STEADY) & np.isfinite(taken)]
+    return float(np.median(steady)) if len(steady) else math.nan
 
 
 def nearest_step(segments: Sequence[Segment], t_s: float, within_s: float) -> Step | None:
@@ -123,11 +135,10 @@ def step_at(segment: Segment, row: int) -> Step:
 def explain_step(session: Session, step: Step) -> list[str]:
     """Return what the session has about a step, as short clauses: the cause may be among them."""
     segment, row = step.segment, step.row
-    steps, taken = segment.steps, step_ms(segment)
-    steady = taken[(steps["phase"] == Phase.STEADY) & np.isfinite(taken)]
+    steps, median = segment.steps, _steady_median(segment)
     clauses: list[str] = []
-    if len(steady) and math.isfinite(step.ms):
-        clauses.append(f"{step.ms / float(np.median(steady)):.2f} x the segment's median")
+    if median > 0 and math.isfinite(step.ms):
+        clauses.append(f"{step.ms / median:.2f} x the segment's median")
     phase = int(steps["phase"][row])
     if phase != Phase.STEADY:
         clauses.append(f"phase: {Phase(phase).title}")

@@ -58,7 +58,7 @@ from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
 BUILD = "build"
 _MOST_BYTES = 10_000_000
 _PACKAGES = Path(kernels.__file__).absolute().parents[1]
-_SHAPE = "(module, example), (module, make_inputs) or (module, make_inputs, loss)"
+_SHAPE = "(module, make_inputs), (module, example) or (module, make_inputs, loss)"
 _numbers = itertools.count()
 _drawers: dict[OwnConfig, Parts] = {}  # of the file built last
 

@@ -51,6 +51,7 @@ class Preferences(QDialog):
         self._window = window
         self._keys: dict[str, QKeySequenceEdit] = {}
         tabs = QTabWidget()
+        tabs.setDocumentMode(True)
         tabs.setAccessibleName("Pages of the preferences")
         tabs.addTab(self._make_general(), "General")
         tabs.addTab(self._make_verdicts(), "Verdicts")

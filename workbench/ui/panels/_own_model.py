@@ -9,14 +9,16 @@ from PySide6.QtCore import QSignalBlocker
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QVBoxLayout, QWidget
 
 from sessions.model import OWN
+from sessions.plain_text import wrapped
 from workbench.protocol import Catalogue
 from workbench.ui.dialogs import runner_files
 from workbench.ui.panels import _widgets
 
-CONTRACT = (
-    "build() returns (module, example), where the example is what forward takes: a tensor, or a "
-    "tuple of arguments, whose first dimension is the batch. Or (module, make_inputs, loss). "
-    "Help: User models."
+CONTRACT = "build() returns (module, example tensor) or (module, make_inputs, loss)."
+CONTRACT_TIP = (
+    "The example is what forward takes: a tensor, or a tuple of arguments, whose first dimension is "
+    "the batch. make_inputs(batch) draws inputs; loss(output, *inputs) is needed for training only. "
+    "Help, User models has more."
 )
 # Of the family's fields and the workload's, those that say nothing about a file.
 HIDDEN = {("model", "source"), ("model", "sha256"), ("settings", "sequence")}
@@ -47,7 +49,9 @@ class OwnModelRow(QWidget):
         row.addWidget(browse)
         layout = _widgets.tight(QVBoxLayout(self), 4)
         layout.addLayout(row)
-        layout.addWidget(_widgets.note(CONTRACT))
+        contract = _widgets.note(CONTRACT)
+        contract.setToolTip(wrapped(CONTRACT_TIP))
+        layout.addWidget(contract)
 
     def show_source(self, source: str, catalogue: Catalogue) -> None:
         """Show the file of a configuration."""
