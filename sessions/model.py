@@ -37,11 +37,14 @@ class Phase(enum.IntEnum):
     CAPTURE = 3
     WARM_UP = 4
     STEADY = 5
+    CEILINGS = 6  # the device's ceilings are measured; no step is
+    CHECK = 7  # a segment's results are compared with a reference; no step is
 
     @property
     def title(self) -> str:
         """The phase's name as people read it."""
-        return self.name.lower().replace("_", "-")
+        titles = {Phase.CEILINGS: "measuring ceilings", Phase.CHECK: "checking results"}
+        return titles.get(self, self.name.lower().replace("_", "-"))
 
 
 Scalar = bool | int | float | str

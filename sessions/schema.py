@@ -22,7 +22,8 @@ class ColumnInfo(NamedTuple):
     text: str
 
 
-PHASE_NAMES = "0 build, 1 compile, 2 autotune, 3 capture, 4 warm-up, 5 steady"
+STEP_PHASES = "0 build, 1 compile, 2 autotune, 3 capture, 4 warm-up, 5 steady"
+PHASE_NAMES = f"{STEP_PHASES}, 6 measuring ceilings, 7 checking results"
 
 STEPS = {
     "t_s": ColumnInfo("f8", "s", "start of the step, since the session began"),
@@ -31,7 +32,7 @@ STEPS = {
     "allocated": ColumnInfo("f8", "bytes", "allocated by tensors; on the CPU the resident set"),
     "reserved": ColumnInfo("f8", "bytes", "held by the caching allocator; NaN on the CPU"),
     "peak": ColumnInfo("f8", "bytes", "highest allocated since the phase began"),
-    "phase": ColumnInfo("u1", "", "0 build, 1 compile, 2 autotune, 3 capture, 4 warm-up, 5 steady"),
+    "phase": ColumnInfo("u1", "", STEP_PHASES),
     "block": ColumnInfo(
         "i4", "", "block of a paired comparison, round of kernels timed together; else 0"
     ),

@@ -1,4 +1,4 @@
-"""Sizes of memory by one rule: the largest binary unit that is not larger than the size.
+"""Sizes of memory by one rule: the largest unit of which there is at least one, binary by default.
 
 Readings (``size_text``) have three significant digits, and whole units from a hundred on: what the
 allocator counts is exact. A column (``sized``) has the unit of its largest size.
@@ -12,6 +12,29 @@ from collections.abc import Iterable
 from sessions.numbers import MISSING, Cell, text
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_units = UNITS  # in use in this process
+
+
+def use_decimal(decimal: bool) -> None:
+    """Show sizes in powers of 1000 from here on, or of 1024."""
+    global _units
+    _units = DECIMAL_UNITS if decimal else UNITS
+
+
+def is_decimal() -> bool:
+    """Return True if sizes are shown in powers of 1000."""
+    return _units is DECIMAL_UNITS
+
+
+def base() -> int:
+    """Return how many of a unit the next one holds."""
+    return 1000 if is_decimal() else 1024
+
+
+def unit(power: int) -> str:
+    """Return the unit of a power of the base."""
+    return _units[power]
 
 
 def power_of(size_bytes: float) -> int:
@@ -19,15 +42,15 @@ def power_of(size_bytes: float) -> int:
     size = abs(size_bytes)
     if not math.isfinite(size) or size < 1:
         return 0
-    return min(len(UNITS) - 1, math.floor(math.log(size, 1024) + 1e-9))
+    return min(len(UNITS) - 1, math.floor(math.log(size, base()) + 1e-9))
 
 
 def size_text(size_bytes: float) -> str:
     """Return a size as ``13.6 GiB``; a dash if it is unknown."""
     if not math.isfinite(size_bytes):
         return MISSING
-    unit, (cell,) = sized([size_bytes])
-    return f"{text(cell)} {unit}"
+    symbol, (cell,) = sized([size_bytes])
+    return f"{text(cell)} {symbol}"
 
 
 def sized(sizes_bytes: Iterable[float]) -> tuple[str, list[Cell]]:
@@ -35,7 +58,7 @@ def sized(sizes_bytes: Iterable[float]) -> tuple[str, list[Cell]]:
     sizes = list(sizes_bytes)
     known = [abs(size) for size in sizes if math.isfinite(size)]
     power = power_of(max(known, default=0.0))
-    return UNITS[power] if known else "", [_cell(size / 1024**power) for size in sizes]
+    return unit(power) if known else "", [_cell(size / base() ** power) for size in sizes]
 
 
 def _cell(size: float) -> Cell:

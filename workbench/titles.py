@@ -7,13 +7,15 @@ read ``Precision: AMP BF16`` and ``Batch``. A name without a title stays as it i
 from __future__ import annotations
 
 import re
-from collections import ChainMap
-from collections.abc import Mapping
+import time
+from collections import ChainMap, Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sessions.plain_text import clip
 
 if TYPE_CHECKING:
+    from sessions.model import Session
     from workbench.protocol import Catalogue
 
 _CHOICE = re.compile(r"(?<![\w.=-])(\w+) ?= ?(\w[\w.+/-]*\w|\w)(:?)")
@@ -43,6 +45,29 @@ def offered(catalogue: Catalogue) -> dict[str, str]:
     return titles_by_name | {
         f"workload={workload.name}": workload.title for workload in catalogue.workloads
     }
+
+
+def distinct(sessions: Sequence[Session]) -> list[str]:
+    """Return titles by which sessions are told apart: with the time where titles are equal."""
+    labels = [session.title for session in sessions]
+    for form in ("%H:%M", "%H:%M:%S", "%d %B %Y, %H:%M:%S"):
+        counts = Counter(labels)
+        begun = [time.strftime(form, time.localtime(_begun(session))) for session in sessions]
+        labels = [
+            label if counts[label] == 1 else f"{session.title}, {when}"
+            for label, session, when in zip(labels, sessions, begun, strict=True)
+        ]
+    counts, seen = Counter(labels), Counter[str]()
+    for index, label in enumerate(labels):
+        seen[label] += 1
+        if counts[label] > 1:
+            labels[index] = f"{label} ({seen[label]})"
+    return labels
+
+
+def _begun(session: Session) -> float:
+    """Return the Unix time at which a session's first segment began."""
+    return session.created + (session.segments[0].start_s if session.segments else 0.0)
 
 
 class Titles:

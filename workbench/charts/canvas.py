@@ -17,10 +17,12 @@ from PySide6.QtWidgets import QGraphicsScene
 from workbench.charts.axis import Axis
 from workbench.charts.header import Header
 from workbench.charts.layers import Entry, Frame, Layer, TrackLayer
+from workbench.charts.marked_range import MarkedRange
 from workbench.charts.markers import Lane, Markers
 from workbench.charts.phases import Phases
 from workbench.charts.style import Style, shade
 from workbench.charts.units import Unit, nice_step
+from workbench.charts.view_box import View
 
 # How far samples may lift the y axis above what it follows: single outliers shall not flatten it.
 _REACH = 0.6
@@ -40,7 +42,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
 
     def __init__(self, style: Style) -> None:
         super().__init__(
-            viewBox=pg.ViewBox(enableMenu=False, defaultPadding=0.0),
+            viewBox=View(enableMenu=False, defaultPadding=0.0),
             axisItems={name: Axis(name, style) for name in ("left", "bottom", "right")},
             enableMenu=False,
         )
@@ -57,6 +59,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self._busy = False
         self._cursor = Cursor(style)
         self._off_scale = OffScale(style)
+        self._marked = MarkedRange(style)
         self.header = Header(style)
         self.lane = Lane(style)
         for name in ("left", "bottom", "right"):
@@ -79,7 +82,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.vb.sigXRangeChanged.connect(self._on_x_range)
         self.vb.sigYRangeChanged.connect(self._on_y_range)
         self.vb.sigResized.connect(self.relook)
-        for overlay in (self._cursor, self._off_scale):
+        for overlay in (self._marked, self._cursor, self._off_scale):
             overlay.setParentItem(self.vb)
 
     def report_error(self, error: Exception) -> None:
@@ -178,6 +181,16 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self._cursor.show_at(x)
         self.header.set_cursor(x)
 
+    def mark_range(self, span: tuple[float, float] | None) -> None:
+        """Show two measuring cursors; None takes them away."""
+        self._marked.named = self.captions
+        self._marked.show_span(span)
+
+    @property
+    def marked_range(self) -> tuple[float, float] | None:
+        """Positions of the two measuring cursors, or None."""
+        return self._marked.span
+
     @property
     def cursor(self) -> float | None:
         """Return the x of the cursor's line; None if there is none."""
@@ -243,7 +256,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         for layer in self.layers:
             if isinstance(layer, Phases):
                 layer.name_left_of(self._off_scale.left(frame))
-        for layer in [*self.layers, self._cursor, self._off_scale]:
+        for layer in [*self.layers, self._marked, self._cursor, self._off_scale]:
             layer.settle(frame)
 
     def _follow_y(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFontMetricsF, QPainter, QPen
 from PySide6.QtWidgets import (
@@ -25,7 +26,7 @@ from workbench.charts.layers import Frame, Layer
 from workbench.charts.runs import Run
 from workbench.charts.style import Style, shade
 
-MARKED = ("toggle", "note", "warning", "error")
+MARKED = ("toggle", "note", "bookmark", "warning", "error")
 _LOW_PX = 100.0  # a plot this low under one row of labels has no second
 _LABEL_PX = 200.0  # a longer label is elided; hovering shows it whole
 _LEAST_PX = 96.0  # a label makes room for those after it, but becomes no shorter
@@ -35,7 +36,7 @@ _SAME_S = 0.5  # a segment that begins this close to a toggle's mark needs no ma
 
 @dataclass(frozen=True)
 class Mark:
-    """One moment: seconds of the session, an event's kind, its text."""
+    """One moment: seconds of the session, or of the axis; an event's kind, its text."""
 
     t_s: float
     kind: str
@@ -84,7 +85,12 @@ class Markers(Layer):
         known = (len(session.events), len(session.segments))
         if known != self._known:
             self._known = known
-            self.marks = marks(session, self._run.titled)
+            axis = self._run.axis
+            self.marks = [
+                replace(mark, t_s=axis.position(mark.t_s))
+                for mark in marks(session, self._run.titled)
+                if mark.kind != "toggle" or axis.is_running(np.array([mark.t_s]))[0]
+            ]
             self.fresh = -math.inf
 
     def draw(self, painter: QPainter, frame: Frame) -> None:

@@ -26,6 +26,7 @@ class Phases(Layer):
         self._run = run
         self._style = style
         self._spans: list[PhaseSpan] = []
+        self._places: list[list[float]] = []  # where each begins and ends on the axis
         self._named_until = math.inf
 
     def name_left_of(self, left: float) -> None:
@@ -48,6 +49,8 @@ class Phases(Layer):
         if spans != self._spans:
             self.fresh = -math.inf
         self._spans = spans
+        ends = [(span.start_s, span.stop_s) for span in spans]
+        self._places = self._run.axis.positions(ends).tolist() if ends else []
 
     def entries(self) -> list[Entry]:
         present = sorted({span.phase for span in self._spans if span.phase in set(Phase)})
@@ -64,11 +67,11 @@ class Phases(Layer):
     def areas(self, frame: Frame) -> Iterator[tuple[QRectF, int, str]]:
         """Yield each phase's area in pixels, the phase, and its name, empty without room for it."""
         metrics = QFontMetricsF(self._style.font(small=True))
-        for span in self._spans:
+        for span, (start, stop) in zip(self._spans, self._places, strict=True):
             if not 0 <= span.phase < len(self._style.theme.phases):
                 continue
-            left = max(0.0, frame.px(span.start_s))
-            right = min(frame.width, frame.px(span.stop_s))
+            left = max(0.0, frame.px(start))
+            right = min(frame.width, frame.px(stop))
             name = Phase(span.phase).title
             room = min(right, self._named_until) - left
             if room <= metrics.horizontalAdvance(name) + 8 or frame.height <= 60:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from sessions.model import Segment, Session, Study
 from workbench.charts.drawn import MOST_SEGMENTS
+from workbench.charts.time_axis import TimeAxis
 
 Kept = TypeVar("Kept")
 
@@ -18,13 +19,14 @@ class Run:
 
     It keeps what plots derive from the session (tracks, rolling percentiles), so that several plots
     share them and drawing anew is cheap. ``segments`` are numbers; None is all of them. The
-    ``selected`` one is tinted.
+    ``selected`` one is tinted, ``hidden`` ones take no time on the axis either.
     """
 
     session: Session
     label: str = ""
     color: int = 0
     segments: tuple[int, ...] | None = None
+    hidden: frozenset[int] = frozenset()  # left out where ``segments`` is None
     selected: int | None = None
     comparison: int = -1  # which of the session's paired comparisons; -1: the last requested
     titled: Callable[[str], str] = field(default=str, repr=False, compare=False)  # names in texts
@@ -35,6 +37,13 @@ class Run:
         """The label, or else the session's title."""
         return self.label or self.session.title
 
+    @property
+    def axis(self) -> TimeAxis:
+        """The time axis, with all that the session has so far."""
+        axis = self.keep("time axis", lambda: TimeAxis(self.session, self.hidden))
+        axis.pull()
+        return axis
+
     def alone(self, study: Study) -> Run:
         """Return the run as if the session had that study only, so that plots show it."""
         session = replace(self.session, studies=[study])
@@ -44,7 +53,8 @@ class Run:
         """Return the segments to show, in order: the newest ``MOST_SEGMENTS`` if none was named."""
         segments = self.session.segments
         if self.segments is None:
-            return segments[-MOST_SEGMENTS:]
+            shown = [segment for segment in segments if segment.index not in self.hidden]
+            return shown[-MOST_SEGMENTS:]
         return [segments[number] for number in self.segments if 0 <= number < len(segments)]
 
     def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFont, QGuiApplication, QPen
 
-from workbench.theming.theme import PRINT, Theme
+from workbench.theming.theme import PRINT, Theme, series_color
 
 # In pen widths, by series; beside the colours so that no series is marked by colour alone.
 DASHES: tuple[tuple[float, ...], ...] = (
@@ -40,7 +40,7 @@ class Style:
 
     def color(self, index: int, alpha: float = 1.0) -> QColor:
         """Return the colour of a series; ``alpha`` from 0 to 1."""
-        return shade(self.theme.series[index % len(self.theme.series)], alpha)
+        return shade(series_color(self.theme, index), alpha)
 
     def dash(self, index: int) -> tuple[float, ...]:
         """Return the dash pattern of a series; differs when the colours start over."""

@@ -83,7 +83,7 @@ class Bins:
 class Track:
     """One column against another that ascends, with a pyramid; both may grow.
 
-    Tracks of one x share a ``grid``.
+    Tracks of one x share a ``grid``. ``places`` maps x to the axis, and keeps its number of rows.
     """
 
     def __init__(
@@ -93,8 +93,10 @@ class Track:
         y: str,
         pull: Callable[[], None] | None = None,
         grid: Grid | None = None,
+        places: Callable[[Array], Array] = lambda x: x,
     ) -> None:
         self._columns = columns
+        self._places = places
         self._names = (x, y)
         self._source_pull = pull
         self._pyramid = Pyramid()
@@ -112,7 +114,7 @@ class Track:
         x, y = (self._columns[name] for name in self._names)
         rows = min(len(x), len(y))
         if rows > len(self.x):
-            self.x, self.y = x[:rows], y[:rows]
+            self.x, self.y = self._places(x[:rows]), y[:rows]
 
     @property
     def span(self) -> tuple[float, float] | None:

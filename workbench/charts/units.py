@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sessions.sizes import UNITS, power_of
+from sessions import sizes
+from sessions.sizes import power_of
 from workbench.charts.arrays import Array
 
 _SI = {-4: "p", -3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P"}
@@ -32,7 +33,7 @@ class Unit:
         largest = max(abs(low), abs(high)) * self.scale
         if self.kind == "binary":
             power = power_of(largest)
-            return self.scale / 1024**power, UNITS[power]
+            return self.scale / sizes.base() ** power, sizes.unit(power)
         if self.kind == "si":
             power = _power(largest, 1000, min(_SI), max(_SI))
             return self.scale / 1000.0**power, _prefixed(power, self.symbol)
@@ -59,7 +60,7 @@ class Unit:
         return (values / factor).tolist(), texts, symbol
 
     def _step(self, rough: float) -> float:
-        if self.kind == "binary":
+        if self.kind == "binary" and not sizes.is_decimal():
             return float(2.0 ** math.ceil(math.log2(rough)))
         if self.kind == "clock" and rough > 1:
             days = 86400 * nice_step(max(1.0, rough / 86400))

@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -196,6 +197,44 @@ def _last_configuration(session: Session) -> Configuration:
 def unfinished() -> list[Path]:
     """Return journals that were never saved, newest first, without those in use."""
     return [path for path in reversed(_by_age(state_folder.path())) if not _in_use(path)]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A journal's session in a few facts; times are Unix times."""
+
+    title: str
+    first: float
+    last: float
+    segments: int
+
+    def text(self) -> str:
+        """Return "hydra tiny train, 16:23 to 16:36, 17 segments"."""
+        first, last = time.localtime(self.first), time.localtime(self.last)
+        is_today = first[:3] == time.localtime()[:3]
+        begun = time.strftime("%H:%M" if is_today else "%d %B %H:%M", first)
+        count = f"{self.segments} segment{'s' * (self.segments != 1)}"
+        return f"{self.title}, {begun} to {time.strftime('%H:%M', last)}, {count}"
+
+
+def summarize(path: Path) -> Summary:
+    """Return what a journal holds, without its numbers; raises ``OSError``."""
+    created = first_s = last_s = offset = 0.0
+    title, segments = "", 0
+    for message in replay(path):
+        match message:
+            case protocol.Catalogue():
+                created = created or message.created
+                offset = message.created - created
+            case protocol.SegmentStarted():
+                title = title or message.configuration.title
+                first_s = first_s or offset + message.t_s
+                segments += 1
+            case protocol.Described() if message.title:
+                title = message.title
+        if not isinstance(message, protocol.Catalogue) and created:
+            last_s = max(last_s, offset + message.t_s)
+    return Summary(title or "Untitled", created + first_s, created + last_s, segments)
 
 
 def has_segment(path: Path) -> bool:

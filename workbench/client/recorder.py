@@ -51,6 +51,7 @@ class Recorder:
         self._last_s = 0.0  # the latest time of all messages so far, on the session's clock
         self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
         self._open: Segment | None = None  # the last that began, until its run ends
+        self._before: PhaseSpan | None = None  # of the segment that begins next
         self._described: dict[tuple[str, str], protocol.MetricInfo] = {}  # by family and name
         self._comparisons: dict[int, int] = {}  # the same, to places in the session
         self._paired = False  # whether other segments' blocks are run beside the open one
@@ -60,6 +61,11 @@ class Recorder:
     def last_s(self) -> float:
         """The latest time so far, on the session's clock."""
         return self._last_s
+
+    @property
+    def offset_s(self) -> float:
+        """Seconds from the present runner's clock to the session's."""
+        return self._offset_s
 
     @property
     def next_segment(self) -> int:
@@ -81,6 +87,9 @@ class Recorder:
             case protocol.EnvironmentFound():
                 session.environment = {**session.environment, **message.facts}
             case protocol.CeilingsFound():
+                now = message.t_s + self._offset_s
+                if message.source == "measured" and session.orders and self._open is None:
+                    self._before = PhaseSpan(Phase.CEILINGS, session.orders[-1].start_s, now)
                 if message.ceilings is not None:
                     is_stored = message.source == "kept"
                     source = "kept from an earlier run" if is_stored else "measured in this one"
@@ -117,6 +126,8 @@ class Recorder:
                 columns = self._columns(message.columns, TELEMETRY_COLUMNS)
                 table = session.telemetry.setdefault(message.device, Columns(TELEMETRY_COLUMNS))
                 table.append(columns)  # type: ignore[attr-defined]
+                if self._open is not None and len(columns["t_s"]):  # a phase goes on meanwhile
+                    _close_phase(self._open, float(columns["t_s"][-1]))
             case protocol.Sampling():
                 how = {f"{SAMPLING}{name}": text for name, text in message.how.items()}
                 session.environment = {**session.environment, **how}
@@ -165,6 +176,7 @@ class Recorder:
                     self._end_segment(message.t_s + self._offset_s)
             case protocol.Finished():
                 self._end_segment(message.t_s + self._offset_s)
+                self._before = None
         return None
 
     def _begin(self, catalogue: protocol.Catalogue) -> None:
@@ -209,7 +221,9 @@ class Recorder:
             label=clip(message.label, LONGEST_NAME),
             start_s=message.t_s + self._offset_s,
             ledger=dict(message.ledger),
+            phases=[] if self._before is None else [self._before],
         )
+        self._before = None
         self.session.segments.append(segment)
         self._segments[message.index] = self._open = segment
         return segment
@@ -366,7 +380,7 @@ class Recorder:
             if np.dtype(dtypes[name]).kind in "iu":
                 _check_integers(name, values, np.iinfo(dtypes[name]))
         if "phase" in arrays and arrays["phase"].size:
-            _check_phase(int(arrays["phase"].max()))
+            _check_phase(int(arrays["phase"].max()), last=Phase.STEADY)
         arrays["t_s"] += self._offset_s
         return arrays
 
@@ -456,6 +470,8 @@ def _check_integers(name: str, values: np.ndarray, limits: np.iinfo) -> None:
         )
 
 
-def _check_phase(phase: int) -> None:
-    if phase not in Phase._value2member_map_:
-        raise protocol.WireError(f"phase {phase} is none of {[int(known) for known in Phase]}")
+def _check_phase(phase: int, last: Phase = Phase.CHECK) -> None:
+    """Refuse a phase that is unknown, or that no step has."""
+    known = [int(phase) for phase in Phase if phase <= last]
+    if phase not in known:
+        raise protocol.WireError(f"phase {phase} is none of {known}")

@@ -51,7 +51,9 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
     parser.add_argument(
         "--model",
         metavar="FILE.py[:build]",
-        help="a model of your own in place of a family: what the file's build() returns",
+        help="a model of your own in place of a family: the file's build() returns (module, "
+        "example), where the example is a tensor or a tuple of arguments with the batch first, or "
+        "(module, make_inputs, loss) with functions make_inputs(batch) and loss(output, *inputs)",
     )
     parser.add_argument("--preset", default="", help="default: the one that fits this device")
     parser.add_argument("--workload", default="forward", help="what a step does; default: forward")

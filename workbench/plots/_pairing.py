@@ -6,8 +6,8 @@ import functools
 import math
 
 import numpy as np
-from PySide6.QtCore import QRectF
-from PySide6.QtGui import QBrush, QPainter, QPen
+from PySide6.QtCore import QPointF, QRectF
+from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
 
 from sessions.columns import Columns
 from sessions.model import Segment
@@ -17,6 +17,7 @@ from workbench.charts.plot import Run
 from workbench.charts.style import Style, shade
 
 _ALPHA = 0.12
+_LOW_PX = 60.0  # a plot this low names nothing inside
 NAME = "pairing"
 
 
@@ -79,6 +80,8 @@ class Pairing(Layer):
                 blocks.pull()
                 spans += blocks.spans
         spans.sort()
+        if spans:
+            spans = [(first, last) for first, last in self._run.axis.positions(spans).tolist()]
         if spans != self._spans:
             known = len(self._spans)
             grown = spans[:known] == self._spans
@@ -95,8 +98,14 @@ class Pairing(Layer):
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
         color = shade(self._style.theme.accent, _ALPHA)
+        font = self._style.font(small=True)
+        metrics = QFontMetricsF(font)
+        painter.setFont(font)
         for start, stop in self._spans:
             left, right = max(0.0, frame.px(start)), min(frame.width, frame.px(stop))
             if right < max(0.0, self.exposed[0]) or left > min(frame.width, self.exposed[1]):
                 continue
             painter.fillRect(QRectF(left, 0, max(1.0, right - left), frame.height), color)
+            if right - left > metrics.horizontalAdvance(NAME) + 8 and frame.height > _LOW_PX:
+                painter.setPen(shade(self._style.theme.muted))
+                painter.drawText(QPointF(left + 4, 3 + metrics.ascent()), NAME)

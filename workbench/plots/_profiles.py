@@ -39,7 +39,7 @@ def no_profile(runs: Sequence[Run]) -> str | None:
 def class_color(kind: str, style: Style, *, strong: bool = False) -> QColor:
     """Return the colour of an operator class; ``strong``: of a dot rather than of an area."""
     number = KINDS.index(kind) if kind in KINDS else len(KINDS) - 1
-    color = style.color(number)
+    color = style.color(number % len(style.theme.series))
     if strong:
         return color
     tint = _TINTS[number // len(style.theme.series) % len(_TINTS)]

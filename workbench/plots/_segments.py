@@ -7,11 +7,11 @@ import math
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QPainter
 
-from sessions.model import Segment
 from sessions.verdicts.background import baselines
 from workbench.charts.layers import Frame, Layer
 from workbench.charts.plot import Run
 from workbench.charts.style import Style, shade
+from workbench.charts.time_axis import stop_s
 
 _STRIP_PX = 3.0
 
@@ -38,13 +38,6 @@ def alternating(run: Run) -> set[int]:
     return found
 
 
-def _end_s(segment: Segment) -> float:
-    """When it was last measured or in a phase: between two runs nothing belongs to it."""
-    t_s, phases = segment.steps["t_s"], segment.phases
-    last = float(t_s[-1]) if len(t_s) else segment.start_s
-    return max(last, phases[-1].stop_s) if phases else last
-
-
 class Segments(Layer):
     """One piece of the strip per segment; the selected one is tinted to the bottom.
 
@@ -65,10 +58,20 @@ class Segments(Layer):
         segments = self._run.chosen()
         self._by_turns = alternating(self._run)
         limits = [*(segment.start_s for segment in segments[1:]), math.inf]
-        spans = [
-            (segment.index, segment.start_s, min(_end_s(segment), limit))
+        ends = [
+            min(stop_s(segment), limit)
             for segment, limit in zip(segments, limits, strict=False)  # of none, one limit is left
         ]
+        starts = [segment.start_s for segment in segments]
+        axis = self._run.axis
+        spans = list(
+            zip(
+                [segment.index for segment in segments],
+                axis.positions(starts).tolist(),
+                axis.positions(ends).tolist(),
+                strict=True,
+            )
+        )
         if spans != self._spans or self._run.selected != self._selected:
             grown = len(spans) == len(self._spans) and spans[:-1] == self._spans[:-1]
             same = grown and self._run.selected == self._selected

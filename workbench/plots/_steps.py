@@ -14,7 +14,9 @@ from workbench.charts.markers import Markers
 from workbench.charts.phases import Phases
 from workbench.charts.plot import Run
 from workbench.charts.style import Style
+from workbench.charts.time_axis import Positions
 from workbench.charts.tracks import Grid, Rolling, Track
+from workbench.plots._gaps import Gaps
 from workbench.plots._pairing import Pairing
 from workbench.plots._segments import Segments, alternating
 
@@ -37,7 +39,11 @@ def columns_of(run: Run, column: str) -> Callable[[], list[Track]]:
     def track(segment: Segment) -> Track:
         name = time_column(run, segment) if column == "step_ms" else column
         grid = run.keep((segment.index, "grid"), Grid)
-        return run.keep((segment.index, name), lambda: Track(segment.steps, "t_s", name, grid=grid))
+        places = run.keep((segment.index, "places"), lambda: Positions(run.axis))
+        return run.keep(
+            (segment.index, name),
+            lambda: Track(segment.steps, "t_s", name, grid=grid, places=places),
+        )
 
     return lambda: [track(segment) for segment in run.chosen()]
 
@@ -48,9 +54,12 @@ def rolling_of(run: Run, which: str, x: str = "t_s") -> Callable[[], list[Track]
     def track(segment: Segment) -> Track:
         source = rolling(run, segment)
         grid = run.keep((id(source), x, "grid"), Grid)
+        on_axis = {"places": run.keep((id(source), "places"), lambda: Positions(run.axis))}
         return run.keep(
             (id(source), which, x),
-            lambda: Track(source.columns, x, which, pull=source.pull, grid=grid),
+            lambda: Track(
+                source.columns, x, which, source.pull, grid, **(on_axis if x == "t_s" else {})
+            ),
         )
 
     return lambda: [track(segment) for segment in run.chosen()]
@@ -99,6 +108,7 @@ def no_steps(runs: Sequence[Run]) -> str | None:
 def add_timeline(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     """Shade phases and pairs of blocks, mark segments and events, where one session is shown."""
     if len(runs) == 1:
+        plot_item.add(Gaps(runs[0], style))
         plot_item.add(Phases(runs[0], style))
         plot_item.add(Pairing(runs[0], style))
         plot_item.add(Segments(runs[0], style))

@@ -12,6 +12,7 @@ from workbench.charts import drawn
 from workbench.charts.arrays import Array
 from workbench.charts.drawn import MOST_DEVICES, device_order
 from workbench.charts.plot import Run, note_beside_title
+from workbench.charts.time_axis import RunningSamples
 from workbench.charts.tracks import Grid, Track
 
 if TYPE_CHECKING:
@@ -45,7 +46,13 @@ def sampled(run: Run, device: str, column: str) -> Callable[[], list[Track]]:
         if columns is None:
             return []
         grid = run.keep((device, "grid"), Grid)
-        return [run.keep((device, column), lambda: Track(columns, "t_s", column, grid=grid))]
+        if not (axis := run.axis).begun:
+            return [Track(columns, "t_s", column, grid=grid)]
+        source = run.keep(
+            (device, column, "running"), lambda: RunningSamples(axis, columns, column)
+        )
+        track = Track(source.columns, "position", column, pull=source.pull, grid=grid)
+        return [run.keep((device, column), lambda: track)]
 
     return tracks
 

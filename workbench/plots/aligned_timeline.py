@@ -57,12 +57,13 @@ def table(runs: Sequence[Run], *, align: str = "time") -> dict[str, Array]:
             exact.pull()
             found.append(exact)
         for segment, source, offset in zip(
-            run.chosen(), found, _offsets(found, align), strict=True
+            run.chosen(), found, _offsets(run, found, align), strict=True
         ):
             rows = source.columns.rows
             parts["session"].append(np.full(rows, run.title, dtype=object))
             parts["segment"].append(np.full(rows, segment.index))
-            parts[place].append(source.columns[_x(align)] + offset)
+            x = source.columns[_x(align)]
+            parts[place].append((x if align == "step" else run.axis.positions(x)) + offset)
             for name in names:
                 parts[f"rolling_{name}_ms"].append(np.array(source.columns[name]))
     return {name: np.concatenate(arrays[1:] or arrays) for name, arrays in parts.items()}
@@ -75,7 +76,7 @@ def _aligned(run: Run, which: str, align: str) -> Callable[[], list[Moved]]:
         sources = [_pulled(run, segment) for segment in run.chosen()]
         return [
             Moved(track, offset)
-            for track, offset in zip(tracks(), _offsets(sources, align), strict=True)
+            for track, offset in zip(tracks(), _offsets(run, sources, align), strict=True)
         ]
 
     return aligned
@@ -91,12 +92,12 @@ def _x(align: str) -> str:
     return "number" if align == "step" else "t_s"
 
 
-def _offsets(sources: Sequence[Rolling], align: str) -> list[float]:
+def _offsets(run: Run, sources: Sequence[Rolling], align: str) -> list[float]:
     """What to add to each segment's x so that the first steady step of all is at zero."""
     if align == "step":
         return [float(sum(source.steady for source in sources[:i])) for i in range(len(sources))]
     starts = [float(source.columns["t_s"][0]) for source in sources if source.columns.rows]
-    return [-min(starts, default=0.0)] * len(sources)
+    return [-run.axis.position(min(starts, default=0.0))] * len(sources)
 
 
 PLOT = Plot(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.drawn import is_cpu
@@ -26,7 +27,7 @@ _COLUMNS = ("peak", "reserved", "allocated")
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     """One line per quantity and run; told apart by colour alone only from run to run."""
-    plot_item.describe((SECONDS, "Time since the session began"), (BYTES, "Memory"))
+    plot_item.describe((SECONDS, time_axis.TITLE), (BYTES, "Memory"))
     add_timeline(plot_item, runs, style)
     for run in runs:
         names = {"peak": "peak", "reserved": "reserved", "allocated": "allocated"}

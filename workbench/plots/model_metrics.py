@@ -12,11 +12,13 @@ import numpy as np
 
 from sessions.columns import Columns
 from sessions.model import MetricSeries
+from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.layers import Line, Look
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
+from workbench.charts.time_axis import Positions
 from workbench.charts.tracks import Grid, Track
 from workbench.charts.units import SECONDS
 from workbench.plots._metrics import (
@@ -71,7 +73,7 @@ def draw(
     series = latest(runs, name)
     lines = _resolved(lines, series)
     unit = Number(series.unit)
-    plot_item.describe((SECONDS, "Time since the session began"), (unit, series.title))
+    plot_item.describe((SECONDS, time_axis.TITLE), (unit, series.title))
     add_timeline(plot_item, runs, style)
     count, averaged = series.shape if lines == "rows" else series.shape[::-1]
     what, other = (series.row, series.column) if lines == "rows" else (series.column, series.row)
@@ -102,9 +104,10 @@ def _tracks(run: Run, name: str, lines: str, number: int) -> Callable[[], list[T
 
     def track(segment: int, series: MetricSeries) -> Track:
         source = averages(segment, series)
+        places = run.keep((segment, name, "places"), lambda: Positions(run.axis))
         return run.keep(
             (segment, name, lines, number),
-            lambda: Track(source.columns, "t_s", str(number), pull=source.pull, grid=source.grid),
+            lambda: Track(source.columns, "t_s", str(number), source.pull, source.grid, places),
         )
 
     return lambda: [

@@ -14,6 +14,7 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QImage, QPainter, QPen
 
 from sessions.model import MetricSeries
+from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.layers import Entry, Frame, Layer
@@ -66,17 +67,21 @@ class Heat(Layer):
     def x_span(self) -> tuple[float, float] | None:
         """First and last reading."""
         times = [series.table["t_s"] for _, series in self._found if len(series.table["t_s"])]
-        return (float(times[0][0]), float(times[-1][-1])) if times else None
+        if not times:
+            return None
+        axis = self._run.axis
+        return axis.position(float(times[0][0])), axis.position(float(times[-1][-1]))
 
     def look(self, frame: Frame) -> None:
         """The shade of every band at every place to the right."""
         count = max(1, math.ceil(frame.width / _PLACE_PX[self._style.paper]))
         places = frame.x[0] + (np.arange(count) + 0.5) * (frame.x[1] - frame.x[0]) / count
+        times = self._run.axis.times_s(places)
         values = np.full((count, self._bands), np.nan, np.float32)
         starts = [segment.start_s for segment in self._run.session.segments]
         for segment, series in self._found:
             following = [start_s for start_s in starts if start_s > segment.start_s]
-            here, readings = _held(series, places, min(following, default=math.inf))
+            here, readings = _held(series, times, min(following, default=math.inf))
             bands = min(self._bands, math.prod(series.shape))
             each = readings.reshape(len(readings), math.prod(series.shape))  # of none: no -1
             values[here, :bands] = each[:, :bands]
@@ -137,7 +142,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, metric: str = 
     name = chosen(runs, metric)
     series = latest(runs, name)
     bands = max(math.prod(s.shape) for run in runs for _, s in series_of(run, name))
-    plot_item.describe((SECONDS, "Time since the session began"), (STEPS, series.title))
+    plot_item.describe((SECONDS, time_axis.TITLE), (STEPS, series.title))
     plot_item.fixed_y = (-float(bands), 0.0)
     plot_item.axis("left").categories = _labels(series, _LABELS[style.paper])
     notes = [plot_item.header.subtitle, series.title]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.layers import Line, Look
@@ -35,7 +36,7 @@ _RIGHT = {
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "sm_clock") -> None:
     """Power on the left axis; ``right`` on the right one, drawn in the left one's units."""
-    plot_item.describe((SECONDS, "Time since the session began"), (WATTS, "Power"))
+    plot_item.describe((SECONDS, time_axis.TITLE), (WATTS, "Power"))
     add_timeline(plot_item, runs, style)
     power, other = highest(runs, "power_w"), highest(runs, right)
     watts_per_unit = _round_up(power or 1.0) / _round_up(other or 1.0)

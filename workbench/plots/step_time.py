@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.layers import Band, Line, Look, Samples
@@ -33,7 +34,7 @@ from workbench.plots._steps import (
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     """Samples, band and median of every run, or of every segment where they ran by turns."""
-    plot_item.describe((SECONDS, "Time since the session began"), (MILLISECONDS, "Step time"))
+    plot_item.describe((SECONDS, time_axis.TITLE), (MILLISECONDS, "Step time"))
     add_timeline(plot_item, runs, style)
     found = series(runs)
     for run in found:

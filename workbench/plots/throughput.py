@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sessions.model import Segment
+from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.layers import Band, Line, Look, Samples
@@ -34,7 +35,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     """Samples, band and median of every run, or of every segment where they ran by turns."""
     tokens = _counts_tokens(runs)
     unit = TOKENS_PER_SECOND if tokens else STEPS_PER_SECOND
-    plot_item.describe((SECONDS, "Time since the session began"), (unit, "Throughput"))
+    plot_item.describe((SECONDS, time_axis.TITLE), (unit, "Throughput"))
     add_timeline(plot_item, runs, style)
     found = series(runs)
     for run in found:

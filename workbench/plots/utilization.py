@@ -17,6 +17,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPen
 
 from sessions.sampling import UTILIZATION, absent, sampling
+from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.drawn import is_cpu
@@ -74,7 +75,7 @@ class _Absent(Layer):
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     """One line per quantity that was measured."""
-    plot_item.describe((SECONDS, "Time since the session began"), (PERCENT, "Utilization"))
+    plot_item.describe((SECONDS, time_axis.TITLE), (PERCENT, "Utilization"))
     plot_item.fixed_y = (0.0, _TOP)
     add_timeline(plot_item, runs, style)
     color = 0

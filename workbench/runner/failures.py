@@ -44,6 +44,9 @@ class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
     """A request that cannot be fulfilled: one sentence with values, what is allowed, what to do."""
 
 
+OWN_MODULE = "own_model_"  # how the names of modules from a person's file begin
+
+
 class OwnModelError(RuntimeError):
     """A person's own file failed: a sentence with its line, and its traceback for the log."""
 
@@ -58,7 +61,7 @@ class Cancelled(Exception):  # noqa: N818 - a request, not an error
 
 def explain(error: BaseException) -> Failure:
     """Return the failure that tells a person about ``error``; the traceback goes to the log."""
-    detail = "".join(traceback.format_exception(error))
+    detail = _own_frames(error) + "".join(traceback.format_exception(error))
     first = str(error).strip().split("\n")[0]
     if isinstance(error, (Mistake, kernels.Mistake, models.ConfigurationError)):
         return Failure(kind="mistake", sentence=first, detail="")
@@ -133,6 +136,19 @@ def explain(error: BaseException) -> Failure:
         fix="The log has the traceback; correct the model or change the configuration.",
         detail=detail,
     )
+
+
+def _own_frames(error: BaseException) -> str:
+    """Return the lines of a person's own file that led to an error; empty without any."""
+    frames = [
+        traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__", "")).startswith(OWN_MODULE)
+    ]
+    if not frames:
+        return ""
+    lines = "".join(traceback.format_list(frames[::-1]))
+    return f"Your file, the last call first:\n{lines}\nAll calls:\n"
 
 
 def trying_again(failure: Failure) -> str:

@@ -27,6 +27,7 @@ FONT_FOLDER = Path(__file__).parent / "icon_font"
 NAMES = {
     "about": "info",
     "absent": "minus-circle",
+    "bookmark": "bookmark",
     "attribution": "chart-bar-horizontal",
     "build": "cube",
     "cancel": "x-circle",
@@ -61,6 +62,7 @@ NAMES = {
     "palette": "command",
     "pause": "pause-fill",
     "pending": "clock",
+    "preferences": "gear",
     "preset": "bookmark-simple",
     "quit": "sign-out",
     "recent": "clock-counter-clockwise",

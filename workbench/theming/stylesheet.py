@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from string import Template
 
 from PySide6.QtCore import QTemporaryDir
 from PySide6.QtGui import QColor, QPalette
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from workbench.theming.icons import mixed
 from workbench.theming.theme import Theme
@@ -188,10 +189,16 @@ QProgressBar::chunk { background: $accent; border-radius: 3px; }
 """)
 
 
-def apply(application: QApplication, theme: Theme) -> None:
-    """Give the whole application this theme."""
+def apply(application: QApplication, roots: Iterable[QWidget], theme: Theme) -> None:
+    """Give the application's palette and these windows, with all within, this theme.
+
+    A style sheet of the application would also dress what belongs to no window: pyqtgraph makes a
+    hundred such widgets a plot, and a change of theme took 1.3 s where it takes 0.2 s.
+    """
     application.setPalette(palette(theme))
-    application.setStyleSheet(sheet(theme))
+    style_sheet = sheet(theme)
+    for root in roots:
+        root.setStyleSheet(style_sheet)
 
 
 def palette(theme: Theme) -> QPalette:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -33,11 +32,13 @@ def _open(arguments: argparse.Namespace) -> int:
         return 1
     from PySide6.QtWidgets import QApplication
 
+    from workbench.ui import accessible_names
     from workbench.ui.process.sigint import Interrupts
     from workbench.ui.process.uncaught import UncaughtErrors
 
     application = QApplication(["workbench"])
     platform_check.hush_offscreen()
+    accessible_names.follow_focus(application)
     with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
         window = build(application, arguments)
         errors = UncaughtErrors(window.workspace.failures, window.desk.panels)
@@ -82,24 +83,30 @@ def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ig
 
 def offer_recovery(window: MainWindow) -> None:
     """Offer, in a banner, the session that an earlier window could not save."""
-    from workbench.ui.state import session_files
-
     workspace = window.workspace
     failed = workspace.failures.report_unread
-    workspace.tasks.start(session_files.recoverable, partial(_offer, window), failed)
+    workspace.tasks.start(_recoverable, partial(_offer, window), failed)
 
 
-def _offer(window: MainWindow, left: list[Path]) -> None:
-    if not left:
+def _recoverable() -> tuple[list[Path], journal.Summary | None]:
+    """Return the journals that nobody saved, and what the newest holds."""
+    from workbench.ui.state import session_files
+
+    left = session_files.recoverable()
+    return left, journal.summarize(left[0]) if left else None
+
+
+def _offer(window: MainWindow, offer: tuple[list[Path], journal.Summary | None]) -> None:
+    left, summary = offer
+    if summary is None:
         return
-    newest = left[0]
-    when = time.strftime("%d %B, %H:%M", time.localtime(newest.stat().st_mtime))
+    newest, when = left[0], summary.text()
     older = len(left) - 1
     others = f" There {'is an older one' if older == 1 else f'are {older} older ones'}."
     others = others if older else ""
     banner = window.failures.show_banner(
         "info",
-        f"A session of {when} was not saved; its journal has everything.{others}",
+        f"{when}: was not saved. Its journal has everything.{others}",
         "Recover opens it here. Later leaves it: File, Recover journal.",
     )
     banner.add("Recover", lambda: window.workspace.session.open(newest))
@@ -110,7 +117,7 @@ def _offer(window: MainWindow, left: list[Path]) -> None:
 def _ask_to_discard(window: MainWindow, path: Path, when: str) -> None:
     banner = window.failures.show_banner(
         "warning",
-        f"Delete the session of {when}? It is saved nowhere else.",
+        f"Delete {when}? It is saved nowhere else.",
         "This cannot be undone.",
     )
     banner.add("Delete", lambda: journal.discard(path))

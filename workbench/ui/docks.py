@@ -68,6 +68,7 @@ class Desk(QMainWindow):
         self._settle.setSingleShot(True)
         self._settle.timeout.connect(self._settle_titles)
         for dock in self.docks.values():
+            dock.topLevelChanged.connect(lambda _, d=dock: QTimer.singleShot(0, d, lambda: fit(d)))
             for moved in (dock.topLevelChanged, dock.dockLocationChanged, dock.visibilityChanged):
                 moved.connect(lambda *_: self._settle.start(0))
         self._place()
@@ -100,6 +101,11 @@ class Desk(QMainWindow):
         across = Qt.Orientation.Horizontal
         left = self._left
         self.resizeDocks([docks["build"], docks["live"]], [left, self._width - left], across)
+
+    def fit_floating(self) -> None:
+        """Bring the floating docks of a restored layout onto the screen."""
+        for dock in self.docks.values():
+            fit(dock)
 
     def arrange(self) -> None:
         """Put every dock where a fresh window has it."""
@@ -191,6 +197,9 @@ class Desk(QMainWindow):
             if isinstance(bar, DockTitle):
                 grouped = bool(self.tabifiedDockWidgets(dock)) and not dock.isFloating()
                 bar.set_slim(grouped)
+        for tabs in self._tab_bars():  # names stay whole, and arrows lead to those without room
+            tabs.setElideMode(Qt.TextElideMode.ElideNone)
+            tabs.setUsesScrollButtons(True)
         self._hide_forgotten()
 
     def _tab_bars(self) -> list[QTabBar]:
@@ -215,6 +224,18 @@ class Desk(QMainWindow):
             for dock in self.docks.values()
             if dock.isVisible() and not dock.isFloating() and dock.windowTitle() in tabs
         )
+
+
+def fit(dock: QDockWidget) -> None:
+    """Bring a floating dock onto the screen, no larger than it."""
+    if not dock.isFloating():
+        return
+    room = dock.screen().availableGeometry()
+    dock.resize(dock.size().boundedTo(room.size()))
+    frame = dock.frameGeometry()
+    left = min(max(frame.left(), room.left()), max(room.left(), room.right() + 1 - frame.width()))
+    top = min(max(frame.top(), room.top()), max(room.top(), room.bottom() + 1 - frame.height()))
+    dock.move(left, top)
 
 
 def _front(bar: QTabBar) -> str:

@@ -54,7 +54,7 @@ def segments(workspace: Workspace) -> SegmentsPanel:
 
 def events(workspace: Workspace) -> EventsPanel:
     """Make the log of the session."""
-    return EventsPanel(workspace.session, workspace.configuration, workspace.theme)
+    return EventsPanel(workspace.session, workspace.run, workspace.configuration, workspace.theme)
 
 
 def text(workspace: Workspace) -> GeneratedPanel:

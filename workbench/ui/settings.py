@@ -15,6 +15,9 @@ from workbench.ui.state.undo import Choices
 
 LAYOUT_VERSION = 2  # raise it when docks are added, so that an old layout is not restored
 RECENT = 10
+LONGEST_BUDGET_S = 3600.0
+LARGEST_REGION = 0.2
+_NAMED_LAYOUTS = f"named_layouts{LAYOUT_VERSION}"
 
 
 class Settings:
@@ -130,6 +133,93 @@ class Settings:
     @check_numbers.setter
     def check_numbers(self, checks: bool) -> None:
         self._store.setValue("check_numbers", "true" if checks else "false")
+
+    @property
+    def font_points(self) -> float:
+        """Size of the interface's type in points; 0 is the system's."""
+        return self._number("font_points", 0.0, 0.0, 72.0)
+
+    @font_points.setter
+    def font_points(self, points: float) -> None:
+        self._store.setValue("font_points", points)
+
+    @property
+    def decimal_units(self) -> bool:
+        """Whether memory is shown in GB and not in GiB."""
+        return str(self._store.value("decimal_units", "false")) == "true"
+
+    @decimal_units.setter
+    def decimal_units(self, decimal: bool) -> None:
+        self._store.setValue("decimal_units", "true" if decimal else "false")
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder in which dialogs for files begin; None is the system's for documents."""
+        text = str(self._store.value("folder", "") or "")
+        return Path(text) if text else None
+
+    @folder.setter
+    def folder(self, folder: Path) -> None:
+        self._store.setValue("folder", str(folder))
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds that a verdict may take."""
+        return self._number("budget_s", 20.0, 1.0, LONGEST_BUDGET_S)
+
+    @budget_s.setter
+    def budget_s(self, seconds: float) -> None:
+        self._store.setValue("budget_s", seconds)
+
+    @property
+    def region(self) -> float:
+        """Relative difference of step time within which two arms are the same."""
+        return self._number("region", 0.01, 0.0, LARGEST_REGION)
+
+    @region.setter
+    def region(self, region: float) -> None:
+        self._store.setValue("region", region)
+
+    @property
+    def shortcuts(self) -> dict[str, str]:
+        """Keys that the person chose, by the id of the action."""
+        try:
+            stored = str(self._store.value("shortcuts", "{}"))
+            return msgspec.json.decode(stored, type=dict[str, str])
+        except msgspec.MsgspecError:
+            return {}
+
+    @shortcuts.setter
+    def shortcuts(self, shortcuts: dict[str, str]) -> None:
+        self._store.setValue("shortcuts", msgspec.json.encode(shortcuts).decode())
+
+    def _number(self, name: str, default: float, least: float, most: float) -> float:
+        try:
+            number = float(str(self._store.value(name, default)))
+        except ValueError:
+            return default
+        return number if least <= number <= most else default
+
+    @property
+    def named_layouts(self) -> list[str]:
+        """Names of the layouts that the person saved."""
+        self._store.beginGroup(_NAMED_LAYOUTS)
+        names = sorted(unquote(key) for key in self._store.childKeys())
+        self._store.endGroup()
+        return names
+
+    def named_layout(self, name: str) -> QByteArray | None:
+        """Return a saved dock state; None if there is none of that name."""
+        value = self._store.value(f"{_NAMED_LAYOUTS}/{quote(name, safe='')}")
+        return value if isinstance(value, QByteArray) else None
+
+    def save_named_layout(self, name: str, state: QByteArray) -> None:
+        """Keep a dock state under a name."""
+        self._store.setValue(f"{_NAMED_LAYOUTS}/{quote(name, safe='')}", state)
+
+    def delete_named_layout(self, name: str) -> None:
+        """Forget a saved layout."""
+        self._store.remove(f"{_NAMED_LAYOUTS}/{quote(name, safe='')}")
 
     def layout(self, part: str) -> QByteArray | None:
         """A stored geometry or dock state; None when there is none of this version."""

@@ -34,6 +34,12 @@ _STATES = {  # by the runner's state: the word, its icon and its colour
     "stopping": ("Stopping", "pending", "warning"),
     "dead": ("Runner ended", "error", "bad"),
 }
+_TASKS = {  # phases that take long, as a sentence about the runner names them
+    "build": "Building the model",
+    "compile": "Compiling",
+    "autotune": "Autotuning",
+    "capture": "Capturing CUDA graphs",
+}
 _CANCELLING = ("Cancelling", "pending", "warning")
 
 
@@ -114,8 +120,10 @@ class StatusBar(QStatusBar):
         progress = self._run.progress
         busy = progress is not None or self._run.state in ("starting", "building")
         fraction = None if progress is None else progress.fraction
-        text = self._run.text if progress is None else f"{progress.task} {progress.text}".strip()
-        self._progress_text.setText(clip(text, _LONGEST_TEXT) if busy else "")
+        task = "" if progress is None else _TASKS.get(progress.task, progress.task)
+        text = self._run.text if progress is None else f"{task} {progress.text}".strip()
+        has_text = busy or self._run.state == "running"  # beside its steps
+        self._progress_text.setText(clip(text, _LONGEST_TEXT) if has_text else "")
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))

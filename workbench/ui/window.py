@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
@@ -18,12 +19,14 @@ from PySide6.QtWidgets import (
 
 from sessions.plain_text import one_line
 from workbench.theming import fonts
-from workbench.ui import panel_list
+from workbench.ui import accessible_names, panel_list
 from workbench.ui.controllers.appearance import Appearance
+from workbench.ui.dialogs import message_boxes
 from workbench.ui.docks import Desk
 from workbench.ui.menus import menu_bar, tab_order
 from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.palette import CommandPalette
+from workbench.ui.notices import Notices
 from workbench.ui.panels import _widgets
 from workbench.ui.panels.failure import FailurePanel
 from workbench.ui.panels.lazy_panel import Later
@@ -32,6 +35,7 @@ from workbench.ui.panels.start_page import StartPage
 from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.process.gc_timer import Collector
 from workbench.ui.settings import Settings
+from workbench.ui.state import config_edit
 from workbench.ui.status import StatusBar
 from workbench.ui.workspace import Workspace
 
@@ -47,8 +51,10 @@ class MainWindow(QMainWindow):
         self.workspace: Workspace = workspace
         self.settings: Settings = settings
         self.appearance: Appearance = appearance
+        appearance.dress(self)
         self.setAcceptDrops(True)
         workspace.keep_in(settings)
+        message_boxes.use_folder(settings.folder)
         self.failures = FailurePanel(
             workspace.run, workspace.configuration, workspace.failures, workspace.theme
         )
@@ -73,9 +79,18 @@ class MainWindow(QMainWindow):
         )
         self.setStatusBar(self.status)
         self.palette_ = CommandPalette(self)
+        for dock in self.desk.docks.values():
+            panel = dock.widget()
+            if isinstance(panel, Later):
+                panel.made.connect(accessible_names.name_controls)
+        accessible_names.name_controls(self)
         self.collector = Collector(self)
+        self.notices = Notices(self)
+        self._closes = False  # a person has decided about what is not saved
         workspace.session.sessionChanged.connect(self._show_title)
         workspace.session.sessionChanged.connect(self._show_profile)
+        workspace.run.stateChanged.connect(self._show_title)
+        workspace.session.eventsWanted.connect(lambda: self.desk.bring("events"))
         workspace.compared.changed.connect(self._show_comparison)
         workspace.verdicts.pairChosen.connect(lambda: self.desk.bring("verdict"))
         workspace.session.textChanged.connect(self._show_text)
@@ -151,9 +166,9 @@ class MainWindow(QMainWindow):
         self.workspace.session.open(path)
         self.settings.remember(path)
 
-    def save_path(self, path: Path) -> None:
-        """Write the session that is shown to a file."""
-        self.workspace.session.save(path)
+    def save_path(self, path: Path, then: Callable[[], None] | None = None) -> None:
+        """Write the session that is shown to a file; ``then`` is called once it is saved."""
+        self.workspace.session.save(path, then)
         self.settings.remember(path)
 
     def set_theme(self, name: str) -> None:
@@ -238,6 +253,12 @@ class MainWindow(QMainWindow):
         self.settings.forget_layout()
         self.desk.arrange()
 
+    def restore_layout(self, name: str) -> None:
+        """Lay the panels out as they were saved under a name."""
+        if (state := self.settings.named_layout(name)) is not None:
+            self.desk.restoreState(state)
+            self.desk.fit_floating()
+
     def export_plot(self) -> None:
         """Write a plot to a file."""
         self.live.export_plot()
@@ -247,11 +268,27 @@ class MainWindow(QMainWindow):
         self.live.copy_image()
 
     def quit(self) -> None:
-        """Close the window, which ends the application."""
+        """Close the window, which ends the application; ask first if work is not saved."""
+        if self._may_close():
+            self.close()
+
+    def _may_close(self) -> bool:
+        """Return True if nothing is unsaved, or a person has decided; ask otherwise."""
+        session = self.workspace.session
+        if self._closes or session.saved or not session.recorder.session.segments:
+            return True
+        message_boxes.ask_before_closing(self, self._close_now)
+        return False
+
+    def _close_now(self) -> None:
+        self._closes = True
         self.close()
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Keep the layout, end the runner; what was not saved is in the journal."""
+        """Keep the layout, end the runner; a person is asked about work that is not saved."""
+        if event.spontaneous() and not self._may_close():
+            event.ignore()
+            return
         self.settings.save_layout("geometry", self.saveGeometry())
         self.settings.save_layout("docks", self.desk.saveState())
         self.hide()
@@ -261,22 +298,37 @@ class MainWindow(QMainWindow):
         super().closeEvent(event)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        """Take session files and journals."""
+        """Take session files, journals and Python files."""
         if menu_bar.dropped(event.mimeData()):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """The first file is opened, or compared where a session is open already."""
+        """Open the first file, or compare it where a session is open; a Python file is a model."""
         event.acceptProposedAction()
         occupied = bool(
             self.workspace.session.shown.segments or self.workspace.session.path is not None
         )
         for path in menu_bar.dropped(event.mimeData()):
+            if path.suffix.lower() == menu_bar.MODEL_SUFFIX:
+                self._take_model(path)
+                continue
             if occupied:
                 self.workspace.compared.open(path)
             else:
                 self.open_path(path)
             occupied = True
+
+    def _take_model(self, path: Path) -> None:
+        """Choose the model of a file, or say why that cannot be."""
+        action = self.actions_["open-model"]
+        configuration = self.workspace.configuration
+        if action.isEnabled() and configuration.catalogue and configuration.edited:
+            model = config_edit.with_own_model(
+                configuration.catalogue, configuration.edited, str(path)
+            )
+            configuration.edit(model)
+        else:
+            self.failures.show_banner("warning", f"{path.name} was not opened.", action.toolTip())
 
     def show_help(self, name: str) -> None:
         """Open a page of the help."""
@@ -327,9 +379,13 @@ class MainWindow(QMainWindow):
         session = self.workspace.session.shown
         place = "" if self.workspace.session.live else "  (opened file)"
         self._title.say(f"{session.title}{place}")
-        self.setWindowTitle(
-            f"{one_line(session.title, _LONGEST_TITLE)} - GPU optimization workbench"
-        )
+        run = self.workspace.run
+        title = one_line(session.title, _LONGEST_TITLE)
+        if run.active:
+            configuration = run.running.title if run.running is not None else ""
+            apart = f" {configuration}" if configuration not in ("", session.title) else ""
+            title = f"{title} - {run.state}{apart}"
+        self.setWindowTitle(f"{title} - GPU optimization workbench")
 
     def _show_profile(self) -> None:
         session = self.workspace.session.shown
@@ -346,11 +402,13 @@ class MainWindow(QMainWindow):
             self.desk.bring("text")
 
     def _restore(self) -> None:
-        self.resize(*SIZE)
+        room = self.screen().availableGeometry().size()
+        self.resize(room.boundedTo(QSize(*SIZE)))
         geometry, docks = self.settings.layout("geometry"), self.settings.layout("docks")
         if geometry is not None:
             self.restoreGeometry(geometry)
         if docks is not None:
             self.desk.restoreState(docks)
+            self.desk.fit_floating()
         else:
             self.desk.proportion()

@@ -138,7 +138,7 @@ MISFITS = [
     protocol.Steps(segment=-1, columns={"t_s": [1.0]}),
     protocol.PhaseChanged(segment=7, phase=5),
     protocol.PhaseChanged(segment=-1, phase=5),
-    protocol.PhaseChanged(segment=0, phase=6),
+    protocol.PhaseChanged(segment=0, phase=8),
     protocol.PhaseChanged(segment=0, phase=-1),
     protocol.Facts(segment=7, ledger={}),
     protocol.EvidenceFound(segment=-2, evidence=[]),

@@ -177,9 +177,10 @@ def test_live_a_plot_fills_with_the_first_reading_and_follows_a_model_of_another
     workspace.session.dataArrived.emit()
     qtbot.waitUntil(lambda: chart.canvas.axis("left").title == "Rank", timeout=3000)
     assert "layer 2" in [entry.name for entry in chart.canvas.entries()]
-    added = {"t_s": [newest.start_s + 9], "values": [[[5.0], [6.0], [7.0]]]}
+    end = newest.phases[-1].stop_s
+    added = {"t_s": [end], "values": [[[5.0], [6.0], [7.0]]]}
     newest.metrics["rank"].table.append(added)
     layers = list(chart.canvas.layers)
     workspace.session.dataArrived.emit()
-    qtbot.waitUntil(lambda: chart.canvas.x_span()[1] == newest.start_s + 9)
+    qtbot.waitUntil(lambda: chart.canvas.x_span()[1] == Run(session).axis.position(end))
     assert chart.canvas.layers == layers, "numbers alone cost a drawing from scratch"

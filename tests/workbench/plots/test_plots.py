@@ -405,7 +405,7 @@ def test_drawing_again_after_new_steps_shows_them_and_costs_no_new_layers():
     last = float(session.segments[0].steps["t_s"][-1])
     session.segments[0].steps.append({"t_s": [last + 1.0], "gpu_ms": [24.0], "phase": [5]})
     canvas.refresh()
-    assert canvas.x_span()[1] == last + 1.0
+    assert canvas.x_span()[1] == last + 1.0 - session.segments[0].start_s
     assert len(canvas.layers) == layers
 
 

@@ -7,6 +7,9 @@ returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
   or sparse), or a tuple of arguments. Each may be a dict, a list, a named tuple, a dataclass or
   another object that holds tensors. A dict of the parameters of ``forward`` is its keywords.
   Called for every batch of a ring, seeded; batches may differ in shape.
+* An example in place of ``make_inputs`` is enough: a tensor, or a tuple of arguments. Its first
+  dimension is the batch; floating numbers are drawn from a normal distribution, whole ones from the
+  range of the example. A module with ``example_input_array`` may be returned alone.
 * ``loss(output, *inputs)`` gives the mean loss, one number; only the training step needs it.
 
 The module may give one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
@@ -49,13 +52,13 @@ from models.layers.quantized_linear import QuantizedLinear
 from sessions.model import OWN
 from workbench.runner.config import global_flags, neighbour_modules
 from workbench.runner.environment import host
-from workbench.runner.failures import Mistake, OwnModelError
+from workbench.runner.failures import OWN_MODULE, Mistake, OwnModelError
 from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
 
 BUILD = "build"
 _MOST_BYTES = 10_000_000
 _PACKAGES = Path(kernels.__file__).absolute().parents[1]
-_SHAPE = "(module, make_inputs) or (module, make_inputs, loss)"
+_SHAPE = "(module, make_inputs), (module, example) or (module, make_inputs, loss)"
 _numbers = itertools.count()
 _drawers: dict[OwnConfig, Parts] = {}  # of the file built last
 
@@ -309,7 +312,7 @@ def _digest(path: Path) -> str:
 def load(config: OwnConfig, seed: int) -> Parts:
     """Run the file and its function. Raises ``Mistake`` or ``OwnModelError``."""
     path, name = split(config.source)
-    module = types.ModuleType(f"own_model_{next(_numbers)}")
+    module = types.ModuleType(f"{OWN_MODULE}{next(_numbers)}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look it up
     content = _read(path)
@@ -331,7 +334,7 @@ def load(config: OwnConfig, seed: int) -> Parts:
     files = set(map(str, neighbour_modules.files_beside(path, _read)))
     loaded = [module, *(m for m in sys.modules.values() if getattr(m, "__file__", None) in files)]
     sources = tuple(Source(Path(str(m.__file__)).name, vars(m)) for m in loaded)
-    parts = replace(_parts(path, name, returned), sources=sources)
+    parts = replace(_parts(path, name, _with_example(returned)), sources=sources)
     _drawers.clear()
     _drawers[config] = parts
     return parts
@@ -345,6 +348,8 @@ def _parts(path: Path, name: str, returned: Any) -> Parts:
     module, make_inputs, loss = (*returned, None)[:3]
     if not isinstance(module, nn.Module):
         raise Mistake(f"{shown} {type(module).__name__} for the module; expected a torch.nn.Module")
+    if not callable(make_inputs) and tensors(make_inputs):
+        make_inputs = inputs_like(make_inputs)
     for what, value in (("make_inputs", make_inputs), ("loss", loss)):
         if not callable(value) and (what, value) != ("loss", None):
             raise Mistake(f"{shown} {type(value).__name__} for {what}; expected a function")
@@ -357,6 +362,33 @@ def _parts(path: Path, name: str, returned: Any) -> Parts:
     if not any(True for _ in module.parameters()):
         raise Mistake(f"{shown} a module without parameters; there is nothing to run or train")
     return Parts(module, make_inputs, loss)
+
+
+def _with_example(returned: Any) -> Any:
+    """Return a module with the example that it carries as Lightning's do; others as they are."""
+    example = getattr(returned, "example_input_array", None)
+    is_alone = isinstance(returned, nn.Module) and tensors(example)
+    return (returned, example) if is_alone else returned
+
+
+def inputs_like(example: Any) -> Callable[[int], Any]:
+    """Return a function that draws inputs shaped like an example, for a number of sequences."""
+
+    def draw(value: Any, batch: int) -> Any:
+        if isinstance(value, tuple | list):
+            drawn = [draw(part, batch) for part in value]
+            return type(value)(*drawn) if is_named_tuple(value) else type(value)(drawn)
+        if isinstance(value, dict):
+            return {name: draw(part, batch) for name, part in value.items()}
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        shape = (batch, *value.shape[1:])
+        if value.dtype.is_floating_point or value.is_complex():
+            return torch.randn(shape, dtype=value.dtype)
+        low, high = int(value.min()), int(value.max())
+        return torch.randint(low, high + 1, shape).to(value.dtype)
+
+    return lambda batch: draw(example, batch)
 
 
 def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:

@@ -117,7 +117,7 @@ class Alternation:
             self.build(contender)
         rig = self._rig
         rig.segment = contender.segment
-        rig.state("running", f"Checking the numbers of {contender.name}")
+        rig.state("running", f"Checking results of {contender.name}")
         assert contender.arm is not None  # no name of its own: it may have to make room below
         with rig.unwatched():
             numerics = comparison.check(contender.arm, contender.situation, rig.check_cancelled)

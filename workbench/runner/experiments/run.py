@@ -285,6 +285,7 @@ class Run:
             self._output = None  # whose memory the baseline may need
         segment = rig.segment
         self._entered.close()
+        rig.state("running", "Pairing with the baseline")
         self.steps += self._pairing.run(arm)
         self._entered.enter_context(arm.entered())
         rig.segment = segment
@@ -292,6 +293,7 @@ class Run:
         if rig.phases.phase is not Phase.STEADY:
             rig.phases.restart()
         blocks.settle(rig, (arm.ready, arm.step))
+        rig.state("running")
 
     def _read_state(self, situation: Situation) -> SavedRound | None:
         """Return the state to go on from, if any; raises ``Mistake`` before anything is built."""

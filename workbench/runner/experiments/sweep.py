@@ -285,7 +285,7 @@ class SweepRun:
     def _check(self, point: Point, contender: Contender, name: str) -> None:
         """Compare the arm's numbers with a reference, once it was timed."""
         rig = self._rig
-        rig.state("running", f"Checking the numbers of {name}")
+        rig.state("running", f"Checking results of {name}")
         rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
         assert contender.arm is not None
         try:

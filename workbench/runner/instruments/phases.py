@@ -90,6 +90,10 @@ class PhaseTracker:
                 self._event_phase = before
             self._enter(before if before < Phase.WARM_UP else Phase.WARM_UP)
 
+    def check(self) -> None:
+        """Results are compared with a reference from here on; no step is made."""
+        self._enter(Phase.CHECK)
+
     def restart(self) -> None:
         """Begin a new segment: steps warm up again."""
         self._seen = self._events

@@ -77,7 +77,8 @@ class SegmentCheck:
     def _look(self, arm: Arm, between: comparison.Between) -> Numerics:
         rig = self._rig
         rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
-        rig.state("running", "Checking the numbers")
+        rig.state("running", "Checking results")
+        rig.phases.check()
         numerics = comparison.check(arm, arm.situation, between)
         rig.arms.keep_numbers(arm.situation, numerics)
         self._tell(numerics)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from workbench import protocol
+from workbench.client.journal import Journal
 from workbench.ui.connection.stream_reader import Client, StreamReader
 
 FRAME_MS = 16
@@ -46,6 +47,10 @@ class RunnerLink(QObject):
         self._reader.start()
         self._asked = time.monotonic()
         self._watch.start(1000)
+
+    def journal_to(self, journal: Journal) -> bool:
+        """Let the runner's lines go to another journal; return False if there is no runner."""
+        return self._reader is not None and self._reader.journal_to(journal)
 
     def send(self, command: protocol.Command) -> None:
         """Send one command and expect to hear something after it."""

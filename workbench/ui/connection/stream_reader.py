@@ -16,7 +16,8 @@ from typing import Protocol
 from PySide6.QtCore import QObject, QThread, Signal
 
 from workbench import protocol
-from workbench.client.runner_process import NotStarted
+from workbench.client.journal import Journal
+from workbench.client.runner_process import NotStarted, Runner
 
 
 class Client(Protocol):
@@ -91,6 +92,14 @@ class StreamReader(QThread):
                 self._unsent.append(command)
         if client is not None:
             client.send(command)
+
+    def journal_to(self, journal: Journal) -> bool:
+        """Append what comes to another journal; return False if the client keeps none."""
+        client = self._client
+        if not isinstance(client, Runner):
+            return False
+        client.journal = journal
+        return True
 
     def cancel(self) -> None:
         """Ask for an end of the run; the client escalates by itself."""

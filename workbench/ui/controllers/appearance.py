@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QObject, Qt
-from PySide6.QtWidgets import QApplication
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QApplication, QWidget
 
+from sessions import sizes
 from workbench.theming import stylesheet
 from workbench.theming.theme import DARK, LIGHT
 from workbench.ui.settings import Settings
 from workbench.ui.state.theme import ThemeModel
 
+_SYSTEM_POINTS = "system_points"  # of the application: the size of its font as it began
 CHOICES = ("system", "dark", "light")
 
 
@@ -21,15 +24,66 @@ class Appearance(QObject):
         self._application = application
         self._theme = theme
         self._settings = settings
+        self._windows: list[QWidget] = []
         application.setStyle("Fusion")
+        if not application.property(_SYSTEM_POINTS):  # before any window changed it
+            application.setProperty(_SYSTEM_POINTS, application.font().pointSizeF())
+        if settings.font_points:
+            self._set_font(settings.font_points)
+        sizes.use_decimal(settings.decimal_units)
         application.styleHints().colorSchemeChanged.connect(self._follow)
         self._follow()
-        stylesheet.apply(application, theme.current)
+        stylesheet.apply(application, (), theme.current)
+
+    def dress(self, window: QWidget) -> None:
+        """Give a window the theme, from here on."""
+        self._windows.append(window)
+        stylesheet.apply(self._application, [window], self._theme.current)
 
     @property
     def choice(self) -> str:
         """One of ``CHOICES``."""
         return self._settings.theme if self._settings.theme in CHOICES else CHOICES[0]
+
+    @property
+    def system_points(self) -> float:
+        """Size of the system's type."""
+        return float(self._application.property(_SYSTEM_POINTS))
+
+    @property
+    def font_points(self) -> float:
+        """Size of the type in use."""
+        return self._application.font().pointSizeF()
+
+    def choose_font(self, points: float) -> None:
+        """Show everything in this size of type."""
+        points = round(points, 1)
+        if points != round(self.font_points, 1):
+            self._settings.font_points = points
+            self._set_font(points)
+
+    def choose_units(self, decimal: bool) -> None:
+        """Show memory in GB or in GiB."""
+        if decimal != self._settings.decimal_units:
+            self._settings.decimal_units = decimal
+            sizes.use_decimal(decimal)
+            self._theme.changed.emit()  # draws everything anew
+
+    def _set_font(self, points: float) -> None:
+        """Scale the application's font, and those that widgets have of their own."""
+        font = self._application.font()
+        factor = points / font.pointSizeF()
+        own = [
+            (widget, QFont(widget.font()))
+            for widget in self._application.allWidgets()
+            if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont)
+        ]
+        font.setPointSizeF(points)
+        self._application.setFont(font)
+        for widget, own_font in own:
+            if own_font.pointSizeF() > 0:
+                own_font.setPointSizeF(own_font.pointSizeF() * factor)
+                widget.setFont(own_font)
 
     def choose(self, name: str) -> None:
         """Take one of ``CHOICES``."""
@@ -43,5 +97,5 @@ class Appearance(QObject):
             dark = scheme != Qt.ColorScheme.Light
         theme = DARK if dark else LIGHT
         if theme is not self._theme.current:
-            stylesheet.apply(self._application, theme)
+            stylesheet.apply(self._application, self._windows, theme)
             self._theme.set(theme)

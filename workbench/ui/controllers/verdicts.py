@@ -19,6 +19,7 @@ from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
 
 BUDGET_S = 20.0
+REGION = 0.01
 CALIBRATION_S = 60.0
 MOST_MORE_S = 600.0  # that one click may ask for
 
@@ -35,6 +36,7 @@ class _Asked:
 class Verdicts(QObject):
     """Asks the runner for comparisons; what comes back is in the session's ``comparisons``."""
 
+    defaultsChanged = Signal()  # budget or region of verdicts to come
     pairChosen = Signal()  # a table's row is being compared: the verdict wants to be seen
 
     def __init__(
@@ -49,6 +51,7 @@ class Verdicts(QObject):
         self._session, self._run = session, run
         self._configuration, self._runs = configuration, runs
         self.budget_s = BUDGET_S  # seconds of alternating that a new comparison may take
+        self.region = REGION  # arms within this relative difference are the same
         self.resumes = False  # an interrupted run was told to go on and does not yet
         self.build_count = 0  # as in ``protocol.Compare``
         self._settings: Settings | None = None
@@ -64,6 +67,15 @@ class Verdicts(QObject):
         """Remember how verdicts are measured there, and take what is remembered."""
         self._settings = settings
         self.build_count = settings.build_count
+        self.budget_s, self.region = settings.budget_s, settings.region
+        self.defaultsChanged.emit()
+
+    def set_defaults(self, budget_s: float, region: float) -> None:
+        """Measure verdicts to come for so long, and call arms within the region the same."""
+        self.budget_s, self.region = budget_s, region
+        if self._settings is not None:
+            self._settings.budget_s, self._settings.region = budget_s, region
+        self.defaultsChanged.emit()
 
     def set_build_count(self, count: int) -> None:
         """Build both arms of verdicts to come so often; 0: several times if that is cheap."""
@@ -75,6 +87,9 @@ class Verdicts(QObject):
         """Tell the runner which segment ratios refer to, if a person chose another one."""
         segments = self._session.shown.segments
         if self._session.baseline == self._baseline:
+            return
+        if not self._session.baseline_chosen:  # the runner takes its first steady segment itself
+            self._baseline = self._session.baseline
             return
         self._baseline = self._session.baseline
         if self._session.live and self._run.active and self._session.baseline < len(segments):
@@ -166,6 +181,7 @@ class Verdicts(QObject):
             base=base,
             other=other,
             budget_s=self.budget_s,
+            region=self.region,
             seed=other.seed,
             predict=True,
             build_count=self.build_count,

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.plain_text import one_line
 from workbench.theming import fonts
 from workbench.titles import Titles
 from workbench.ui.dialogs import runner_files
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _KEYS = 16  # letters of the column of shortcuts
 _PLOT_KEYS = 24
+_folder: Path | None = None  # that a person chose
 
 
 def open_session(window: MainWindow) -> None:
@@ -71,21 +73,47 @@ def compare(window: MainWindow) -> None:
         window.workspace.compared.open(Path(name))
 
 
-def save(window: MainWindow) -> None:
-    """Write the session to its file; ask for one where it has none."""
+def save(window: MainWindow, then: Callable[[], None] | None = None) -> None:
+    """Write the session to its file; ask for one where it has none. ``then``: once it is saved."""
     path = window.workspace.session.path
     if path is None or not session_files.is_session(path):
-        save_as(window)
+        save_as(window, then)
     else:
-        window.save_path(path)
+        window.save_path(path, then)
 
 
-def save_as(window: MainWindow) -> None:
+def save_as(window: MainWindow, then: Callable[[], None] | None = None) -> None:
     """Ask for a file and write the session there."""
     suggestion = suggested(window.workspace.session.shown.title, session_files.SUFFIX)
     path = file_to_write(window, "Save the session", suggestion, session_files.WRITTEN)
     if path is not None:
-        window.save_path(path)
+        window.save_path(path, then)
+
+
+def ask_before_closing(window: MainWindow, close: Callable[[], None]) -> None:
+    """Ask about work that is not saved; ``close`` is called unless a person stays."""
+    session = window.workspace.session
+    kept = session.journal is not None
+    box = QMessageBox(window)
+    box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    box.setWindowTitle("Not saved")
+    box.setText(f"{one_line(session.recorder.session.title, 80)!r} is not saved.")
+    if kept:
+        box.setInformativeText("Its journal keeps it: the next start offers to recover it.")
+    buttons = QMessageBox.StandardButton
+    box.setStandardButtons(buttons.Save | buttons.Discard | buttons.Cancel)
+    box.button(buttons.Discard).setText("Close, keep the journal" if kept else "Close without it")
+    box.setDefaultButton(buttons.Save)
+
+    def finish(result: int) -> None:
+        if result == buttons.Discard:
+            close()
+        elif result == buttons.Save:
+            session.show_live()
+            save(window, close)
+
+    box.finished.connect(finish)
+    box.open()
 
 
 def file_to_write(
@@ -187,6 +215,8 @@ def log(window: MainWindow) -> None:
 
 def shortcuts(window: MainWindow) -> None:
     """Show what each key does, menu by menu, and in a plot."""
+    from workbench.ui.panels._moments import MOMENT_KEYS  # which asks with the dialogs of here
+
     lines: list[str] = []
     for name, menu in window.actions_.menus.items():
         keyed = [action for action in menu.actions() if not action.shortcut().isEmpty()]
@@ -197,6 +227,8 @@ def shortcuts(window: MainWindow) -> None:
             lines.append(f"  {keys:<{_KEYS}}{action.text().removesuffix(' …')}")
     lines += ["", "In a plot, once it is clicked or Tab has come to its menu"]
     lines += [f"  {', '.join(key.keys):<{_PLOT_KEYS}}{key.text}" for key in PLOT_KEYS]
+    lines += [f"  {key.key:<{_PLOT_KEYS}}{key.text}" for key in MOMENT_KEYS]
+    lines += [f"  {'Shift and drag':<{_PLOT_KEYS}}Mark a range and measure it"]
     _report(window, "Keyboard shortcuts", "\n".join(lines))
 
 
@@ -288,6 +320,14 @@ def _report(
     dialog.open()
 
 
+def use_folder(path: Path | None) -> None:
+    """Begin dialogs for files in this folder; None is the system's for documents."""
+    global _folder
+    _folder = path
+
+
 def folder() -> str:
-    """Where files of people are kept."""
+    """Return the folder in which dialogs for files begin."""
+    if _folder is not None and _folder.is_dir():
+        return str(_folder)
     return QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation)

@@ -30,6 +30,7 @@ from workbench.plots import Run
 from workbench.report import SECTIONS, Section, _page
 from workbench.theming import fonts
 from workbench.theming.theme import DARK, LIGHT, PRINT
+from workbench.titles import distinct
 from workbench.ui.dialogs import message_boxes
 from workbench.ui.panels import _widgets
 from workbench.ui.state import session_files
@@ -52,11 +53,11 @@ class ReportDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Report")
         self.resize(_SIZE)
-        session = window.workspace.session
+        session, self._tasks = window.workspace.session, window.workspace.tasks
         sessions = [session.shown, *window.workspace.compared.sessions]
         self.runs = [
-            Run(session_files.snapshot(shown), color=place, titled=session.titled)
-            for place, shown in enumerate(sessions)
+            Run(session_files.snapshot(shown), label, color, titled=session.titled)
+            for color, (shown, label) in enumerate(zip(sessions, distinct(sessions), strict=True))
         ]
         self.title = QLineEdit(session.shown.title)
         self.notes = QPlainTextEdit()
@@ -163,6 +164,7 @@ class ReportDialog(QDialog):
             return
         finally:
             self.unsetCursor()
+        self._tasks.wrote.emit(path)
         if self.opens.isChecked():
             QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
         self.accept()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QSize, Qt
@@ -83,7 +84,7 @@ class ActionSet(QObject):
                 action.now(workspace) or action.text,
                 self[action.id].trigger,
                 icon(action.icon, theme),
-                action.shortcut,
+                self[action.id].shortcut().toString(),
                 action.why_not(workspace),
             )
             for action in ACTIONS
@@ -129,7 +130,8 @@ class ActionSet(QObject):
             text = action.now(workspace) or action.text
             made.setEnabled(not why_not)
             made.setText(text)
-            keys = f"  ({action.shortcut})" if action.shortcut else ""
+            shown = made.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+            keys = f"  ({shown})" if shown else ""
             lines = (f"{text.removesuffix(' …')}{keys}", action.tip, why_not)
             made.setToolTip("\n".join(line for line in lines if line))
             if action.checked is not None:
@@ -140,14 +142,25 @@ class ActionSet(QObject):
     def _make(self, action: Action) -> QAction:
         made = QAction(action.text, self._window)
         made.setObjectName(action.id)
-        if action.shortcut:
-            made.setShortcut(QKeySequence(action.shortcut))
+        chosen = self._window.settings.shortcuts.get(action.id, action.shortcut)
+        made.setShortcut(QKeySequence(chosen))
         made.setCheckable(action.checked is not None)
         # A menu draws the icon over the check mark, and Run's icon has the colour of its button.
         made.setIconVisibleInMenu(action.checked is None and action.id != "run")
         made.triggered.connect(lambda: action.handler(self._window))
         self._window.addAction(made)
         return made
+
+    def set_shortcuts(self, shortcuts: Mapping[str, str]) -> None:
+        """Give the actions these keys by their ids, and remember those that are not the usual."""
+        for action in ACTIONS:
+            self[action.id].setShortcut(QKeySequence(shortcuts[action.id]))
+        self._window.settings.shortcuts = {
+            action.id: shortcuts[action.id]
+            for action in ACTIONS
+            if QKeySequence(shortcuts[action.id]) != QKeySequence(action.shortcut)
+        }
+        self.refresh()
 
     def _draw(self) -> None:
         theme = self._window.workspace.theme.current

@@ -136,7 +136,13 @@ def _redo(window: MainWindow) -> None:
 
 
 def _begin_session(window: MainWindow) -> None:
-    window.workspace.run.begin_session()
+    window.workspace.run.begin_session(window.workspace.configuration.catalogue)
+
+
+def _open_preferences(window: MainWindow) -> None:
+    from workbench.ui.dialogs.preferences import open_preferences
+
+    open_preferences(window)
 
 
 def _start_runner(window: MainWindow) -> None:
@@ -195,6 +201,8 @@ ACTIONS = (
     Action("redo", "Redo", "Edit", "redo", _redo, "Ctrl+Shift+Z",
            "Make the change of toggles again", _no_redo,
            now=_redo_text),
+    Action("preferences", "Preferences …", "Edit", "preferences", _open_preferences, "Ctrl+,",
+           "Type, units, folders, defaults of verdicts, shortcuts", group=2),
     Action("note", "Add note …", "Edit", "note", message_boxes.add_note, "Ctrl+N",
            "Mark this moment of the timeline", _not_live, group=1),
     Action("copy-image", "Copy plot as image", "Edit", "image", lambda w: w.copy_plot(),

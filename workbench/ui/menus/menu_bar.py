@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a run's time
 BUILD_COUNTS = (0, 1, 3, 5, 10)
+MODEL_SUFFIX = ".py"  # of a model of one's own
 SUFFIXES = (".h5", ".hdf5", ".journal")
 
 
@@ -48,6 +49,7 @@ def add_dynamic(window: MainWindow) -> None:
     for dock in window.desk.docks.values():
         top["View"].addAction(dock.toggleViewAction())
     _submenu(top["View"], "Theme", lambda menu: _themes(window, menu))
+    _submenu(top["View"], "Layouts", lambda menu: _layouts(window, menu))
 
 
 def choose_preset(configuration: ConfigurationModel, name: str) -> None:
@@ -58,9 +60,13 @@ def choose_preset(configuration: ConfigurationModel, name: str) -> None:
 
 
 def dropped(data: QMimeData) -> list[Path]:
-    """The session files, journals, traces and reports among what is dragged."""
+    """Return the files among what is dragged that a window opens."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
-    return [path for path in paths if path.suffix.lower() in SUFFIXES or is_foreign(path)]
+    return [
+        path
+        for path in paths
+        if path.suffix.lower() in (*SUFFIXES, MODEL_SUFFIX) or is_foreign(path)
+    ]
 
 
 def _submenu(
@@ -136,6 +142,25 @@ def _build_counts(verdicts: Verdicts, menu: QMenu) -> None:
         text = str(count) if count else "Automatic"
         choose = partial(verdicts.set_build_count, count)
         _item(menu, text, choose, count == verdicts.build_count, tips.get(count, several))
+
+
+def _layouts(window: MainWindow, menu: QMenu) -> None:
+    """Offer the saved layouts, to save the present one, and to delete one."""
+    names = window.settings.named_layouts
+    for name in names:
+        _item(menu, name, partial(window.restore_layout, name))
+    menu.addSeparator()
+    _item(menu, "Save layout as …", partial(_save_layout, window))
+    if names:
+        delete = menu.addMenu("Delete")
+        for name in names:
+            _item(delete, name, partial(window.settings.delete_named_layout, name))
+
+
+def _save_layout(window: MainWindow) -> None:
+    from workbench.ui.dialogs.preferences import save_layout
+
+    save_layout(window)
 
 
 def _themes(window: MainWindow, menu: QMenu) -> None:

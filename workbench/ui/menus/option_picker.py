@@ -107,6 +107,14 @@ class OptionPicker(QWidget):
             return self._names[self._combo.currentIndex()]
         return next((name for name, button in self._buttons.items() if button.isChecked()), "")
 
+    def set_title(self, title: str) -> None:
+        """Name the control for screen readers: the buttons by their options, the box by this."""
+        self.setAccessibleName(title)
+        if self._combo is not None:
+            self._combo.setAccessibleName(title)
+        for button in self._buttons.values():
+            button.setAccessibleName(f"{title}: {button.text()}")
+
     def set_value(self, name: str) -> None:
         """Show an option as chosen, without announcing it."""
         if name not in self._names:

@@ -88,6 +88,7 @@ class CommandPalette(QFrame):
         self.line.setMinimumHeight(30)
         self._model = QStandardItemModel(self)
         self.list = QListView()
+        self.list.setAccessibleName("Commands")
         self.list.setModel(self._model)
         self.list.setItemDelegate(_Delegate(self.list))
         self.list.setUniformItemSizes(True)

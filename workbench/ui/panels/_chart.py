@@ -10,7 +10,7 @@ from html import escape
 from typing import TypeVar
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, Signal
-from PySide6.QtGui import QAction, QActionGroup, QGuiApplication, QPainter, QResizeEvent
+from PySide6.QtGui import QAction, QActionGroup, QGuiApplication, QPainter, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QLabel,
     QMenu,
@@ -57,6 +57,7 @@ class Chart(QWidget):
     resetWanted = Signal()
     pointed = Signal(object)  # QPointF in units of the axes under the mouse, None when it leaves
     clicked = Signal(object)  # the same, of a single click
+    rangeMarked = Signal(float, float)  # a drag with Shift: both ends in units of x
 
     def __init__(
         self, plot: Plot, theme: Theme, tasks: Tasks, parent: QWidget | None = None
@@ -69,9 +70,12 @@ class Chart(QWidget):
         self.options: dict[str, str] = {}  # what a person chose; the first choice otherwise
         self._key: object = None
         self.readings = False
+        # Adds to the menu what concerns the place of x under the mouse, None where there is none.
+        self.menu_extension: Callable[[QMenu, float | None], None] | None = None
         self.brief = False  # one line where there is nothing to draw, and room for no more
         self.zero = True
         self._theme = theme
+        self._undressed = False  # the canvas has another theme
         self._reason: str | None = None
         self._broken = False  # it could not be drawn
         self._looked_at = 0.0
@@ -110,18 +114,33 @@ class Chart(QWidget):
         return self._reason
 
     def set_theme(self, theme: Theme) -> None:
-        """Draw in these colours."""
+        """Draw in these colours; a plot that nobody sees is drawn when it is shown."""
         if theme is not self._theme:
             self._theme = theme
-            x_range = self.canvas.vb.viewRange()[0]
-            follow_x = self.canvas.follow_x
-            texts, captions = self.canvas.axis("bottom").texts, self.canvas.captions
-            self.canvas = self._new_canvas()
-            self.canvas.follow_x, self.canvas.captions = follow_x, captions
-            self.canvas.axis("bottom").texts = texts
-            self.canvas.vb.setXRange(*x_range, padding=0)
-            self._dress()
-            self.show_runs(self.runs)
+            self._undressed = not self.isVisible()
+            if not self._undressed:
+                self._redraw_canvas()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Take the theme that came while the plot was hidden."""
+        super().showEvent(event)
+        if self._undressed:
+            self._undressed = False
+            self._redraw_canvas()
+
+    def _redraw_canvas(self) -> None:
+        """Make a canvas in the present theme that shows what the one before did."""
+        x_range = self.canvas.vb.viewRange()[0]
+        follow_x = self.canvas.follow_x
+        texts, captions = self.canvas.axis("bottom").texts, self.canvas.captions
+        marked = self.canvas.marked_range
+        self.canvas = self._new_canvas()
+        self.canvas.mark_range(marked)
+        self.canvas.follow_x, self.canvas.captions = follow_x, captions
+        self.canvas.axis("bottom").texts = texts
+        self.canvas.vb.setXRange(*x_range, padding=0)
+        self._dress()
+        self.show_runs(self.runs)
 
     def show_runs(self, runs: Sequence[Run]) -> None:
         """Draw these runs instead; the range of x stays unless the canvas follows the data."""
@@ -210,9 +229,11 @@ class Chart(QWidget):
         self.zero = zero
         self.show_runs(self.runs)
 
-    def menu(self) -> QMenu:
-        """What can be done with the plot."""
+    def menu(self, at: float | None = None) -> QMenu:
+        """Return a menu of what can be done with the plot, and at one place of x."""
         menu = QMenu(self)
+        if self.menu_extension is not None:
+            self.menu_extension(menu, at)
         for name, choices in self.plot.choices(self.runs).items():
             group = QActionGroup(menu)
             for choice in choices:
@@ -305,12 +326,14 @@ class Chart(QWidget):
         runs, options = self._frozen(), dict(self.options)
         work = partial(plot_export.export_plot, self.plot.name, runs, path, options=options)
         if path.suffix.lower() == ".csv":
-            self._start(work, lambda _: None)
+            self._start(work, lambda _: self._tasks.wrote.emit(path))
             return
         try:
             work()  # Qt paints in the window's thread only
         except plot_export.ExportError as error:
             self._refuse(error)
+        else:
+            self._tasks.wrote.emit(path)
 
     def _frozen(self) -> list[Run]:
         """What is shown, as it is now."""
@@ -360,6 +383,7 @@ class Chart(QWidget):
         canvas.header.spare_px = _MENU_PX
         self._view.setCentralItem(canvas)
         canvas.vb.sigRangeChangedManually.connect(self._on_picked)
+        canvas.vb.marked.connect(self.rangeMarked)
         # Later: nothing may be hidden while it is being painted.
         canvas.broken.connect(self._take_error, Qt.ConnectionType.QueuedConnection)
         return canvas
@@ -400,7 +424,8 @@ class Chart(QWidget):
     def _button_corner(self) -> QPoint:
         return QPoint(self.more.mapToGlobal(QPoint(0, self.more.height())))
 
-    def _show_menu(self, place: QPoint) -> None:
-        menu = self.menu()
+    def _show_menu(self, position: QPoint) -> None:
+        point = self._in_axes(self._view.mapToScene(position))
+        menu = self.menu(None if point is None else point.x())
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.popup(self._view.mapToGlobal(place))
+        menu.popup(self._view.mapToGlobal(position))

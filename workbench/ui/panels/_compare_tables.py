@@ -133,7 +133,7 @@ class SessionsTable(CalmTable):
         head = self.horizontalHeader().sizeHint().height()
         self.setMinimumHeight(head + min(_SEEN, len(runs)) * _ROW_PX)
         for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
-            title = self.put(row, 0, run.session.title)
+            title = self.put(row, 0, run.title)
             title.setIcon(swatch(run.color, self._theme.current))
             if row == comparison.baseline:
                 bold = fonts.numbers()

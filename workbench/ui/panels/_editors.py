@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from PySide6.QtCore import QSignalBlocker, Qt
-from PySide6.QtGui import QWheelEvent
+from PySide6.QtGui import QValidator, QWheelEvent
 from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QLineEdit, QSizePolicy, QSpinBox, QWidget
 
 from sessions.model import Scalar
@@ -20,27 +21,98 @@ Show = Callable[[Scalar], None]
 
 
 class CalmSpinBox(QSpinBox):
-    """A whole number that a passing mouse wheel does not change."""
+    """A whole number that a passing mouse wheel does not change.
+
+    A number beyond its limits may be typed: it becomes the limit, which is then shown beside it.
+    """
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.valueChanged.connect(lambda: self.setSuffix(""))
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Leave the wheel to the panel that scrolls."""
         event.ignore()
 
+    def validate(self, text: str, position: int) -> tuple[Any, str, int]:
+        """Let a number beyond the limits be typed."""
+        return _validated(self, super().validate(text, position), text)
+
+    def fixup(self, text: str) -> str:  # type: ignore[override]
+        """Return the limit nearest to what was typed, and show it."""
+        return _limited(self, text)
+
 
 class CalmDoubleSpinBox(QDoubleSpinBox):
-    """A number, at the right as all are, that a passing mouse wheel does not change."""
+    """A number, at the right as all are, that a passing mouse wheel does not change.
+
+    Its limits are shown as those of ``CalmSpinBox``.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setAlignment(Qt.AlignmentFlag.AlignRight)
+        self._unit = ""
+        self.valueChanged.connect(lambda: super(CalmDoubleSpinBox, self).setSuffix(self._unit))
+
+    def setSuffix(self, suffix: str) -> None:
+        """Show this unit behind the number."""
+        self._unit = suffix
+        super().setSuffix(suffix)
+
+    def show_limit(self, words: str) -> None:
+        """Show a limit behind the unit until the number changes."""
+        super().setSuffix(f"{self._unit}{words}")
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Leave the wheel to the panel that scrolls."""
         event.ignore()
 
+    def validate(self, text: str, position: int) -> tuple[Any, str, int]:
+        """Let a number beyond the limits be typed."""
+        return _validated(self, super().validate(text, position), text)
+
+    def fixup(self, text: str) -> str:  # type: ignore[override]
+        """Return the limit nearest to what was typed, and show it."""
+        return _limited(self, text)
+
     def textFromValue(self, value: float) -> str:
         """No more digits than the value has."""
         return f"{value:.6g}"
+
+
+Box = CalmSpinBox | CalmDoubleSpinBox
+
+
+def _typed(box: Box, text: str) -> float | None:
+    """Return the number that was typed; None where it is none."""
+    words = text.removesuffix(box.suffix()).strip()
+    number, is_number = box.locale().toDouble(words.replace("−", "-"))
+    return number if is_number else None
+
+
+def _validated(box: Box, validated: tuple[Any, str, int], text: str) -> tuple[Any, str, int]:
+    """Return Qt's answer to a text, but let a number beyond the limits be typed."""
+    number = _typed(box, text)
+    if number is None or box.minimum() <= number <= box.maximum():
+        return validated
+    return QValidator.State.Intermediate, text, len(text.removesuffix(box.suffix()))
+
+
+def _limited(box: Box, text: str) -> str:
+    """Set the limit nearest to what was typed, and show it behind the number."""
+    number = _typed(box, text)
+    if number is None or box.minimum() <= number <= box.maximum():
+        return box.text()
+    is_high = number > box.maximum()
+    limit = box.maximum() if is_high else box.minimum()
+    box.setValue(limit)  # type: ignore[arg-type]
+    words = f"  ({'at most' if is_high else 'at least'} {box.textFromValue(limit)})"  # type: ignore[arg-type]
+    if isinstance(box, CalmDoubleSpinBox):
+        box.show_limit(words)
+    else:
+        box.setSuffix(words)
+    return box.text()
 
 
 def editor(field: Field, changed: Changed) -> tuple[QWidget, Show]:

@@ -31,10 +31,10 @@ class PlotKey:
 
 
 PLOT_KEYS = (
-    PlotKey("zoom-in", "Zoom in", ("+", "=", "Ctrl++", "Ctrl+="), lambda c: c.zoom(1 / ZOOM)),
-    PlotKey("zoom-out", "Zoom out", ("-", "Ctrl+-"), lambda c: c.zoom(ZOOM)),
-    PlotKey("left", "Move left", ("Left",), lambda c: c.pan(-STEP)),
-    PlotKey("right", "Move right", ("Right",), lambda c: c.pan(STEP)),
+    PlotKey("zoom-in", "Zoom in", ("W", "+", "=", "Ctrl++", "Ctrl+="), lambda c: c.zoom(1 / ZOOM)),
+    PlotKey("zoom-out", "Zoom out", ("S", "-", "Ctrl+-"), lambda c: c.zoom(ZOOM)),
+    PlotKey("left", "Move left", ("A", "Left"), lambda c: c.pan(-STEP)),
+    PlotKey("right", "Move right", ("D", "Right"), lambda c: c.pan(STEP)),
     PlotKey("reset", "Show everything", ("Home", "0", "Ctrl+0"), lambda c: c.reset()),
 )
 

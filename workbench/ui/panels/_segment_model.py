@@ -10,7 +10,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelInd
 from PySide6.QtGui import QColor, QFontMetrics, QIcon, QPainter, QPixmap
 from PySide6.QtWidgets import QWidget
 
-from sessions import numerics
+from sessions import numerics, session_log
 from sessions.ceilings import ceiling_words
 from sessions.numbers import STEP_TIME
 from sessions.plain_text import wrapped
@@ -19,8 +19,9 @@ from sessions.verdicts.ratios import UNPAIRED
 from sessions.verdicts.work import DIFFERENT_MODELS, INVALID, OTHER_WORK
 from workbench.theming import fonts
 from workbench.theming.icons import icon
-from workbench.theming.theme import Theme
+from workbench.theming.theme import Theme, series_color
 from workbench.titles import Titles
+from workbench.ui.panels._own_model import file_title
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
@@ -87,13 +88,33 @@ class Shown:
         return is_other and self.headings[column] == INTERVAL and self.verdicts[row] == UNPAIRED
 
 
+@dataclass(frozen=True)
+class Group:
+    """A row that stands for the segments of one study."""
+
+    order: int
+    title: str
+    segments: range
+    expanded: bool
+
+    def cells(self, columns: int) -> list[str]:
+        """Return the row's cells: how many segments, and what they belong to."""
+        mark = "▾" if self.expanded else "▸"
+        return [mark, f"{self.title} ({len(self.segments)} segments)", *[""] * (columns - 2)]
+
+
+Row = int | Group  # a segment's index, or a group
+
+
 class SegmentModel(QAbstractTableModel):
-    """One row a segment, with its colour in the plots before its number."""
+    """One row a segment, with its colour in the plots before its number; a study's are grouped."""
 
     def __init__(self, session: SessionModel, theme: ThemeModel, parent: QWidget) -> None:
         super().__init__(parent)
         self._session, self._theme = session, theme
         self._shown = Shown()
+        self._expanded: set[int] = set()  # orders whose segments are listed
+        self.rows: list[Row] = []
         self.table: Table | None = None
 
     def show_table(self, table: Table | None) -> None:
@@ -103,25 +124,67 @@ class SegmentModel(QAbstractTableModel):
             if table is None
             else condensed(table, self._session.baseline, self._session.titles)
         )
-        same = shown.headings == self._shown.headings
-        same = same and len(shown.cells) == len(self._shown.cells)
+        rows = self._grouped(len(shown.cells))
+        same = shown.headings == self._shown.headings and rows == self.rows
         if not same:
             self.beginResetModel()
-        self.table, self._shown = table, shown
+        self.table, self._shown, self.rows = table, shown, rows
         if not same:
             self.endResetModel()
         else:
             self.redraw()
 
+    def _grouped(self, count: int) -> list[Row]:
+        """Return the rows of the first segments: a study's follow its group's if it is expanded."""
+        session = self._session.shown
+        orders = session_log.study_segments(session)
+        rows: list[Row] = []
+        for index in range(count):
+            order = orders.get(index)
+            if order is None:
+                rows.append(index)
+                continue
+            if index == 0 or orders.get(index - 1) != order:
+                members = [member.index for member in session_log.segments_of(session, order)]
+                title = session_log.order_title(session, session.orders[order])
+                expanded = order in self._expanded
+                spanned = range(members[0], min(count, members[-1] + 1))
+                rows.append(Group(order, self._session.titled(title), spanned, expanded))
+            if order in self._expanded:
+                rows.append(index)
+        return rows
+
+    def segment_at(self, row: int) -> int | None:
+        """Return the segment of a row; None for a group."""
+        item = self.rows[row] if 0 <= row < len(self.rows) else None
+        return item if isinstance(item, int) else None
+
+    def row_of(self, segment: int) -> int | None:
+        """Return the row of a segment, or of the group that hides it."""
+        for row, item in enumerate(self.rows):
+            hides = isinstance(item, Group) and not item.expanded and segment in item.segments
+            if item == segment or hides:
+                return row
+        return None
+
+    def toggle_group(self, row: int) -> bool:
+        """Expand or collapse a group; return False if the row is a segment's."""
+        item = self.rows[row]
+        if not isinstance(item, Group):
+            return False
+        self._expanded ^= {item.order}
+        self.show_table(self.table)
+        return True
+
     def redraw(self) -> None:
         """Draw every cell again."""
-        if self._shown.cells:
+        if self.rows:
             last = self.index(self.rowCount() - 1, self.columnCount() - 1)
             self.dataChanged.emit(self.index(0, 0), last)
 
     def rowCount(self, parent: Index | None = None) -> int:
-        """One row a segment."""
-        return 0 if parent is not None and parent.isValid() else len(self._shown.cells)
+        """One row a segment or group."""
+        return 0 if parent is not None and parent.isValid() else len(self.rows)
 
     def columnCount(self, parent: Index | None = None) -> int:
         """As many as are shown."""
@@ -144,7 +207,8 @@ class SegmentModel(QAbstractTableModel):
 
     def is_offer(self, index: Index) -> bool:
         """Return True if a click on this cell asks for a verdict."""
-        return self._shown.is_offer(index.row(), index.column())
+        segment = self.segment_at(index.row())
+        return segment is not None and self._shown.is_offer(segment, index.column())
 
     def _ceiling(self) -> str:
         """What the model FLOPs utilization refers to."""
@@ -154,7 +218,10 @@ class SegmentModel(QAbstractTableModel):
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         """The cell's text, alignment, face and swatch."""
-        row, column = index.row(), index.column()
+        item, column = self.rows[index.row()], index.column()
+        if isinstance(item, Group):
+            return self._group_data(item, column, role)
+        row = item
         match role:
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == NUMBERS:
                 return wrapped(numerics.text(self._session.shown.segments[row].ledger))
@@ -188,6 +255,17 @@ class SegmentModel(QAbstractTableModel):
                 return icon(mark, self._theme.current, color) if mark else None
         return None
 
+    def _group_data(self, group: Group, column: int, role: int) -> Any:
+        """A group's cell: its title, in bold."""
+        match role:
+            case Qt.ItemDataRole.DisplayRole:
+                return group.cells(len(self._shown.headings))[column]
+            case Qt.ItemDataRole.ToolTipRole:
+                return "Click to collapse" if group.expanded else "Click to list its segments"
+            case Qt.ItemDataRole.FontRole:
+                return fonts.heading()
+        return None
+
 
 def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     """The table with one column for all that differs, and one for the ratio's interval."""
@@ -199,11 +277,11 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     def differs(number: int, row: Sequence[Any], said: Callable[[str, str], str]) -> str:
         if number == baseline:
             return "baseline"
-        parts = [
-            said(names[at], text(row[at]))
-            for at in different
-            if base is None or row[at] != base[at]
-        ]
+        changed = [at for at in different if base is None or row[at] != base[at]]
+        parts = _without_hash(
+            {names[at]: said(names[at], text(row[at])) for at in changed},
+            {names[at]: text(row[at]) for at in changed},
+        )
         return APART.join(parts) or AS_BASELINE
 
     def interval(number: int, row: Sequence[Any]) -> str:
@@ -247,6 +325,17 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     return Shown(headings, numeric, cells, tips, notes, verdicts)
 
 
+def _without_hash(parts: dict[str, str], values: dict[str, str]) -> list[str]:
+    """Return what differs; a model of one's own is named by its file, and never by its hash."""
+    source, digest = "model.source", "model.sha256"
+    if source in parts:
+        parts[source] = f"File: {file_title(values[source])}"
+        parts.pop(digest, None)
+    elif digest in parts:
+        parts[digest] = "File: edited"
+    return list(parts.values())
+
+
 def _at_most(text: str, widest: str) -> QSize | None:
     """The room of the widest text for one that is wider; none for others, which take theirs."""
     metrics = QFontMetrics(fonts.numbers())
@@ -267,7 +356,7 @@ def swatch(index: int, theme: Theme) -> QIcon:
     painter = QPainter(pixmap)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(QColor(theme.series[index % len(theme.series)]))
+    painter.setBrush(QColor(series_color(theme, index)))
     painter.drawRoundedRect(0, 0, SWATCH, SWATCH, 2, 2)
     painter.end()
     return QIcon(pixmap)

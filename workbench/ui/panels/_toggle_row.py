@@ -55,6 +55,7 @@ class ToggleRow(QWidget):
         self._title.setMinimumWidth(min(TITLE_PX, self._title.sizeHint().width()))
         options = [(option.name, option.title) for option in toggle.options]
         self.picker = OptionPicker(options, PICKER_PX, dense=True)
+        self.picker.set_title(toggle.title)
         self.picker.setToolTip(toggle.help)
         self.picker.chosen.connect(lambda option: self.chosen.emit(toggle.name, option))
         self._title.setBuddy(self.picker.focus_target())

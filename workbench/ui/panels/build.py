@@ -15,12 +15,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.model import Scalar
+from sessions.model import OWN, Scalar
 from workbench.protocol import Field
 from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.dialogs import runner_files
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _editors, _widgets
+from workbench.ui.panels._own_model import OwnModelRow, applies
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import config_edit
 from workbench.ui.state.configuration import ConfigurationModel
@@ -111,6 +112,8 @@ class BuildPanel(QWidget):
         _row(top, "Model", self._family, model)
         _row(top, "Workload", self._workload)
         layout.addLayout(top)
+        self._own = OwnModelRow(self._choose_file)
+        layout.addWidget(self._own)
         self._settings_form = _form()
         layout.addLayout(self._settings_form)
         head = _widgets.tight(QHBoxLayout())
@@ -121,6 +124,7 @@ class BuildPanel(QWidget):
         layout.addWidget(more)
         column = _widgets.tight(QVBoxLayout(more), 6)
         rest = _form()
+        self._rest = rest
         _row(rest, "Data", self._data)
         seed, self._shows["", "seed"] = _editors.editor(SEED, self._set_seed)
         _row(rest, SEED.title, seed)
@@ -173,14 +177,24 @@ class BuildPanel(QWidget):
         _select(self._preset, configuration.preset)
         _select(self._workload, configuration.workload)
         self._show_data(configuration.data)
+        is_own = configuration.family == OWN
+        self._own.setVisible(is_own)
+        self._preset.setVisible(not is_own)
+        self._rest.setRowVisible(self._data, not is_own)
+        if is_own:
+            self._own.show_source(str(configuration.model.get("source", "")), catalogue)
         for field in family.fields:
+            if ("model", field.name) not in self._shows:
+                continue
             preset = config_edit.preset_value(family, configuration.preset, field.name)
             self._shows["model", field.name](configuration.model.get(field.name, preset))
         for field in workload.fields:
+            if ("settings", field.name) not in self._shows:
+                continue
             value = configuration.settings.get(field.name, field.default)
             self._shows["settings", field.name](value)
         self._shows["", "seed"](configuration.seed)
-        changed = len(configuration.model)
+        changed = 0 if is_own else len(configuration.model)
         count = f" ({changed} changed)" if changed else ""
         self._more_head.setText(f"Data, seed, fields{count}")
         self._reset.setVisible(bool(changed))
@@ -209,7 +223,12 @@ class BuildPanel(QWidget):
     def _make_form(self, form: QFormLayout, group: str, fields: list[Field]) -> None:
         while form.rowCount():
             form.removeRow(0)
+        configuration = self._configuration.edited
+        assert configuration is not None
         for field in fields:
+            if not applies(configuration.family, group, field.name):
+                self._shows.pop((group, field.name), None)
+                continue
             changed = self._changer(group, field.name)
             widget, self._shows[group, field.name] = _editors.editor(field, changed)
             _row(form, field.title, widget)
@@ -259,6 +278,11 @@ class BuildPanel(QWidget):
                 self._data.setItemData(1, data, Qt.ItemDataRole.ToolTipRole)
             self._data.addItem("Bytes of a file …", None)
             self._data.setCurrentIndex(0 if data == SYNTHETIC else 1)
+
+    def _choose_file(self, source: str) -> None:
+        catalogue, configuration = self._configuration.catalogue, self._configuration.edited
+        assert catalogue is not None and configuration is not None
+        self._configuration.edit(config_edit.with_own_model(catalogue, configuration, source))
 
     def _set_seed(self, value: Scalar) -> None:
         assert self._configuration.edited is not None
@@ -363,6 +387,7 @@ def _row(
     label.setWordWrap(True)
     label.setToolTip(widget.toolTip())
     label.setBuddy(widget)
+    widget.setAccessibleName(widget.accessibleName() or title)
     if controls is None:
         form.addRow(label, widget)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import (
@@ -27,6 +27,7 @@ from workbench.plots import PLOTS, Run
 from workbench.plots._distributions import distributions
 from workbench.plots._steps import rolling
 from workbench.theming.icons import icon
+from workbench.titles import distinct
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
@@ -214,7 +215,9 @@ class ComparePanel(QWidget):
         if len(sessions) < 2:
             self._show(Found([], None))
             return
-        runs = [self._run(session, place) for place, session in enumerate(sessions)]
+        runs = [self._run(session, color) for color, session in enumerate(sessions)]
+        for run, label in zip(runs, distinct(sessions), strict=True):
+            run.label = label
         ids = [run.session.id for run in runs]
         baseline = ids.index(self._baseline) if self._baseline in ids else 0
         chosen = [self._chosen.get(session_id) for session_id in ids]
@@ -252,15 +255,16 @@ class ComparePanel(QWidget):
             added = self._compared.sessions
             self._out.setVisible(bool(found.reason and added))
             if added:  # without whose buttons, which stand in the table
-                self._out.setText(f"Take out {added[-1].title!r}")
+                label = distinct([self._session.shown, *added])[-1]
+                self._out.setText(f"Take out {label!r}")
             return
         self._pages.setCurrentIndex(1)
-        listed = [(run.session.id, run.session.title) for run in found.runs]
+        listed = [(run.session.id, run.title) for run in found.runs]
         if listed != self._listed:  # else it may be open
             self._listed = listed
             self._base.clear()
             for run in found.runs:
-                self._base.addItem(run.session.title, run)
+                self._base.addItem(run.title, run)
         self._base.setCurrentIndex(comparison.baseline)
         self.sessions.show_comparison(found.runs, comparison)
         self.differences.show_comparison(comparison)
@@ -292,7 +296,7 @@ def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
 
     A session without a choice takes part with its segment of the most steady steps.
     """
-    sessions = [run.session for run in runs]
+    sessions = [replace(run.session, title=run.title) for run in runs]
     with open_files.reading(*sessions):
         try:
             places = [

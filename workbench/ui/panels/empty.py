@@ -15,6 +15,9 @@ from workbench.ui.state.theme import ThemeModel
 
 TEXT_WIDTH = 340
 
+_ICON_PX = 28
+_FRAME_PX = 48  # margins and spaces
+
 
 class Empty(QWidget):
     """A calm page with an icon, a line and a sentence, in the middle of the panel."""
@@ -81,7 +84,12 @@ class Empty(QWidget):
         for label in (self._line, self._sentence):
             label.setFixedWidth(width)
             label.setFixedHeight(label.heightForWidth(width))
+        texts = self._line.height() + self._sentence.height()
+        # A low panel keeps its words and gives up the icon.
+        self._mark.setVisible(self.height() >= texts + _ICON_PX + _FRAME_PX)
 
     def _draw(self) -> None:
-        pixmap = icon(self._icon_name, self._theme.current, "muted").pixmap(QSize(28, 28))
+        pixmap = icon(self._icon_name, self._theme.current, "muted").pixmap(
+            QSize(_ICON_PX, _ICON_PX)
+        )
         self._mark.setPixmap(pixmap)

@@ -22,14 +22,17 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions import session_log
 from sessions.model import Event
 from sessions.plain_text import one_line, wrapped
+from workbench.charts.time_axis import TimeAxis
 from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.menus.option_picker import OptionPicker
 from workbench.ui.panels import _widgets
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
@@ -37,16 +40,26 @@ Index = QModelIndex | QPersistentModelIndex
 KIND_ICON = {  # by an event's kind: icon and colour
     "toggle": ("toggle", "accent"),
     "note": ("note", "text"),
+    "bookmark": ("bookmark", "accent"),
     "warning": ("warning", "warning"),
     "error": ("error", "bad"),
     "info": ("info", "muted"),
+    session_log.RUN: ("run", "good"),
+    session_log.VERDICT: ("verdict", "accent"),
+    session_log.STUDY: ("attribution", "accent"),
 }
 FILTERS = [
     ("all", "All"),
     ("toggle", "Toggles"),
-    ("note", "Notes"),
+    ("note", "Notes and bookmarks"),
+    ("measured", "Runs, verdicts, studies"),
     ("problem", "Warnings and errors"),
 ]
+_GROUPS = {  # kinds of entries by filter, where they are several
+    "note": ("note", "bookmark"),
+    "measured": (session_log.RUN, session_log.VERDICT, session_log.STUDY),
+    "problem": ("warning", "error"),
+}
 ROW_HEIGHT = 24
 FILTER_WIDTH = 168
 _LONGEST_LINE = 1000  # characters
@@ -58,13 +71,14 @@ class EventsPanel(QWidget):
     def __init__(
         self,
         session: SessionModel,
+        run: RunModel,
         configuration: ConfigurationModel,
         theme: ThemeModel,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
         self._session, self._theme = session, theme
-        self._model = EventModel(session, theme, self)
+        self._model = EventModel(session, run, theme, self)
         self._filtered = EventFilter(self)
         self._filtered.setSourceModel(self._model)
         self.table = QTableView()
@@ -92,15 +106,23 @@ class EventsPanel(QWidget):
             theme,
             "recent",
             "Nothing has happened yet",
-            "Toggles, notes, warnings and errors of the session are listed here.",
+            "Runs, toggles, verdicts, notes, warnings and errors are listed here.",
         )
         self._pages = QStackedWidget()
         self._pages.addWidget(empty)
         self._pages.addWidget(self._make_log())
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
-        session.eventsChanged.connect(self._refresh)
-        session.sessionChanged.connect(self._refresh)
+        for changed in (
+            session.eventsChanged,
+            session.sessionChanged,
+            session.segmentsChanged,
+            session.comparisonsChanged,
+            session.studiesChanged,
+            run.stateChanged,
+        ):
+            changed.connect(self._refresh)
+        session.eventsWanted.connect(self._show_near)
         theme.changed.connect(self._model.reset)
         configuration.catalogueChanged.connect(self._model.reset)
         self._refresh()
@@ -113,6 +135,7 @@ class EventsPanel(QWidget):
         self._search.setClearButtonEnabled(True)
         self._search.textChanged.connect(self._filtered.setFilterFixedString)
         self._picker = OptionPicker(FILTERS, FILTER_WIDTH)
+        self._picker.set_title("Kinds of events")
         self._picker.set_value("all")
         self._picker.chosen.connect(self._filtered.set_kind)
         nothing = Empty(
@@ -158,21 +181,35 @@ class EventsPanel(QWidget):
 
     def _jump(self, index: QModelIndex) -> None:
         row = self._filtered.mapToSource(index).row()
-        self._session.focus(self._session.shown.events[row].t_s)
+        self._session.focus(self._model.entries[row].t_s)
+
+    def _show_near(self, t_s: float) -> None:
+        """Select the event nearest to a time, with no filter in its way."""
+        self._show_all()
+        entries = self._model.entries
+        if entries:
+            row = min(range(len(entries)), key=lambda index: abs(entries[index].t_s - t_s))
+            index = self._filtered.mapFromSource(self._model.index(row, 0))
+            self.table.selectRow(index.row())
+            self.table.scrollTo(index)
 
 
 class EventModel(QAbstractTableModel):
-    """Time, kind and text of the shown session's events."""
+    """Time, kind and text of the shown session's log; times are positions on its time axis."""
 
-    def __init__(self, session: SessionModel, theme: ThemeModel, parent: QWidget) -> None:
+    def __init__(
+        self, session: SessionModel, run: RunModel, theme: ThemeModel, parent: QWidget
+    ) -> None:
         super().__init__(parent)
-        self._session, self._theme = session, theme
-        self._listed = session.shown  # as the rows show it
-        self._count = len(self._listed.events)
+        self._session, self._run, self._theme = session, run, theme
+        self._shown = session.shown
+        self._axis = TimeAxis(session.shown)
+        self.entries: list[Event] = []
+        self.reset()
 
     def rowCount(self, parent: Index | None = None) -> int:
-        """One row an event."""
-        return 0 if parent is not None and parent.isValid() else self._count
+        """One row an entry."""
+        return 0 if parent is not None and parent.isValid() else len(self.entries)
 
     def columnCount(self, parent: Index | None = None) -> int:
         """Time, kind, text."""
@@ -180,11 +217,11 @@ class EventModel(QAbstractTableModel):
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         """The cell's text, icon, font and alignment."""
-        event: Event = self._listed.events[index.row()]
+        event = self.entries[index.row()]
         match role, index.column():
             case Qt.ItemDataRole.DisplayRole, column:
                 text = self._session.titled(one_line(event.text, _LONGEST_LINE))
-                return (clock(event.t_s), event.kind, text)[column]
+                return (clock(self._axis.position(event.t_s)), event.kind, text)[column]
             case Qt.ItemDataRole.ToolTipRole, 2:
                 return wrapped(event.text)
             case Qt.ItemDataRole.DecorationRole, 1:
@@ -197,21 +234,27 @@ class EventModel(QAbstractTableModel):
         return None
 
     def update(self) -> None:
-        """Take the events that were added, or all of another session."""
-        events = self._session.shown.events
-        if self._listed is not self._session.shown or len(events) < self._count:
+        """Take the entries that were added, or all of another session."""
+        entries, count = self._log(), len(self.entries)
+        if self._shown is not self._session.shown or entries[:count] != self.entries:
             self.reset()
-        elif len(events) > self._count:
-            self.beginInsertRows(QModelIndex(), self._count, len(events) - 1)
-            self._count = len(events)
+        elif len(entries) > count:
+            self._axis.pull()
+            self.beginInsertRows(QModelIndex(), count, len(entries) - 1)
+            self.entries = entries
             self.endInsertRows()
 
     def reset(self) -> None:
         """Read everything again."""
         self.beginResetModel()
-        self._listed = self._session.shown
-        self._count = len(self._listed.events)
+        self._shown, self._axis = self._session.shown, TimeAxis(self._session.shown)
+        self._axis.pull()
+        self.entries = self._log()
         self.endResetModel()
+
+    def _log(self) -> list[Event]:
+        running = self._session.live and self._run.active
+        return session_log.log(self._session.shown, running=running)
 
 
 class EventFilter(QSortFilterProxyModel):
@@ -233,12 +276,12 @@ class EventFilter(QSortFilterProxyModel):
         if self._kind == "all" and not self.filterRegularExpression().pattern():
             return True
         kind = self.sourceModel().index(row, 1, parent).data()
-        kinds = ("warning", "error") if self._kind == "problem" else (self._kind,)
+        kinds = _GROUPS.get(self._kind, (self._kind,))
         return (self._kind == "all" or kind in kinds) and super().filterAcceptsRow(row, parent)
 
 
 def clock(t_s: float) -> str:
-    """Seconds of the session as a clock: ``1:02:03.4``."""
+    """Return seconds as a clock: ``1:02:03.4``."""
     minutes, seconds = divmod(round(max(0.0, t_s), 1), 60)
     hours, minutes = divmod(int(minutes), 60)
     return f"{hours}:{minutes:02d}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"

@@ -35,8 +35,7 @@ class GeneratedPanel(QWidget):
             theme,
             "log",
             "Nothing has been generated yet",
-            "Choose the workload Generate text and run it. What the first sequence writes appears "
-            "here: as text where the data is a text file, else as numbers of tokens.",
+            "Run the workload Generate text: what the first sequence writes appears here.",
         )
         body = QWidget()
         body.setProperty("panel", True)

@@ -21,6 +21,8 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.columns import row_count
+from sessions.model import Session
+from sessions.session_log import study_segments
 from sessions.storage import open_files
 from workbench import plot_export
 from workbench.charts.units import SECONDS
@@ -29,6 +31,7 @@ from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
+from workbench.ui.panels._moments import Moments
 from workbench.ui.panels._utilization import Utilization
 from workbench.ui.panels.start_page import StartPage
 from workbench.ui.process.thread_pool import Tasks
@@ -37,8 +40,11 @@ from workbench.ui.state.theme import ThemeModel
 
 FRAME_MS = 16
 SHOWN = ("step_time", "memory", "utilization", "power")  # at first
-WINDOWS: dict[str, float | None] = {
+RUN, SEGMENT = "run", "segment"
+WINDOWS: dict[str, float | str | None] = {
     "Whole session": None,
+    "This run": RUN,
+    "This segment": SEGMENT,
     "Last 10 s": 10.0,
     "Last 30 s": 30.0,
     "Last minute": 60.0,
@@ -66,8 +72,10 @@ class LivePanel(QWidget):
     ) -> None:
         super().__init__(parent)
         self._session, self._theme = session, theme
-        self._run = Run(session.shown, titled=session.titled)
-        self._window: float | None = None
+        self._shows_studies = False
+        self._run = self._new_run()
+        self._window: float | str | None = None
+        self.crosshair: float | None = None  # position on the axis
         self._held_at = 0
         self._dirty = False
         self._frame_at = 0.0
@@ -77,6 +85,7 @@ class LivePanel(QWidget):
             for name, plot in PLOTS.items()
             if plot.axis == "time"
         }
+        self.moments = Moments(self, session)
         self._splitter = QSplitter(Qt.Orientation.Vertical)
         self._splitter.setChildrenCollapsible(False)
         order = sorted(self.charts, key=lambda n: (SHOWN.index(n) if n in SHOWN else len(SHOWN), n))
@@ -87,6 +96,7 @@ class LivePanel(QWidget):
             chart.cursorMoved.connect(self._move_cursor)
             chart.rangePicked.connect(lambda c=chart: self._picked(c))
             chart.resetWanted.connect(self._follow_all)
+            self.moments.attach(chart)
             self._splitter.addWidget(chart)
             chart.setVisible(name in SHOWN)  # only now: alone it would be a window
         self._timer = QTimer(self)
@@ -101,7 +111,9 @@ class LivePanel(QWidget):
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._make_bar())
         layout.addWidget(self._stack, 1)
+        layout.addWidget(self.moments.bar)
         session.dataArrived.connect(self._touch)
+        session.segmentsChanged.connect(self._renew_run)
         session.segmentsChanged.connect(self._touch)
         session.eventsChanged.connect(self._touch)
         session.sessionChanged.connect(self._show_session)
@@ -118,17 +130,31 @@ class LivePanel(QWidget):
         found = [self._splitter.widget(place) for place in range(self._splitter.count())]
         return [chart for chart in found if isinstance(chart, Chart) and not chart.isHidden()]
 
+    @property
+    def run(self) -> Run:
+        """The session as the plots show it."""
+        return self._run
+
+    def view_span(self) -> tuple[float, float] | None:
+        """Return the range of the axis that is in view."""
+        shown = self.shown
+        return tuple(shown[0].canvas.vb.viewRange()[0]) if shown else None  # type: ignore[return-value]
+
+    def show_span(self, start: float, stop: float) -> None:
+        """Hold the view, and show this range of the axis."""
+        self._session.set_follow(False)
+        self._spread(start, stop, pull=True)
+
     def show_plot(self, name: str, shown: bool = True) -> None:
         """Add a plot to the stack, or take it away."""
         self.charts[name].setVisible(shown)
         self.redraw()
 
-    def set_window(self, seconds: float | None) -> None:
-        """Follow only the last ``seconds``; None follows the whole session."""
-        self._window = seconds
-        self._choice.setCurrentText(
-            next((text for text, value in WINDOWS.items() if value == seconds), "Whole session")
-        )
+    def set_window(self, window: float | str | None) -> None:
+        """Follow the last seconds, ``RUN`` or ``SEGMENT``; None follows the whole session."""
+        self._window = window
+        titles = {value: text for text, value in WINDOWS.items()}
+        self._choice.setCurrentText(titles.get(window, titles[None]))
         self._session.set_follow(True)
         self._touch()
 
@@ -138,8 +164,8 @@ class LivePanel(QWidget):
         if not shown:
             return
         start, stop = shown[0].canvas.vb.viewRange()[0]
-        half = (stop - start) / 2
-        self._spread(t_s - half, t_s + half, pull=True)
+        half, middle = (stop - start) / 2, self._run.axis.position(t_s)
+        self._spread(middle - half, middle + half, pull=True)
 
     def export_plot(self) -> None:
         """Ask for a file and write the topmost plot that has data."""
@@ -200,6 +226,11 @@ class LivePanel(QWidget):
             action.setCheckable(True)
             action.setChecked(name in SHOWN)
             action.toggled.connect(lambda on, n=name: self.show_plot(n, on))
+        menu.addSeparator()
+        studies = QAction("Segments of studies", menu)
+        studies.setCheckable(True)
+        menu.addAction(studies)
+        studies.toggled.connect(self.show_studies)
         self._plots.setMenu(menu)
         self._choice = QComboBox()
         self._choice.addItems(list(WINDOWS))
@@ -231,10 +262,28 @@ class LivePanel(QWidget):
 
     def _show_session(self) -> None:
         if self._run.session is not self._session.shown:
-            self._run = Run(self._session.shown, titled=self._session.titled)
+            self._run = self._new_run()
+            self.moments.clear()
             for chart in self.charts.values():
                 chart.canvas.follow_x = chart.canvas.follow_y = True
             self._session.set_follow(True)
+            self.redraw()
+
+    def _new_run(self) -> Run:
+        hidden = frozenset() if self._shows_studies else hidden_segments(self._session.shown)
+        return Run(self._session.shown, titled=self._session.titled, hidden=hidden)
+
+    def show_studies(self, shown: bool) -> None:
+        """Show the segments of studies among the others, or leave them out."""
+        self._shows_studies = shown
+        self._renew_run()
+
+    def _renew_run(self) -> None:
+        """Draw anew if other segments are hidden than before."""
+        run = self._new_run()
+        if run.hidden != self._run.hidden:
+            run.selected, self._run = self._run.selected, run
+            self.moments.clear()
             self.redraw()
 
     def _select(self) -> None:
@@ -277,9 +326,12 @@ class LivePanel(QWidget):
                 spans.append(span)
         if spans:
             start, stop = min(s[0] for s in spans), max(s[1] for s in spans)
-            if self._window is not None and self._session.live:
+            if isinstance(self._window, float) and self._session.live:
                 start = stop - self._window
+            elif isinstance(self._window, str):
+                start, stop = self._named_span()
             self._spread(*self._range(start, stop), pull=False)
+            self.moments.measure()
         again_ms = 0.0
         for chart in shown:
             if chart.reason is not None:
@@ -295,6 +347,14 @@ class LivePanel(QWidget):
                 self._timer.start(round(again_ms))
         self._align()
 
+    def _named_span(self) -> tuple[float, float]:
+        """Return the range of the last run, or of the selected or else the last segment."""
+        axis, segments = self._run.axis, self._run.chosen()
+        if self._window == RUN or not segments:
+            return axis.run_span()
+        selected = [s for s in segments if s.index == self._run.selected]
+        return axis.segment_span((selected or segments)[-1])
+
     def _range(self, start: float, stop: float) -> tuple[float, float]:
         """What to show of data from ``start`` to ``stop``.
 
@@ -304,7 +364,7 @@ class LivePanel(QWidget):
         span = (stop - start) or 1.0
         if not self._session.live:
             return start - _MARGIN * span, stop + _MARGIN * span
-        if self._window is not None:
+        if isinstance(self._window, float):
             return start, stop + _MARGIN * span
         step = 2.0 ** np.floor(np.log2(span)) / _ROOMS
         return start - step / 2, start + (np.floor(span / step) + 1.5) * step
@@ -355,6 +415,7 @@ class LivePanel(QWidget):
         self._status.setText(f"View held; the run goes on{more}" if self._session.live else "")
 
     def _move_cursor(self, x: float | None) -> None:
+        self.crosshair = x
         for chart in self.shown:
             chart.set_cursor(x)
         self._place.setText("" if x is None else f"at {SECONDS.text(x, digits=4)}")
@@ -366,6 +427,17 @@ class LivePanel(QWidget):
         for chart in self.charts.values():
             chart.set_theme(theme)
         self._follow_changed()
+
+
+def hidden_segments(session: Session) -> frozenset[int]:
+    """Return the segments of studies that are over, if the session has other segments.
+
+    The segments of the last study are shown until another order: it may be running.
+    """
+    orders, last = study_segments(session), len(session.orders) - 1
+    if len(orders) == len(session.segments):
+        return frozenset()
+    return frozenset(index for index, order in orders.items() if order != last)
 
 
 def _right_px(chart: Chart) -> float:

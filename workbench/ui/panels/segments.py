@@ -27,6 +27,7 @@ from sessions import reproduce
 from sessions.columns import row_count
 from sessions.errors import SessionError
 from sessions.model import Configuration, Segment, Session
+from sessions.plain_text import clip
 from sessions.storage import open_files
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
 from workbench.protocol import Failure
@@ -47,6 +48,8 @@ ROW_HEIGHT = 26
 JUDGE = "Measure a verdict against the baseline"
 PERIOD_MS = 1000  # between two computations while steps arrive
 IDLE_SHARE = 4  # times as long as the computation took, so that long sessions cost no more
+MOST_PAIRS = 20  # rows that a menu offers to compare with
+_LONGEST_NAME = 60  # characters
 MOST_SEGMENTS = 1000  # rows of the table; each takes milliseconds to compare
 
 
@@ -70,6 +73,7 @@ class SegmentsPanel(QWidget):
         self._busy = False
         self._stale = False
         self._period_ms = PERIOD_MS
+        self._scrolled_to = 0  # segments when the last of them was scrolled to
         self._rows = 0  # steps of the session when it was last asked for
         self.model = SegmentModel(session, theme, self)
         self.table = self._make_table()
@@ -119,7 +123,7 @@ class SegmentsPanel(QWidget):
         table.doubleClicked.connect(self._double_click)
         table.clicked.connect(self._click)
         table.selectionModel().currentRowChanged.connect(
-            lambda index, _: self._session.select(index.row() if index.isValid() else None)
+            lambda index, _: self._session.select(self.model.segment_at(index.row()))
         )
         table.verticalHeader().hide()
         table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
@@ -211,8 +215,18 @@ class SegmentsPanel(QWidget):
             if self.model.columnCount() > 1:
                 self._names.take([1])
             self._show_selection()
+            self._scroll_to_running()
         if self._stale or session is not self._session.shown:
             self._compute_in(self._period_ms)
+
+    def _scroll_to_running(self) -> None:
+        """Show the segment that began last, once: a person may scroll away from it."""
+        count = len(self._session.shown.segments)
+        if not self._session.live or count == self._scrolled_to or not count:
+            return
+        if (row := self.model.row_of(count - 1)) is not None:
+            self._scrolled_to = count
+            self.table.scrollTo(self.model.index(row, 0))
 
     def _failed(self, error: Exception, detail: str) -> None:
         self._busy = False
@@ -223,9 +237,10 @@ class SegmentsPanel(QWidget):
 
     def _show_selection(self) -> None:
         index = self._session.selection
-        if index is not None and index < self.model.rowCount():
-            if self.table.currentIndex().row() != index:
-                self.table.selectRow(index)
+        if index is not None and self.model.rowCount():
+            row = self.model.row_of(index)
+            if row is not None and self.table.currentIndex().row() != row:
+                self.table.selectRow(row)
         else:
             self.table.clearSelection()
 
@@ -241,16 +256,20 @@ class SegmentsPanel(QWidget):
         return segments[self._session.baseline].configuration, segments[row].configuration
 
     def _click(self, index: QModelIndex) -> None:
-        if self.model.is_offer(index):
-            self._judge(index.row())
+        segment = self.model.segment_at(index.row())
+        if segment is None:
+            self.model.toggle_group(index.row())
+        elif self.model.is_offer(index):
+            self._judge(*self._pair(segment))
 
     def _double_click(self, index: QModelIndex) -> None:
-        if not self.model.is_offer(index):
-            self._session.set_baseline(index.row())
+        segment = self.model.segment_at(index.row())
+        if segment is not None and not self.model.is_offer(index):
+            self._session.set_baseline(segment)
 
-    def _judge(self, row: int) -> None:
-        """Measure a verdict of a row against the baseline, or say why that cannot be."""
-        pair, verdicts = self._pair(row), self._verdicts
+    def _judge(self, *pair: Configuration) -> None:
+        """Measure a verdict of a row against another, or say why that cannot be."""
+        verdicts = self._verdicts
         if why_not := verdicts.why_not_pair(*pair):
             self._failures.report(Failure(kind="mistake", sentence=why_not))
         else:
@@ -259,13 +278,12 @@ class SegmentsPanel(QWidget):
     def _show_menu(self, place: QPoint) -> None:
         index = self.table.indexAt(place)
         menu = QMenu(self)
-        if index.isValid():
-            segment = self._session.shown.segments[index.row()]
-            menu.addAction("Set as baseline", lambda: self._session.set_baseline(index.row()))
-            judge = menu.addAction(JUDGE, lambda: self._judge(index.row()))
-            if why_not := self._verdicts.why_not_pair(*self._pair(index.row())):
-                judge.setEnabled(False)
-                judge.setToolTip(why_not)
+        number = self.model.segment_at(index.row()) if index.isValid() else None
+        if number is not None:
+            segment = self._session.shown.segments[number]
+            menu.addAction("Set as baseline", lambda: self._session.set_baseline(number))
+            self._add_verdict(menu, JUDGE, *self._pair(number))
+            self._add_verdicts(menu.addMenu("Verdict against this"), number)
             menu.setToolTipsVisible(True)
             menu.addAction("Show in the plots", lambda: self._session.focus(segment.start_s))
             use = menu.addAction("Use its configuration", lambda: self._use(segment))
@@ -279,6 +297,23 @@ class SegmentsPanel(QWidget):
         menu.addAction("Copy table as Markdown", self.copy_markdown)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.table.viewport().mapToGlobal(place))
+
+    def _add_verdict(self, menu: QMenu, text: str, *pair: Configuration) -> None:
+        """Offer a verdict on two configurations; its tip says why there can be none."""
+        judge = menu.addAction(text, lambda: self._judge(*pair))
+        if why_not := self._verdicts.why_not_pair(*pair):
+            judge.setEnabled(False)
+            judge.setToolTip(why_not)
+
+    def _add_verdicts(self, menu: QMenu, base: int) -> None:
+        """Offer every other row of the table against the base, the newest first."""
+        menu.setToolTipsVisible(True)
+        segments = self._session.shown.segments
+        rows = [row for row in self.model.rows if isinstance(row, int) and row != base]
+        for row in rows[: -MOST_PAIRS - 1 : -1]:
+            text = f"#{row} {self._session.titled(segments[row].title)}"
+            pair = segments[base].configuration, segments[row].configuration
+            self._add_verdict(menu, clip(text, _LONGEST_NAME), *pair)
 
     def _use(self, segment: Segment) -> None:
         catalogue = self._configuration.catalogue

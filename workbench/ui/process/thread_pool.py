@@ -16,6 +16,7 @@ Failed = Callable[[Exception, str], None]
 class Tasks(QObject):
     """A pool and the tasks in it; ``close`` waits for those that run."""
 
+    wrote = Signal(object)  # the Path of a file that a person asked for
     _finished = Signal(object, object)  # the callback and its arguments, in the window's thread
 
     def __init__(self, parent: QObject | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, SignalInstance
 
+from sessions.model import Phase
 from workbench import protocol
 from workbench.titles import offered
 from workbench.ui.connection import runner_failures
@@ -57,6 +58,7 @@ class MessageRouter(QObject):
         for changed in self._order:
             if changed in due:
                 changed.emit()
+        self._session.settle_baseline()
 
     def take(self, message: protocol.AnyMessage) -> list[SignalInstance]:
         """Update the models from one message; return the signals that are due."""
@@ -77,6 +79,10 @@ class MessageRouter(QObject):
                     due.append(self._configuration.availabilityChanged)
             case protocol.State():
                 self._run.set_state(message.state, message.text)
+            case protocol.PhaseChanged(phase=phase) if phase >= Phase.WARM_UP:
+                if self._run.progress is not None and self._run.state == "running":
+                    self._run.progress = None  # compiling in the middle of a run is over
+                    due.append(self._run.stateChanged)
             case protocol.Progress():
                 self._run.progress = message
                 due.append(self._run.stateChanged)

@@ -87,11 +87,32 @@ class RunModel(QObject):
         self._link.start(lambda: self._launch(journal))
         self.set_state("starting", "Starting the runner")
 
-    def begin_session(self) -> None:
-        """Begin another live session, with a runner of its own."""
-        self._link.retire()
+    def begin_session(self, catalogue: protocol.Catalogue | None = None) -> None:
+        """Begin another live session; an idle runner, which sent the catalogue, goes on for it."""
+        goes_on = catalogue is not None and self.state == "idle"
+        if not goes_on:
+            self._link.retire()
         self._session.begin()
-        self.start_runner()
+        if not (goes_on and catalogue and self._keep_runner(catalogue)):
+            self.start_runner()
+
+    def restore_session(self, catalogue: protocol.Catalogue | None = None) -> None:
+        """Return to the session before, as long as the new one is empty."""
+        if not self._session.restore():
+            return
+        if self._session.journal is None and catalogue is not None:  # it was saved
+            self._session.open_journal().write(catalogue)
+        if self._session.journal is not None:
+            self._link.journal_to(self._session.journal)
+        self.stateChanged.emit()
+
+    def _keep_runner(self, catalogue: protocol.Catalogue) -> bool:
+        """Let the present runner's messages go to the new session; return False if they cannot."""
+        if not self._link.journal_to(self._session.open_journal()):
+            return False
+        self._session.introduce(catalogue)
+        self.stateChanged.emit()
+        return True
 
     def perform(self, command: protocol.Command) -> None:
         """Run a command that takes a while (a comparison, a study) in place of what runs now."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from sessions import numerics
-from sessions.model import Configuration, Session
+from sessions.model import Configuration, Event, Phase, Session
 from sessions.verdicts.work import INVALID
 from workbench import protocol
 from workbench.client.journal import Journal
@@ -31,6 +32,17 @@ MEASURED = (  # messages that make the live session worth saving
 UNTITLED = "Untitled"
 
 
+@dataclass(frozen=True)
+class LiveSession:
+    """A live session that was left: all that brings it back."""
+
+    recorder: Recorder
+    journal: Journal | None
+    saved: bool
+    path: Path | None
+    changes: int
+
+
 class SessionModel(QObject):
     """The shown session with its file and view; the live session with its journal.
 
@@ -38,6 +50,7 @@ class SessionModel(QObject):
     """
 
     sessionChanged = Signal()  # another session is shown, or it was renamed
+    left = Signal()  # the live session of before is in ``previous``
     begun = Signal()  # an empty live session replaced the one before
     savedChanged = Signal()  # the live session was saved, or has something that is not
     dataArrived = Signal()  # steps or telemetry were appended; at most 60 times a second
@@ -49,6 +62,7 @@ class SessionModel(QObject):
     selectionChanged = Signal()
     followChanged = Signal()
     focusRequested = Signal(float)  # show this time (seconds of the session) in the plots
+    eventsWanted = Signal(float)  # show the events near this time
 
     def __init__(
         self,
@@ -64,7 +78,10 @@ class SessionModel(QObject):
         self.path: Path | None = None  # the file of the shown session
         self.saved = True  # nothing was measured or noted since the live session was saved
         self.journal: Journal | None = None
+        self.previous: LiveSession | None = None  # the one that ``begin`` left
         self.baseline = 0  # index of the segment that ratios refer to
+        self.baseline_chosen = False  # by a person
+        self._baseline_settled = False  # a person chose it, or it has steady steps
         self.selection: int | None = None  # index of the selected segment
         self.follow = True  # the plots scroll with the newest step
         self.titles = Titles()
@@ -102,8 +119,20 @@ class SessionModel(QObject):
 
     def set_baseline(self, index: int) -> None:
         """Make one segment the one that ratios refer to."""
-        self.baseline = index
+        self.baseline, self.baseline_chosen, self._baseline_settled = index, True, True
         self.segmentsChanged.emit()
+
+    def settle_baseline(self) -> None:
+        """Make the first segment with steady steps the baseline, unless a person chose one."""
+        if self._baseline_settled:
+            return
+        for segment in self.shown.segments:
+            if any(span.phase == Phase.STEADY for span in segment.phases):
+                self._baseline_settled = True
+                if segment.index != self.baseline:
+                    self.baseline = segment.index
+                    self.segmentsChanged.emit()
+                return
 
     def select(self, index: int | None) -> None:
         """Select one segment in every panel, or none."""
@@ -126,20 +155,60 @@ class SessionModel(QObject):
 
     def begin(self) -> None:
         """Leave the live session as it is in its journal or file, and begin another."""
-        self.close_journal()
+        self._forget_previous()
+        if not self.recorder.session.segments or self._is_saved():
+            self.close_journal()
+        if self.recorder.session.segments:
+            self.previous = LiveSession(
+                self.recorder, self.journal, self.journal is None, self._live_path, self._changes
+            )
+            self.journal = None
         self.recorder = Recorder()
         self.saved, self.path, self._live_path = True, None, None
         self.show(self.recorder.session)
         self.begun.emit()
+        if self.previous is not None:
+            self.left.emit()
+
+    def introduce(self, catalogue: protocol.Catalogue) -> None:
+        """Let the new session begin with a runner that has been introduced to the one before."""
+        facts = {} if self.previous is None else self.previous.recorder.session.environment
+        for message in (catalogue, protocol.EnvironmentFound(facts=dict(facts))):
+            self.recorder.record(message)
+            if self.journal is not None:
+                self.journal.write(message)
+
+    def restore(self) -> bool:
+        """Make the session before the live one again; return False if the new one has data."""
+        previous = self.previous
+        if previous is None or self.recorder.session.segments:
+            return False
+        self.previous = None
+        self.saved = True  # there is nothing in it
+        self.close_journal()
+        self.recorder, self.journal = previous.recorder, previous.journal
+        self.saved, self._changes = previous.saved, previous.changes
+        self._live_path = previous.path
+        self.show_live()
+        self.savedChanged.emit()
+        return True
+
+    def _forget_previous(self) -> None:
+        """Close the journal of the session before: from here on only its file brings it back."""
+        if self.previous is not None:
+            self._close(self.previous.journal, self.previous.saved)
+            self.previous = None
 
     def show(self, session: Session) -> None:
         """Show a session in every panel."""
         if session is not self.shown:
             self.shown = session
             self.baseline, self.selection = 0, None
+            self.baseline_chosen = self._baseline_settled = False
             self._update_titles()
             for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
                 changed.emit()
+            self.settle_baseline()
 
     def show_live(self) -> None:
         """Show the session that is being recorded."""
@@ -154,8 +223,8 @@ class SessionModel(QObject):
             self._failures.report_unread,
         )
 
-    def save(self, path: Path) -> None:
-        """Write the session that is shown, as it is now, to a file."""
+    def save(self, path: Path, then: Callable[[], None] | None = None) -> None:
+        """Write the session that is shown, as it is now, to a file; call ``then`` afterwards."""
         shown, session = self.shown, session_files.snapshot(self.shown)
         written = (self.recorder, self._changes) if self.live else None
         source = None if self.live else self.path
@@ -164,9 +233,12 @@ class SessionModel(QObject):
             session_files.write(session, path, source)
             self._written = written or self._written  # known, should nobody receive the answer
 
-        self._tasks.start(
-            write, lambda _: self._wrote(path, shown, written), self._failures.report_unsaved
-        )
+        def finish(_: None) -> None:
+            self._wrote(path, shown, written)
+            if then is not None:
+                then()
+
+        self._tasks.start(write, finish, self._failures.report_unsaved)
 
     def rename(self, title: str) -> None:
         """Give the session that is shown another title."""
@@ -204,13 +276,29 @@ class SessionModel(QObject):
 
     # What the live session records
 
-    def add_note(self, text: str) -> None:
-        """Mark the present moment of the live session with a note."""
-        self.write(protocol.Note(kind="note", text=text))
+    def add_note(self, text: str, t_s: float | None = None, kind: str = "note") -> None:
+        """Mark a moment of the shown session with a note or a bookmark; now, if none is given."""
+        if self.live:
+            now = None if t_s is None else t_s - self.recorder.offset_s
+            self.write(protocol.Note(kind=kind, text=text), now)
+            return
+        event = Event(0.0 if t_s is None else t_s, kind, text)
+        self.shown.events.append(event)
+        if self.path is not None and not session_files.is_journal(self.path):
+            path = self.path
+            self._tasks.start(
+                lambda: session_files.add_event(path, event),
+                lambda _: None,
+                self._failures.report_unsaved,
+            )
+        self.eventsChanged.emit()
 
-    def write(self, message: protocol.AnyMessage) -> None:
-        """Add a message of the window's own to the live session and its journal."""
-        message.t_s = self._clock.now()
+    def write(self, message: protocol.AnyMessage, t_s: float | None = None) -> None:
+        """Add a message of the window's own to the live session and its journal.
+
+        ``t_s`` is a time of the runner's clock, now if none is given.
+        """
+        message.t_s = self._clock.now() if t_s is None else t_s
         self.recorder.record(message)
         self._journal(message)
         for changed in self.changed_by(message):
@@ -265,12 +353,21 @@ class SessionModel(QObject):
         return self.journal
 
     def close_journal(self) -> None:
-        """Close the journal; it is kept unless the live session is saved."""
+        """Close the journals; they are kept unless their sessions are saved."""
+        self._forget_previous()
         if self.journal is not None:
-            self._tasks.wait()  # what is being written is saved, though the answer has yet to come
-            saved = self.saved or self._written == (self.recorder, self._changes)
-            self.journal.close(keep=not saved)
+            self._close(self.journal, self._is_saved())
             self.journal = None
+
+    def _is_saved(self) -> bool:
+        """Return True if the live session is in a file; wait for what is being written."""
+        self._tasks.wait()
+        return self.saved or self._written == (self.recorder, self._changes)
+
+    @staticmethod
+    def _close(journal: Journal | None, saved: bool) -> None:
+        if journal is not None:
+            journal.close(keep=not saved)
 
     def _journal(self, message: protocol.Message) -> None:
         self._changes += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from sessions.columns import Columns
 from sessions.errors import SessionError
-from sessions.model import Session
+from sessions.model import Event, Session
 from sessions.tracing.files import is_foreign
 from workbench import protocol
 from workbench.charts.drawn import MOST_SEGMENTS, devices
@@ -71,6 +71,15 @@ def describe(path: Path, title: str, notes: str) -> None:
     from sessions.storage import hdf5
 
     hdf5.update_notes(path, title, notes)
+
+
+def add_event(path: Path, event: Event) -> None:
+    """Add an event to a session's file; raises one of ``EXPECTED``."""
+    from sessions.storage import hdf5
+
+    session = hdf5.load(path)
+    session.events.append(event)
+    hdf5.save(session, path)
 
 
 def recoverable() -> list[Path]:

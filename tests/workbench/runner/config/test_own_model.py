@@ -331,3 +331,37 @@ def test_the_catalogue_offers_it_without_a_count_of_parameters(runner):
     (family,) = (family for family in catalogue.families if family.name == "own")
     assert family.workloads == ["forward", "train"] and family.parameters == {}
     assert [field.name for field in family.fields] == ["source", "sha256"]
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        "torch.nn.Linear(3, 3), torch.zeros(1, 3)",
+        "torch.nn.Bilinear(3, 3, 2), (torch.zeros(1, 3), torch.zeros(1, 3))",
+        "torch.nn.Embedding(9, 3), torch.tensor([[0, 8]])",
+    ],
+)
+def test_a_module_with_an_example_is_enough(runner, write, returned):
+    path = write(f"import torch\n\ndef build():\n    return {returned}\n")
+    finished, failures, segment = outcome(runner, owned(path, "forward", settings={"batch": 5}))
+    assert failures == [] and finished.reason == "done" and len(segment.steps["t_s"]) >= 20
+
+
+def test_a_module_that_carries_its_example_may_be_returned_alone(runner, write):
+    path = write(
+        "import torch\n\ndef build():\n    module = torch.nn.Linear(3, 3)\n"
+        "    module.example_input_array = torch.zeros(1, 3)\n    return module\n"
+    )
+    finished, failures, _ = outcome(runner, owned(path, "forward"))
+    assert failures == [] and finished.reason == "done"
+
+
+def test_a_traceback_begins_with_the_lines_of_the_persons_file(runner, write):
+    path = write(
+        "import torch\n\nclass Broken(torch.nn.Linear):\n    def forward(self, x):\n"
+        "        return self.missing(x)\n\ndef build():\n"
+        "    return Broken(3, 3), torch.zeros(1, 3)\n"
+    )
+    _, failures, _ = outcome(runner, owned(path, "forward"))
+    lines = failures[0].detail.splitlines()
+    assert str(path) in lines[1] and "line 5" in lines[1]

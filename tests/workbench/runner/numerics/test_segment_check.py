@@ -25,7 +25,7 @@ from workbench.runner.numerics import comparison, deviation, segment_check
 from workbench.runner.numerics import reference as plain
 
 CPU = torch.device("cpu")
-LOOKS = "Checking the numbers"
+LOOKS = "Checking results"
 
 
 class ScriptedWire(RecordingWire):

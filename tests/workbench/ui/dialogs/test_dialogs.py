@@ -84,7 +84,7 @@ def test_a_name_without_its_ending_replaces_no_file_unasked(
 
     monkeypatch.setattr(QMessageBox, "question", question)
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path / named), ""))
-    monkeypatch.setattr(ready, "save_path", saved.append)
+    monkeypatch.setattr(ready, "save_path", lambda path, then: saved.append(path))
     message_boxes.save_as(ready)
     assert asked == (["run.h5 is there already. Replace it?"] if asks else [])
     assert saved == ([] if asks and answer == "No" else [tmp_path / written])

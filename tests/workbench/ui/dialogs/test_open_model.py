@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QFileDialog, QLabel
 
 from workbench import protocol
 from workbench.ui import panel_list
+from workbench.ui.panels._own_model import CONTRACT
 from workbench.ui.state import config_edit
 
 OWN = protocol.FamilyInfo(
@@ -75,7 +76,7 @@ def test_the_build_panel_shows_the_file_and_counts_nothing_before_it_is_built(of
     panel.show()
     texts = [label.text() for label in panel.findChildren(QLabel)]
     assert "Parameters are counted when it is built." in texts
-    assert "File" in texts
+    assert CONTRACT in texts
     assert workspace.configuration.edited.model == {"source": "/models/mine.py"}
 
 

@@ -23,6 +23,7 @@ from workbench import protocol
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels import events
+from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._segment_model import AS_BASELINE
 from workbench.ui.window import MainWindow
 
@@ -116,7 +117,8 @@ def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, r
     taken = {}
     for row in (0, 1):
         segments._show_menu(segments.table.visualRect(segments.model.index(row, 0)).center())
-        menu = segments.findChildren(QMenu)[-1]
+        direct = Qt.FindChildOption.FindDirectChildrenOnly
+        menu = segments.findChildren(QMenu, options=direct)[-1]
         (use,) = (one for one in menu.actions() if one.text().startswith("Use its"))
         taken[row] = use.isEnabled(), use.text()
         menu.close()
@@ -244,10 +246,30 @@ def test_the_theme_changes_every_token_at_once(qapp, whole):
     window = whole
     window.set_theme("light")
     assert window.workspace.theme.current.name == "light"
-    assert window.workspace.theme.current.surface in qapp.styleSheet()
+    assert window.workspace.theme.current.surface in window.styleSheet()
     window.set_theme("dark")
     assert window.workspace.theme.current.name == "dark"
-    assert "#ffffff" not in qapp.styleSheet()
+    assert "#ffffff" not in window.styleSheet()
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp, window):
+    """Widgets of pyqtgraph that belong to no window took 1.3 s of every change."""
+    charts = window.findChildren(Chart)
+    hidden = {chart: chart.canvas for chart in charts if not chart.isVisible()}
+    window.set_theme("light")
+    assert qapp.styleSheet() == ""
+    assert hidden and all(chart.canvas is canvas for chart, canvas in hidden.items())
+    name = next(
+        name
+        for name, dock in window.desk.docks.items()
+        for chart in hidden
+        if dock.isAncestorOf(chart)
+    )
+    window.desk.bring(name)
+    shown = [chart for chart in hidden if chart.isVisible()]
+    assert all(chart.canvas.chart_style.theme.name == "light" for chart in shown)
+    window.set_theme("dark")
 
 
 def test_every_empty_panel_says_what_would_fill_it(window):

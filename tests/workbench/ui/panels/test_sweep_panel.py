@@ -154,8 +154,8 @@ def test_what_a_sweep_found_stays_off_the_edge_whatever_the_theme_and_its_room(q
     """A theme that came while the sentence had no room took its margins."""
     headline = panel.headline
     headline.resize(100, 3)
-    stylesheet.apply(qapp, LIGHT)
-    stylesheet.apply(qapp, DARK)
+    for theme in (LIGHT, DARK):
+        stylesheet.apply(qapp, [panel], theme)
     panel._pages.setCurrentIndex(1)
     panel.grab()
     assert headline.mapTo(panel, headline.contentsRect().topLeft()).x() >= 12

@@ -1,0 +1,148 @@
+"""Tests of preferences, shortcuts, named layouts, limits of fields and names of controls."""
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QKeySequence
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractItemView,
+    QAbstractSpinBox,
+    QApplication,
+    QComboBox,
+    QDialogButtonBox,
+    QDockWidget,
+    QLineEdit,
+    QSpinBox,
+    QWidget,
+)
+
+from sessions import sizes
+from workbench.ui.accessible_names import CONTROLS
+from workbench.ui.controllers.appearance import Appearance
+from workbench.ui.dialogs import message_boxes
+from workbench.ui.dialogs.preferences import Preferences
+
+
+@pytest.fixture
+def preferences(qtbot, ready):
+    before = QApplication.font()
+    ready.actions_["preferences"].trigger()
+    yield ready.findChild(Preferences)
+    QApplication.setFont(before)
+    sizes.use_decimal(False)
+    message_boxes.use_folder(None)
+
+
+def test_accepted_preferences_are_used_and_remembered(
+    qtbot, ready, settings, preferences, tmp_path
+):
+    preferences.units.setCurrentIndex(1)
+    preferences.folder.setText(str(tmp_path))
+    preferences.budget.setValue(45)
+    preferences.region.setValue(2)
+    preferences.share.setValue(10)
+    preferences._accept()
+    assert sizes.size_text(2e9) == "2.00 GB"
+    assert message_boxes.folder() == str(tmp_path)
+    workspace = ready.workspace
+    assert (workspace.verdicts.budget_s, workspace.verdicts.region) == (45, 0.02)
+    assert workspace.runs.pairing_share == 0.1
+    remembered = (settings.decimal_units, settings.folder, settings.budget_s, settings.region)
+    assert remembered == (True, tmp_path, 45, 0.02) and settings.pairing_share == 0.1
+
+
+def test_a_larger_type_reaches_the_controls_and_their_own_fonts(qtbot, ready, preferences):
+    title = ready._title
+    before = title.font().pointSizeF(), QApplication.font().pointSizeF()
+    preferences.font_size.setValue(before[1] * 1.5)
+    preferences._accept()
+    assert QApplication.font().pointSizeF() == pytest.approx(before[1] * 1.5, abs=0.1)
+    assert title.font().pointSizeF() == pytest.approx(before[0] * 1.5, abs=0.2)
+
+
+def test_keys_can_be_changed_and_no_two_actions_have_the_same(ready, settings, preferences):
+    preferences._keys["rename"].setKeySequence(QKeySequence("Ctrl+Alt+R"))
+    assert preferences._ok.isEnabled()
+    preferences._keys["notes"].setKeySequence(QKeySequence("Ctrl+Alt+R"))
+    assert not preferences._ok.isEnabled() and "Ctrl+Alt+R" in preferences.problem.text()
+    preferences._keys["notes"].clear()
+    preferences._accept()
+    assert ready.actions_["rename"].shortcut() == QKeySequence("Ctrl+Alt+R")
+    assert "Ctrl+Alt+R" in ready.actions_["rename"].toolTip()
+    assert settings.shortcuts == {"rename": "Ctrl+Alt+R"}
+
+
+def test_defaults_can_be_restored(ready, preferences):
+    preferences._keys["rename"].setKeySequence(QKeySequence("Ctrl+Alt+R"))
+    preferences.budget.setValue(99)
+    box = preferences.findChild(QDialogButtonBox)
+    box.button(QDialogButtonBox.StandardButton.RestoreDefaults).click()
+    assert preferences.shortcuts()["rename"] == "F2" and preferences.budget.value() == 20
+
+
+def test_a_layout_is_saved_under_a_name_and_restored(qtbot, ready, settings):
+    settings.save_named_layout("wide / plots", ready.desk.saveState())
+    ready.desk.docks["events"].close()
+    assert settings.named_layouts == ["wide / plots"]
+    ready.restore_layout("wide / plots")
+    assert ready.desk.docks["events"].toggleViewAction().isChecked()
+    settings.delete_named_layout("wide / plots")
+    assert settings.named_layouts == []
+
+
+def test_a_number_beyond_its_limits_becomes_the_limit_which_is_shown(qtbot, ready):
+    box = ready.desk.docks["build"].widget().findChild(QSpinBox, "field-n_layers")
+    box.selectAll()
+    qtbot.keyClicks(box, "99999")
+    qtbot.keyClick(box, Qt.Key.Key_Return)
+    assert box.value() == box.maximum() == 512
+    assert "at most 512" in box.text()
+    box.selectAll()
+    qtbot.keyClicks(box, "13")
+    qtbot.keyClick(box, Qt.Key.Key_Return)
+    assert box.text() == "13" and ready.workspace.configuration.edited.model["n_layers"] == 13
+
+
+def nameless(window):
+    """Return the controls that a screen reader could not name."""
+    controls = [control for kind in CONTROLS for control in window.findChildren(kind)]
+    return [
+        f"{type(control).__name__} of {type(control.parent()).__name__} in {dock_of(control)}"
+        for control in dict.fromkeys(controls)
+        if not is_part(control) and not name_of(control)
+    ]
+
+
+def is_part(control):
+    """Return True for the line inside a box, and for what Qt makes for itself."""
+    parent = control.parent()
+    inside = isinstance(parent, (QAbstractSpinBox, QComboBox, QAbstractItemView, QLineEdit))
+    inside = inside or parent.metaObject().className().startswith("QComboBoxPrivate")
+    return inside or control.objectName().startswith("qt_")
+
+
+def name_of(control):
+    text = control.text() if isinstance(control, QAbstractButton) else ""
+    return control.accessibleName() or text
+
+
+@pytest.mark.usefixtures("whole")
+def test_every_control_has_a_name(ready):
+    missing = nameless(ready)
+    assert not missing, "\n".join(missing)
+
+
+def dock_of(control):
+    """Return the name of the panel that holds a control."""
+    while control is not None and not isinstance(control, QDockWidget):
+        control = control.parent()
+    return "" if control is None else control.objectName()
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_a_window_begins_in_the_theme_that_was_chosen(qapp, workspace, settings, theme):
+    settings.theme = theme
+    appearance = Appearance(qapp, workspace.theme, settings)
+    appearance.dress(root := QWidget())
+    assert workspace.theme.current.name == theme
+    assert workspace.theme.current.surface in root.styleSheet()

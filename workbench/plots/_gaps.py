@@ -1,0 +1,41 @@
+"""Marks of the idle time between two runs, which the time axis leaves out."""
+
+from __future__ import annotations
+
+import math
+
+from PySide6.QtCore import QRectF
+from PySide6.QtGui import QColor, QPainter
+
+from workbench.charts.layers import Frame, Layer
+from workbench.charts.plot import Run
+from workbench.charts.style import Style
+from workbench.theming.icons import mixed
+
+_APART_PX = 3.0  # between the two lines of a mark
+
+
+class Gaps(Layer):
+    """Two close lines where idle time was left out."""
+
+    z = 1.0
+
+    def __init__(self, run: Run, style: Style) -> None:
+        super().__init__()
+        self._run, self._style = run, style
+        self._gaps: list[tuple[float, float]] = []
+
+    def pull(self) -> None:
+        """Take in the gaps so far."""
+        gaps = self._run.axis.gaps
+        if gaps != self._gaps:
+            self._gaps, self.fresh = gaps, -math.inf
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """Draw every gap in view."""
+        theme = self._style.theme
+        for position, _ in self._gaps:
+            if frame.x[0] <= position <= frame.x[1]:
+                for x in (frame.px(position) - _APART_PX / 2, frame.px(position) + _APART_PX / 2):
+                    line = QRectF(round(x), 0, 1, frame.height)
+                    painter.fillRect(line, QColor(mixed(theme.muted, theme.surface, 0.6)))

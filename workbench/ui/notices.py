@@ -1,0 +1,110 @@
+"""Notices of what was done: written files, sessions left behind, long measurements that ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, QUrl
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QApplication, QSystemTrayIcon
+
+from sessions.plain_text import one_line
+from workbench.ui.panels.failure import Banner
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+LONG_S = 30.0  # a measurement that takes so long is worth a notification
+_LONGEST_TITLE = 80  # characters
+
+
+class Notices(QObject):
+    """Shows a banner for each notice; one takes the place of the last of its kind."""
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self._window, self._workspace = window, window.workspace
+        self._banners: dict[str, Banner] = {}
+        self._began: float | None = None  # monotonic time at which the run in progress began
+        self._measures = False
+        self._tray: QSystemTrayIcon | None = None
+        self._workspace.tasks.wrote.connect(self.show_written)
+        self._workspace.session.left.connect(self._show_left)
+        self._workspace.run.stateChanged.connect(self._follow_run)
+
+    def show_written(self, path: Path) -> None:
+        """Say where a file was written."""
+        banner = self._show("written", f"Written: {path}")
+        banner.add("Open folder", lambda: _open(path.parent))
+
+    def _show_left(self) -> None:
+        session = self._workspace.session
+        if (left := session.previous) is None:
+            return
+        title = one_line(left.recorder.session.title, _LONGEST_TITLE)
+        if left.saved and left.path is not None:
+            text = f"New session. {title!r} is saved in {left.path}."
+        elif left.journal is not None:
+            text = f"New session. {title!r} is kept in {left.journal.path}."
+        else:
+            text = f"New session. {title!r} was not saved."
+        banner = self._show("left", text)
+        banner.add("Undo", self._restore)
+
+    def _restore(self) -> None:
+        self._workspace.run.restore_session(self._workspace.configuration.catalogue)
+
+    def _follow_run(self) -> None:
+        run = self._workspace.run
+        if run.active:
+            self._began = self._began or time.monotonic()
+            self._measures = self._measures or run.measures
+            if "left" in self._banners:  # what runs belongs to the new session
+                self._dismiss("left")
+        elif self._began is not None and run.state in ("idle", "dead"):
+            took_s, measured = time.monotonic() - self._began, self._measures
+            self._began, self._measures = None, False
+            if measured and took_s >= LONG_S and not run.cancelled:
+                self.notify(f"The measurement ended after {_duration(took_s)}.")
+
+    def notify(self, text: str) -> None:
+        """Tell a person who may be elsewhere: in the task bar, by the system, in the window."""
+        self._show("ended", text)
+        if self._window.isActiveWindow():
+            return
+        QApplication.alert(self._window)
+        if QSystemTrayIcon.isSystemTrayAvailable():
+            if self._tray is None:
+                self._tray = QSystemTrayIcon(self._window.actions_["run"].icon(), self)
+            self._tray.show()
+            self._tray.showMessage(self._window.windowTitle(), text)
+
+    def _show(self, kind: str, text: str) -> Banner:
+        self._dismiss(kind)
+        banner = self._window.failures.show_banner("info", text)
+        banner.dismissed.connect(self._forgetter(kind, banner))
+        self._banners[kind] = banner
+        return banner
+
+    def _dismiss(self, kind: str) -> None:
+        if (banner := self._banners.pop(kind, None)) is not None:
+            banner.dismissed.emit()
+
+    def _forgetter(self, kind: str, banner: Banner) -> Callable[[], None]:
+        def forget() -> None:
+            if self._banners.get(kind) is banner:
+                del self._banners[kind]
+
+        return forget
+
+
+def _open(folder: Path) -> None:
+    QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder)))
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
