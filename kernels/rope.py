@@ -151,6 +151,7 @@ OP = Operator(
         "triton": Implementation(_qk.rotate, missing, no_fp64, replayed=True),
         "torch": Implementation(reference),
     },
+    fused_by_compiler=True,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

@@ -60,6 +60,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(_torch),
     },
+    fused_by_compiler=True,
     inputs=_gated.inputs,
     cost=_gated.cost,
     sizes=_gated.sizes,
