@@ -172,10 +172,14 @@ def _cost(
 ) -> Cost:
     batch, heads, length, dim = q_BHSD.shape
     keys = k_BGTD.shape[2]
-    if causal and window is None and kv_length is None:
-        pairs = batch * length * (2 * keys - length + 1) // 2
-    elif window is None and kv_length is None:
-        pairs = batch * length * keys
+    if kv_length is None:
+        position = torch.arange(keys - length, keys)
+        last = position if causal else torch.full_like(position, keys - 1)
+        first = torch.zeros_like(position)
+        if window is not None:
+            first = (position - window + 1).clamp(min=0)
+            last = last.minimum(position + window - 1)
+        pairs = batch * int((last - first + 1).clamp(min=0).sum())
     else:
         seen = visible(length, keys, torch.device("cpu"), causal, window, _on_cpu(kv_length))
         pairs = int(seen.sum()) * (batch if seen.dim() == 2 or seen.shape[0] == 1 else 1)

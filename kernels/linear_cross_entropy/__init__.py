@@ -42,6 +42,7 @@ from kernels.core.operator import (
 )
 from kernels.core.triton_helpers import missing, no_fp64, on_device
 from kernels.linear_cross_entropy._kernels import rows_by_triton, total_by_triton
+from kernels.measure import peers
 
 CHUNK_BYTES = 512 << 20  # logits per chunk: few enough to save memory, enough for a fast product
 REDUCTIONS = ("mean", "sum")
@@ -266,6 +267,7 @@ OP = Operator(
         ),
         "chunked": Implementation(_by(_rows_torch, _total_torch), refuses=_empty),
         "torch": Implementation(reference),
+        **peers.options("linear_cross_entropy"),
     },
     inputs=_inputs,
     cost=_cost,

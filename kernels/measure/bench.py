@@ -21,7 +21,7 @@ from kernels.core.check import Comparison, Exact, as_tuple
 from kernels.core.operator import Case, Cost, Inputs, Operator, Work
 from kernels.core.tuning import Choice, reset_tiles, tiles, tuning
 from kernels.measure.eight_bit import ceilings_for
-from kernels.measure.peers import peers
+from kernels.measure.peers import PEERS, peers
 from kernels.measure.rounds import Enough, alternate
 from kernels.measure.timing import kernel_us
 
@@ -336,7 +336,8 @@ def _subjects(
     if op.name == "attention":
         pairs = inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
     for name, implementation in op.implementations.items():
-        if not wanted(name) or (name in _FULL_MATRIX and pairs > _FULL_MATRIX_LIMIT):
+        by_peer = name in PEERS.get(op.name, {})  # these follow, as their libraries have them
+        if by_peer or not wanted(name) or (name in _FULL_MATRIX and pairs > _FULL_MATRIX_LIMIT):
             continue
         refuses = implementation.refuses
         if implementation.missing(device.type) is None and not (refuses and refuses(*arguments)):

@@ -57,6 +57,7 @@ from kernels.core.triton_helpers import (
     rows_of,
 )
 from kernels.core.tuning import Tile, Tunable, size_class
+from kernels.measure import peers
 from kernels.moe_gating._kernels import (
     launch_backward,
     launch_forward,
@@ -371,6 +372,7 @@ OP = Operator(
     implementations={
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
+        **peers.options("moe_gating"),
     },
     inputs=_inputs,
     cost=_cost,

@@ -49,6 +49,7 @@ from kernels.core.triton_helpers import (
     sm_count,
 )
 from kernels.core.tuning import Tile, Tunable, size_class
+from kernels.measure import peers
 from kernels.rms_norm._kernels import (
     launch_backward,
     launch_forward,
@@ -293,6 +294,7 @@ OP = Operator(
     implementations={
         "triton": Implementation(_triton, missing, refuses, replayed=True),
         "torch": Implementation(_torch),
+        **peers.options("rms_norm"),
     },
     fused_by_compiler=True,
     inputs=_inputs,
