@@ -184,8 +184,8 @@ def _model_of(name: str) -> str:
 def _title(sizes: dict[str, Any], models: list[str]) -> str:
     short = {
         "batch": "B", "length": "S", "keys": "T", "heads": "H", "kv_heads": "G", "dim": "D",
-        "words": "V", "experts": "E", "k": "k", "width": "F", "group": "group ", "groups": "groups ",
-        "states": "N", "window": "window ",
+        "words": "V", "experts": "E", "k": "k", "width": "F", "group": "group ",
+        "groups": "groups ", "states": "N", "window": "window ",
     }  # fmt: skip
     parts = [f"{sizes['rows']}"] if "rows" in sizes else []
     parts += [f"{text}{sizes[name]}" for name, text in short.items() if sizes.get(name)]
@@ -244,7 +244,7 @@ def _heads_of(
     position = {"offset": CACHED - 1, "on_device": True} if decodes else {}
     if shape.rotary:
         yield "qk_norm_rope" if shape.qk_norm else "rope", heads | position
-    for window in {None, shape.window}:
+    for window in dict.fromkeys((None, shape.window)):
         keys = {"keys": CACHED, "kv_length": CACHED - 96} if decodes else {"keys": length}
         if window is None or window < keys["keys"]:
             yield "attention", heads | keys | {"causal": not shape.encodes, "window": window}

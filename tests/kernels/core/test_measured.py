@@ -142,7 +142,7 @@ def test_a_damaged_file_of_choices_counts_as_empty(with_implementations, tmp_pat
     chosen(op, 40, 8)
     (file,) = tmp_path.rglob("choice.rms_norm-*.json")
     document = json.loads(file.read_text())
-    assert [*document["choices"].values()][0]["order"] == ["slow", "fast"]
+    assert next(iter(document["choices"].values()))["order"] == ["slow", "fast"]
     for damage in ("", "[]", json.dumps(document | {"choices": {"x": {"order": 1}}})):
         file.write_text(damage)
         measured.forget()
