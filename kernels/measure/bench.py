@@ -103,6 +103,7 @@ def bench(
     tune: bool = False,
     budget_s: float | None = None,
     enough: Enough = lambda _: False,
+    profiled: bool = True,
 ) -> Iterator[Row]:
     """Time one operator; yield each row when checked, when timed and (on a GPU) when profiled.
 
@@ -122,7 +123,7 @@ def bench(
     for case in cases if cases is not None else default_cases(op, device.type):
         made = _CaseBench(op, case, device, dtype, options)
         yield from made.rows()
-        if device.type == "cuda" and not forward_only:
+        if device.type == "cuda" and profiled and not forward_only:
             done.append(made)
     for row, call, restore in [(*entry, case.restore) for case in done for entry in case.timed]:
         if time.monotonic() > deadline:
