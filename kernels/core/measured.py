@@ -256,7 +256,7 @@ def _has_new(known: Measurement, candidates: tuple[str, ...]) -> bool:
 def _lookup(gpu: str, op_name: str, written: str) -> Measurement | None:
     if (gpu, op_name) not in _loaded:
         _loaded.add((gpu, op_name))
-        for key, stored in tuned_files.load(_file(gpu, op_name), _decode, "choices").items():
+        for key, stored in tuned_files.load_table(_file(gpu, op_name), "choices", _decode).items():
             _known.setdefault((gpu, op_name, key), stored)
     return _known.get((gpu, op_name, written))
 
@@ -311,7 +311,7 @@ def _measure_and_store(
     known = measure(op, candidates, args)
     _known[gpu, op.name, written] = known
     if known.costs:
-        tuned_files.add(_file(gpu, op.name), written, known, _decode, "choices")
+        tuned_files.add_entry(_file(gpu, op.name), "choices", written, known, _decode)
     replay.forget()
     return known
 

@@ -66,10 +66,15 @@ def timed_tile(entry: dict[str, Any]) -> Timed:
     return Timed(tile, float(entry["us"]), float(entry["heuristic_us"]))
 
 
-def load(
-    file: Path, decode: Callable[[dict[str, Any]], Entry] = timed_tile, table: str = "tiles"
+def load(file: Path) -> dict[str, Timed]:
+    """Read the tiles of a file by key; return none, and log the reason, if it is unreadable."""
+    return load_table(file, "tiles", timed_tile)
+
+
+def load_table(
+    file: Path, table: str, decode: Callable[[dict[str, Any]], Entry]
 ) -> dict[str, Entry]:
-    """Read the entries of a file by key; return none, and log the reason, if it is unreadable."""
+    """Read the entries of another table than of tiles in the same way."""
     try:
         document = json.loads(file.read_bytes())
         if document["format"] != FORMAT:
@@ -83,19 +88,20 @@ def load(
         return {}
 
 
-def add(
-    file: Path,
-    key: str,
-    entry: Any,
-    decode: Callable[[dict[str, Any]], Any] = timed_tile,
-    table: str = "tiles",
+def add(file: Path, key: str, timed: Timed) -> str:
+    """Add one tile to the file; return why that is impossible, in a clause, or ""."""
+    return add_entry(file, "tiles", key, timed, timed_tile)
+
+
+def add_entry(
+    file: Path, table: str, key: str, entry: Entry, decode: Callable[[dict[str, Any]], Entry]
 ) -> str:
-    """Add one entry, a dataclass, to the file; return why that is impossible, or ""."""
+    """Add an entry, a dataclass, to another table in the same way."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
-            entries = load(file, decode, table) | {key: entry}
-            written = {name: asdict(value) for name, value in entries.items()}
+            entries = load_table(file, table, decode) | {key: entry}
+            written = {name: asdict(value) for name, value in entries.items()}  # type: ignore[call-overload]
             _write(file, {"format": FORMAT, table: written})
     except OSError as error:
         why = f"{file.parent} cannot be written ({error.strerror})"
