@@ -296,6 +296,8 @@ def _bench(command: Mapping[str, Any], output: str) -> list[str]:
     if command["dtype"]:
         found += option("--dtype", name(command["dtype"], "dtype"))
     found += ["--every-case"] * bool(command["every_case"]) + ["--tune"] * bool(command["tune"])
+    if (models := command.get("model_shapes")) is not None:
+        found += ["--model-shapes", *(name(model, "model") for model in models)]
     if command["budget_s"] is not None:
         found += ["--budget", exactly(command["budget_s"])]
     return found + saved_to(output)

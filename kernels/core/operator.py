@@ -52,11 +52,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Case:
-    """Named set of sizes. ``bench``: large enough to be worth timing on a GPU."""
+    """Named set of sizes. ``bench``: large enough to be worth timing on a GPU.
+
+    ``forward_only``: sizes that only decoding has, where no gradient is timed.
+    """
 
     name: str
     sizes: Mapping[str, Any]
     bench: bool = False
+    forward_only: bool = False
 
 
 def _anywhere(device_type: str) -> str | None:

@@ -144,13 +144,12 @@ MODELS: dict[str, ModelShape] = {
 
 @dataclass(frozen=True)
 class ShapeCase:
-    """One case of an operator, the models that have it, its tokens, and if it only decodes."""
+    """One case of an operator, the models that have it, and its tokens."""
 
     op: str
     case: Case
     models: tuple[str, ...]
     tokens: str
-    decodes: bool
 
 
 def shape_cases(
@@ -168,7 +167,12 @@ def shape_cases(
                 key = (op, title, decodes, tuple(sizes.items()))
                 shared.setdefault(key, []).append(model)
     return [
-        ShapeCase(op, Case(_title(dict(sizes), models), dict(sizes)), tuple(models), title, decodes)
+        ShapeCase(
+            op,
+            Case(_title(dict(sizes), models), dict(sizes), forward_only=decodes),
+            tuple(models),
+            title,
+        )
         for (op, title, decodes, sizes), models in shared.items()
     ]
 

@@ -53,7 +53,7 @@ COMPILING = 0.4  # of the budget
 
 
 def _gap(op: str, name: str, **sizes: Any) -> ShapeCase:
-    return ShapeCase(op, Case(name, sizes), ("known gap",), "gap", False)
+    return ShapeCase(op, Case(name, sizes), ("known gap",), "gap")
 
 
 def _heads(batch: int, length: int, heads: int, kv_heads: int, dim: int) -> dict[str, int]:
@@ -191,7 +191,7 @@ def warm(subject: ShapeCase, device: torch.device) -> None:
             calls.append(torch.compile(op.reference, fullgraph=True, dynamic=False))
         for call in calls:
             with contextlib.suppress(Exception):
-                run_once(op, call, inputs, trains=not subject.decodes)
+                run_once(op, call, inputs, trains=not subject.case.forward_only)
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
@@ -241,7 +241,7 @@ def measured_case(
             choice["tiles"] = [str(c) for c in tuned(op, subject, device, dtype)]
         for row in bench(
             op, device, dtype, cases=[subject.case], deadline=deadline,
-            forward_only=subject.decodes, budget_s=options.seconds, profiled=False,
+            forward_only=subject.case.forward_only, budget_s=options.seconds, profiled=False,
         ):  # fmt: skip
             rows[id(row)] = row
         if device.type == "cuda":
@@ -272,7 +272,7 @@ def chosen(
     """Return what ``auto`` chooses, eagerly and captured, with its numbers."""
     facts: dict[str, Any] = {}
     candidates, _ = kernels.core.dispatch._candidates(op.name, device.type)
-    for trains in (False,) if subject.decodes else (False, True):
+    for trains in (False,) if subject.case.forward_only else (False, True):
         arguments = tuple(leaves_of(op, inputs_of(subject, device, dtype)).values())
         with torch.set_grad_enabled(trains):
             result = measured.measure(op, candidates, arguments)
