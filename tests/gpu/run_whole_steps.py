@@ -109,7 +109,6 @@ def measure_family(family: str, options: argparse.Namespace, until: float) -> di
     device, arms = torch.device(options.device), Arms()
     steps: dict[str, Step] = {}
     failures: dict[str, str] = {}
-    reference: list[float] = []
     reserve = 0.25 * max(until - time.monotonic(), 0.0)  # for the timing
     for name, make in makers(family, preset, options, device, arms):
         if options.only and not any(part in name for part in options.only):
@@ -119,10 +118,9 @@ def measure_family(family: str, options: argparse.Namespace, until: float) -> di
             continue
         began = time.monotonic()
         try:
-            loss, step = make()
-            reference = reference or [loss]
-            if not abs(loss / reference[0] - 1) <= LOSS:
-                raise ArithmeticError(f"loss {loss:.5f}, expected {reference[0]:.5f}")
+            loss, expected, step = make()
+            if not abs(loss / expected - 1) <= LOSS:
+                raise ArithmeticError(f"loss {loss:.5f}, expected {expected:.5f}")
             for _ in range(6):
                 step()
             synchronize(device)
@@ -134,7 +132,7 @@ def measure_family(family: str, options: argparse.Namespace, until: float) -> di
     return result_of(rounds(steps, device, until), failures, preset)
 
 
-Make = Callable[[], tuple[float, Step]]
+Make = Callable[[], tuple[float, float, Step]]  # its loss, that of plain operators, the step
 
 
 def makers(
@@ -159,11 +157,21 @@ def makers(
         resolve.require_unblocked(situation)
         return arms.get(situation, PhaseTracker(lambda phase: None))
 
+    def called(arm: Arm) -> Any:
+        return arm.model.loss if trains else arm.model
+
+    reference: list[Arm] = []  # plain operators, in this process's weights as they are trained
+
+    def expected() -> float:
+        reference[:] = reference or [arm_of({"adamw": "fused"})]
+        with reference[0].entered():
+            return loss_of(called(reference[0]), reference[0], device)
+
     def ours(toggles: dict[str, str]) -> Make:
-        def make() -> tuple[float, Step]:
-            arm = arm_of(toggles)
+        def make() -> tuple[float, float, Step]:
+            arm, wanted = arm_of(toggles), expected()
             with arm.entered():
-                loss = loss_of(arm.model.loss, arm, device)
+                loss = loss_of(called(arm), arm, device)
                 arm.prepare()
                 with arm.watched():
                     arm.step()
@@ -172,21 +180,20 @@ def makers(
                 arm.step()
 
             step.arm = arm  # type: ignore[attr-defined]
-            return loss, step
+            return loss, wanted, step
 
         return make
 
     def plain(mode: str) -> Make:
-        def make() -> tuple[float, Step]:
+        def make() -> tuple[float, float, Step]:
             arm = arm_of({"adamw": "fused"})
             model = plain_model(family, arm.situation.config, arm.model)
             if model is None:
                 model, call = arm.model, arm.model.loss if trains else arm.model
             else:
                 call = model
-            return loss_of(call if trains else model, arm, device, targets=trains), stepped(
-                model, call, arm, device, mode, trains
-            )
+            loss = loss_of(call, arm, device)
+            return loss, expected(), stepped(model, call, arm, device, mode, trains)
 
         return make
 
@@ -197,20 +204,24 @@ def makers(
     first = ("graphs", "graphs, measured", "graphs, cuDNN")
     for name in first:
         yield OURS + name, ours(every[name])
-    yield from libraries(family, preset, options, device, arm_of)
+    yield from libraries(family, options, device, arm_of, expected)
     for name, toggles in every.items():
         if name not in first:
             yield OURS + name, ours(toggles)
 
 
 def libraries(
-    family: str, preset: str, options: argparse.Namespace, device: torch.device, arm_of: Any
+    family: str,
+    options: argparse.Namespace,
+    device: torch.device,
+    arm_of: Callable[[dict[str, str]], Arm],
+    expected: Callable[[], float],
 ) -> Iterator[tuple[str, Make]]:
     """Yield the models of ``transformers`` and mixers of ``mamba_ssm``, where they can be made."""
     trains = options.workload == "train"
     if family in ("hydra", "moe", "mamba2"):
 
-        def make() -> tuple[float, Step]:
+        def make() -> tuple[float, float, Step]:
             sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
             from transformers_peers import peer
 
@@ -224,8 +235,8 @@ def libraries(
                 flat = logits.flatten(0, 1).float()
                 return torch.nn.functional.cross_entropy(flat, targets.flatten())
 
-            loss = loss_of(call, arm, device, targets=trains)
-            return loss, stepped(model, call, arm, device, "default", trains)
+            loss = loss_of(call, arm, device)
+            return loss, expected(), stepped(model, call, arm, device, "default", trains)
 
         yield "transformers compiled", make
 
@@ -235,14 +246,11 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-def loss_of(call: Any, arm: Arm, device: torch.device, *, targets: bool = True) -> float:
-    """Return the loss of the current batch, or a mean of the outputs where there is none."""
-    given = (*arm.batches.inputs, *(arm.batches.targets if targets else ()))
-    if not arm.situation.workload.trains:
-        with torch.no_grad(), autocast(device):
-            return float(arm.model(*arm.batches.inputs).float().square().mean())
+def loss_of(call: Any, arm: Arm, device: torch.device) -> float:
+    """Return the loss of the current batch, or the size of the outputs in inference."""
+    targets = arm.batches.targets if arm.situation.workload.trains else ()
     with torch.no_grad(), autocast(device):
-        return float(call(*given))
+        return float(call(*arm.batches.inputs, *targets).float().square().mean().sqrt())
 
 
 def stepped(
