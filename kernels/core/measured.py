@@ -379,8 +379,10 @@ def _call_of(op: Operator, implementation: Implementation, args: tuple[Any, ...]
         if not live:
             return outputs
         if not upstream:
+            # Contiguous: random numbers follow the memory, whose order implementations choose.
             generator = torch.Generator(live[0].device).manual_seed(0)
-            upstream.extend(torch.empty_like(y).normal_(generator=generator) for y in live)
+            make = {"generator": generator, "device": live[0].device}
+            upstream.extend(torch.randn(y.shape, dtype=y.dtype, **make) for y in live)
         gradients = torch.autograd.grad(live, wanted, upstream, allow_unused=True)
         return [y.detach() for y in outputs] + [g for g in gradients if g is not None]
 

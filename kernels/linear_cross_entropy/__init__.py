@@ -11,7 +11,7 @@ chunk's logits become, in place, their own gradient softmax(logits) - onehot(tar
 are computed in the forward pass, while it is available. The backward pass only scales them, in
 their own memory; a second one over the same graph computes them again. The softmax is in FP32, the
 products in the inputs' dtype. ``chunked`` is the same in plain torch. ``triton`` is fast: a chunk
-has up to 512 MiB of logits. ``triton_small`` takes at most as much memory as Liger: a chunk's
+has up to 1 GiB of logits. ``triton_small`` takes at most as much memory as Liger: a chunk's
 logits are about as large as all of x.
 """
 
@@ -49,7 +49,7 @@ from kernels.core.triton_helpers import missing, no_fp64, on_device, power_of_tw
 from kernels.linear_cross_entropy._kernels import rows_by_triton, total_by_triton
 from kernels.measure import peers
 
-CHUNK_BYTES = 512 << 20  # logits per chunk: few enough to save memory, enough for a fast product
+CHUNK_BYTES = 1 << 30  # logits per chunk: each reads and writes the weights' gradient once more
 FEWEST = 64  # tokens of a small chunk: fewer waste the matrix units
 REDUCTIONS = ("mean", "sum")
 
@@ -209,6 +209,7 @@ def _compute(
                 dweight.addmm_(logits.T, x_CD)
             elif weight_grad:
                 dweight = logits.T @ x_CD
+            del logits  # before the next chunk's are made
         loss, share = way.total(losses, target_N, ignore_index, mean, x_grad or weight_grad)
     return loss, dx, dweight, share
 

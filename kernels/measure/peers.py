@@ -80,10 +80,12 @@ def _by_length(
     )
 
 
-def _fla_rope(*inputs: Any) -> Any:
+def _fla_rope(q: Tensor, k: Tensor, cos: Tensor, *rest: Any) -> Any:
     from fla.modules.rotary import rotary_embedding
 
-    return _by_length(rotary_embedding, *inputs)
+    if cos.dtype != q.dtype:
+        return NotImplemented
+    return _by_length(rotary_embedding, q, k, cos, *rest)
 
 
 def _quack_rope(*inputs: Any) -> Any:
@@ -93,12 +95,21 @@ def _quack_rope(*inputs: Any) -> Any:
 
 
 class _WideProduct(torch.autograd.Function):
-    """Product x weight^T of 16-bit values in FP32, which torch does not differentiate."""
+    """Product x weight^T of 16-bit values in FP32, which torch does not differentiate.
+
+    In two sums: matrix units truncate as they accumulate, and one sum of 4,096 terms is off by more
+    than what is allowed.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.mm(x, weight.T, out_dtype=torch.float32)
+        half = x.shape[1] // 2
+        terms = [
+            torch.mm(x[:, part], weight[:, part].T, out_dtype=torch.float32)
+            for part in (slice(half), slice(half, None))
+        ]
+        return terms[0] + terms[1]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,6 +340,8 @@ def _table(
         return f"{title} rotates from position 0 on"
     if 2 * cos.shape[1] != q.shape[3] or len(cos) < q.shape[2]:
         return f"{title} takes a table of half the head dimension"
+    if title == TITLES["fla"] and cos.dtype != q.dtype:
+        return f"{title} takes a table of the dtype of q"
     return None if q.shape[3] % 16 == 0 else f"{title} takes head dimensions 16, 32, ..."
 
 

@@ -37,7 +37,7 @@ import kernels
 from kernels import OPS, Case
 from kernels.core import measured
 from kernels.core.check import Exact, as_tuple
-from kernels.measure.bench import Row, bench, leaves_of, tune_case
+from kernels.measure.bench import COMPILED, Row, bench, leaves_of, tune_case
 from kernels.measure.host_cost import host_costs
 from kernels.measure.model_shapes import ShapeCase, shape_cases
 from kernels.measure.peers import PACKAGES, peers
@@ -48,7 +48,7 @@ from sessions.verdicts.rounds import paired_logs
 PARTS = ("gaps", "shapes", "memory", "gating", "host")
 ORDER = ("8K", "64x128", "64x197", "2K", "16", "1", "256", "16K", "256x128", "256x197", "64K")
 HOST_US = 15.0  # of Python around the launches of a call, above which an operator is listed
-TUNED = ("rms_norm",)  # whose tiles at the gaps are timed as well
+NEVER = ("flex", "xformers", "sdpa", "sdpa_efficient", "padded")
 COMPILING = 0.4  # of the budget
 
 
@@ -69,17 +69,17 @@ def _attention(name: str, *size: int, causal: bool = True) -> ShapeCase:
 
 
 GAPS = [
+    _gap(
+        "moe_experts", "8192 D4096 F14336 E8 k2",
+        rows=8192, dim=4096, width=14336, experts=8, k=2, packed=True,
+    ),
     _gap("moe_gating", "8192 D4096 E256 k8", rows=8192, dim=4096, experts=256, k=8),
+    _gap("linear_cross_entropy", "8192 D4096 V128256", rows=8192, dim=4096, words=128256),
     _gap("rms_norm", "2048 D4096", rows=2048, dim=4096),
     _gap("rope", "B1 S32768 H64 G8 D128", **_heads(1, 32768, 64, 8, 128)),
     _attention("B8 S1024 H8 D64 no mask", 8, 1024, 8, 8, 64, causal=False),
     _attention("B4 S4096 H12 D64", 4, 4096, 12, 12, 64),
     _attention("B2 S8192 H32 G8 D128", 2, 8192, 32, 8, 128),
-    _gap("linear_cross_entropy", "8192 D4096 V128256", rows=8192, dim=4096, words=128256),
-    _gap(
-        "moe_experts", "8192 D4096 F14336 E8 k2",
-        rows=8192, dim=4096, width=14336, experts=8, k=2, packed=True,
-    ),
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def main() -> int:
     todo = subjects(options)
     if options.warm is not None:
         first, step = map(int, options.warm.split("/"))
-        for subject in todo[first::step]:
+        for subject in todo[first : options.cases : step]:
             warm(subject, torch.device(options.device))
         return 0
     if options.device == "cuda" and options.jobs:
@@ -146,9 +146,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--operators", nargs="*", default=[])
     parser.add_argument("--tokens", nargs="*", default=[])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--seconds", type=float, default=0.8, help="of timing one case")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of timing one case")
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--cases", type=int, default=48, help="that are compiled first")
+    parser.add_argument("--tune", action="store_true", help="report the tiles' times as well")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--warm", help=argparse.SUPPRESS)
@@ -212,6 +213,7 @@ def compile_first(options: argparse.Namespace, until: float) -> None:
     """Let several processes compile the first cases; end those that are late."""
     began = time.monotonic()
     arguments = [sys.executable, __file__, "--parts", *options.parts, "--device", options.device]
+    arguments += ["--cases", str(options.cases)]
     for name in ("models", "operators", "tokens"):
         if getattr(options, name):
             arguments += [f"--{name}", *getattr(options, name)]
@@ -237,14 +239,14 @@ def measured_case(
     problem = ""
     choice: dict[str, Any] = {}
     try:
-        if subject.tokens == "gap" and device.type == "cuda" and op.name in TUNED:
+        if options.tune and device.type == "cuda":
             choice["tiles"] = [str(c) for c in tuned(op, subject, device, dtype)]
         for row in bench(
-            op, device, dtype, cases=[subject.case], deadline=deadline,
+            op, device, dtype, cases=[subject.case], deadline=deadline, only=contenders(op),
             forward_only=subject.case.forward_only, budget_s=options.seconds, profiled=False,
         ):  # fmt: skip
             rows[id(row)] = row
-        if device.type == "cuda":
+        if device.type == "cuda" and subject.tokens == "gap":
             choice |= chosen(op, subject, device, dtype)
     except Exception:  # noqa: BLE001  the other cases are still to be timed
         problem = traceback.format_exc(limit=-3)
@@ -257,6 +259,12 @@ def measured_case(
         | {"choice": choice, "problem": problem, "dtype": options.dtype}
         for direction in directions
     ]
+
+
+def contenders(op: kernels.Operator) -> list[str]:
+    """Return what is timed: not what ``auto`` never takes, which costs most of the time."""
+    ours = [name for name, i in op.implementations.items() if not i.last_resort]
+    return [name for name in ours if name not in NEVER] + [*peers(op.name), COMPILED]
 
 
 def tuned(
@@ -324,10 +332,15 @@ def entry(subject: ShapeCase, direction: str, rows: list[Row]) -> dict[str, Any]
 
 
 def auto_ratio(row: dict[str, Any]) -> float:
-    """Return the time of what ``auto`` chooses for captured steps over the best public one."""
+    """Return the time of the fastest that ``auto`` may choose over the best public one.
+
+    Where ``auto`` was asked, of what it chooses for captured steps.
+    """
     way = "infers" if row["direction"] == "forward" else "trains"
     name = row["choice"].get(way, {}).get("choice_captured", "")
-    if name not in row["us"] or not row["public"]:
+    usable = [n for n in row["us"] if n in OPS[row["op"]].implementations]
+    name = name if name in row["us"] else min(usable, key=row["us"].get, default="")
+    if not name or not row["public"]:
         return math.nan
     return row["us"][name] / row["us"][row["public"]]
 
