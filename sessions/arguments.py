@@ -292,15 +292,15 @@ def _validate(command: Mapping[str, Any], output: str) -> list[str]:
 def _bench(command: Mapping[str, Any], output: str) -> list[str]:
     if any(command[field] for field in ("cases", "implementations", "forward_only")):
         raise Untold("only some cases or implementations were timed")
-    found = ["bench", *(name(operator, "operator") for operator in command["operators"])]
+    words = ["bench", *(name(operator, "operator") for operator in command["operators"])]
     if command["dtype"]:
-        found += option("--dtype", name(command["dtype"], "dtype"))
-    found += ["--every-case"] * bool(command["every_case"]) + ["--tune"] * bool(command["tune"])
+        words += option("--dtype", name(command["dtype"], "dtype"))
+    words += ["--every-case"] * bool(command["every_case"]) + ["--tune"] * bool(command["tune"])
     if (models := command.get("model_shapes")) is not None:
-        found += ["--model-shapes", *(name(model, "model") for model in models)]
+        words += ["--model-shapes", *(name(model, "model") for model in models)]
     if command["budget_s"] is not None:
-        found += ["--budget", exactly(command["budget_s"])]
-    return found + saved_to(output)
+        words += ["--budget", exactly(command["budget_s"])]
+    return words + saved_to(output)
 
 
 _KINDS = {

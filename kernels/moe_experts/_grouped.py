@@ -33,10 +33,10 @@ def _product(rows: Tensor, matrices: Tensor, order: Order, experts: int) -> Tens
     return grouped_product(aligned(rows), aligned(matrices), aligned(ends_E))
 
 
-def _weight_gradient(rows: Tensor, others: Tensor, order: Order, experts: int) -> Tensor:
-    """Return rows^T others of each expert."""
+def _weight_gradient(a: Tensor, b: Tensor, order: Order, experts: int) -> Tensor:
+    """Return a^T b of each expert's rows."""
     ends_E = order.table[order.first_at + 1 : order.first_at + 1 + experts]
-    return grouped_product(rows.t(), others, aligned(ends_E))
+    return grouped_product(a.t(), b, aligned(ends_E))
 
 
 class GroupedExperts(torch.autograd.Function):

@@ -352,7 +352,7 @@ def loss_memory(device: torch.device) -> dict[str, Any]:
     calls = {name: op.implementations[name] for name in ("triton", "triton_small")}
     calls |= peers(op.name)
     calls["torch.compile"] = torch.compile(op.reference, fullgraph=True, dynamic=False)
-    found = {}
+    results = {}
     for name, call in calls.items():
         with contextlib.suppress(Exception):
 
@@ -368,8 +368,11 @@ def loss_memory(device: torch.device) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
             step()
             peak = torch.cuda.max_memory_allocated() - before
-            found[name] = {"mb": round(peak / 1e6), "ms": round(gpu_us(step, repeats=10) / 1e3, 3)}
-    return found
+            results[name] = {
+                "mb": round(peak / 1e6),
+                "ms": round(gpu_us(step, repeats=10) / 1e3, 3),
+            }
+    return results
 
 
 def gating_terms(device: torch.device) -> list[dict[str, Any]]:

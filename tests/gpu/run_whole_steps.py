@@ -322,8 +322,8 @@ def result_of(
 ) -> dict[str, Any]:
     """Return medians, and each of ours against the best that is not ours."""
     median = {name: statistics.median(ms) for name, ms in times.items() if ms}
-    others = [name for name in median if not name.startswith(OURS)]
-    best = min(others, key=lambda name: median[name], default="")
+    public = [name for name in median if not name.startswith(OURS)]
+    best = min(public, key=lambda name: median[name], default="")
     ratios = {}
     for name in median:
         if name.startswith(OURS) and best:
