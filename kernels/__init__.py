@@ -36,6 +36,7 @@ from kernels.core.dispatch import (
     watched,
 )
 from kernels.core.generations import GENERATIONS, generation
+from kernels.core.measured import MEASURED, Measurement, measurements, measuring
 from kernels.core.operator import (
     Case,
     Cost,
@@ -104,6 +105,7 @@ if TYPE_CHECKING:  # signatures for type checkers; an operator without an import
 
 __all__ = [
     "GENERATIONS",
+    "MEASURED",
     "OPS",
     "PREFERRED",
     "REQUESTED",
@@ -112,6 +114,7 @@ __all__ = [
     "Choice",
     "Cost",
     "Implementation",
+    "Measurement",
     "Mistake",
     "Operator",
     "Policy",
@@ -139,6 +142,8 @@ __all__ = [
     "hardware",
     "linear_cross_entropy",
     "low_rank",
+    "measurements",
+    "measuring",
     "moe_experts",
     "moe_gating",
     "own_code",

@@ -134,6 +134,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, refuses, replayed=True),
         "torch": Implementation(_torch),
     },
+    fused_by_compiler=True,
     inputs=_inputs,
     cost=_cost,
     sizes=RMS_NORM.sizes,

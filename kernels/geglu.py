@@ -80,6 +80,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(_torch),
     },
+    fused_by_compiler=True,
     inputs=_inputs,
     cost=_gated.cost,
     sizes=_sizes,

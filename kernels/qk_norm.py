@@ -104,6 +104,7 @@ OP = Operator(
         "triton": Implementation(_qk.normalise, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
+    fused_by_compiler=True,
     inputs=head_inputs,
     cost=_cost,
     sizes=_sizes,

@@ -157,6 +157,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(reference),
     },
+    fused_by_compiler=True,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

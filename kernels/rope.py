@@ -30,6 +30,7 @@ from kernels.core.operator import (
     tensor_bytes,
 )
 from kernels.core.triton_helpers import missing, no_fp64
+from kernels.measure import peers
 
 
 def rope(
@@ -150,7 +151,9 @@ OP = Operator(
     implementations={
         "triton": Implementation(_qk.rotate, missing, no_fp64, replayed=True),
         "torch": Implementation(reference),
+        **peers.options("rope"),
     },
+    fused_by_compiler=True,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

@@ -19,6 +19,7 @@ from kernels import _gated
 from kernels.core.dispatch import run
 from kernels.core.operator import Implementation, Operator, accumulator
 from kernels.core.triton_helpers import missing, no_fp64
+from kernels.measure import peers
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None, *, impl: str | None = None) -> Tensor:
@@ -59,7 +60,9 @@ OP = Operator(
     implementations={
         "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(_torch),
+        **peers.options("swiglu"),
     },
+    fused_by_compiler=True,
     inputs=_gated.inputs,
     cost=_gated.cost,
     sizes=_gated.sizes,

@@ -134,6 +134,8 @@ def _bench(command: Mapping[str, Any], output: str) -> list[str]:
     if command["dtype"]:
         words += option("--dtype", name(command["dtype"], "dtype"))
     words += ["--every-case"] * bool(command["every_case"]) + ["--tune"] * bool(command["tune"])
+    if (models := command.get("model_shapes")) is not None:
+        words += ["--model-shapes", *(name(model, "model") for model in models)]
     if command["budget_s"] is not None:
         words += ["--budget", exactly(command["budget_s"])]
     return words + saved_to(output)

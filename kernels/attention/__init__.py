@@ -13,7 +13,8 @@ Backends: ``manual`` (the definition, with the full matrix of weights), ``chunke
 in plain torch: memory linear in the length), torch's ``sdpa_math``, ``sdpa_flash``,
 ``sdpa_efficient``, ``sdpa_cudnn`` and ``flex``, ``sdpa`` for torch's own choice, and from optional
 packages ``flash2``, ``flash3``, ``flash4`` and ``xformers``; ``triton`` is our own, forward and
-backward. ``auto`` takes the first that fits of flash-attn 4 and 3, our own on Hopper where it was
+backward. ``auto`` measures the fused ones on a GPU (``kernels.core.measured``). Without a
+measurement it uses the first that fits of flash-attn 4 and 3, our own on Hopper where it was
 measured to be faster than the following, SDPA's cuDNN, flash-attn 2, SDPA's flash and
 memory-efficient kernels, our own elsewhere, chunked (for long sequences) and manual.
 """
@@ -171,10 +172,14 @@ def _cost(
 ) -> Cost:
     batch, heads, length, dim = q_BHSD.shape
     keys = k_BGTD.shape[2]
-    if causal and window is None and kv_length is None:
-        pairs = batch * length * (2 * keys - length + 1) // 2
-    elif window is None and kv_length is None:
-        pairs = batch * length * keys
+    if kv_length is None:
+        position = torch.arange(keys - length, keys)
+        last = position if causal else torch.full_like(position, keys - 1)
+        first = torch.zeros_like(position)
+        if window is not None:
+            first = (position - window + 1).clamp(min=0)
+            last = last.minimum(position + window - 1)
+        pairs = batch * int((last - first + 1).clamp(min=0).sum())
     else:
         seen = visible(length, keys, torch.device("cpu"), causal, window, _on_cpu(kv_length))
         pairs = int(seen.sum()) * (batch if seen.dim() == 2 or seen.shape[0] == 1 else 1)
@@ -254,8 +259,10 @@ OP = Operator(
         "triton": _flash.BACKENDS["triton"],
         "flex": _flex.BACKENDS["flex"],
         "xformers": _libraries.BACKENDS["xformers"],
-        "chunked": Implementation(chunked, avoid=_short, stated_ulps=RECOMPUTED_ULPS),
-        "manual": Implementation(reference),
+        "chunked": Implementation(
+            chunked, avoid=_short, stated_ulps=RECOMPUTED_ULPS, last_resort=True
+        ),
+        "manual": Implementation(reference, last_resort=True),
         "sdpa_math": _sdpa.BACKENDS["sdpa_math"],
         "sdpa": _sdpa.BACKENDS["sdpa"],
     },

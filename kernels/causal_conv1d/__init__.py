@@ -62,6 +62,7 @@ from kernels.core.triton_helpers import (
     sm_count,
 )
 from kernels.core.tuning import Key, Tile, Tunable
+from kernels.measure import peers
 
 ACTIVATIONS = (None, "silu")
 WIDTHS = (2, 3, 4)
@@ -385,6 +386,7 @@ OP = Operator(
     implementations={
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
+        **peers.options("causal_conv1d"),
     },
     inputs=_inputs,
     cost=_cost,

@@ -1,7 +1,8 @@
 """Choice of an operator's implementation: choices, their validation, and usage counters.
 
-Three levels, the nearest wins: the call's ``impl=``, the choice for the operator, ``"auto"``. A
-choice is global to the process and not to a thread, because autograd runs backward passes (and
+Three levels, the nearest wins: the call's ``impl=``, the choice for the operator, ``"auto"``, which
+on a GPU goes by measured costs (``measured``) and elsewhere by the operator's own order. A choice
+is global to the process and not to a thread, because autograd runs backward passes (and
 checkpointing recomputes forward passes) in threads of its own.
 
 Under ``torch.compile`` the choices are guarded, so changing one recompiles. The counters are not: a
@@ -18,13 +19,14 @@ from typing import Any
 
 import torch
 
-from kernels.core import launch, replay
+from kernels.core import launch, measured, replay
 from kernels.core.operator import Mistake, Operator, Unavailable, traced_as_constant
 
 OPS: dict[str, Operator] = {}
 
 REQUESTED = "requested"  # the reason recorded for an implementation that was named
 PREFERRED = "preferred"  # prefix of the reason for an implementation that was taken out of order
+FUSED = "the compiler fuses it with its neighbours"  # and of "torch" under torch.compile
 STANDARD = "torch's standard for these inputs"  # and of one that "torch" stands for
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
@@ -65,9 +67,17 @@ def run(op: Operator, impl: str | None, *args: Any) -> Any:
     """
     choice = impl if impl is not None else _chosen.get(op.name, "auto")
     likely = op.implementations.get(choice if choice != "auto" else _first(op, args[0]))
-    if likely is not None and likely.replayed and _watch is None and not torch.is_grad_enabled():
+    can_replay = likely is not None and likely.replayed and _watch is None
+    # What ``auto`` chooses for a captured call may differ from what was recorded.
+    if can_replay and not torch.is_grad_enabled() and not (choice == "auto" and _captured(args)):
         return _replayed(op.name, choice, *args)
     return _computed(op.name, choice, *args)
+
+
+def _captured(args: tuple[Any, ...]) -> bool:
+    if torch.compiler.is_compiling() or not args[0].is_cuda:
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def _first(op: Operator, x: Any) -> str:
@@ -104,6 +114,14 @@ def watched(watch: Watch) -> Iterator[None]:
 def _choose(op: Operator, args: tuple[Any, ...]) -> str:
     device_type = _type_of(args[0])
     candidates, passed = _candidates(op.name, device_type)
+    if torch.compiler.is_compiling() and op.fused_by_compiler and "torch" in candidates:
+        return _resolved(op, "torch", f"{PREFERRED}: {FUSED}", args)
+    ranked = measured.ranking(op, candidates, args) if device_type in measured.DEVICES else None
+    if ranked is not None:
+        for name in ranked[0]:
+            refuses = op.implementations[name].refuses
+            if refuses is None or refuses(*args) is None:
+                return _resolved(op, name, ranked[1], args)
     if op.prefer is not None:
         preferred = op.prefer(candidates, *args)
         if preferred is not None:
@@ -125,7 +143,8 @@ def resolve_choice(op: Operator, choice: str, args: tuple[Any, ...]) -> str:
     """Return the implementation that a choice stands for with these inputs; nothing is counted."""
     counts, last = dict(_counts), dict(_last)
     try:
-        return _choose(op, args) if choice == "auto" else _resolved(op, choice, "", args)
+        with measured.known_only():
+            return _choose(op, args) if choice == "auto" else _resolved(op, choice, "", args)
     finally:
         _counts.clear()
         _counts.update(counts)

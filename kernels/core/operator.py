@@ -52,11 +52,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Case:
-    """Named set of sizes. ``bench``: large enough to be worth timing on a GPU."""
+    """Named set of sizes. ``bench``: large enough to be worth timing on a GPU.
+
+    ``forward_only``: sizes that only decoding has, where no gradient is timed.
+    """
 
     name: str
     sizes: Mapping[str, Any]
     bench: bool = False
+    forward_only: bool = False
 
 
 def _anywhere(device_type: str) -> str | None:
@@ -77,7 +81,8 @@ class Implementation:
     over it although it could run. ``stated_ulps``: by type of device, the additional error of one
     of its steps that plain torch does not make, in units in the last place of FP32. ``replayed``:
     calls without gradients may be replayed (``_replay``), because what it refuses and does depends
-    only on the layout of its inputs.
+    only on the layout of its inputs. ``last_resort``: ``auto`` uses it only if nothing else can
+    run, and does not time it.
     """
 
     call: Callable[..., Any]
@@ -86,6 +91,7 @@ class Implementation:
     avoid: Callable[..., str | None] | None = None
     stated_ulps: Mapping[str, float] = field(default_factory=dict)
     replayed: bool = False
+    last_resort: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute."""
@@ -124,6 +130,9 @@ class Operator:
     ``standard`` takes the inputs by position where plain torch has several implementations. It
     returns the one that "torch" stands for, with the reason for no better one (empty if it is the
     best).
+    ``fused_by_compiler``: under ``torch.compile`` ``auto`` uses "torch", because Inductor fuses it
+    with its neighbours: a kernel of its own reads and writes again what a fusion keeps in
+    registers.
     """
 
     name: str
@@ -142,6 +151,7 @@ class Operator:
     check: Callable[..., None] = _unchecked
     prefer: Callable[..., tuple[str, str] | None] | None = None
     standard: Callable[..., tuple[str, str]] | None = None
+    fused_by_compiler: bool = False
 
     def named(self, args: Sequence[Any]) -> dict[str, Any]:
         """Return the positional arguments of one call by the names that ``cost`` takes."""

@@ -1,10 +1,10 @@
-"""Files of tuned tiles: one for each kernel, by GPU and versions of torch and Triton.
+"""Files of tuned tiles and measured choices, by GPU and versions of torch and Triton.
 
 They are in the user's cache folder, on Linux ``$XDG_CACHE_HOME/workbench/tiles`` (``~/.cache`` if
-that is not set). The name of a
-file contains a hash of the kernel's source, so that a changed kernel is tuned again. A file is
-replaced atomically, by one process at a time, which adds to what others have written. A file that
-cannot be read counts as empty, and the reason is logged.
+that is not set): one file for each kernel or operator. The name of a file contains a hash of the
+source, so that a changed kernel is timed again. A file is replaced atomically, by one process at a
+time, which adds to what others have written. A file that cannot be read counts as empty, and the
+reason is logged.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import json
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import platformdirs
 import torch
@@ -25,6 +26,7 @@ from filelock import FileLock
 from kernels.core.triton_helpers import triton
 
 FORMAT = 1
+Entry = TypeVar("Entry")
 _log = logging.getLogger(__name__)
 
 
@@ -48,58 +50,66 @@ def folder() -> Path:
 
 def path(gpu: str, name: str, kernels: tuple[Any, ...]) -> Path:
     """Return the file of the kernels that are tuned together under ``name``."""
-    versions = f"torch-{torch.__version__}-triton-{triton.__version__}"
+    return of_source(gpu, name, "".join(kernel.cache_key for kernel in kernels))
+
+
+def of_source(gpu: str, name: str, source: str) -> Path:
+    """Return the file of ``name`` for this text of its source."""
+    versions = f"torch-{torch.__version__}-triton-{getattr(triton, '__version__', 'none')}"
     where = re.sub(r"[^\w.+]+", "-", f"{gpu}-{versions}")
-    return folder() / where / f"{name}-{_source(kernels)}.json"
+    return folder() / where / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:16]}.json"
 
 
-def _source(kernels: tuple[Any, ...]) -> str:
-    """Hash the source of jitted functions and of all functions that they call."""
-    keys = "".join(kernel.cache_key for kernel in kernels)
-    return hashlib.sha256(keys.encode()).hexdigest()[:16]
+def timed_tile(entry: dict[str, Any]) -> Timed:
+    """Return a tile as a file holds it; raises an error if the entry is damaged."""
+    tile = tuple(int(size) for size in entry["tile"])
+    return Timed(tile, float(entry["us"]), float(entry["heuristic_us"]))
 
 
 def load(file: Path) -> dict[str, Timed]:
     """Read the tiles of a file by key; return none, and log the reason, if it is unreadable."""
+    return load_table(file, "tiles", timed_tile)
+
+
+def load_table(
+    file: Path, table: str, decode: Callable[[dict[str, Any]], Entry]
+) -> dict[str, Entry]:
+    """Read the entries of another table than of tiles in the same way."""
     try:
-        return _decode(file.read_bytes())
+        document = json.loads(file.read_bytes())
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
+        return {key: decode(entry) for key, entry in document[table].items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        _log.warning("%s is ignored, and what it held is tuned again: %s", file, reason)
+        _log.warning("%s is ignored, and what it held is timed again: %s", file, reason)
         return {}
 
 
 def add(file: Path, key: str, timed: Timed) -> str:
     """Add one tile to the file; return why that is impossible, in a clause, or ""."""
+    return add_entry(file, "tiles", key, timed, timed_tile)
+
+
+def add_entry(
+    file: Path, table: str, key: str, entry: Entry, decode: Callable[[dict[str, Any]], Entry]
+) -> str:
+    """Add an entry, a dataclass, to another table in the same way."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
-            tiles = load(file) | {key: timed}
-            _write(file, tiles)
+            entries = load_table(file, table, decode) | {key: entry}
+            written = {name: asdict(value) for name, value in entries.items()}  # type: ignore[call-overload]
+            _write(file, {"format": FORMAT, table: written})
     except OSError as error:
         why = f"{file.parent} cannot be written ({error.strerror})"
-        return f"{why}; set XDG_CACHE_HOME to a folder that can be, or it is tuned again next time"
+        return f"{why}; set XDG_CACHE_HOME to a folder that can be, or it is timed again next time"
     return ""
 
 
-def _decode(content: bytes) -> dict[str, Timed]:
-    document = json.loads(content)
-    if document["format"] != FORMAT:
-        raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
-    return {
-        key: Timed(
-            tuple(int(size) for size in entry["tile"]),
-            float(entry["us"]),
-            float(entry["heuristic_us"]),
-        )
-        for key, entry in document["tiles"].items()
-    }
-
-
-def _write(file: Path, tiles: dict[str, Timed]) -> None:
-    document = {"format": FORMAT, "tiles": {key: asdict(timed) for key, timed in tiles.items()}}
+def _write(file: Path, document: dict[str, Any]) -> None:
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     try:
         temporary.write_text(json.dumps(document, indent=1))

@@ -280,13 +280,13 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
     dropped: dict[Tile, str] = {}
     if len(choices) == 1:
         return Choice(tunable.name, written, heuristic, heuristic, "heuristic", note="no other")
-    arguments = [_timeable(x) for x in args]
+    arguments = [timeable(x) for x in args]
 
     def run(tile: Tile, args: Sequence[Any]) -> list[Tensor]:
         with tunable.trying(key, tile):
             result = launch(*args)
         written_to = args if tunable.in_place else ()
-        return [x for x in (*_flat(result), *written_to) if isinstance(x, Tensor)]
+        return [x for x in (*flat(result), *written_to) if isinstance(x, Tensor)]
 
     def fresh() -> list[Any]:
         if not tunable.in_place:
@@ -312,7 +312,7 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
         note = "not tuned: memory is short"
         return Choice(tunable.name, written, heuristic, heuristic, "heuristic", note=note)
     finally:
-        _free_memory()
+        free_memory()
     medians = {tile: statistics.median(us) for tile, us in times.items()}
     best = min(medians, key=lambda tile: medians[tile])
     if medians[best] > GAIN * medians[heuristic]:
@@ -327,7 +327,7 @@ def _why_not(call: Callable[[], list[Tensor]], expected: list[Tensor], key: Key)
     try:
         results = call()
         tf32 = torch.float32 in key and key[-1] in ("high", "medium")
-        reason = _difference(results, expected, tf32)
+        reason = difference(results, expected, tf32)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001  shared memory, registers, the compiler itself
@@ -336,7 +336,7 @@ def _why_not(call: Callable[[], list[Tensor]], expected: list[Tensor], key: Key)
     return reason
 
 
-def _difference(results: list[Tensor], expected: list[Tensor], tf32: bool) -> str:
+def difference(results: list[Tensor], expected: list[Tensor], tf32: bool) -> str:
     """Describe how two results differ beyond rounding; empty if they do not."""
     if len(results) != len(expected):
         return f"wrong: {len(results)} results instead of {len(expected)}"
@@ -368,15 +368,16 @@ def _rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt()) if x.numel() else 0.0
 
 
-def _flat(result: Any) -> Iterator[Any]:
+def flat(result: Any) -> Iterator[Any]:
+    """Yield the parts of nested tuples and lists."""
     if isinstance(result, (tuple, list)):
         for part in result:
-            yield from _flat(part)
+            yield from flat(part)
     else:
         yield result
 
 
-def _timeable(x: Any) -> Any:
+def timeable(x: Any) -> Any:
     """Replace a tensor of zeros by random numbers: GPUs are faster on zeros than otherwise."""
     if isinstance(x, Tensor) and x.is_floating_point() and not x.any():
         own = torch.Generator(x.device).manual_seed(0)  # so that later random numbers stay the same
@@ -403,8 +404,8 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _free_memory() -> None:
-    """Free the memory that tuning used, so that the model can have it."""
+def free_memory() -> None:
+    """Free the memory that timing used, so that the model can have it."""
     from kernels.measure.timing import forget_evictor
 
     forget_evictor()

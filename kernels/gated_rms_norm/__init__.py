@@ -58,6 +58,7 @@ from kernels.gated_rms_norm._kernels import (
     launch_backward,
     launch_forward,
 )
+from kernels.measure import peers
 
 MAX_GROUP = 16384  # a program holds the group of one row, of three tensors, in registers
 
@@ -330,6 +331,7 @@ OP = Operator(
     implementations={
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
+        **peers.options("gated_rms_norm"),
     },
     inputs=_inputs,
     cost=_cost,

@@ -8,13 +8,17 @@ chunk's logits become, in place, their own gradient softmax(logits) - onehot(tar
 
     dx = dlogits weight,    dweight = sum over chunks of dlogits^T x
 
-are computed in the forward pass, while it is available. The backward pass only scales them. The
-softmax is in FP32, the products in the inputs' dtype. ``chunked`` is the same in plain torch.
+are computed in the forward pass, while it is available. The backward pass only scales them, in
+their own memory; a second one over the same graph computes them again. The softmax is in FP32, the
+products in the inputs' dtype. ``chunked`` is the same in plain torch. ``triton`` is fast: a chunk
+has up to 1 GiB of logits. ``triton_small`` takes at most as much memory as Liger: a chunk's
+logits are about as large as all of x.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -35,15 +39,18 @@ from kernels.core.operator import (
     accumulator,
     alike,
     autocast_dtype,
+    cdiv,
     random_tensor,
     same_device,
     tensor_bytes,
     without_autocast,
 )
-from kernels.core.triton_helpers import missing, no_fp64, on_device
+from kernels.core.triton_helpers import missing, no_fp64, on_device, power_of_two
 from kernels.linear_cross_entropy._kernels import rows_by_triton, total_by_triton
+from kernels.measure import peers
 
-CHUNK_BYTES = 512 << 20  # logits per chunk: few enough to save memory, enough for a fast product
+CHUNK_BYTES = 1 << 30  # logits per chunk: each reads and writes the weights' gradient once more
+FEWEST = 64  # tokens of a small chunk: fewer waste the matrix units
 REDUCTIONS = ("mean", "sum")
 
 
@@ -61,8 +68,9 @@ def linear_cross_entropy(
     ``x`` [..., D] and ``weight_VD`` of one dtype, ``target`` [...] int64 with values in [0, V) or
     ``ignore_index``, whose tokens do not count. ``reduction``: "mean" over the tokens that count
     (NaN if there are none, as in torch) or "sum". Under autocast the product is in its dtype.
-    ``impl``: auto, triton, chunked or torch. Raises ``Mistake`` if the arguments do not fit
-    together; a target out of range is not checked, since that would wait for the GPU.
+    ``impl``: auto, triton, triton_small, chunked, torch, or a library. Raises ``Mistake`` if the
+    arguments do not fit together; a target out of range is not checked, since that would wait for
+    the GPU.
     """
     dtype = autocast_dtype(x)
     if dtype is not None:
@@ -140,6 +148,72 @@ def _total_torch(
     return loss * share, share.nan_to_num(posinf=0.0) if keep else None
 
 
+Rows = Callable[..., None]
+Total = Callable[..., tuple[Tensor, Tensor | None]]
+Chunk = Callable[[Tensor, Tensor, int], int]
+
+
+def _fast_chunk(x: Tensor, weight: Tensor, n_rows: int) -> int:
+    return max(1, CHUNK_BYTES // (weight.shape[0] * x.element_size()))
+
+
+def _small_chunk(x: Tensor, weight: Tensor, n_rows: int) -> int:
+    """Return the tokens of a chunk as Liger counts them (section 3.2)."""
+    n_words, dim = weight.shape
+    tokens = power_of_two(cdiv(n_rows, cdiv(n_words, dim)))
+    return min(_fast_chunk(x, weight, n_rows), max(FEWEST, tokens))
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to compute the loss: by chunk, by token, and in total."""
+
+    rows: Rows
+    total: Total
+    chunk: Chunk
+
+
+def _compute(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    mean: bool,
+    x_grad: bool,
+    weight_grad: bool,
+    way: _Way,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Return the loss, the gradients of a sum of losses, and each token's weight in the loss."""
+    n_rows, dim = target.numel(), weight.shape[1]
+    x_ND = x if x.dim() == 2 else x.reshape(n_rows, dim)
+    target_N = (target if target.dim() == 1 else target.reshape(n_rows)).contiguous()
+    losses = torch.empty(n_rows, dtype=accumulator(x.dtype), device=x.device)
+    chunk = way.chunk(x, weight, n_rows)
+    dx = dweight = None
+    if x_grad and n_rows > chunk:
+        dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device)
+    with on_device(x), without_autocast(x):
+        for start in range(0, n_rows, chunk):
+            x_CD, target_C, losses_C, dx_CD = x_ND, target_N, losses, dx
+            if n_rows > chunk:
+                part = slice(start, start + chunk)
+                x_CD, target_C, losses_C = x_ND[part], target_N[part], losses[part]
+                dx_CD = None if dx is None else dx[part]
+            logits = torch.nn.functional.linear(x_CD, weight)
+            way.rows(logits, target_C, losses_C, ignore_index, x_grad or weight_grad)
+            if dx_CD is not None:
+                dx_CD.copy_(logits @ weight)
+            elif x_grad:
+                dx = logits @ weight
+            if dweight is not None:
+                dweight.addmm_(logits.T, x_CD)
+            elif weight_grad:
+                dweight = logits.T @ x_CD
+            del logits  # before the next chunk's are made
+        loss, share = way.total(losses, target_N, ignore_index, mean, x_grad or weight_grad)
+    return loss, dx, dweight, share
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -151,52 +225,46 @@ class _LinearCrossEntropy(torch.autograd.Function):
         mean: bool,
         x_grad: bool,
         weight_grad: bool,
-        rows: Callable[..., None],
-        total: Callable[..., tuple[Tensor, Tensor | None]],
+        way: _Way,
     ) -> Tensor:
-        n_rows, (n_words, dim) = target.numel(), weight.shape
-        x_ND = x if x.dim() == 2 else x.reshape(n_rows, dim)
-        target_N = (target if target.dim() == 1 else target.reshape(n_rows)).contiguous()
-        losses = torch.empty(n_rows, dtype=accumulator(x.dtype), device=x.device)
-        chunk = max(1, CHUNK_BYTES // (n_words * x.element_size()))
-        dx = dweight = None
-        if x_grad and n_rows > chunk:
-            dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device)
-        with on_device(x), without_autocast(x):
-            for start in range(0, n_rows, chunk):
-                x_CD, target_C, losses_C, dx_CD = x_ND, target_N, losses, dx
-                if n_rows > chunk:
-                    part = slice(start, start + chunk)
-                    x_CD, target_C, losses_C = x_ND[part], target_N[part], losses[part]
-                    dx_CD = None if dx is None else dx[part]
-                logits = torch.nn.functional.linear(x_CD, weight)
-                rows(logits, target_C, losses_C, ignore_index, x_grad or weight_grad)
-                if dx_CD is not None:
-                    dx_CD.copy_(logits @ weight)
-                elif x_grad:
-                    dx = logits @ weight
-                if dweight is not None:
-                    dweight.addmm_(logits.T, x_CD)
-                elif weight_grad:
-                    dweight = logits.T @ x_CD
-            loss, share = total(losses, target_N, ignore_index, mean, x_grad or weight_grad)
-        ctx.save_for_backward(dx, dweight, share)
+        call = (ignore_index, mean, x_grad, weight_grad, way)
+        loss, *gradients = _compute(x, weight, target, *call)
         ctx.shape, ctx.dtype = x.shape, x.dtype
+        if torch.compiler.is_compiling():
+            ctx.save_for_backward(*gradients)
+        else:
+            ctx.save_for_backward(x, weight, target)
+            ctx.call, ctx.gradients = call, gradients
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        dx, dweight, share = ctx.saved_tensors
-        scale = (dloss if share is None else dloss * share).to(ctx.dtype)
-        dx = None if dx is None else (dx * scale).view(ctx.shape)
-        dweight = None if dweight is None else dweight * scale
-        return dx, dweight, None, None, None, None, None, None, None
+        if torch.compiler.is_compiling():
+            dx, dweight, share = ctx.saved_tensors
+            scale = (dloss if share is None else dloss * share).to(ctx.dtype)
+            dx = None if dx is None else dx * scale
+            dweight = None if dweight is None else dweight * scale
+        else:
+            dx, dweight, share = _unscaled_gradients(ctx)
+            scale = (dloss if share is None else dloss * share).to(ctx.dtype)
+            dx = None if dx is None else dx.mul_(scale)
+            dweight = None if dweight is None else dweight.mul_(scale)
+        return None if dx is None else dx.view(ctx.shape), dweight, *(None,) * 6
 
 
-def _by(
-    rows: Callable[..., None], total: Callable[..., tuple[Tensor, Tensor | None]]
-) -> Callable[..., Tensor]:
+def _unscaled_gradients(ctx: Any) -> Any:
+    """Return the gradients of the forward pass, which the caller owns from then on."""
+    gradients = ctx.gradients
+    if gradients:
+        taken = [*gradients]
+        gradients.clear()  # in place: what autograd passes as ctx may be a wrapper
+        return taken
+    x, weight, target = ctx.saved_tensors
+    return _compute(x, weight, target, *ctx.call)[1:]
+
+
+def _by(way: _Way) -> Callable[..., Tensor]:
     def call(
         x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
     ) -> Tensor:
@@ -209,8 +277,7 @@ def _by(
             reduction == "mean",
             needs_gradient(x),
             needs_gradient(weight),
-            rows,
-            total,
+            way,
         )
 
     return call
@@ -262,10 +329,19 @@ OP = Operator(
     check=_check,
     implementations={
         "triton": Implementation(
-            _by(rows_by_triton, total_by_triton), missing, _refuses, replayed=True
+            _by(_Way(rows_by_triton, total_by_triton, _fast_chunk)),
+            missing,
+            _refuses,
+            replayed=True,
         ),
-        "chunked": Implementation(_by(_rows_torch, _total_torch), refuses=_empty),
+        "triton_small": Implementation(
+            _by(_Way(rows_by_triton, total_by_triton, _small_chunk)), missing, _refuses
+        ),
+        "chunked": Implementation(
+            _by(_Way(_rows_torch, _total_torch, _fast_chunk)), refuses=_empty
+        ),
         "torch": Implementation(reference),
+        **peers.options("linear_cross_entropy"),
     },
     inputs=_inputs,
     cost=_cost,

@@ -21,7 +21,7 @@ from kernels.core.check import Comparison, Exact, as_tuple
 from kernels.core.operator import Case, Cost, Inputs, Operator, Work
 from kernels.core.tuning import Choice, reset_tiles, tiles, tuning
 from kernels.measure.eight_bit import ceilings_for
-from kernels.measure.peers import peers
+from kernels.measure.peers import PEERS, peers
 from kernels.measure.rounds import Enough, alternate
 from kernels.measure.timing import kernel_us
 
@@ -103,6 +103,7 @@ def bench(
     tune: bool = False,
     budget_s: float | None = None,
     enough: Enough = lambda _: False,
+    profiled: bool = True,
 ) -> Iterator[Row]:
     """Time one operator; yield each row when checked, when timed and (on a GPU) when profiled.
 
@@ -122,7 +123,7 @@ def bench(
     for case in cases if cases is not None else default_cases(op, device.type):
         made = _CaseBench(op, case, device, dtype, options)
         yield from made.rows()
-        if device.type == "cuda" and not forward_only:
+        if device.type == "cuda" and profiled and not forward_only:
             done.append(made)
     for row, call, restore in [(*entry, case.restore) for case in done for entry in case.timed]:
         if time.monotonic() > deadline:
@@ -336,7 +337,8 @@ def _subjects(
     if op.name == "attention":
         pairs = inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
     for name, implementation in op.implementations.items():
-        if not wanted(name) or (name in _FULL_MATRIX and pairs > _FULL_MATRIX_LIMIT):
+        by_peer = name in PEERS.get(op.name, {})  # these follow, as their libraries have them
+        if by_peer or not wanted(name) or (name in _FULL_MATRIX and pairs > _FULL_MATRIX_LIMIT):
             continue
         refuses = implementation.refuses
         if implementation.missing(device.type) is None and not (refuses and refuses(*arguments)):

@@ -1,17 +1,22 @@
-"""Kernels of other libraries for the same operators, for comparison only; each is optional.
+"""Kernels of other libraries for the same operators; each is optional.
 
 A peer takes an operator's inputs by position, like an implementation. It returns NotImplemented for
-inputs that it does not support.
+inputs that it does not support. The benchmark times all peers. ``options`` makes those that leave
+their inputs alone implementations of the operator, which toggles and ``auto`` may choose.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from kernels.core.operator import Implementation, traced_as_constant
 
 Peer = Callable[..., Any]
 
@@ -75,10 +80,12 @@ def _by_length(
     )
 
 
-def _fla_rope(*inputs: Any) -> Any:
+def _fla_rope(q: Tensor, k: Tensor, cos: Tensor, *rest: Any) -> Any:
     from fla.modules.rotary import rotary_embedding
 
-    return _by_length(rotary_embedding, *inputs)
+    if cos.dtype != q.dtype:
+        return NotImplemented
+    return _by_length(rotary_embedding, q, k, cos, *rest)
 
 
 def _quack_rope(*inputs: Any) -> Any:
@@ -88,12 +95,21 @@ def _quack_rope(*inputs: Any) -> Any:
 
 
 class _WideProduct(torch.autograd.Function):
-    """Product x weight^T of 16-bit values in FP32, which torch does not differentiate."""
+    """Product x weight^T of 16-bit values in FP32, which torch does not differentiate.
+
+    In two sums: matrix units truncate as they accumulate, and one sum of 4,096 terms is off by more
+    than what is allowed.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.mm(x, weight.T, out_dtype=torch.float32)
+        half = x.shape[1] // 2
+        terms = [
+            torch.mm(x[:, part], weight[:, part].T, out_dtype=torch.float32)
+            for part in (slice(half), slice(half, None))
+        ]
+        return terms[0] + terms[1]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,15 +121,18 @@ class _WideProduct(torch.autograd.Function):
 def _quack_moe_gating(
     x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor | None
 ) -> Any:
-    """Run its top-k with a softmax over it; compute product and statistics with torch."""
+    """Run its top-k; compute product, softmax and statistics with torch.
+
+    Its values hold their column in their lowest bits, so that only its choice is exact.
+    """
     from quack.topk import topk
 
     if not renormalise or noise is not None or x.dim() != 2 or x.dtype == torch.float32:
         return NotImplemented
     # rounding the logits to 16 bits would choose other experts
     logits = _WideProduct.apply(x, weight)
-    weights, experts = topk(logits, k, softmax=True)
-    chosen = experts.long()
+    chosen = topk(logits.detach(), k, softmax=False)[1].long()
+    weights = logits.gather(1, chosen).softmax(-1)
     counts = torch.zeros(len(weight), dtype=torch.int64, device=x.device)
     counts = counts.scatter_add(0, chosen.flatten(), torch.ones_like(chosen).flatten())
     return weights, chosen, counts, logits.softmax(-1).mean(0)
@@ -229,6 +248,16 @@ PACKAGES = {
     "quack": "quack",
     "mamba": "mamba_ssm",
 }
+DISTRIBUTIONS = {
+    "liger": "liger-kernel",
+    "fla": "fla-core",
+    "quack": "quack-kernels",
+    "mamba": "mamba-ssm",
+}
+TITLES = {"liger": "Liger", "fla": "fla", "quack": "quack", "mamba": "mamba_ssm"}
+# They write results or gradients over their inputs, which others may still read.
+OVERWRITES = (("rope", "liger"), ("swiglu", "liger"))
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 def peers(op_name: str) -> dict[str, Peer]:
@@ -238,3 +267,133 @@ def peers(op_name: str) -> dict[str, Peer]:
         for name, peer in PEERS.get(op_name, {}).items()
         if importlib.util.find_spec(PACKAGES[name]) is not None
     }
+
+
+def options(op_name: str) -> dict[str, Implementation]:
+    """Return implementations of an operator by other libraries, installed or not."""
+    return {
+        name: Implementation(
+            peer,
+            functools.partial(_missing, op_name, name),
+            functools.partial(_refuses, op_name, name),
+        )
+        for name, peer in PEERS.get(op_name, {}).items()
+        if name in DISTRIBUTIONS
+    }
+
+
+def _missing(op_name: str, name: str, device_type: str) -> str | None:
+    title = TITLES[name]
+    if (op_name, name) in OVERWRITES:
+        return f"{title} writes over its inputs here, which other operators may still read"
+    if device_type != "cuda":
+        return f"{title} needs a CUDA GPU, not {device_type}"
+    if importlib.util.find_spec(PACKAGES[name]) is None:
+        return f"{title} is not installed (package {DISTRIBUTIONS[name]})"
+    return None
+
+
+def _refuses(op_name: str, name: str, *inputs: Any) -> str | None:
+    title = TITLES[name]
+    if torch.compiler.is_compiling():
+        return f"{title} is not traced by torch.compile"
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    if not all(x.numel() for x in tensors):
+        return f"{title} takes no empty tensors"
+    if any(x.dtype == torch.float64 for x in tensors):
+        return f"{title} computes in FP32, not in FP64"
+    return _SUPPORT[op_name](title, *inputs) or _import_problem(PACKAGES[name]) or None
+
+
+@traced_as_constant
+@functools.cache
+def _import_problem(module: str) -> str:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001  a broken build may raise anything
+        return f"{module} cannot be imported: {type(error).__name__}: {error}"
+    return ""
+
+
+def _norm(title: str, x: Tensor, weight: Tensor | None, eps: float) -> str | None:
+    if weight is None or weight.dtype != x.dtype:
+        return f"{title} takes a weight of the dtype of x"
+    return _aligned(title, x, x.shape[-1])
+
+
+def _aligned(title: str, x: Tensor, width: int) -> str | None:
+    if width * x.element_size() % 16:
+        return f"{title} takes rows of a multiple of 16 bytes, not {width * x.element_size()}"
+    return None if x.is_contiguous() else f"{title} takes contiguous tensors"
+
+
+def _halves(title: str, gate: Tensor, up: Tensor | None) -> str | None:
+    if up is None:
+        return f"{title} takes gates and ups as two tensors"
+    return _aligned(title, gate, gate.shape[-1]) or _aligned(title, up, up.shape[-1])
+
+
+def _table(
+    title: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, offset: Any
+) -> str | None:
+    if isinstance(offset, Tensor) or offset:
+        return f"{title} rotates from position 0 on"
+    if 2 * cos.shape[1] != q.shape[3] or len(cos) < q.shape[2]:
+        return f"{title} takes a table of half the head dimension"
+    if title == TITLES["fla"] and cos.dtype != q.dtype:
+        return f"{title} takes a table of the dtype of q"
+    return None if q.shape[3] % 16 == 0 else f"{title} takes head dimensions 16, 32, ..."
+
+
+def _routing(
+    title: str, x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor | None
+) -> str | None:
+    if not renormalise or noise is not None or x.dim() != 2:
+        return f"{title} takes renormalised weights of tokens [N, H] without noise"
+    if x.dtype not in _NARROW or weight.dtype != x.dtype:
+        return f"{title} takes float16 and bfloat16, not {x.dtype}"
+    experts = len(weight)
+    if experts & (experts - 1) or experts < 8 or k & (k - 1):
+        return f"{title} takes powers of two of experts and choices, not {experts} and {k}"
+    return None
+
+
+def _loss(
+    title: str, x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> str | None:
+    if x.dtype not in _NARROW:
+        return f"{title} takes float16 and bfloat16, not {x.dtype}"
+    return _aligned(title, x, x.shape[-1]) or _aligned(title, weight, len(weight))
+
+
+def _any(title: str, *inputs: Any) -> str | None:
+    wide = any(isinstance(x, Tensor) and not x.is_contiguous() for x in inputs)
+    return f"{title} takes contiguous tensors" if wide else None
+
+
+def _convolution(
+    title: str, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, kind: Any
+) -> str | None:
+    if state is not None or weight.dtype != x.dtype:
+        return f"{title} takes no initial state, and a weight of the dtype of x"
+    return _aligned(title, x, x.shape[-1])
+
+
+def _gate(
+    title: str, x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
+) -> str | None:
+    if weight is None or weight.dtype != x.dtype:
+        return f"{title} takes a weight of the dtype of x"
+    return _any(title, x, z)
+
+
+_SUPPORT: dict[str, Callable[..., str | None]] = {
+    "rms_norm": _norm,
+    "swiglu": _halves,
+    "rope": _table,
+    "moe_gating": _routing,
+    "linear_cross_entropy": _loss,
+    "causal_conv1d": _convolution,
+    "gated_rms_norm": _gate,
+    "ssd_scan": _any,
+}

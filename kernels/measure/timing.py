@@ -93,8 +93,14 @@ def warm_up(call: Callable[[], Any]) -> None:
         call()
 
 
-def times_us(call: Callable[[], Any], repeats: int, device: str) -> list[float]:
-    """Measure like ``gpu_times_us``, without a warm-up."""
+def times_us(
+    call: Callable[[], Any], repeats: int, device: str, *, evictions: int = 1
+) -> list[float]:
+    """Measure like ``gpu_times_us``, without a warm-up.
+
+    ``evictions``: how often the L2 is overwritten before each call, for calls that keep the host
+    busy for longer than once takes.
+    """
     if torch.device(device).type == "cpu":
         return [_wall_us(call) for _ in range(repeats)]
     evictor = _evictor(device)
@@ -103,7 +109,8 @@ def times_us(call: Callable[[], Any], repeats: int, device: str) -> list[float]:
         for _ in range(repeats)
     ]
     for begin, end in events:
-        evictor.bitwise_not_()
+        for _ in range(evictions):
+            evictor.bitwise_not_()
         begin.record()
         call()
         end.record()

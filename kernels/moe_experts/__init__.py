@@ -48,6 +48,7 @@ from kernels.core.triton_helpers import missing, no_fp64
 from kernels.core.workspace import Workspace
 from kernels.moe_experts import _flops as _flops  # registers the formula
 from kernels.moe_experts._autograd import Experts
+from kernels.moe_experts._grouped import WIDE, GroupedExperts
 from kernels.moe_experts._plain import (
     ONE_KERNEL,
     block_rows,
@@ -86,11 +87,12 @@ def moe_experts(
     that choice; ``weight`` [..., K], the routing weights, of any floating dtype. ``gate_EFD``,
     ``up_EFD`` and ``down_EDF`` are laid out as ``torch.nn.Linear`` has them; with ``up_EFD`` None
     the first is [E, 2 F, D], the gates above the ups. All floating tensors get gradients. Under
-    autocast x and the experts are in its dtype. ``impl``: auto, triton, torch (the best plain way
-    for these inputs), or one of these by name: grouped, padded, loop, dense (``_plain``). With a
-    ``workspace`` the result and all that is computed on the way lie there, until the next call with
-    it: for inference, by triton or loop. Raises ``Mistake`` if shapes, dtypes or devices
-    do not go together, or gradients would need what a workspace holds.
+    autocast x and the experts are in its dtype. ``impl``: auto, triton, triton_grouped
+    (``_grouped``), torch (the best plain way for these inputs), or one of these by name: grouped,
+    padded, loop, dense (``_plain``). With a ``workspace`` the result and all that is computed on
+    the way lie there, until the next call with it: for inference, by triton or loop. Raises
+    ``Mistake`` if shapes, dtypes or devices do not go together, or gradients would need what a
+    workspace holds.
     """
     if workspace is not None and needs_gradient(x, weight, gate_EFD, up_EFD, down_EDF):
         raise Mistake(
@@ -203,6 +205,33 @@ def _triton(
     return applied(Experts, x, index, weight, gate, up, down, learns, workspace)
 
 
+def _triton_grouped(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    workspace: Workspace | None = None,
+) -> Tensor:
+    return applied(GroupedExperts, x, index, weight, gate, up, down)
+
+
+def _grouped_missing(device_type: str) -> str | None:
+    return missing(device_type) or missing_grouped(device_type)
+
+
+def _grouped_refuses(*inputs: Any) -> str | None:
+    return _refuses(*inputs) or refuses_grouped(*inputs)
+
+
+def _prefer(able: tuple[str, ...], *inputs: Any) -> tuple[str, str] | None:
+    width = inputs[5].shape[2]
+    if "triton_grouped" not in able or width < WIDE or _grouped_refuses(*inputs) is not None:
+        return None
+    return "triton_grouped", f"experts of width {width} are wide enough for torch's tiles"
+
+
 def _refuses(
     x: Tensor,
     index: Tensor,
@@ -295,11 +324,12 @@ OP = Operator(
     check=_check,
     implementations={
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
+        "triton_grouped": Implementation(_triton_grouped, _grouped_missing, _grouped_refuses),
         "torch": Implementation(_torch),
         "grouped": Implementation(by_grouped_products, missing_grouped, refuses_grouped),
         "padded": Implementation(by_padded_blocks, refuses=refuses_padded),
-        "loop": Implementation(by_loop, refuses=refuses_loop),
-        "dense": Implementation(reference, refuses=refuses_workspace),
+        "loop": Implementation(by_loop, refuses=refuses_loop, last_resort=True),
+        "dense": Implementation(reference, refuses=refuses_workspace, last_resort=True),
     },
     inputs=_inputs,
     cost=_cost,
@@ -322,6 +352,7 @@ OP = Operator(
     gradients=("x", "weight", "gate_EFD", "up_EFD", "down_EDF"),
     large_reference=by_loop,
     standard=standard,
+    prefer=_prefer,
     cases=(
         Case("63x20x36 E5 k2", {"rows": 63, "dim": 20, "width": 36, "experts": 5, "k": 2}),
         Case("1x1x1 E1 k1", {"rows": 1, "dim": 1, "width": 1, "experts": 1, "k": 1}),
@@ -338,6 +369,13 @@ OP = Operator(
             {
                 "rows": 50, "dim": 16, "width": 16, "experts": 4, "k": 2, "routing": "dropped",
                 "packed": True, "wide": True,
+            },
+        ),
+        Case(
+            "40x32x48 E8 k2 to the first packed",
+            {
+                "rows": 40, "dim": 32, "width": 48, "experts": 8, "k": 2, "packed": True,
+                "routing": "first",
             },
         ),
         Case("0x8x8 E4 k2", {"rows": 0, "dim": 8, "width": 8, "experts": 4, "k": 2}),

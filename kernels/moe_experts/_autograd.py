@@ -100,7 +100,7 @@ class _Sizes(NamedTuple):
     precision: str
 
 
-def _sizes(x: Tensor, routing: Tensor, down: Tensor) -> _Sizes:
+def sizes_of(x: Tensor, routing: Tensor, down: Tensor) -> _Sizes:
     """``routing``: what has a number for each choice."""
     experts, dim, width = down.shape
     k, n_choices = routing.shape[-1], routing.numel()
@@ -178,7 +178,7 @@ def _product(
     return out
 
 
-def _slope(
+def slope(
     dhidden: Tensor, order: Order, weight: Tensor, both: Tensor, experts: int
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of both halves before the activation and of the routing weights."""
@@ -225,7 +225,7 @@ def _weight_gradient(
     return out
 
 
-def _combine(
+def combine(
     rows: Tensor,
     order: Order,
     weight: Tensor | None,
@@ -258,14 +258,14 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the mixture; with ``keep`` the rows before the activation; the table of the order."""
     x_ND = as_rows(x)
-    sizes = _sizes(x, index, down)
+    sizes = sizes_of(x, index, down)
     with on_device(x):
         order = by_expert(index, sizes.experts, sizes.m, workspace)
         hidden, both = _hidden(x_ND, order, *_halves(gate, up), sizes, keep, workspace)
         rows = _product(
             hidden, order, unit_stride(down), sizes, transposed=True, workspace=workspace
         )
-        y = _combine(rows, order, weight, x, sizes, workspace)
+        y = combine(rows, order, weight, x, sizes, workspace)
     return y, both, order.table
 
 
@@ -286,17 +286,17 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, weight, gate, up and down."""
     x_ND, dy_ND = as_rows(x), as_rows(dy)
-    sizes = _sizes(x, weight, down)
+    sizes = sizes_of(x, weight, down)
     order = Order.of(table, weight.numel(), sizes.experts, sizes.m)
     gate_EFD, up_EFD = _halves(gate, up)
     dx = dgate = dup = ddown = None
     with on_device(x):
         hidden = _product(dy_ND, order, unit_stride(down), sizes, tokens=True)
-        dboth, dweight = _slope(hidden, order, weight, both, sizes.experts)
+        dboth, dweight = slope(hidden, order, weight, both, sizes.experts)
         # From here on hidden is what was computed forward, times the routing weight.
         if need_x:
             rows = _product(dboth, order, gate_EFD, sizes, second=up_EFD)
-            dx = _combine(rows, order, None, x, sizes)
+            dx = combine(rows, order, None, x, sizes)
         if need_down:
             ddown = _weight_gradient(dy_ND, hidden, order, down, sizes, True)
         if need_gate:

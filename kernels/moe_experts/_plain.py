@@ -59,7 +59,6 @@ def by_grouped_products(
     workspace: Workspace | None = None,
 ) -> Tensor:
     """Compute the mixture by torch's grouped matrix product."""
-    assert _GROUPED is not None
     n_experts, (x_ND, index_NK) = down.shape[0], _flat(x, index)
     valid_NK, _, order_A, end_E = _sort(index_NK, n_experts)
     layout = _Layout(
@@ -68,10 +67,17 @@ def by_grouped_products(
     ends_E = end_E.to(torch.int32)
 
     def product(rows: Tensor, matrices: Tensor) -> Tensor:
-        return _GROUPED(_aligned(rows), _aligned(matrices).transpose(1, 2), offs=ends_E)
+        return grouped_product(aligned(rows), aligned(matrices).transpose(1, 2), ends_E)
 
     hidden_PF = _hidden(product, _rows(x_ND, layout), gate, up)
     return _combine(product(hidden_PF, down), layout, weight).view(x.shape)
+
+
+def grouped_product(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
+    """Return torch's grouped product: rows [A, R] by [E, R, C], or [P, A] by [A, Q] for each E."""
+    assert _GROUPED is not None
+    product: Tensor = _GROUPED(a, b, offs=ends_E)
+    return product
 
 
 def by_padded_blocks(
@@ -316,8 +322,8 @@ def _inverse(order_A: Tensor) -> Tensor:
     return torch.empty_like(order_A).scatter(0, order_A, at_A)
 
 
-def _aligned(x: Tensor) -> Tensor:
-    """``x`` as torch's grouped product takes it."""
+def aligned(x: Tensor) -> Tensor:
+    """Return ``x`` as torch's grouped product takes it."""
     x = x.contiguous()
     if torch.compiler.is_compiling():  # Dynamo does not trace offsets
         return x

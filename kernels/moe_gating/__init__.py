@@ -57,6 +57,7 @@ from kernels.core.triton_helpers import (
     rows_of,
 )
 from kernels.core.tuning import Tile, Tunable, size_class
+from kernels.measure import peers
 from kernels.moe_gating._kernels import (
     launch_backward,
     launch_forward,
@@ -65,6 +66,8 @@ from kernels.moe_gating._kernels import (
     moe_gating_forward_kernel,
 )
 
+MANY = 128  # experts from which on torch's product is faster than ours
+PIECE = 1024  # columns of x in one sum of torch's product
 MAX_EXPERTS = 512  # a program holds the logits of some tokens in registers
 
 
@@ -131,7 +134,13 @@ def _forward_tiles(
     """Return tokens per program, columns per step, warps and stages of each tile.
 
     Columns per step stay fixed: other sums could choose other experts where two are nearly equal.
+    None (0) means that torch computes the product: one program cannot hold enough tokens beside
+    many experts, so that it would read the router's weights too often.
     """
+    by_torch: list[Tile] = []
+    if block >= MANY and rows == 64 and x.itemsize == 2 and x == weight:
+        few = max(1, 2048 // block)
+        by_torch = [(few, 0, 4, 1), (2 * few, 0, 4, 1), (few, 0, 8, 1), (max(1, few // 2), 0, 4, 1)]
     block_h = 64 if x.itemsize == 2 and x == weight else 32
     block_h = block_h if block <= 256 else block_h // 2
     rows = max(16, min(rows, 4096 // block))
@@ -141,7 +150,7 @@ def _forward_tiles(
     tiles += [(rows, block_h, warps, stages + 1), (rows, block_h, warps, stages - 1)]
     if rows > 16:
         tiles += [(rows // 2, block_h, warps, stages), (rows // 2, block_h, 4, stages + 1)]
-    return tiles
+    return by_torch + tiles
 
 
 def _backward_tiles(device: int, block: int, *_: Any) -> list[Tile]:
@@ -152,6 +161,23 @@ def _backward_tiles(device: int, block: int, *_: Any) -> list[Tile]:
 
 _FORWARD = Tunable("moe_gating.forward", (moe_gating_forward_kernel,), _forward_tiles, dots=True)
 _BACKWARD = Tunable("moe_gating.backward", (moe_gating_backward_kernel,), _backward_tiles)
+
+
+def _partial_logits(x: Tensor, matrix: Tensor, n_rows: int) -> Tensor:
+    """Return terms of the logits [pieces, tokens, E] in FP32, as torch multiplies.
+
+    Matrix units truncate as they accumulate, so each term sums few columns.
+    """
+    n_experts, dim = matrix.shape
+    pieces = cdiv(dim, PIECE)
+    if dim % (8 * pieces):
+        pieces = 1
+    x_PNC = x.reshape(n_rows, pieces, dim // pieces).transpose(0, 1)
+    weight_PCE = matrix.reshape(n_experts, pieces, dim // pieces).permute(1, 2, 0)
+    with without_autocast(x):
+        if not x.is_cuda:  # the interpreter's tensors, for which torch has no wider result
+            return x_PNC.float() @ weight_PCE.float()
+        return torch.bmm(x_PNC, weight_PCE, out_dtype=torch.float32)
 
 
 @replayed
@@ -180,12 +206,16 @@ def _forward(
     share, mean = torch.empty(2, programs, n_experts, **make), torch.empty(n_experts, **make)
     total = torch.empty(n_experts, dtype=torch.int64, device=x.device)
     x, x_stride = rows_of(x)
+    pieces = 0
+    if not block_h:
+        x = _partial_logits(x, matrix, n_rows)
+        pieces, block_h = len(x), 16
     with on_device(x):
         launch_forward((programs,),
             x, matrix, noise, weight, index, p_NE, share,
             n_rows, x_stride, matrix.stride(0),
             H=dim, E=n_experts, K=k, RENORMALISE=renormalise, NOISY=noise is not None,
-            KEEP=keep, WIDE=mixed, ROWS=rows, BLOCK_H=block_h, BLOCK_E=block,
+            KEEP=keep, WIDE=mixed, PIECES=pieces, ROWS=rows, BLOCK_H=block_h, BLOCK_E=block,
             BLOCK_K=power_of_two(k), PRECISION=precision, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         launch_statistics(
@@ -371,6 +401,7 @@ OP = Operator(
     implementations={
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
+        **peers.options("moe_gating"),
     },
     inputs=_inputs,
     cost=_cost,
@@ -389,6 +420,7 @@ OP = Operator(
             {"rows": 17, "dim": 300, "experts": 100, "k": 7, "wide": True},
         ),
         Case("37x50 E9 k2 noisy", {"rows": 37, "dim": 50, "experts": 9, "k": 2, "noisy": True}),
+        Case("40x48 E130 k4", {"rows": 40, "dim": 48, "experts": 130, "k": 4}),
         Case("9x12 E2 k1", {"rows": 9, "dim": 12, "experts": 2, "k": 1}),
         Case("0x8 E4 k2", {"rows": 0, "dim": 8, "experts": 4, "k": 2}),
         Case("16384x2048 E64 k8", {"rows": 16384, "dim": 2048, "experts": 64, "k": 8}, bench=True),

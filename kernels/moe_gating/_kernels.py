@@ -27,12 +27,14 @@ def moe_gating_forward_kernel(
     x_ptr, w_ptr, noise_ptr, weight_ptr, index_ptr, p_ptr, share_ptr, n_rows,
     x_stride, w_stride,
     H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
-    NOISY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    NOISY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Choose weights and experts of some tokens; store partial statistics [2, programs, E].
 
-    The statistics are in FP32, which holds the number of a program's tokens exactly.
+    The statistics are in FP32, which holds the number of a program's tokens exactly. With
+    ``PIECES`` x is the logits already, in so many terms [PIECES, tokens, E].
     """
     i_p = tl.program_id(0).to(tl.int64)
     o_n = i_p * ROWS + tl.arange(0, ROWS)
@@ -40,15 +42,20 @@ def moe_gating_forward_kernel(
     o_k = tl.arange(0, BLOCK_K)
     m_n, m_e = o_n < n_rows, o_e < E
     b_logits = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
-    for start in range(0, H, 2 * BLOCK_H):
-        # Matrix units truncate as they accumulate: no more than two products before a true sum.
-        b_part = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
-        for half in tl.static_range(2):
-            b_part = _add_product(
-                b_part, x_ptr, w_ptr, o_n, o_e, m_n, m_e, start + half * BLOCK_H, x_stride,
-                w_stride, H, WIDE, BLOCK_H, PRECISION,
-            )  # fmt: skip
-        b_logits += b_part
+    if PIECES:
+        for piece in tl.static_range(PIECES):
+            o_part = (tl.cast(piece, tl.int64) * n_rows + o_n)[:, None] * E + o_e[None, :]
+            b_logits += tl.load(x_ptr + o_part, mask=m_n[:, None] & m_e[None, :], other=0.0)
+    else:
+        for start in range(0, H, 2 * BLOCK_H):
+            # Matrix units truncate as they accumulate: no more than two products before a true sum.
+            b_part = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
+            for half in tl.static_range(2):
+                b_part = _add_product(
+                    b_part, x_ptr, w_ptr, o_n, o_e, m_n, m_e, start + half * BLOCK_H, x_stride,
+                    w_stride, H, WIDE, BLOCK_H, PRECISION,
+                )  # fmt: skip
+            b_logits += b_part
     if NOISY:
         p_noise = noise_ptr + o_n[:, None] * E + o_e[None, :]
         b_noise = tl.load(p_noise, mask=m_n[:, None] & m_e[None, :], other=0.0)

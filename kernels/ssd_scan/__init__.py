@@ -43,6 +43,7 @@ from kernels.core.operator import (
     without_autocast,
 )
 from kernels.core.triton_helpers import MAX_GRID, has_large_memory, missing, no_fp64
+from kernels.measure import peers
 from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
 from kernels.ssd_scan._launch import ScanMemory as ScanMemory
 from kernels.ssd_scan._launch import scan_memory as scan_memory
@@ -363,6 +364,7 @@ OP = Operator(
     implementations={
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
+        **peers.options("ssd_scan"),
     },
     inputs=_inputs,
     cost=_cost,

@@ -189,6 +189,6 @@ def test_the_default_device_is_none_of_a_filters_matrix(no_matrix):
 def test_timing_tiles_draws_nothing_of_what_models_draw():
     before = torch.get_rng_state()
     zeros = torch.zeros(4, 6).t()
-    drawn = tuning._timeable(zeros)
+    drawn = tuning.timeable(zeros)
     assert drawn.stride() == zeros.stride() and drawn.any()
     assert torch.equal(torch.get_rng_state(), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from sessions.studies.kernel_leaders import leaders, leaders_table
 from sessions.studies.kernels import kernels_table, speedups, tuned_tiles
 from workbench import protocol
 from workbench.client import headless
@@ -33,6 +34,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "then has the tuned kernels beside those of the heuristics",
     )
     parser.add_argument(
+        "--model-shapes",
+        nargs="*",
+        metavar="MODEL",
+        help="the shapes of public models, such as 'Llama 3.1 8B', from 1 token to 64K, in place "
+        "of the operators' own cases; without a name of all models. The answer then begins with "
+        "our best kernel beside the best public one of each shape",
+    )
+    parser.add_argument(
         "--budget",
         type=positive_float,
         metavar="SECONDS",
@@ -56,6 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
             dtype=arguments.dtype,
             every_case=arguments.every_case,
             tune=arguments.tune,
+            model_shapes=arguments.model_shapes,
             budget_s=arguments.budget,
         )
 
@@ -72,9 +82,12 @@ def _run(arguments: argparse.Namespace) -> int:
                     {**summary(segment), "speedups": speedups(segment, session)}
                     for segment in session.segments
                 ],
+                "leaders": leaders(session),
             }
         )
     else:
+        if arguments.model_shapes is not None and session.segments:
+            answer(leaders_table(session).to_markdown())
         if session.segments:
             answer(render(kernels_table(session)))
         if arguments.tune and session.segments:

@@ -62,8 +62,10 @@ class Bench(Command, tag="bench"):
     that the device computes well in where empty. ``every_case``: the small sizes too. ``cases`` and
     ``implementations``: these alone, by name, of whichever operator has them. ``forward_only``: no
     gradients, and nothing under the profiler, which slows what is timed after it. ``tune``: the
-    Triton kernels first, which are then timed with their heuristics' tiles as well. ``budget_s``:
-    seconds of timing for all together, shared equally among the cases; some rounds where None.
+    Triton kernels first, which are then timed with their heuristics' tiles as well.
+    ``model_shapes``: in place of the operators' own cases those of these public models, of all
+    where empty. ``budget_s``: seconds of timing for all together, shared equally among the cases;
+    some rounds where None.
     """
 
     operators: list[str] = []
@@ -73,6 +75,7 @@ class Bench(Command, tag="bench"):
     implementations: list[str] = []
     forward_only: bool = False
     tune: bool = False
+    model_shapes: list[str] | None = None
     budget_s: float | None = None
 
 

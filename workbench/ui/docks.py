@@ -37,7 +37,7 @@ BOTTOM_HEIGHT = 208
 # In one place, as tabs.
 TABS = (
     *("live", "verdict", "attribution", "optimize", "sweep", "claims", "breakdown", "checklist"),
-    "compare",
+    *("compare", "kernels"),
 )
 
 

@@ -178,6 +178,14 @@ def sweep(workspace: Workspace) -> QWidget:
     return panel
 
 
+def kernels(workspace: Workspace) -> QWidget:
+    """Make the panel of timed kernels."""
+    from workbench.ui.panels.kernels import KernelsPanel
+
+    panel: QWidget = KernelsPanel(workspace.session, workspace.theme)
+    return panel
+
+
 def claims(workspace: Workspace) -> QWidget:
     """Make the panel of the documents' claims."""
     from workbench.ui.panels.claims import ClaimsPanel
@@ -204,6 +212,7 @@ def panels(workspace: Workspace) -> tuple[Panel, ...]:
         Panel("optimize", "Optimize", lambda: Later(lambda: optimize(workspace))),
         Panel("checklist", "Checklist", lambda: Later(lambda: checklist(workspace))),
         Panel("sweep", "Sweep", lambda: Later(lambda: sweep(workspace))),
+        Panel("kernels", "Kernels", lambda: Later(lambda: kernels(workspace))),
         Panel("claims", "Claims", lambda: Later(lambda: claims(workspace))),
         Panel("compare", "Compare", lambda: Later(lambda: compare(workspace))),
         Panel("segments", "Segments", lambda: segments(workspace)),

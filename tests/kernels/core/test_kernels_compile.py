@@ -175,6 +175,11 @@ def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
     assert_fit(launches, HOPPER)
 
 
+def test_a_router_of_many_experts_compiles_with_the_product_of_torch(compiled):
+    case = Case("E130", {"rows": 33, "dim": 2048, "experts": 130, "k": 2})
+    assert_fit(compiled(HOPPER, OPS["moe_gating"], case, torch.bfloat16), HOPPER)
+
+
 @pytest.mark.parametrize("capability", [HOPPER, pytest.param(ADA, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("dim", "dtype"),

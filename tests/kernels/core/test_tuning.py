@@ -304,7 +304,7 @@ def test_a_damaged_file_is_ignored_with_the_reason_and_replaced(content, caplog)
     with caplog.at_level(logging.WARNING), tuning("on"):
         double(X)
     assert (
-        str(file) in caplog.text and "is ignored, and what it held is tuned again:" in caplog.text
+        str(file) in caplog.text and "is ignored, and what it held is timed again:" in caplog.text
     )
     assert double.launched[-1] == 5
     assert tuned_files.load(file)["4,float32"] == Timed((5,), 10.0, 50.0)

@@ -75,6 +75,33 @@ def test_what_was_tuned_is_told_once_with_its_times(sent, capsys):
     assert printed.count(tiles) == 1 and printed.rstrip().endswith("tuning took 2.5 s")
 
 
+def test_shapes_of_models_are_asked_for_and_our_best_stands_beside_the_best_public_one(
+    sent, capsys
+):
+    said = answers()
+    for index, (impl, factor) in enumerate((("triton", 2.0), ("liger", 1.0)), 1):
+        configuration = msgspec.structs.replace(
+            said[2].configuration, toggles={"implementation": impl}
+        )
+        columns = said[4].columns | {"wall_ms": [0.01 * factor] * 30}
+        more = [
+            msgspec.structs.replace(said[2], index=index, configuration=configuration),
+            msgspec.structs.replace(said[3], segment=index),
+            msgspec.structs.replace(said[4], segment=index, columns=columns),
+        ]
+        said[-1:-1] = more
+    sent_commands = sent(*said)
+    assert main(["bench", "swiglu", "--model-shapes", "Phi-4", "Llama 3.1 8B"]) == 0
+    assert sent_commands[0].model_shapes == ["Phi-4", "Llama 3.1 8B"]
+    table = capsys.readouterr().out
+    assert "| swiglu | 3x5 | float32 | forward | triton | 20.0 | liger | 10.0 | 2.00 |" in table
+    sent(*said)
+    assert main(["bench", "--model-shapes", "--json"]) == 0
+    (leader,) = json.loads(capsys.readouterr().out)["leaders"]
+    assert (leader["bundled"], leader["public"]) == ("triton", "liger")
+    assert leader["ratio"] == 2.0
+
+
 def test_an_unknown_operator_is_a_mistake_that_names_what_there_is(sent, capsys):
     told = sent(*answers())
     assert main(["bench", "softmin"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from kernels import Case, hardware
 from kernels.measure.bench import Row, bench, default_cases
 from kernels.measure.eight_bit import ceilings_for
 from kernels.measure.host_cost import RECORDED, HostCost, host_costs
+from kernels.measure.model_shapes import shape_cases
 from kernels.measure.rounds import Timings
 from sessions.model import KERNELS, Configuration, Phase, Scalar
 from sessions.verdicts import verdict
@@ -42,10 +44,14 @@ class BenchRun:
         if budget_s is not None and not 0 < budget_s <= LONGEST_S:
             raise Mistake(f"budget_s = {budget_s:g} is outside of 0 to {LONGEST_S:g}")
         names = self._command.operators or sorted(kernels.OPS)
+        models = self._command.model_shapes
         for name in names:
             if name not in kernels.OPS:
                 raise Mistake(f"unknown operator {name!r}; expected one of {sorted(kernels.OPS)}")
         dtype = self._dtype()
+        if models is not None:
+            shapes = {case.op for case in shape_cases(models)}
+            names = [name for name in names if name in shapes]
         chosen = {name: self._cases(name) for name in names}
         if self._command.tune and (
             missing := kernels.OPS["rms_norm"].unavailable("triton", self._rig.device.type)
@@ -68,6 +74,8 @@ class BenchRun:
     def _cases(self, name: str) -> tuple[Case, ...]:
         """Return the requested cases of an operator, none of them unknown."""
         op, command = kernels.OPS[name], self._command
+        if command.model_shapes is not None:
+            return tuple(shape.case for shape in shape_cases(command.model_shapes, [name]))
         if command.every_case:
             return tuple(op.cases)
         if not command.cases:
@@ -83,18 +91,23 @@ class BenchRun:
         ours = [name for name in implementations if name in op.implementations]
         host = {} if command.forward_only else host_costs(op, device, dtype, ours)
         sent: list[Row] = []
-        rows = bench(
-            op,
-            device,
-            dtype,
-            cases=cases,
-            only=command.implementations,
-            forward_only=command.forward_only,
-            tune=command.tune,
-            budget_s=self._budget_s,
-            enough=self._enough,
-        )
-        for row in rows:
+        forward = [case for case in cases if command.forward_only or case.forward_only]
+        both = [case for case in cases if case not in forward]
+        rows = [
+            bench(
+                op,
+                device,
+                dtype,
+                cases=chosen,
+                only=command.implementations,
+                forward_only=chosen is forward,
+                tune=command.tune,
+                budget_s=self._budget_s,
+                enough=self._enough,
+            )
+            for chosen in (both, forward)
+        ]
+        for row in itertools.chain(*rows):
             if not any(row is known for known in sent):
                 sent.append(row)
                 self._segment(row, _host_facts(host.get(row.impl, {}), row.direction))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from kernels import REQUESTED, STANDARD, Operator, resolve_choice, watched
+from kernels import MEASURED, REQUESTED, STANDARD, Operator, resolve_choice, watched
+from kernels.measure.peers import TITLES as LIBRARIES
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
@@ -24,9 +26,13 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
 
+AUTO = "auto"
 TITLES = {
+    AUTO: "Fastest, measured",
     "torch": "PyTorch",
     "triton": "Triton",
+    "triton_grouped": "Grouped product of torch, Triton around it",
+    "triton_small": "Triton, least memory",
     "manual": "S x S matrix",
     "matmul": "Matrix products",
     "subspace": "Subspace iteration",
@@ -35,7 +41,11 @@ TITLES = {
     "padded": "Padded blocks",
     "loop": "Loop over experts",
     "dense": "Every expert (dense)",
+    **LIBRARIES,
 }
+
+
+_NAMES = TITLES | {AUTO: "automatic choice"}
 
 
 def _always(option: str, situation: Situation) -> Blocked | None:
@@ -54,6 +64,8 @@ def kernel_toggle(
     """
     options = implementations(operator)
     follows = "triton" in options
+    if follows:  # elsewhere the first option is this already
+        options[AUTO] = TITLES[AUTO]
     name = f"triton_{operator}" if follows else f"kernel_{operator}"
 
     def blocked(option: str, situation: Situation) -> Blocked | None:
@@ -67,7 +79,8 @@ def kernel_toggle(
         build.choose_kernel(operator, option)
 
     def evidence(option: str, arm: Arm) -> Finding:
-        finding = usage_finding(operator, option, arm)
+        find = measured_finding if option == AUTO else usage_finding
+        finding = find(operator, option, arm)
         return against_off(finding, operator, arm, name, "follow")
 
     return Toggle(
@@ -97,6 +110,14 @@ def with_triton() -> tuple[str, ...]:
 
 def unavailable(operator: str, implementation: str, situation: Situation) -> Blocked | None:
     """Why an implementation of the operator cannot run on this device."""
+    if implementation == AUTO:
+        return None if situation.on_gpu else NEEDS_GPU
+    if implementation in LIBRARIES and situation.option("compile") != "off":
+        return Blocked(
+            f"torch.compile does not trace kernels of {LIBRARIES[implementation]}",
+            "Run the step without torch.compile.",
+            {"compile": "off"},
+        )
     reason = kernels.OPS[operator].unavailable(implementation, situation.device.type)
     if reason is None:
         return None
@@ -127,6 +148,27 @@ def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:
     return effective(text)
 
 
+def measured_finding(operator: str, option: str, arm: Arm) -> Finding:
+    """Say which implementation of an operator was the fastest, with the numbers."""
+    calls = arm.usage.get(operator, {})
+    if not calls:
+        return no_effect(f"this model never calls {operator}")
+    shown = ", ".join(f"{TITLES.get(name, name)} {count}" for name, count in calls.items())
+    _, reason = arm.reasons.get(operator, ("", ""))
+    text = f"{operator}: chose {shown}; {with_titles(reason, TITLES)}"
+    if reason.startswith((MEASURED, kernels.PREFERRED)):
+        return effective(text)
+    return no_effect(f"{text}: nothing was measured")
+
+
+def with_titles(text: str, titles: Mapping[str, str]) -> str:
+    """Return numbers of a measurement with the titles of implementations in place of names."""
+    if not text.startswith(MEASURED):
+        return text
+    names = "|".join(sorted(titles, key=len, reverse=True))
+    return re.sub(rf"\b({names})\b(?= [\d.]| dropped)", lambda it: titles[it[1]], text)
+
+
 def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str) -> Finding:
     """Correct a finding of effect where the same runs with the toggle's first option ``off``."""
     if finding.status != "effective":
@@ -137,9 +179,10 @@ def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str
     chosen = effects.kernel_choices(situation).get(operator, "auto")
     if chosen == arm.kernel_choices.get(operator):
         return as_default(f"{finding.text}, as they do without this option")
-    if chosen in ("auto", "torch") and _stands_for_the_same(chosen, operator, arm):
+    auto = arm.kernel_choices.get(operator) == AUTO
+    if (auto or chosen in (AUTO, "torch")) and _stands_for_the_same(chosen, operator, arm):
         return no_effect(
-            f"{finding.text}, as {TITLES.get(chosen, 'automatic choice')} does here: output and "
+            f"{finding.text}, as {_NAMES.get(chosen, chosen)} does here: output and "
             "work are bit-identical to the option off"
         )
     return finding

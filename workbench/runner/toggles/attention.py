@@ -1,10 +1,12 @@
 """Which kernel computes attention: chosen automatically, or one backend by name.
 
-``auto`` takes the fastest that fits the call and says why: the flash ratio is the share of calls
-that a fused kernel computed, and a fallback is one that held the whole matrix of weights. A named
+Automatic choice times the backends on this GPU, once for each class of shapes, and takes the
+fastest: by GPU time in captured and compiled steps, else by the larger of GPU and host time. The
+evidence has the numbers. The flash ratio is the share of calls that a fused kernel computed, and a
+fallback is one that held the whole matrix of weights. A named
 backend that cannot run is an error, never a silent fallback. On an H200, HYDRA base
-training (8 x 1,024 tokens, AMP BF16), of the step with SDPA cuDNN: the bundled Triton backend,
-which ``auto`` takes there, 0.98 (captured), flex 1.03, SDPA flash 1.05, efficient 1.17, math 2.42,
+training (8 x 1,024 tokens, AMP BF16), of the step with SDPA cuDNN: the bundled Triton backend 0.98
+(captured), flex 1.03, SDPA flash 1.05, efficient 1.17, math 2.42,
 manual 2.50, chunked 2.98; the matrix of math and manual takes 1.5 and 1.7 times the memory.
 """
 
@@ -20,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kernels
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
-from workbench.runner.toggles._kernel_toggle import against_off, usage_finding
+from workbench.runner.toggles._kernel_toggle import against_off, usage_finding, with_titles
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -121,7 +123,8 @@ def _chosen(arm: Arm) -> Finding:
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
     text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
     if why := str(facts["attention_reason"]):
-        text += f"; {why}" if why.startswith(kernels.PREFERRED) else f"; passed over: {why}"
+        given = why.startswith((kernels.PREFERRED, kernels.MEASURED))
+        text += f"; {with_titles(why, _TITLES)}" if given else f"; passed over: {why}"
     elif arm.reasons.get("attention", ("", ""))[1] == kernels.REQUESTED:
         text += "; the model names these itself, as AdaAttn does on CPUs, where SDPA is less exact"
     return no_effect(text) if fallbacks else effective(text)

@@ -45,7 +45,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if missing is not None:
         return missing
     toggles = situation.configuration.toggles
-    if toggles["triton"] == "on" or "triton" in toggles.values():
+    if toggles["triton"] != "off" or "triton" in toggles.values():
         return None
     return Blocked(
         "acts on Triton kernels, and every operator runs in PyTorch",

@@ -1,5 +1,9 @@
 """Use the bundled Triton kernel for every operator that has one and is not switched on its own.
 
+*Fastest, measured* times every implementation of each operator on this GPU instead, kernels of
+installed libraries among them, once for each class of shapes. Under torch.compile it leaves what
+Inductor fuses with its neighbours (norms, gates, rotary embedding) to Inductor.
+
 On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): 0.71 of the eager step's time with all
 of them; under torch.compile 1.04, so that they pay where nothing is compiled.
 """
@@ -12,7 +16,14 @@ import torch
 
 import kernels
 from workbench.protocol import Blocked
-from workbench.runner.toggles._kernel_toggle import unavailable, usage_finding, with_triton
+from workbench.runner.toggles._kernel_toggle import (
+    AUTO,
+    TITLES,
+    measured_finding,
+    unavailable,
+    usage_finding,
+    with_triton,
+)
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -33,20 +44,27 @@ def _operators() -> tuple[str, ...]:
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    return unavailable("rms_norm", "triton", situation) if option == "on" else None
+    return unavailable("rms_norm", "triton", situation) if option != "off" else None
 
 
 def _apply(option: str, build: Build) -> None:
     for operator in _operators():
-        build.choose_kernel(operator, "triton")  # an operator's own switch comes later and wins
+        # An operator's own switch comes later and wins.
+        build.choose_kernel(operator, AUTO if option == AUTO else "triton")
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
+    choice = AUTO if option == AUTO else "triton"
     followers = [
         name
         for name in _operators()
-        if arm.usage.get(name) and arm.kernel_choices.get(name) == "triton"
+        if arm.usage.get(name) and arm.kernel_choices.get(name) == choice
     ]
+    if option == AUTO:
+        chosen = [measured_finding(name, option, arm) for name in followers]
+        text = "; ".join(finding.text for finding in chosen)
+        some = any(finding.status == "effective" for finding in chosen)
+        return effective(text) if some else no_effect(text or "no operator follows this switch")
     findings = [usage_finding(name, "triton", arm) for name in followers]
     failed = [finding.text for finding in findings if finding.status != "effective"]
     if failed or not findings:
@@ -64,7 +82,7 @@ TOGGLE = Toggle(
     help=__doc__,
     group="Kernels",
     stage=Stage.KERNELS,
-    options={"off": "Off", "on": "On"},
+    options={"off": "Off", "on": "On", AUTO: TITLES[AUTO]},
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,

@@ -33,6 +33,7 @@ from workbench.runner.ranks import choose, group
 from workbench.runner.ranks.divided import Divided
 from workbench.runner.revision import source_facts
 from workbench.runner.toggles import Situation, Toggle, all_toggles, unknown
+from workbench.runner.variants import measured_choices
 from workbench.runner.variants.attention_facts import attention_facts
 from workbench.runner.variants.build import Build, apply_toggles, assemble, autocast
 from workbench.runner.variants.compiles import Compiles
@@ -358,7 +359,7 @@ class Arms:
             weights=weights,
             sets=sets,
             flags=build.flags,
-            preparations=build.preparations,
+            preparations=[*build.preparations, *measured_choices.preparations(build)],
             probe=observed,
             ledger={
                 "parameters": sum({id(p): p.numel() for p in named.values()}.values()),

@@ -146,7 +146,7 @@ def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
 ):
     def each_once(shown) -> bool:
         tabs = [tab for bar in bars_of(shown) for tab in bar]
-        return len(tabs) == len(set(tabs)) == 12
+        return len(tabs) == len(set(tabs)) == 13
 
     qtbot.waitUntil(lambda: each_once(window))
     window.reset_layout()

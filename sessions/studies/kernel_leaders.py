@@ -1,0 +1,130 @@
+"""The best bundled kernel beside the best public one, for each operator, case and direction.
+
+Bundled implementations are those whose name begins with "triton"; all others are PyTorch's or
+another library's, and anyone could call them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from sessions.model import KERNELS, Segment, Session
+from sessions.numbers import interval_cells
+from sessions.studies.kernels import speedup
+from sessions.tables import Cell, Column, Table
+from sessions.verdicts import statistics, verdict
+
+BUNDLED = "triton"
+
+_COLUMNS = [
+    Column("operator"),
+    Column("case"),
+    Column("dtype"),
+    Column("direction"),
+    Column("bundled"),
+    Column("bundled takes", "us"),
+    Column("best public"),
+    Column("public takes", "us"),
+    Column("ratio"),
+    Column("from"),
+    Column("to"),
+    Column("of the limit", "%"),
+]
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The fastest implementations of one case; ``ratio`` is bundled over public time.
+
+    ``low`` and ``high`` are the ends of its 95 % interval, NaN without one.
+    """
+
+    operator: str
+    case: str
+    dtype: str
+    direction: str
+    bundled: str
+    bundled_us: float
+    public: str
+    public_us: float
+    ratio: float
+    low: float
+    high: float
+    of_limit: float
+
+
+def leaders(session: Session) -> list[dict[str, Any]]:
+    """Return the leaders as data, for programs."""
+    return [asdict(leader) for leader in _leaders(session)]
+
+
+def leaders_table(session: Session) -> Table:
+    """Return one row for each case and direction that both sides were timed at, the worst first."""
+    rows = sorted(_leaders(session), key=lambda leader: -leader.ratio)
+    return Table("bundled kernels beside the best public ones", _COLUMNS, [*map(_row, rows)])
+
+
+def _leaders(session: Session) -> list[Leader]:
+    groups: dict[tuple[str, str, str, str], list[Segment]] = {}
+    for segment in session.segments:
+        own = segment.configuration
+        if own.family == KERNELS and len(statistics.steady_ms(segment)):
+            case, dtype = str(own.settings["case"]), str(own.settings["dtype"])
+            groups.setdefault((own.preset, case, dtype, own.workload), []).append(segment)
+    made = (_leader(words, segments) for words, segments in groups.items())
+    return [leader for leader in made if leader is not None]
+
+
+def _leader(words: tuple[str, str, str, str], segments: Sequence[Segment]) -> Leader | None:
+    bundled = [s for s in segments if _implementation(s).startswith(BUNDLED)]
+    public = [s for s in segments if not _implementation(s).startswith(BUNDLED)]
+    if not bundled or not public:
+        return None
+    ours, best = min(bundled, key=_median_us), min(public, key=_median_us)
+    ratio = speedup(ours, best)
+    operator, case, dtype, direction = words
+    return Leader(
+        operator=operator,
+        case=case,
+        dtype=dtype,
+        direction=direction,
+        bundled=_implementation(ours),
+        bundled_us=_median_us(ours),
+        public=_implementation(best),
+        public_us=_median_us(best),
+        ratio=math.exp(ratio.mean),
+        low=math.exp(ratio.low),
+        high=math.exp(ratio.high),
+        of_limit=float(ours.ledger.get("floor_us", math.nan)) / _median_us(ours),
+    )
+
+
+def _row(leader: Leader) -> list[Cell]:
+    span: list[Cell] = [leader.ratio, None, None]
+    if leader.high > leader.low:
+        span = interval_cells(leader.ratio, leader.low, leader.high, verdict.REGION)
+    return [
+        leader.operator,
+        leader.case,
+        leader.dtype,
+        leader.direction,
+        leader.bundled,
+        leader.bundled_us,
+        leader.public,
+        leader.public_us,
+        *span,
+        100 * leader.of_limit,
+    ]
+
+
+def _median_us(segment: Segment) -> float:
+    return 1e3 * float(np.median(statistics.steady_ms(segment)))
+
+
+def _implementation(segment: Segment) -> str:
+    return segment.configuration.toggles.get("implementation", "")

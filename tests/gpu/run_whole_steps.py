@@ -1,0 +1,362 @@
+"""On a GPU host: our best settings of each family beside plain PyTorch, whole steps, one process.
+
+    python tests/gpu/run_whole_steps.py --out steps.json [--families hydra moe mamba2 adaattn mahia]
+        [--workload train] [--budget 140] [--only "plain" "graphs" ...] [--preset base]
+
+Contenders are the plain model of ``plain_models.py`` (compiled, and captured by
+``reduce-overhead``), the Llama or Mixtral of ``transformers`` and the mixers of ``mamba_ssm`` where
+they are installed, and settings of the window through the runner's own code. Families without a
+plain model run their own modules with PyTorch's operators alone. All have the same weights; losses
+must agree within ``LOSS`` before anything is timed. Blocks of steps alternate in random order. A
+ratio is ours over the best contender that is not ours, with a 95 % interval; below 1 ours is
+faster. Each setting with one operator by Triton shows which kernel costs more under torch.compile
+than what Inductor fuses. Writes JSON after each family. ``--device cpu`` only tries the script out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import math
+import random
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from plain_models import plain_model
+from torch import Tensor
+
+import kernels
+from models import FAMILIES
+from sessions.model import Configuration
+from sessions.verdicts import verdict
+from workbench.runner.config import resolve
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.toggles import all_toggles
+from workbench.runner.variants.variant import Arm, Arms
+
+LOSS = 5e-3  # relative difference of two losses in BF16
+BLOCK_MS, ROUNDS = 120.0, 12
+OURS = "ours: "
+BASE = {"precision": "amp_bf16", "adamw": "fused", "compile": "default", "triton": "off"}
+GRAPHS = BASE | {"cuda_graphs": "on"}
+PRESETS = {"hydra": "base", "moe": "base", "mamba2": "96M", "adaattn": "base", "mahia": "base"}
+SIZES = {"cuda": {"batch": 8, "sequence": 1024}, "cpu": {"batch": 2, "sequence": 32}}
+Step = Callable[[], Any]
+
+
+def settings(family: str, workload: str) -> dict[str, dict[str, str]]:
+    """Return settings of the window by name, the most promising first."""
+    made = {
+        "graphs": GRAPHS,
+        "graphs, measured": GRAPHS | {"triton": "auto"},
+        "graphs, cuDNN": GRAPHS | {"attention": "sdpa_cudnn"},
+        "graphs, Triton": GRAPHS | {"triton": "on"},
+        "reduce-overhead": BASE | {"compile": "reduce-overhead"},
+        "graphs, fused loss": GRAPHS | {"fused_loss": "triton"},
+    }
+    operators = FAMILIES[family].operators
+    if operators is not None:
+        called = operators(FAMILIES[family].presets[PRESETS[family]], workload)
+        for name in sorted(called - {"attention", "linear_cross_entropy"}):
+            if f"triton_{name}" in all_toggles():
+                made[f"graphs, {name} by Triton"] = GRAPHS | {f"triton_{name}": "triton"}
+    return made
+
+
+def main() -> int:
+    """Time every family; return 1 if one of ours gives another loss, or nothing was timed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("steps.json"))
+    parser.add_argument("--families", nargs="+", default=["hydra", "moe", "mamba2"])
+    parser.add_argument("--workload", default="train", choices=("train", "forward"))
+    parser.add_argument("--preset", default="")
+    parser.add_argument("--budget", type=float, default=140.0)
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.budget
+    report: dict[str, Any] = {"versions": {"torch": torch.__version__}, "families": {}}
+    if options.device == "cuda":
+        report["device"] = torch.cuda.get_device_name()
+    wrong = False
+    for number, family in enumerate(options.families):
+        share = (deadline - time.monotonic()) / (len(options.families) - number)
+        result = measure_family(family, options, time.monotonic() + share)
+        report["families"][family] = result
+        wrong = wrong or any("loss" in why for why in result["failures"].values())
+        print(table(family, result), flush=True)
+        options.out.write_text(json.dumps(report, indent=1))
+        gc.collect()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    timed = any(result["median_ms"] for result in report["families"].values())
+    return int(wrong or not timed)
+
+
+def measure_family(family: str, options: argparse.Namespace, until: float) -> dict[str, Any]:
+    """Build, check and time the contenders of one family."""
+    preset = options.preset or PRESETS[family]
+    device, arms = torch.device(options.device), Arms()
+    steps: dict[str, Step] = {}
+    failures: dict[str, str] = {}
+    reserve = 0.25 * max(until - time.monotonic(), 0.0)  # for the timing
+    for name, make in makers(family, preset, options, device, arms):
+        if options.only and not any(part in name for part in options.only):
+            continue
+        if time.monotonic() > until - reserve:
+            failures[name] = "not reached in the budget"
+            continue
+        began = time.monotonic()
+        try:
+            loss, expected, step = make()
+            if not abs(loss / expected - 1) <= LOSS:
+                raise ArithmeticError(f"loss {loss:.5f}, expected {expected:.5f}")
+            for _ in range(6):
+                step()
+            synchronize(device)
+            steps[name] = step
+            print(f"  {family} {name}: ready in {time.monotonic() - began:.1f} s", flush=True)
+        except Exception as error:  # noqa: BLE001  the other contenders are still to be timed
+            failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            print(f"  {family} {name}: {failures[name]}\n{traceback.format_exc(limit=-2)}")
+    return result_of(rounds(steps, device, until), failures, preset)
+
+
+Make = Callable[[], tuple[float, float, Step]]  # its loss, that of plain operators, the step
+
+
+def makers(
+    family: str, preset: str, options: argparse.Namespace, device: torch.device, arms: Arms
+) -> Iterator[tuple[str, Make]]:
+    """Yield contenders by name: a function that returns the loss and the step."""
+    trains = options.workload == "train"
+    base = {} if device.type == "cuda" else {"precision": "fp32", "compile": "off"}
+
+    def arm_of(toggles: dict[str, str]) -> Arm:
+        usable = toggles | base
+        if device.type != "cuda":
+            usable = {k: v for k, v in usable.items() if k in ("adamw", "precision", "compile")}
+        if not trains:
+            usable.pop("adamw", None)
+            usable.pop("fused_loss", None)
+        configuration = Configuration(
+            family=family, preset=preset, workload=options.workload, settings=SIZES[device.type],
+            toggles=usable,
+        )  # fmt: skip
+        situation = resolve.resolve(configuration, device)
+        resolve.require_unblocked(situation)
+        return arms.get(situation, PhaseTracker(lambda phase: None))
+
+    def called(arm: Arm) -> Any:
+        return arm.model.loss if trains else arm.model
+
+    reference: list[Arm] = []  # plain operators, in this process's weights as they are trained
+
+    def expected() -> float:
+        reference[:] = reference or [arm_of({"adamw": "fused"})]
+        with reference[0].entered():
+            return loss_of(called(reference[0]), reference[0], device)
+
+    def ours(toggles: dict[str, str]) -> Make:
+        def make() -> tuple[float, float, Step]:
+            arm, wanted = arm_of(toggles), expected()
+            with arm.entered():
+                loss = loss_of(called(arm), arm, device)
+                arm.prepare()
+                with arm.watched():
+                    arm.step()
+
+            def step() -> None:
+                arm.step()
+
+            step.arm = arm  # type: ignore[attr-defined]
+            return loss, wanted, step
+
+        return make
+
+    def plain(mode: str) -> Make:
+        def make() -> tuple[float, float, Step]:
+            arm = arm_of({"adamw": "fused"})
+            model = plain_model(family, arm.situation.config, arm.model)
+            if model is None:
+                model, call = arm.model, arm.model.loss if trains else arm.model
+            else:
+                call = model
+            loss = loss_of(call, arm, device)
+            return loss, expected(), stepped(model, call, arm, device, mode, trains)
+
+        return make
+
+    yield "plain compiled", plain("default")
+    if device.type == "cuda":
+        yield "plain reduce-overhead", plain("reduce-overhead")
+    every = settings(family, options.workload)
+    first = ("graphs", "graphs, measured", "graphs, cuDNN")
+    for name in first:
+        yield OURS + name, ours(every[name])
+    yield from libraries(family, options, device, arm_of, expected)
+    for name, toggles in every.items():
+        if name not in first:
+            yield OURS + name, ours(toggles)
+
+
+def libraries(
+    family: str,
+    options: argparse.Namespace,
+    device: torch.device,
+    arm_of: Callable[[dict[str, str]], Arm],
+    expected: Callable[[], float],
+) -> Iterator[tuple[str, Make]]:
+    """Yield the models of ``transformers`` and mixers of ``mamba_ssm``, where they can be made."""
+    trains = options.workload == "train"
+    if family in ("hydra", "moe", "mamba2"):
+
+        def make() -> tuple[float, float, Step]:
+            sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+            from transformers_peers import peer
+
+            arm = arm_of({"adamw": "fused"})
+            model = peer(arm.model, arm.situation.config).to(device)
+
+            def call(tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+                logits = model(input_ids=tokens, use_cache=False).logits
+                if targets is None:
+                    return logits
+                flat = logits.flatten(0, 1).float()
+                return torch.nn.functional.cross_entropy(flat, targets.flatten())
+
+            loss = loss_of(call, arm, device)
+            return loss, expected(), stepped(model, call, arm, device, "default", trains)
+
+        yield "transformers compiled", make
+
+
+def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return AMP in BF16 on a GPU."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def loss_of(call: Any, arm: Arm, device: torch.device) -> float:
+    """Return the loss of the current batch, or the size of the outputs in inference."""
+    targets = arm.batches.targets if arm.situation.workload.trains else ()
+    with torch.no_grad(), autocast(device):
+        return float(call(*arm.batches.inputs, *targets).float().square().mean().sqrt())
+
+
+def stepped(
+    model: torch.nn.Module, call: Any, arm: Arm, device: torch.device, mode: str, trains: bool
+) -> Step:
+    """Return the step that a user would write around a compiled model."""
+    torch.set_float32_matmul_precision("high")
+    compiled = torch.compile(call, mode=None if mode == "default" else mode, dynamic=False)
+    inputs = arm.batches.inputs
+    if not trains:
+        model.eval()
+
+        def infer() -> None:
+            with torch.no_grad(), autocast(device):
+                compiled(*inputs)
+
+        return infer
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
+    given = (*inputs, *arm.batches.targets)
+
+    def train() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with autocast(device):
+            loss = compiled(*given)
+        loss.backward()
+        optimizer.step()
+
+    return train
+
+
+def rounds(steps: dict[str, Step], device: torch.device, until: float) -> dict[str, list[float]]:
+    """Time blocks of all steps in random order; return milliseconds of a step by round."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    counts = dict.fromkeys(steps, 3)
+    draw = random.Random(0)
+    for number in range(ROUNDS + 1):
+        if number > 3 and time.monotonic() > until:
+            break
+        for name in draw.sample(list(steps), len(steps)):
+            ms = block_ms(steps[name], counts[name], device)
+            if number:
+                times[name].append(ms)
+            else:
+                counts[name] = int(max(3, min(60, BLOCK_MS / ms)))
+    return times
+
+
+def block_ms(step: Step, count: int, device: torch.device) -> float:
+    """Return the time of one step of a block, after a step that is not timed."""
+    arm = getattr(step, "arm", None)
+    with arm.entered() if arm is not None else contextlib.nullcontext():
+        step()
+        synchronize(device)
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        synchronize(device)
+        return 1e3 * (time.perf_counter() - began) / count
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def result_of(
+    times: dict[str, list[float]], failures: dict[str, str], preset: str
+) -> dict[str, Any]:
+    """Return medians, and each of ours against the best that is not ours."""
+    median = {name: statistics.median(ms) for name, ms in times.items() if ms}
+    public = [name for name in median if not name.startswith(OURS)]
+    best = min(public, key=lambda name: median[name], default="")
+    ratios = {}
+    for name in median:
+        if name.startswith(OURS) and best:
+            logs = [math.log(a / b) for a, b in zip(times[name], times[best], strict=True)]
+            span = verdict.interval(logs)
+            ends = (span.mean, span.low, span.high)
+            ratios[name] = [round(math.exp(log), 4) for log in ends]
+    measured = {
+        f"{op} [{shape}]": value.text(True) for (op, shape), value in kernels.measurements().items()
+    }
+    return {
+        "preset": preset,
+        "median_ms": dict(sorted(median.items(), key=lambda item: item[1])),
+        "best_other": best,
+        "ratios": ratios,
+        "rounds_ms": times,
+        "failures": failures,
+        "measured": measured,
+    }
+
+
+def table(family: str, result: dict[str, Any]) -> str:
+    """Return the result as Markdown."""
+    lines = [f"\n{family} {result['preset']}; best that is not ours: {result['best_other']}", ""]
+    lines += ["| contender | ms | ratio | 95 % |", "|---|---:|---:|---|"]
+    for name, ms in result["median_ms"].items():
+        ratio, low, high = result["ratios"].get(name, (None,) * 3)
+        ends = "" if ratio is None else f"{ratio:.3f} | {low:.3f} to {high:.3f}"
+        lines.append(f"| {name} | {ms:.3f} | {ends or ' | '} |")
+    lines += [f"- {name}: {why}" for name, why in result["failures"].items()]
+    lines += [f"- {what}: {text}" for what, text in result["measured"].items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
