@@ -46,6 +46,7 @@ class Phase(enum.IntEnum):
 
 Scalar = bool | int | float | str
 OWN = "own"  # the family of models from files of one's own
+HF = "hf:"  # begins the source of a Hugging Face configuration, in place of a file's path
 SCRIPT = "script"  # the family of training scripts that were watched and not changed
 KERNELS = "kernels"  # the family of a segment that timed a kernel, and no model
 

@@ -188,6 +188,14 @@ class Arm:
         return Evidence(toggle.name, option, found.status, found.text)
 
 
+def _tokens(situation: Situation) -> int:
+    """Return the tokens of a step; samples of a model whose inputs are no tokens."""
+    tokens = int(situation.workload.tokens(situation.configuration.settings))
+    if situation.family is user_model.FAMILY:
+        tokens *= user_model.tokens_of_sample(situation.config)
+    return tokens
+
+
 def is_short(device: torch.device) -> bool:
     """Whether so little of a GPU's memory is free that arms that are not in use should go."""
     if device.type != "cuda":
@@ -361,7 +369,7 @@ class Arms:
             ledger={
                 "parameters": sum({id(p): p.numel() for p in named.values()}.values()),
                 "weights_bytes": held.bytes,
-                "tokens_per_step": workload.tokens(configuration.settings),
+                "tokens_per_step": _tokens(situation),
                 **model_flops(situation),
                 "rope_cache_bytes": model.rope_cache_bytes(),
                 "rope_cache_bytes_unshared": unshared,
