@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -241,7 +242,6 @@ def _read(path: Path) -> bytes:
 def _import() -> Any:
     """Import transformers offline, without its warnings on the runner's standard error."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     return transformers

@@ -111,6 +111,7 @@ class OwnModel(Model):
         self.module = module
         self.sources = sources
         self.own_loss = loss
+        self.patches: dict[str, Any] = {}  # ``foreign.patches.Patch`` by toggle
         self._names = frozenset(_parameters_of(module))
 
     def train(self, mode: bool = True) -> OwnModel:
@@ -166,14 +167,14 @@ class OwnFamily(Family):
         """The file as it is now; raises ``ConfigurationError``, and runs nothing of it."""
         config: OwnConfig = super().configure(preset, overrides)
         if hf_model.is_hf(config.source):
-            path, source = config.source, hf_model.canonical(config.source)
+            named, source = config.source, hf_model.canonical(config.source)
             digest = hf_model.digest(source)
         else:
             path, name = split(config.source)
-            digest, source = _digest(path), f"{path}:{name}"
+            named, source, digest = str(path), f"{path}:{name}", _digest(path)
         if config.sha256 not in ("", digest):
             raise ConfigurationError(
-                f"own: {path} has changed since: its SHA-256 was {config.sha256[:12]}... and is "
+                f"own: {named} has changed since: its SHA-256 was {config.sha256[:12]}... and is "
                 f"{digest[:12]}...; start anew without sha256 to run it as it is"
             )
         return replace(config, source=source, sha256=digest)
