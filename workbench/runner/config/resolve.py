@@ -186,11 +186,12 @@ def _not_of(toggle: Toggle, situation: Situation) -> tuple[str, str] | None:
     if not toggle.operators:
         return None
     called = set(user_model.called(situation.config))
-    called |= {
-        other.brings
-        for other in all_toggles().values()
-        if other.brings and situation.option(other.name) != other.off
-    }
+    if len(toggle.operators) == 1:  # a switch for all kernels would not leave them automatic
+        called |= {
+            other.brings
+            for other in all_toggles().values()
+            if other.brings and situation.option(other.name) != other.off
+        }
     if not called.isdisjoint(toggle.operators):
         return None
     acts = f"acts on kernels.{toggle.operators[0]}"
