@@ -212,5 +212,5 @@ def loss(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def build():
-    """What the workbench asks for."""
+    """Return the model, its inputs and its loss."""
     return Model(), make_inputs, loss

@@ -1,4 +1,4 @@
-"""What a rule replaced in a model, and how it is restored."""
+"""Replacements that a rule made in a model, and their reversal."""
 
 from __future__ import annotations
 

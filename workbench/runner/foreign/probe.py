@@ -1,4 +1,4 @@
-"""Does a replacement compute what the original computes? Both run on small random inputs."""
+"""Compare a replacement with the original on small random inputs."""
 
 from __future__ import annotations
 

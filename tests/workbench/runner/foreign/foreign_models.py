@@ -94,13 +94,13 @@ def assert_agree(first: list[Tensor], second: list[Tensor], tolerance: float = 1
 
 def contents(model: nn.Module) -> dict[str, Any]:
     """Return everything that modules and their configurations hold, by path, as identities."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             key = f"{path}:{name}"
-            found[key] = list(value.items()) if isinstance(value, dict) else value
-        found[f"{path}:class"] = (type(module), dict(vars(type(module))))
+            values[key] = list(value.items()) if isinstance(value, dict) else value
+        values[f"{path}:class"] = (type(module), dict(vars(type(module))))
         config = getattr(module, "config", None)
         if hasattr(config, "__dict__"):
-            found[f"{path}:config"] = (id(config), dict(vars(config)))
-    return found
+            values[f"{path}:config"] = (id(config), dict(vars(config)))
+    return values
