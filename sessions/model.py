@@ -150,6 +150,16 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[str] = []
 
 
+class EnergyPairs(msgspec.Struct, frozen=True, kw_only=True):
+    """Energy of a step in pairs of long blocks of two arms; see ``sessions.verdicts.energy``."""
+
+    joules: list[list[float]] = []  # of a step of each arm, by pair
+    ratio: float | None = None  # the second arm's over the first's
+    low: float | None = None  # of the 95 % interval; None with too few pairs
+    high: float | None = None
+    why_not: str = ""  # why it was not measured, as a clause
+
+
 class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     """An arm's outputs on one batch against a reference of the same weights in more digits."""
 

@@ -84,6 +84,7 @@ class Compare(Command, tag="compare"):
     ``before``: the blocks of an earlier comparison of the two, which took ``before_s``; it goes on.
     ``predict``: say first what the roofline makes of the two. ``build_count``: how often both are
     built, the budget divided among the builds; 0: several times if that is cheap, else once.
+    ``energy``: measure joules a step afterwards, in up to half of the budget more.
     """
 
     base: Configuration
@@ -99,6 +100,7 @@ class Compare(Command, tag="compare"):
     predict: bool = False
     floor_note: str = ""  # whose floor it is, where it is not that of what is compared
     build_count: int = 0
+    energy: bool = True
 
 
 class Predict(Command, tag="predict"):
