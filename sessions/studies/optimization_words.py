@@ -15,7 +15,7 @@ from sessions.sizes import sized
 from sessions.studies import attribution_words
 from sessions.studies.attribution_words import rows
 from sessions.studies.optimization_rows import BEST, START
-from sessions.studies.optimization_space import ENERGY, MEMORY, RACED
+from sessions.studies.optimization_space import BATCH, ENERGY, MEMORY, RACED
 from sessions.studies.optimization_verdicts import GAIN
 from sessions.tables import PEAK, Column, Table
 from sessions.verdicts.verdict import REGION
@@ -42,7 +42,7 @@ def best_row(study: Study) -> dict[str, Any] | None:
 
 
 def toggles_of(study: Study, row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of a candidate, for every toggle of its configuration."""
+    """Return the options of a candidate, for every toggle of its configuration; no batch."""
     asking = question(study)
     try:
         base = msgspec.json.decode(str(asking.get("base", "{}")), type=dict[str, str])
@@ -50,7 +50,14 @@ def toggles_of(study: Study, row: Mapping[str, Any]) -> dict[str, str]:
         base = {}
     options = [text.partition("=") for text in asking.get("start", [])]
     options += [text.partition("=") for text in sorted(changed_options(row))]
-    return base | {name: option for name, _, option in options}
+    return base | {name: option for name, _, option in options if name != BATCH}
+
+
+def batch_of(study: Study, row: Mapping[str, Any]) -> int | None:
+    """Return the batch size of a candidate; None where it was not searched."""
+    options = [*question(study).get("start", []), *changed_options(row)]
+    batches = [text.partition("=")[2] for text in options if text.startswith(f"{BATCH}=")]
+    return int(batches[-1]) if batches and batches[-1].isdecimal() else None
 
 
 def changed_options(row: Mapping[str, Any]) -> set[str]:

@@ -147,7 +147,9 @@ class Optimize(Command, tag="optimize"):
     The result keeps the limits ``memory_limit`` (bytes) and ``max_error`` (largest absolute error
     of an output against the reference); None: no limit. ``budget_s``: seconds of all builds,
     compiles, checks, races and verdicts. ``include``: the toggles that are searched, all where
-    empty; ``exclude``: toggles that stay as they are. The rest as in ``Compare``.
+    empty; ``exclude``: toggles that stay as they are. ``batches``: batch sizes that are tried
+    beside that of ``base``; times and joules are then of so many samples as ``base`` has. The rest
+    as in ``Compare``.
     """
 
     base: Configuration
@@ -162,6 +164,7 @@ class Optimize(Command, tag="optimize"):
     half_width: float = 0.005
     seed: int = 0
     floor_note: str = ""
+    batches: list[int] = []
 
 
 class Validate(Command, tag="validate"):
