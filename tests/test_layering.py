@@ -37,6 +37,7 @@ sessions.notebook sessions                                     | numpy pandas
 .interrupts                                                    |
 .descendants                                                   |
 .plugins                                                       |
+.packaging                                                     | hatchling
 .exit_reasons                                                  |
 .protocol    .protocol .plugins sessions                                | msgspec
 .titles      .protocol sessions                                |

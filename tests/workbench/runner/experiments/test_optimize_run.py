@@ -178,7 +178,7 @@ def test_whoever_ends_it_keeps_what_was_measured(rig, small, command, error):
         ({"memory_limit": 2e9}, "memory can be neither the objective nor limited here"),
         (
             {"objective": "energy"},
-            "energy cannot be the objective here: this system has no counter",
+            "energy cannot be the objective here: this system has no",
         ),
         ({"max_error": -1.0}, "max_error = -1 is not a number above 0"),
         ({"include": ["cuda_graphs"]}, "no toggle that may be searched has a second option"),
