@@ -178,7 +178,7 @@ def remarks(study: Study) -> list[str]:
         seconds = float(facts["seconds"])
         words.append(
             f"The verdicts use {facts['rounds']} rounds of new blocks in {duration(seconds)}, "
-            "none from the search, and hold for the builds that were measured."
+            f"none from the search{_builds(facts)}."
         )
         if facts.get("more_s") is not None:
             words.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
@@ -187,6 +187,14 @@ def remarks(study: Study) -> list[str]:
     if note := question(study).get("floor_note"):
         words.append(sentence(str(note)))
     return words + rebuilding(facts)
+
+
+def _builds(facts: Mapping[str, Any]) -> str:
+    """Say how many builds the verdicts hold for, as the end of a sentence."""
+    if (builds := facts.get("builds", 1)) > 1:
+        return f", and {builds} builds of every configuration"
+    why = f": {facts['one_build']}" if facts.get("one_build") else ""
+    return f", and hold for the builds that were measured{why}"
 
 
 def payoff_words(facts: Mapping[str, Any]) -> str:

@@ -129,6 +129,17 @@ class RunnerBench:
         measured = {candidate.number: self._block(candidate) for candidate in order}
         return {number: block for number, block in measured.items() if block is not None}
 
+    def rebuild(self, candidates: Sequence[Candidate]) -> None:
+        """Build candidates again, at other addresses; what fails then fails in its next block."""
+        contenders = [self._contenders[candidate.number] for candidate in candidates]
+        for contender in contenders:
+            self._join(contender)
+        try:
+            self.alternation.rebuild(self._random, contenders)
+        except Exception as error:
+            if isinstance(error, (Cancelled, RunEnded)) or is_fatal(error):
+                raise
+
     def check(self, candidate: Candidate) -> Numerics | Failure:
         """Compare the numbers of a candidate with a reference."""
         contender = self._contenders[candidate.number]
