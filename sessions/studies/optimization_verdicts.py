@@ -232,7 +232,7 @@ class Verdicts:
 
     @property
     def least_builds(self) -> int:
-        """How many builds of all arms there must be before anything is claimed."""
+        """Number of builds of all arms that a claim needs."""
         return 1 if math.isinf(self.slice_s) else verdict.LEAST_BUILDS
 
     def _should_rebuild(self, build: int, seconds: float) -> bool:

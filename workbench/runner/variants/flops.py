@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sessions.model import Scalar
 from workbench.runner.config import user_model
+from workbench.runner.roofline import sdpa_flops
 from workbench.runner.toggles import Situation
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def counting_flops(arm: Arm) -> Iterator[None]:
         return
     from torch.utils.flop_counter import FlopCounterMode
 
+    sdpa_flops.register()
     with FlopCounterMode(display=False) as counter:
         yield
     if flops := counter.get_total_flops():
