@@ -69,8 +69,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         if self.family == SCRIPT:
             return self.preset
         if self.family == OWN and "source" in self.model:
-            file = str(self.model["source"]).rpartition(":")[0]
-            return f"{PurePath(file).stem} {self.workload}"
+            source = str(self.model["source"])
+            if source.startswith(HF):
+                return f"{PurePath(source.removeprefix(HF)).name} {self.workload}"
+            return f"{PurePath(source.rpartition(':')[0]).stem} {self.workload}"
         return f"{self.family} {self.preset} {self.workload}"
 
     def flat(self) -> dict[str, Scalar]:

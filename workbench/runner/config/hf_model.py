@@ -86,7 +86,8 @@ def canonical(source: str) -> str:
     name, options = _split(source)
     if name in bundled():
         return source
-    return f"{HF}{_file(name)}{':' if options else ''}{options}"
+    _file(name)  # it exists
+    return f"{HF}{Path(name).expanduser().absolute()}{':' if options else ''}{options}"
 
 
 def digest(source: str) -> str:
