@@ -49,6 +49,7 @@ class Phase(enum.IntEnum):
 
 Scalar = bool | int | float | str
 OWN = "own"  # the family of models from files of one's own
+HF = "hf:"  # begins the source of a Hugging Face configuration, in place of a file's path
 SCRIPT = "script"  # the family of training scripts that were watched and not changed
 KERNELS = "kernels"  # the family of a segment that timed a kernel, and no model
 
@@ -71,8 +72,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         if self.family == SCRIPT:
             return self.preset
         if self.family == OWN and "source" in self.model:
-            file = str(self.model["source"]).rpartition(":")[0]
-            return f"{PurePath(file).stem} {self.workload}"
+            source = str(self.model["source"])
+            if source.startswith(HF):
+                return f"{PurePath(source.removeprefix(HF)).name} {self.workload}"
+            return f"{PurePath(source.rpartition(':')[0]).stem} {self.workload}"
         return f"{self.family} {self.preset} {self.workload}"
 
     def flat(self) -> dict[str, Scalar]:
@@ -150,6 +153,16 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     builds: int = 1  # how often both arms were built; with 1 the interval describes one build
     invalid: str = ""  # why no verdict can hold, as a clause: an arm was impossibly fast
     reasons: list[str] = []
+
+
+class EnergyPairs(msgspec.Struct, frozen=True, kw_only=True):
+    """Energy of a step in pairs of long blocks of two arms; see ``sessions.verdicts.energy``."""
+
+    joules: list[list[float]] = []  # of a step of each arm, by pair
+    ratio: float | None = None  # the second arm's over the first's
+    low: float | None = None  # of the 95 % interval; None with too few pairs
+    high: float | None = None
+    why_not: str = ""  # why it was not measured, as a clause
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True):

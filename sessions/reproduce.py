@@ -18,6 +18,7 @@ from sessions.arguments import Untold
 from sessions.columns import row_count
 from sessions.errors import Lacking
 from sessions.model import (
+    HF,
     KERNELS,
     SCRIPT,
     Configuration,
@@ -159,6 +160,7 @@ def _caution(words: Sequence[str]) -> list[str]:
             )
         ]
     files = [word.removeprefix(_SOURCE) for word in words if word.startswith(_SOURCE)]
+    files = [file for file in files if not file.startswith(HF)]  # configurations hold no code
     return [
         one_line(
             f"CAUTION: the next command runs the Python code of {file!r}. Read that file first if "

@@ -37,6 +37,7 @@ sessions.notebook sessions                                     | numpy pandas
 .interrupts                                                    |
 .descendants                                                   |
 .plugins                                                       |
+.packaging                                                     | hatchling
 .exit_reasons                                                  |
 .protocol    .protocol .plugins sessions                                | msgspec
 .titles      .protocol sessions                                |
@@ -85,6 +86,7 @@ PySide6 numpy msgspec
 .runner.config .runner.config .plugins .BUNDLED .ROOT .protocol .runner.context \
 .runner.environment .runner.failures .runner.instruments .runner.structures .runner.toggles \
 .runner.variants .runner.wire .runner.workloads kernels models sessions | msgspec torch
+.runner.config.hf_model .runner.environment models sessions | torch transformers
 .runner.context .protocol .runner.experiments .runner.failures .runner.instruments \
 .runner.roofline .runner.variants .runner.wire sessions | torch
 .runner.decoding .runner.decoding .protocol .runner.config .runner.environment \
@@ -118,12 +120,14 @@ msgspec onnxruntime torch
 .runner.roofline .runner.roofline .ceilings .protocol .runner.config .runner.context \
 .runner.environment .runner.instruments .runner.profiling .runner.toggles .runner.variants \
 .runner.wire kernels models sessions | msgspec torch
+.runner.foreign .runner.foreign kernels | torch transformers
 .runner.script .runner.script .instrument .protocol .runner.instruments .runner.wire sessions | \
 psutil pynvml
 .runner.structures  | torch
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.toggles sessions | \
 msgspec torch
 .runner.toggles .runner.toggles .plugins .protocol .runner.config .runner.failures \
+.runner.foreign \
 .runner.numerics .runner.profiling .runner.ranks .runner.roofline .runner.variants \
 .runner.workloads kernels models sessions | torch
 .runner.triton_cache  |

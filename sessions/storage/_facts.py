@@ -94,6 +94,14 @@ class _Prediction(_Facts, frozen=True):
     ratio: Positive | None = None
 
 
+class _Energy(_Facts, frozen=True):
+    joules: list[Annotated[list[Positive], Meta(min_length=2, max_length=2)]] = []
+    ratio: Positive | None = None
+    low: Positive | None = None
+    high: Positive | None = None
+    why_not: str = ""
+
+
 class _Comparison(_Facts, frozen=True):
     segments: list[Count] = []
     region: Annotated[float, Meta(ge=0, le=1e3)] = 0.0
@@ -112,6 +120,7 @@ class _Comparison(_Facts, frozen=True):
     cycles: list[Positive | None] | None = None
     history: list[Annotated[list[Positive | None], Meta(min_length=4, max_length=4)]] = []
     numerics: dict[Literal["0", "1"], _Numerics] = {}
+    energy: _Energy | None = None
     prediction: _Prediction | None = None
     rebuilt_each_block: bool = False
     rebuilt_because: str | None = ""
@@ -151,6 +160,8 @@ class _OptimizationFacts(_Facts, frozen=True):
     complete: bool = False
     more_s: Amount | None = None
     payoff_steps: Amount | None = None
+    builds: Count = 1
+    one_build: str = ""
     build_s: Amount = 0.0
     race_s: Amount = 0.0
     check_s: Amount = 0.0

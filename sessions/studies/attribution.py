@@ -82,6 +82,8 @@ def measure(
     floor: float = 0.0,
     half_width: float = verdict.HALF_WIDTH,
     seconds: float = math.nan,
+    builds: NDArray | None = None,
+    least_builds: int = 1,
 ) -> list[Effect]:
     """Return the effects on step time of rounds of block medians (rounds, arms).
 
@@ -89,15 +91,24 @@ def measure(
 
     FASTER and SLOWER are corrected for their number (Holm); the intervals are each 95 %.
     ``seconds`` is how long the rounds took, from which follows how much longer would decide.
+    ``builds``: the build of all arms that each round ran in; ``least_builds`` are needed for a
+    claim.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         logs = np.log(medians_ms)
         means = np.full_like(logs, np.nan) if means_ms is None else np.log(means_ms)
         cycles = logs + np.log(clocks_mhz)
+    built = np.zeros(len(logs), int) if builds is None else np.asarray(builds)
+    limits = {
+        "region": region,
+        "floor": floor,
+        "half_width": half_width,
+        "seconds": seconds,
+    }
     judgements = [
         None
         if contrast.reason
-        else _judge(contrast, logs, cycles, means, region, floor, half_width, seconds)
+        else _judge(contrast, logs, cycles, means, built, least_builds, limits)
         for contrast in wanted
     ]
     judged = iter(
@@ -150,22 +161,20 @@ def _judge(
     logs: NDArray,
     cycles: NDArray,
     means: NDArray,
-    region: float,
-    floor: float,
-    half_width: float,
-    seconds: float,
+    builds: NDArray,
+    least_builds: int,
+    limits: Mapping[str, float],
 ) -> Judgement:
     own = values(contrast.weights, logs)
     there = np.isfinite(own)
-    cycles_and_means = (values(contrast.weights, table)[there] for table in (cycles, means))
+    cycle_logs, mean_logs = (values(contrast.weights, table)[there] for table in (cycles, means))
     alpha = verdict.ALPHA / 2 if contrast.orders else verdict.ALPHA
     judgement = verdict.judge_pairs(
-        verdict.Pairs(np.flatnonzero(there), own[there], *cycles_and_means),
-        region=region,
-        floor=floor,
-        half_width=half_width,
-        seconds=seconds,
+        verdict.Pairs(np.flatnonzero(there), own[there], cycle_logs, mean_logs, builds[there]),
+        (),
         alpha=alpha,
+        least_builds=least_builds,
+        **limits,
     )
     # What is a pair there is a round here.
     judgement = msgspec.structs.replace(
@@ -174,7 +183,7 @@ def _judge(
     )
     if len(contrast.orders) < 2 or judgement.low is None:
         return judgement
-    return _widened(contrast, logs, judgement, math.log1p(max(region, floor)))
+    return _widened(contrast, logs, judgement, math.log1p(max(limits["region"], limits["floor"])))
 
 
 def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: float) -> Judgement:

@@ -90,6 +90,9 @@ class Bench(Protocol):
     def round(self, candidates: Sequence[Candidate]) -> dict[int, Measurement | Failure]:
         """Run a block of every candidate in random order; a void block has no entry."""
 
+    def rebuild(self, candidates: Sequence[Candidate]) -> None:
+        """Build candidates again, at other addresses; what fails then fails in its next block."""
+
     def check(self, candidate: Candidate) -> Numerics | Failure:
         """Compare the numbers of a candidate with a reference."""
 

@@ -103,6 +103,8 @@ def final_facts(search: Search, verdicts: Verdicts) -> dict[str, Scalar]:
         "rounds": len(verdicts.rounds),
         "seconds": verdicts.seconds,
         "settled": verdicts.is_settled,
+        "builds": len(set(verdicts.builds)),
+        "one_build": verdicts.one_build,
         "configurations": len(search.candidates),
         "left_out": len(search.left_out),
         **{f"{activity}_s": seconds for activity, seconds in search.seconds.items()},

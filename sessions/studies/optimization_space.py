@@ -27,11 +27,12 @@ LEAST_ROUNDS = 5  # before a race decides anything
 ALPHA, MIXTURE = 0.01, 20.0
 
 Point = tuple[str, ...]
+BATCH = "settings.batch"  # a dimension that is no toggle; times are for the start's batch
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A toggle, its options that may be tried, and the one that the start has."""
+    """A toggle or ``BATCH``, its options that may be tried, and the one that the start has."""
 
     name: str
     options: tuple[str, ...]

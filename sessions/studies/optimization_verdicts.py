@@ -28,8 +28,13 @@ from sessions.studies.optimization_space import (
     replaced,
 )
 from sessions.verdicts import verdict
+from sessions.verdicts.verdict_words import duration
 
 MOST_CHECKS = 4  # of candidates that may be the runner-up
+BUILDS = verdict.LEAST_BUILDS + 1  # of all arms, for the last may not end
+REBUILD_SHARE = 0.5  # of the time of the verdicts, at most
+SEARCH_SHARE = 0.25  # of the time that the search took, at most, for all builds and their rounds
+LEAST_ROUNDS = 2  # of a build
 MOST_FRONT = 6  # candidates that are checked because they may be on the Pareto front
 GROWTH = 1.25  # of the rounds between two looks
 GAIN, RUNNER_UP, WITHOUT = KINDS = ("total", "runner-up", "without")
@@ -49,6 +54,9 @@ class Verdicts:
     rounds: list[dict[int, Measurement]] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)  # on step time
     energy: list[Effect] = field(default_factory=list)  # on the energy of a step, where counted
+    builds: list[int] = field(default_factory=list)  # of all arms, by round
+    slice_s: float = math.inf  # after which all arms are built again
+    one_build: str = ""  # why they are built once, as a clause
     seconds: float = 0.0  # of alternating
 
     @property
@@ -189,8 +197,15 @@ class Verdicts:
         """Run rounds of all arms until the verdicts settle or the budget is spent."""
         search, began = self.search, self.search.bench.now()
         arms = list(self.arms)
+        self._plan_builds()
+        build, built = 0, began
         while len(arms) > 1 and any(contrast.weights for contrast in self.contrasts):
+            if self._should_rebuild(build, search.bench.now() - built):
+                search.report(f"building {len(arms)} configurations again")
+                search.bench.rebuild(arms)
+                build, built = build + 1, search.bench.now()
             arms = self._round(arms)
+            self.builds.append(build)
             count, self.seconds = len(self.rounds), search.bench.now() - began
             if is_look(count):
                 self.judge()
@@ -201,6 +216,28 @@ class Verdicts:
             if self.left_s <= 0 or is_hopeless:
                 break
         self.judge()
+
+    def _plan_builds(self) -> None:
+        """Build all arms several times if that is cheap: builds of one configuration differ."""
+        rebuild_s = sum(arm.build_s for arm in self.arms)
+        rounds_s = LEAST_ROUNDS * len(self.arms) * self.search.block_s
+        slice_s = max((1 / REBUILD_SHARE - 1) * rebuild_s, rounds_s)
+        room_s = min(self.left_s, SEARCH_SHARE * self.search.spent_s)
+        if BUILDS * (slice_s + rebuild_s) <= room_s:  # never of NaN
+            self.slice_s = slice_s
+        else:
+            again = duration(rebuild_s) if math.isfinite(rebuild_s) else "an unknown time"
+            self.one_build = (
+                f"building all arms again takes {again}, too long for the time of this search"
+            )
+
+    @property
+    def least_builds(self) -> int:
+        """Number of builds of all arms that a claim needs."""
+        return 1 if math.isinf(self.slice_s) else verdict.LEAST_BUILDS
+
+    def _should_rebuild(self, build: int, seconds: float) -> bool:
+        return self.builds.count(build) >= LEAST_ROUNDS and seconds >= self.slice_s
 
     def _round(self, arms: list[Candidate]) -> list[Candidate]:
         """Run a block of each arm; return the arms that still run."""
@@ -230,6 +267,8 @@ class Verdicts:
             floor=self.floor,
             half_width=self.half_width,
             seconds=self.seconds,
+            builds=np.array(self.builds, int),
+            least_builds=self.least_builds,
         )
         self.effects = measure(medians, clocks, means)
         if np.isfinite(joules).any():

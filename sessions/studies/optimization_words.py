@@ -15,7 +15,7 @@ from sessions.sizes import sized
 from sessions.studies import attribution_words
 from sessions.studies.attribution_words import rows
 from sessions.studies.optimization_rows import BEST, START
-from sessions.studies.optimization_space import ENERGY, MEMORY, RACED
+from sessions.studies.optimization_space import BATCH, ENERGY, MEMORY, RACED
 from sessions.studies.optimization_verdicts import GAIN
 from sessions.tables import PEAK, Column, Table
 from sessions.verdicts.verdict import REGION
@@ -42,7 +42,7 @@ def best_row(study: Study) -> dict[str, Any] | None:
 
 
 def toggles_of(study: Study, row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of a candidate, for every toggle of its configuration."""
+    """Return the options of a candidate, for every toggle of its configuration; no batch."""
     asking = question(study)
     try:
         base = msgspec.json.decode(str(asking.get("base", "{}")), type=dict[str, str])
@@ -50,7 +50,14 @@ def toggles_of(study: Study, row: Mapping[str, Any]) -> dict[str, str]:
         base = {}
     options = [text.partition("=") for text in asking.get("start", [])]
     options += [text.partition("=") for text in sorted(changed_options(row))]
-    return base | {name: option for name, _, option in options}
+    return base | {name: option for name, _, option in options if name != BATCH}
+
+
+def batch_of(study: Study, row: Mapping[str, Any]) -> int | None:
+    """Return the batch size of a candidate; None where it was not searched."""
+    options = [*question(study).get("start", []), *changed_options(row)]
+    batches = [text.partition("=")[2] for text in options if text.startswith(f"{BATCH}=")]
+    return int(batches[-1]) if batches and batches[-1].isdecimal() else None
 
 
 def changed_options(row: Mapping[str, Any]) -> set[str]:
@@ -171,7 +178,7 @@ def remarks(study: Study) -> list[str]:
         seconds = float(facts["seconds"])
         words.append(
             f"The verdicts use {facts['rounds']} rounds of new blocks in {duration(seconds)}, "
-            "none from the search, and hold for the builds that were measured."
+            f"none from the search{_builds(facts)}."
         )
         if facts.get("more_s") is not None:
             words.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
@@ -180,6 +187,14 @@ def remarks(study: Study) -> list[str]:
     if note := question(study).get("floor_note"):
         words.append(sentence(str(note)))
     return words + rebuilding(facts)
+
+
+def _builds(facts: Mapping[str, Any]) -> str:
+    """Say how many builds the verdicts hold for, as the end of a sentence."""
+    if (builds := facts.get("builds", 1)) > 1:
+        return f", and {builds} builds of every configuration"
+    why = f": {facts['one_build']}" if facts.get("one_build") else ""
+    return f", and hold for the builds that were measured{why}"
 
 
 def payoff_words(facts: Mapping[str, Any]) -> str:

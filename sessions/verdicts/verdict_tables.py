@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sessions.model import PairedComparison
+from sessions.model import EnergyPairs, PairedComparison
 from sessions.numbers import STEP_TIME, interval_cells
 from sessions.studies import prediction
 from sessions.tables import Cell, Column, Measured, Table
 from sessions.verdicts.arm_results import are_right, wrong_arms
+from sessions.verdicts.energy import energy_of_pairs
 from sessions.verdicts.multiple_comparisons import counts, side_by_side
 from sessions.verdicts.verdict import region_of
 from sessions.verdicts.verdict_words import p_text, verdict_word
@@ -26,6 +27,10 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
     foretold = any(prediction.of(comparison) for comparison in comparisons)
     if foretold:
         columns.append(Column("predicted", STEP_TIME))
+    energies = [energy_of_pairs(comparison) for comparison in comparisons]
+    has_energy = any(energy and energy.ratio for energy in energies)
+    if has_energy:
+        columns += [Column(name) for name in ("energy ratio", "energy from", "energy to")]
     rows: list[list[Cell]] = []
     for comparison in side_by_side(comparisons):
         rows.append(
@@ -47,6 +52,12 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
             ratio = None if made is None else made.ratio
             error = (comparison.high - comparison.low) / 2
             rows[-1].append(None if ratio is None else Measured(ratio, error))
+        if has_energy:
+            energy = energy_of_pairs(comparison) or EnergyPairs()
+            ratio, low, high = (
+                math.nan if end is None else end for end in (energy.ratio, energy.low, energy.high)
+            )
+            rows[-1] += interval_cells(ratio, low, high, region_of(comparison))
     of = sum(map(counts, comparisons))
     return Table(f"Verdicts, of {of} comparisons" if of > 1 else "Verdicts", columns, rows)
 

@@ -43,6 +43,7 @@ class SimulatedBench:
     check_s: float = 1.0
     seed: int = 0
     counts_memory: bool = False
+    build_noise: float = 0.0  # standard deviation of what a build adds to all of its blocks
     clock_s: float = 0.0
     predictions: Mapping[Option, float] = field(default_factory=dict)
 
@@ -50,6 +51,7 @@ class SimulatedBench:
         self._random = random.Random(self.seed)
         self._walk = 0.0
         self._ready: set[Point] = set()
+        self._offsets: dict[Point, float] = {}
         self.built: list[Point] = []
         self.checked: list[Point] = []
 
@@ -109,6 +111,11 @@ class SimulatedBench:
     def release(self, candidate: Candidate) -> None:
         pass
 
+    def rebuild(self, candidates: Sequence[Candidate]) -> None:
+        for candidate in candidates:
+            self.clock_s += self._build_seconds(candidate.point)
+            self._offsets[candidate.point] = self._offset()
+
     def round(self, candidates: Sequence[Candidate]) -> dict[int, Measurement | Failure]:
         blocks: dict[int, Measurement | Failure] = {}
         order = list(candidates)
@@ -116,6 +123,9 @@ class SimulatedBench:
         for candidate in order:
             self._walk += self._random.gauss(0, self.drift)
             log = self.truth(candidate.point) + self._walk + self._random.gauss(0, self.noise)
+            if candidate.point not in self._offsets:
+                self._offsets[candidate.point] = self._offset()
+            log += self._offsets[candidate.point]
             median_ms = self.base_ms * math.exp(log)
             self.clock_s += 20 * median_ms / 1000
             blocks[candidate.number] = Measurement(median_ms)
@@ -129,6 +139,9 @@ class SimulatedBench:
         return Numerics(
             reference="float64", ok=not is_wrong, text=f"relative error {error:g}", max_error=error
         )
+
+    def _offset(self) -> float:
+        return self._random.gauss(0, self.build_noise) if self.build_noise else 0.0
 
     def _build_seconds(self, point: Point) -> float:
         return self.build_s + sum(self.builds_s.get(option, 0.0) for option in enumerate(point))

@@ -150,6 +150,9 @@ class Recorder:
                 )
             case protocol.NumericsChecked():
                 self._take_numerics(message)
+            case protocol.EnergyMeasured():
+                number = self._comparison(message.comparison)
+                self._state(number, energy=msgspec.to_builtins(message.energy))
             case protocol.Judged():
                 self._take_judgement(message)
             case protocol.StudyStarted():

@@ -10,6 +10,7 @@ import msgspec
 from sessions.model import Judgement, PairedComparison, Session
 from sessions.studies import prediction
 from sessions.verdicts.arm_results import wrong_arms
+from sessions.verdicts.energy import energy_line
 from sessions.verdicts.expectation import at_most
 from sessions.verdicts.multiple_comparisons import judgement_of
 from sessions.verdicts.verdict import LEAST_BUILDS, region_of
@@ -97,6 +98,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "anything is measured, if A and B are different models: their ratio is no speed-up",
     )
     verbose_argument(parser)
+    parser.add_argument(
+        "--no-energy",
+        action="store_true",
+        help="do not measure the energy of a step, which takes up to half of the budget more",
+    )
     result_arguments(parser)
 
 
@@ -132,6 +138,7 @@ def _run(arguments: argparse.Namespace) -> int:
             build_count=arguments.builds,
             seed=arguments.seed,
             predict=True,
+            energy=not arguments.no_energy,
         )
         if arguments.expect:
             _require_same_work(command)
@@ -207,7 +214,7 @@ def _lines(session: Session, comparison: PairedComparison, verbose: bool) -> lis
         f"order {comparison.facts.get('order')}, seed {comparison.facts.get('seed')}: "
         + "".join("AB"[arm] for arm in comparison.order)
     )
-    lines += numerics_lines(comparison)
+    lines += [*filter(None, [energy_line(comparison)]), *numerics_lines(comparison)]
     for side in "AB":
         if said := memory_words(comparison, side, session.segments):
             lines.append(f"{side}: {said}")

@@ -30,7 +30,11 @@ def _run(arguments: argparse.Namespace) -> int:
         catalogues.append(catalogue)
         both = configure(catalogue, arguments)
         return protocol.Compare(
-            base=both, other=both, budget_s=arguments.budget, seed=arguments.seed
+            base=both,
+            other=both,
+            budget_s=arguments.budget,
+            seed=arguments.seed,
+            energy=False,
         )
 
     outcome = measure(begin)

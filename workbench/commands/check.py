@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sessions.model import OWN, Configuration, Judgement, Segment, Session
+from sessions.model import HF, OWN, Configuration, Judgement, Segment, Session
 from sessions.verdicts import verdict
 from sessions.verdicts.comparison import choose
 from sessions.verdicts.multiple_comparisons import judgement_of
@@ -149,7 +149,7 @@ def _run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[Commits]:
     """Check the baseline's commit out for as long as the block runs; raises ``Mistaken``."""
-    configuration, own = base.configuration, base.configuration.family == OWN
+    configuration, own = base.configuration, _is_of_file(base.configuration)
     commit = str(base.ledger.get(MODEL_COMMIT, "") if own else session.environment.get(COMMIT, ""))
     relative = str(base.ledger.get(MODEL_FILE, ""))
     current = _with_source(configuration, _current_file(configuration, relative, file))
@@ -179,15 +179,22 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
         yield Commits(Variant(f"baseline {commit[:13]}", old, checkout), variant)
 
 
+def _is_of_file(configuration: Configuration) -> bool:
+    """Return True for a model from a user's file; a Hugging Face model has no file in a commit."""
+    source = str(configuration.model.get("source", ""))
+    return configuration.family == OWN and not source.startswith(HF)
+
+
 def _own_folder() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
 def _current_file(configuration: Configuration, relative: str, file: Path | None) -> Path | None:
     """Return the model's file as it is now; None for a family. Raises ``Mistaken``."""
-    if configuration.family != OWN:
+    if not _is_of_file(configuration):
         if file is not None:
-            raise Mistaken(f"--model {file}: the baseline ran the family {configuration.family}")
+            ran = configuration.model.get("source", f"the family {configuration.family}")
+            raise Mistaken(f"--model {file}: the baseline ran {ran}")
         return None
     recorded = Path(str(configuration.model["source"]).rpartition(":")[0])
     here = repository_of(Path.cwd())

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from sessions.model import Study
-from sessions.studies.optimization_space import OBJECTIVES, TIME
+from sessions.studies.optimization_space import BATCH, OBJECTIVES, TIME
 from sessions.studies.optimization_words import (
     BLOCKS,
     CANDIDATES,
     EFFECTS,
     OPTIONS,
+    batch_of,
     best_row,
     candidates_table,
     changed_options,
@@ -84,6 +85,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument(
         "--exclude", type=_names, default=[], metavar="TOGGLE,...", help="leave these as they are"
     )
+    parser.add_argument(
+        "--batch",
+        type=_batches,
+        default=[],
+        metavar="N,...",
+        help="search these batch sizes too; times are then of as many samples as the start's batch",
+    )
     region_argument(parser)
     parser.add_argument(
         "--save-preset",
@@ -100,6 +108,14 @@ def duration(text: str) -> float:
     if match is None or not float(match[1]) > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m or 1h")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def _batches(text: str) -> list[int]:
+    """Return batch sizes such as 8,16,32, for argparse."""
+    sizes = _names(text)
+    if not sizes or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of batch sizes such as 8,16,32")
+    return [int(size) for size in sizes]
 
 
 def _names(text: str) -> list[str]:
@@ -121,6 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 budget_s=arguments.budget,
                 include=arguments.include,
                 exclude=arguments.exclude,
+                batches=arguments.batch,
                 region=arguments.region / 100,
                 seed=arguments.seed,
             ),
@@ -156,8 +173,14 @@ def study_lines(study: Study) -> list[str]:
     lines += remarks(study)
     best = best_row(study)
     if options := [] if best is None else sorted(changed_options(best)):
-        lines.append(f"The result: {' '.join(f'--toggle {option}' for option in options)}")
+        lines.append(f"The result: {' '.join(map(_argument, options))}")
     return lines
+
+
+def _argument(option: str) -> str:
+    """Return the argument of `workbench run` for a change: a toggle's option, or the batch."""
+    _, is_batch, batch = option.partition(f"{BATCH}=")
+    return f"--set batch={batch}" if is_batch else f"--toggle {option}"
 
 
 def _save_preset(study: Study, path: Path) -> None:
@@ -178,6 +201,7 @@ def _as_data(outcome: Outcome, saved: str | None, study: Study | None) -> dict[s
     best = best_row(study)
     data |= {**study.request, **study.facts, "headline": headline(study)}
     data["best"] = None if best is None else toggles_of(study, best)
+    data["best_batch"] = None if best is None else batch_of(study, best)
     for table in (CANDIDATES, OPTIONS, EFFECTS, BLOCKS):
         data[table] = rows(study, table)
     return data

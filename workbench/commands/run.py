@@ -12,7 +12,7 @@ import msgspec
 
 from sessions import numerics, reproduce
 from sessions.ceilings import ceiling_words, utilization
-from sessions.model import OWN, Configuration, Phase, Scalar, Segment
+from sessions.model import HF, OWN, Configuration, Phase, Scalar, Segment
 from sessions.studies import next_steps
 from sessions.tables import segments_table
 from sessions.verdicts import statistics
@@ -43,17 +43,18 @@ SECONDS = 10.0  # where neither steps nor seconds are asked for
 
 def configuration_arguments(parser: argparse.ArgumentParser, family_default: str = "") -> None:
     """What names a configuration; the family may be left out where there is a default."""
-    text = "model family; `workbench doctor` lists them"
+    text = "model family; `workbench doctor` lists them; or hf:CONFIG, as --model takes it"
     if family_default:
         text += f"; default: {family_default}"
     parser.add_argument("family", nargs="?", help=text)
     parser.set_defaults(family_default=family_default or None)
     parser.add_argument(
         "--model",
-        metavar="FILE.py[:build]",
+        metavar="FILE.py[:build]|hf:CONFIG",
         help="a model of your own in place of a family: the file's build() returns (module, "
         "example), where the example is a tensor or a tuple of arguments with the batch first, or "
-        "(module, make_inputs, loss) with functions make_inputs(batch) and loss(output, *inputs)",
+        "(module, make_inputs, loss) with functions make_inputs(batch) and loss(output, *inputs); "
+        "or a Hugging Face configuration (a bundled one, a config.json or its folder)",
     )
     parser.add_argument("--preset", default="", help="default: the one that fits this device")
     parser.add_argument("--workload", default="forward", help="what a step does; default: forward")
@@ -188,12 +189,14 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
     """The configuration that the arguments ask for, in the catalogue's terms."""
     families = {family.name: family for family in catalogue.families}
     workloads = {workload.name: workload for workload in catalogue.workloads}
-    family = arguments.family
-    if family is None and arguments.model is None:
+    family, source = arguments.family, arguments.model
+    if family is None and source is None:
         family = arguments.family_default
-    if family is not None and arguments.model is not None:
+    if family is not None and source is not None:
         raise Mistaken(f"{family!r} and --model name two models; leave one out")
-    if family is None and arguments.model is None:
+    if family is not None and family.startswith(HF):
+        family, source = None, family
+    if family is None and source is None:
         raise Mistaken(f"name a family, one of {', '.join(families)}, or --model FILE.py:build")
     name = family or OWN
     family = _known("unknown family", name, families)
@@ -201,8 +204,9 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
     model_fields = {field.name: field for field in family.fields}
     step_fields = {field.name: field for field in workload.fields}
     model: dict[str, Scalar] = {}
-    if arguments.model is not None:
-        model["source"] = runner_command.path(Path(arguments.model))
+    if source is not None:
+        is_file = not source.startswith(HF)
+        model["source"] = runner_command.path(Path(source)) if is_file else source
     settings: dict[str, Scalar] = {}
     for text in arguments.set:
         name, equals, value = text.partition("=")

@@ -87,6 +87,7 @@ class Compare(Command, tag="compare"):
     ``before``: the blocks of an earlier comparison of the two, which took ``before_s``; it goes on.
     ``predict``: say first what the roofline makes of the two. ``build_count``: how often both are
     built, the budget divided among the builds; 0: several times if that is cheap, else once.
+    ``energy``: measure joules a step afterwards, in up to half of the budget more.
     """
 
     base: Configuration
@@ -102,6 +103,7 @@ class Compare(Command, tag="compare"):
     predict: bool = False
     floor_note: str = ""  # whose floor it is, where it is not that of what is compared
     build_count: int = 0
+    energy: bool = True
 
 
 class Predict(Command, tag="predict"):
@@ -148,7 +150,9 @@ class Optimize(Command, tag="optimize"):
     The result keeps the limits ``memory_limit`` (bytes) and ``max_error`` (largest absolute error
     of an output against the reference); None: no limit. ``budget_s``: seconds of all builds,
     compiles, checks, races and verdicts. ``include``: the toggles that are searched, all where
-    empty; ``exclude``: toggles that stay as they are. The rest as in ``Compare``.
+    empty; ``exclude``: toggles that stay as they are. ``batches``: batch sizes that are tried
+    beside that of ``base``; times and joules are then of so many samples as ``base`` has. The rest
+    as in ``Compare``.
     """
 
     base: Configuration
@@ -163,6 +167,7 @@ class Optimize(Command, tag="optimize"):
     half_width: float = 0.005
     seed: int = 0
     floor_note: str = ""
+    batches: list[int] = []
 
 
 class Validate(Command, tag="validate"):

@@ -14,6 +14,7 @@ import msgspec
 from sessions.model import (
     Ceilings,
     Configuration,
+    EnergyPairs,
     Evidence,
     Judgement,
     Numerics,
@@ -233,6 +234,13 @@ class NumericsChecked(Message, tag="numerics"):
     numerics: Numerics
 
 
+class EnergyMeasured(Message, tag="energy"):
+    """The energy of a step of both arms, or why it was not measured."""
+
+    comparison: int
+    energy: EnergyPairs
+
+
 class Judged(Message, tag="judged"):
     """The judgement of the pairs so far; ``seconds`` is their duration, with those of before."""
 
@@ -336,6 +344,7 @@ AnyMessage = (
     | ComparisonFacts
     | BlockDone
     | NumericsChecked
+    | EnergyMeasured
     | Judged
     | StudyStarted
     | StudyRows

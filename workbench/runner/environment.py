@@ -25,6 +25,7 @@ OPTIONAL = (
     "fla-core",
     "quack-kernels",
     "mamba-ssm",
+    "transformers",
 )
 
 

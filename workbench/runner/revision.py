@@ -6,7 +6,7 @@ import functools
 import subprocess
 from pathlib import Path
 
-from sessions.model import OWN, Configuration, Scalar
+from sessions.model import HF, OWN, Configuration, Scalar
 from sessions.verdicts.regression import MODEL_COMMIT, MODEL_FILE
 
 TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ def describe(folder: Path) -> str:
 def source_facts(configuration: Configuration) -> dict[str, Scalar]:
     """Return the commit and the path in its repository of a user's model file; else nothing."""
     source = str(configuration.model.get("source", ""))
-    if configuration.family != OWN or not source:
+    if configuration.family != OWN or not source or source.startswith(HF):
         return {}
     return dict(_source_facts(Path(source.rpartition(":")[0] or source).resolve()))
 

@@ -254,3 +254,29 @@ def test_no_candidate_of_the_front_is_beaten_and_every_other_one_is(rows):
     assert front, "something is always on it"
     for candidate in candidates:
         assert (candidate in front) != any(beats(other, candidate) for other in candidates)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_verdicts_hold_for_all_builds_and_not_for_those_that_ran(seed):
+    bench = SimulatedBench(
+        dimensions(2, 2),
+        {(0, "b"): -0.2, (1, "b"): 0.1},
+        noise=0.002,
+        build_noise=0.01,
+        build_s=0.2,
+        check_s=20.0,  # builds are cheap for this search
+        seed=seed,
+    )
+    _, verdicts = searched(bench)
+    assert len(set(verdicts.builds)) >= 3 and not verdicts.one_build
+    gain = verdicts.gain()
+    assert gain.judgement.low <= math.exp(-0.2) <= gain.judgement.high
+    # A build moves all of its blocks by one percent: one build alone would claim too much.
+    assert math.log(gain.judgement.high / gain.judgement.low) > 0.004
+
+
+def test_arms_that_take_long_to_build_are_built_once_and_the_reason_is_given():
+    bench = SimulatedBench(dimensions(2), {(0, "b"): -0.2}, build_s=60.0, seed=1)
+    _, verdicts = searched(bench)
+    assert set(verdicts.builds) == {0}
+    assert "building all arms again takes" in verdicts.one_build

@@ -27,13 +27,13 @@ def test_goal_limits_budget_and_toggles_are_sent(ran, sent):
     arguments = ["--preset", "tiny", "--workload", "train", "--toggle", "adamw=fused"]
     arguments += ["--objective", "energy", "--memory-limit", "12.5", "--max-error", "0.01"]
     arguments += ["--budget", "2m", "--include", "precision, compile", "--region", "2"]
-    assert main(["optimize", "hydra", *arguments, "--seed", "3"]) == 0
+    assert main(["optimize", "hydra", *arguments, "--seed", "3", "--batch", "8, 16"]) == 0
     (command,) = (message for message in messages if isinstance(message, protocol.Optimize))
     assert command.base.toggles == {"adamw": "fused"} and command.base.workload == "train"
     assert (command.objective, command.budget_s) == ("energy", 120.0)
     assert (command.memory_limit, command.max_error) == (12.5 * 2**30, 0.01)
     assert (command.include, command.exclude) == (["precision", "compile"], [])
-    assert (command.region, command.seed) == (0.02, 3)
+    assert (command.region, command.seed, command.batches) == (0.02, 3, [8, 16])
     assert protocol.decode_command(protocol.encode(command)) == command
 
 
@@ -79,6 +79,7 @@ def test_a_start_that_nothing_beats_is_the_result(ran, sent, capsys):
     ("arguments", "sentence"),
     [
         (["--budget", "ten"], "'ten' is not a time such as 90s, 10m or 1h"),
+        (["--batch", "8,none"], "is not a list of batch sizes such as"),
         (["--budget", "0m"], "'0m' is not a time such as"),
         (["--include", "triton", "--exclude", "compile"], "not allowed with argument"),
         (["--objective", "speed"], "invalid choice: 'speed'"),

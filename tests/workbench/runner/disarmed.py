@@ -17,6 +17,7 @@ from workbench.runner.toggles import all_toggles
 from workbench.runner.variants.variant import Arms
 
 IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
+PLAIN = IMAGES.with_name("own_plain.py")  # with a part for every toggle that replaces modules
 # Families and workloads that call what a toggle acts on, where that is not HYDRA's training.
 WHERE = {
     "adaptive_precision": ("adaattn", "forward"),
@@ -45,6 +46,7 @@ WHERE = {
     "triton_token_scatter": ("mahia", "train"),
     "use_fourier": ("mahia", "forward"),
 }
+WHERE |= {name: ("own", "train") for name, toggle in all_toggles().items() if toggle.brings}
 DEFAULT = ("hydra", "train")
 CHOICES = [
     (name, option) for name, toggle in all_toggles().items() for option in list(toggle.options)[1:]
@@ -74,7 +76,9 @@ def configuration(name: str, option: str) -> Configuration:
     return Configuration(
         family=family,
         preset="file" if family == "own" else "tiny",
-        model={"source": str(IMAGES)} if family == "own" else {},
+        model={"source": str(PLAIN if all_toggles()[name].brings else IMAGES)}
+        if family == "own"
+        else {},
         workload=workload,
         settings=settings,
         toggles={"triton": "off", name: option},

@@ -175,21 +175,31 @@ def _why(name: str, option: str, situation: Situation) -> Blocked | None:
     toggle = all_toggles()[name]
     if option == toggle.off:
         return None
-    if situation.family is user_model.FAMILY and (why := _not_of(toggle, situation.config)):
+    if situation.family is user_model.FAMILY and (why := _not_of(toggle, situation)):
         return Blocked(*why, {name: toggle.off}, absent=True)
     return toggle.blocked(option, situation)
 
 
-def _not_of(toggle: Toggle, config: user_model.OwnConfig) -> tuple[str, str] | None:
+def _not_of(toggle: Toggle, situation: Situation) -> tuple[str, str] | None:
     """Return why a toggle does not act on a model of one's own, and what to do."""
     if toggle.bundled:
         return toggle.bundled, "Choose a bundled family."
-    if not toggle.operators or not user_model.called(config).isdisjoint(toggle.operators):
+    if not toggle.operators:
+        return None
+    called = set(user_model.called(situation.config))
+    if len(toggle.operators) == 1:  # a switch for all kernels would not leave them automatic
+        called |= {
+            other.brings
+            for other in all_toggles().values()
+            if other.brings and situation.option(other.name) != other.off
+        }
+    if not called.isdisjoint(toggle.operators):
         return None
     acts = f"acts on kernels.{toggle.operators[0]}"
     if len(toggle.operators) > 1:
         acts = "acts on operators of kernels"
-    return f"{acts}, which your file does not call", "Call it there, or choose a bundled family."
+    fix = "Let it compute inside your model (toggles of Your model), or choose a bundled family."
+    return f"{acts}, which your file does not call", fix
 
 
 def _settle(

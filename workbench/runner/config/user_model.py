@@ -50,7 +50,7 @@ from models.family import Batch, setting
 from models.initialisation import Take
 from models.layers.quantized_linear import QuantizedLinear
 from sessions.model import OWN
-from workbench.runner.config import global_flags, neighbour_modules
+from workbench.runner.config import global_flags, hf_model, neighbour_modules
 from workbench.runner.environment import host
 from workbench.runner.failures import OWN_MODULE, Mistake, OwnModelError
 from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
@@ -68,7 +68,11 @@ class OwnConfig:
     """Which file; ``sha256`` is filled in when it is read, and keeps a session reproducible."""
 
     source: str = setting(
-        "", "File", "A Python file whose build() returns a module: FILE.py or FILE.py:function."
+        "",
+        "File",
+        "A Python file whose build() returns a module: FILE.py or FILE.py:function. Or "
+        "hf:CONFIG, a Hugging Face model with random weights: a config.json, its folder, or one "
+        f"of {', '.join(hf_model.bundled())}; hf:CONFIG:tiny is a small one.",
     )
     sha256: str = setting("", "SHA-256", "Of the file; empty takes the file as it is.")
 
@@ -110,6 +114,7 @@ class OwnModel(Model):
         self.module = module
         self.sources = sources
         self.own_loss = loss
+        self.patches: dict[str, Any] = {}  # ``foreign.patches.Patch`` by toggle
         self._names = frozenset(_parameters_of(module))
 
     def train(self, mode: bool = True) -> OwnModel:
@@ -164,14 +169,18 @@ class OwnFamily(Family):
     def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> OwnConfig:
         """Return the current file's configuration; raises ``ConfigurationError``, runs nothing."""
         config: OwnConfig = super().configure(preset, overrides)
-        path, _ = split(config.source)
-        digest = _digest(path)
+        if hf_model.is_hf(config.source):
+            named, source = config.source, hf_model.canonical(config.source)
+            digest = hf_model.digest(source)
+        else:
+            path, name = split(config.source)
+            named, source, digest = str(path), f"{path}:{name}", _digest(path)
         if config.sha256 not in ("", digest):
             raise ConfigurationError(
-                f"own: {path} has changed since: its SHA-256 was {config.sha256[:12]}... and is "
+                f"own: {named} has changed since: its SHA-256 was {config.sha256[:12]}... and is "
                 f"{digest[:12]}...; start anew without sha256 to run it as it is"
             )
-        return replace(config, source=f"{path}:{split(config.source)[1]}", sha256=digest)
+        return replace(config, source=source, sha256=digest)
 
     def check_memory(self, config: OwnConfig, *, sequence: int, **step: Any) -> None:
         """Nothing is known of the memory that it takes; its inputs have no sequence to choose."""
@@ -219,16 +228,18 @@ class OwnFamily(Family):
 
     def share(self, config: OwnConfig, weights: Mapping[str, nn.Parameter]) -> Model:
         """Build another structure around the same parameters; its buffers are its own."""
-        parts = load(config, 0)
-        model = OwnModel(parts.module, parts.loss, parts.sources)
+        model = fresh(config)
         model.load_state_dict(weights, strict=False, assign=True)
         first = next(iter(weights.values()))
         return _cast(model, first.device, precision(weights.values()))
 
 
 def fresh(config: OwnConfig) -> OwnModel:
-    """Return the model as its file builds it, on the CPU and in the file's own precision."""
-    parts = load(config, 0)
+    """Return the model as its file builds it, on the CPU and in the file's own precision.
+
+    Weights of a Hugging Face model are not drawn: only its structure and buffers are of use.
+    """
+    parts = load(config, 0, initialise=False)
     return OwnModel(parts.module, parts.loss, parts.sources)
 
 
@@ -278,7 +289,14 @@ def called(config: OwnConfig) -> frozenset[str]:
 
     As ``kernels.rms_norm`` under whatever name the package is imported, or as imported from it.
     """
-    return _called(split(config.source)[0], config.sha256) if config.source else frozenset()
+    if not config.source or hf_model.is_hf(config.source):
+        return frozenset()
+    return _called(split(config.source)[0], config.sha256)
+
+
+def tokens_of_sample(config: OwnConfig) -> int:
+    """Return how many tokens a sample of the batch has; 1 for a user's own file."""
+    return hf_model.sequence(config.source) if hf_model.is_hf(config.source) else 1
 
 
 @functools.lru_cache(maxsize=16)
@@ -309,8 +327,16 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def load(config: OwnConfig, seed: int) -> Parts:
-    """Run the file and its function. Raises ``Mistake`` or ``OwnModelError``."""
+def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
+    """Run the file and its function. Raises ``Mistake`` or ``OwnModelError``.
+
+    ``initialise``: whether weights of a Hugging Face model are drawn.
+    """
+    if hf_model.is_hf(config.source):
+        with torch.random.fork_rng(devices=[]), global_flags.put_back():
+            torch.default_generator.manual_seed(seed)
+            made = hf_model.load(config.source, initialise=initialise)
+        return _remember(config, Parts(made.module, made.make_inputs, made.loss))
     path, name = split(config.source)
     module = types.ModuleType(f"{OWN_MODULE}{next(_numbers)}")
     module.__file__ = str(path)
@@ -335,6 +361,10 @@ def load(config: OwnConfig, seed: int) -> Parts:
     loaded = [module, *(m for m in sys.modules.values() if getattr(m, "__file__", None) in files)]
     sources = tuple(Source(Path(str(m.__file__)).name, vars(m)) for m in loaded)
     parts = replace(_parts(path, name, _with_example(returned)), sources=sources)
+    return _remember(config, parts)
+
+
+def _remember(config: OwnConfig, parts: Parts) -> Parts:
     _drawers.clear()
     _drawers[config] = parts
     return parts
@@ -392,8 +422,8 @@ def inputs_like(example: Any) -> Callable[[int], Any]:
 
 
 def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:
-    path, _ = split(config.source)
-    parts = _drawers[config] if config in _drawers else load(config, 0)
+    path = Path(config.source) if hf_model.is_hf(config.source) else split(config.source)[0]
+    parts = _drawers[config] if config in _drawers else load(config, 0, initialise=False)
     with torch.random.fork_rng(devices=[]), global_flags.put_back():
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         drawn = _own(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))

@@ -17,6 +17,7 @@ from workbench.runner.config.resolve import LONGEST_S, demand
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks, rebuilding
 from workbench.runner.experiments.blocks import Contender, TimedBlock
+from workbench.runner.experiments.energy_pairs import measure_energy
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.failures import Mistake
 from workbench.runner.suggested_fixes import slower_when_compiled
@@ -103,8 +104,10 @@ class CompareRun:
             for contender in self._alternation.contenders:
                 self._look_at(contender)
             self._measure()
-        finally:
             self._ended = self._alternation.now()
+            self._measure_energy()
+        finally:
+            self._ended = self._ended or self._alternation.now()
             self._rig.watchdog.active = False
             if self._index >= 0:
                 self._judge(final=True)
@@ -217,6 +220,15 @@ class CompareRun:
                 or (given_up >= HOPELESS_PAIRS and not complete)
             ):
                 return
+
+    def _measure_energy(self) -> None:
+        """Send the energy of both; what fails there changes nothing of the verdict."""
+        if not self._command.energy:
+            return
+        energy = measure_energy(
+            self._rig, self._alternation, self._command.budget_s / 2, self._random
+        )
+        self._rig.wire.send(protocol.EnergyMeasured(comparison=self._index, energy=energy))
 
     def _plan_builds(self) -> None:
         """Decide how often both arms are built, and report why only once, if so."""

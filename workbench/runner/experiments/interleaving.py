@@ -10,7 +10,7 @@ import functools
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sessions import numerics as checked
 from sessions.ceilings import limit_ms
@@ -242,9 +242,12 @@ class Alternation:
         passed_over = protocol.Apply | protocol.Predict | protocol.Pause | protocol.Baseline
         return isinstance(command, passed_over)
 
-    def rebuild(self, chance: random.Random) -> None:
-        """Build all arms again, in random order and at other addresses, and warm them up."""
-        order = list(self.contenders)
+    def rebuild(self, chance: random.Random, contenders: Sequence[Contender] | None = None) -> None:
+        """Build arms again, in random order and at other addresses, and warm them up.
+
+        ``contenders``: all by default.
+        """
+        order = list(self.contenders if contenders is None else contenders)
         chance.shuffle(order)
         rebuilding.release(self._rig, order)
         taken = []

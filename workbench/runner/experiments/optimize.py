@@ -18,7 +18,7 @@ from sessions.studies.optimization_rows import (
     option_rows,
     verdict_rows,
 )
-from sessions.studies.optimization_space import ENERGY, MEMORY, Candidate, Dimension
+from sessions.studies.optimization_space import BATCH, ENERGY, MEMORY, Candidate, Dimension
 from sessions.studies.optimization_verdicts import Verdicts
 from sessions.studies.optimization_words import BLOCKS, CANDIDATES, EFFECTS, KIND, OPTIONS
 from sessions.verdicts import verdict
@@ -80,6 +80,8 @@ class OptimizeRun:
         for name in ("region", "floor", "half_width"):
             if not 0 <= (value := getattr(command, name)) < 1:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
+        if any(batch < 1 for batch in command.batches):
+            raise Mistake(f"batches = {command.batches}: a batch has at least one sample")
         for name in ("memory_limit", "max_error"):
             if (limit := getattr(command, name)) is not None and not limit > 0:
                 raise Mistake(f"{name} = {limit:g} is not a number above 0")
@@ -132,6 +134,10 @@ class OptimizeRun:
             options = tuple(o for o in toggle.options if o == start or o not in hopeless)
             if len(options) > 1:
                 dimensions.append(Dimension(name, options, start))
+        start_batch = str(base.configuration.settings["batch"])
+        batches = tuple(dict.fromkeys([start_batch, *map(str, command.batches)]))
+        if len(batches) > 1:
+            dimensions.append(Dimension(BATCH, batches, start_batch))
         if not dimensions:
             raise Mistake(
                 "no toggle that may be searched has a second option that can be used here"

@@ -15,6 +15,7 @@ from models import ConfigurationError
 from sessions.ceilings import impossible
 from sessions.model import Configuration, Numerics
 from sessions.studies.optimization_space import (
+    BATCH,
     ENERGY,
     FAILED,
     OUT_OF_MEMORY,
@@ -93,7 +94,8 @@ class RunnerBench:
             prediction = self._rig.predictor.of(
                 self._base.configuration, self._configuration(point)
             )
-        return math.nan if not prediction.ratio else math.log(prediction.ratio)
+        ratio = prediction.ratio
+        return math.nan if not ratio else math.log(ratio * self._scale(point))
 
     def build(self, candidate: Candidate) -> Built | Failure:
         """Build and warm up a candidate, unless it is ready; at first, look for its evidence."""
@@ -127,15 +129,36 @@ class RunnerBench:
         measured = {candidate.number: self._block(candidate) for candidate in order}
         return {number: block for number, block in measured.items() if block is not None}
 
+    def rebuild(self, candidates: Sequence[Candidate]) -> None:
+        """Build candidates again, at other addresses; what fails then fails in its next block."""
+        contenders = [self._contenders[candidate.number] for candidate in candidates]
+        for contender in contenders:
+            self._join(contender)
+        try:
+            self.alternation.rebuild(self._random, contenders)
+        except Exception as error:
+            if isinstance(error, (Cancelled, RunEnded)) or is_fatal(error):
+                raise
+
     def check(self, candidate: Candidate) -> Numerics | Failure:
         """Compare the numbers of a candidate with a reference."""
         contender = self._contenders[candidate.number]
         return self._guard(contender, lambda: self.alternation.check(contender))
 
     def _configuration(self, point: Point) -> Configuration:
-        own = {d.name: option for d, option in zip(self._dimensions, point, strict=True)}
+        toggles = {d.name: option for d, option in zip(self._dimensions, point, strict=True)}
         base = self._base.configuration
-        return msgspec.structs.replace(base, toggles={**base.toggles, **own})
+        batch = toggles.pop(BATCH, None)
+        settings = base.settings if batch is None else {**base.settings, "batch": int(batch)}
+        return msgspec.structs.replace(base, toggles={**base.toggles, **toggles}, settings=settings)
+
+    def _scale(self, point: Point) -> float:
+        """Return what turns a step's time or energy into that of as many samples as the base's."""
+        batches = (
+            int(base.settings["batch"])
+            for base in (self._base.configuration, self._configuration(point))
+        )
+        return next(batches) / next(batches)
 
     def _find_usable(self, point: Point) -> tuple[Point | None, str]:
         """Return the point with the options that a blocked one needs, or why that is no way out."""
@@ -238,7 +261,10 @@ class RunnerBench:
         device_type = self._rig.device.type
         if why := impossible(measured[-1].median_ms, contender.least_ms, device_type):
             return Failure(FAILED, why)
-        return measured[-1]
+        block, scale = measured[-1], self._scale(candidate.point)
+        return Measurement(
+            block.median_ms * scale, block.mean_ms * scale, block.clock_mhz, block.joules * scale
+        )
 
     def _guard(self, contender: Contender, act: Callable[[], Result]) -> Result | Failure:
         """Do something with a candidate, which may fail or not fit: that is a data point."""

@@ -199,6 +199,7 @@ class ValidateRun:
                 floor=command.floor,
                 floor_note=command.floor_note,
                 seed=situation.configuration.seed,
+                energy=False,
             ),
             decides=lambda judgement: at_most(judgement, most, margin).holds is not None,
         )

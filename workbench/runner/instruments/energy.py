@@ -1,11 +1,20 @@
-"""The energy counter of a GPU, where the driver has one (Volta and later)."""
+"""The energy counter of a device: a GPU's by its driver, a CPU's packages by RAPL."""
 
 from __future__ import annotations
 
 import math
+import threading
+import time
+from typing import Any
 
 import pynvml
 import torch
+
+from workbench.runner.instruments.cpu_energy import CpuEnergy
+
+POLL_S = 0.01  # between two readings of a meter
+LAG_S = 0.1  # after which a driver's counter has forgotten what ran before
+LEAST_CHANGES = 4
 
 
 class EnergyCounter:
@@ -17,8 +26,11 @@ class EnergyCounter:
 
     def __init__(self, device: torch.device) -> None:
         self.why_not = ""
+        self._packages: CpuEnergy | None = None
         if device.type != "cuda":
-            self.why_not = "the CPU has no energy counter that can be read here"
+            self._packages = CpuEnergy()
+            self._packages.read()
+            self.why_not = self._packages.why_not
             return
         try:
             pynvml.nvmlInit()
@@ -32,7 +44,50 @@ class EnergyCounter:
         """Return the joules since the driver was loaded; NaN without a counter."""
         if self.why_not:
             return math.nan
+        if self._packages is not None:
+            joules = self._packages.read()
+            return math.nan if joules is None else joules
         try:
             return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
         except pynvml.NVMLError:
             return math.nan
+
+
+class PowerMeter:
+    """Reads a counter in a thread of its own while a block runs.
+
+    A counter stands still between two updates of the driver. The mean power is that between the
+    first and the last change, each at the time of its reading.
+    """
+
+    def __init__(self, counter: EnergyCounter) -> None:
+        self._counter = counter
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="power meter", daemon=True)
+        self.changes: list[tuple[float, float]] = []  # seconds since the beginning, joules
+
+    def __enter__(self) -> PowerMeter:
+        """Begin to read."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """End the readings."""
+        self._ended.set()
+        self._thread.join()
+
+    def watts(self) -> float:
+        """Return the mean power after ``LAG_S``; NaN if the counter changed too seldom."""
+        changes = [(second, joules) for second, joules in self.changes if second >= LAG_S]
+        if len(changes) < LEAST_CHANGES:
+            return math.nan
+        (first_s, first_j), (last_s, last_j) = changes[0], changes[-1]
+        return (last_j - first_j) / (last_s - first_s) if last_j > first_j else math.nan
+
+    def _read(self) -> None:
+        began, before = time.perf_counter(), self._counter.joules()
+        while not self._ended.wait(POLL_S):
+            joules = self._counter.joules()
+            if joules != before:
+                self.changes.append((time.perf_counter() - began, joules))
+                before = joules

@@ -32,6 +32,7 @@ from workbench.runner.config.user_model import OwnModel
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics.state import rng
 from workbench.runner.profiling import instrumented
+from workbench.runner.roofline import sdpa_flops
 from workbench.runner.roofline.counter import PLAIN, is_view
 from workbench.runner.toggles import Situation, Stage
 from workbench.runner.variants.build import Build, apply_toggles, make_bench, make_compute
@@ -258,6 +259,7 @@ class _Record(TorchDispatchMode):
 
     def __init__(self, work: Work) -> None:
         super().__init__()
+        sdpa_flops.register()
         self._work = work
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from kernels import Cost, Operator, Work, hardware, watched
 from kernels.measure.eight_bit import UNITS
 from sessions.tracing import kinds
+from workbench.runner.roofline import sdpa_flops
 
 # Implementations that are made of several torch operators; each operator is counted.
 PLAIN = frozenset({
@@ -67,6 +68,7 @@ class Tally:
     """
 
     def __init__(self, device: torch.device) -> None:
+        sdpa_flops.register()
         self.calls: list[Call] = []
         self.least: list[Call] = []
         self.unknown = ""  # why ``calls`` say less than the step does, in a clause

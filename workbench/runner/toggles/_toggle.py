@@ -101,7 +101,8 @@ class Toggle:
     ``configure(option, config)`` gives fields of the model's configuration that become others
     before that, for every option but the first that is not blocked.
     ``bundled`` is set where it acts on parts that only the bundled families are known to have, and
-    ``operators`` where it acts on calls of ``kernels``: on a model of one's own if it has one.
+    ``operators`` where it acts on calls of ``kernels``: on a model of one's own if it has one, by
+    itself or because a toggle that ``brings`` it is on.
     ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first;
     for that too where it chooses among others, and ``chooses(arm)`` says that it had to.
     """
@@ -121,6 +122,7 @@ class Toggle:
     same_mathematics: bool = False  # although it configures: the model computes the same
     bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
     operators: tuple[str, ...] = ()
+    brings: str = ""  # the operator that it lets a model of a person's own call
 
     @property
     def off(self) -> str:

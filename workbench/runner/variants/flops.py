@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from sessions.model import Scalar
 from workbench.runner.config import user_model
+from workbench.runner.roofline import sdpa_flops
 from workbench.runner.toggles import Situation
 
 
@@ -44,6 +45,7 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
         return
     from torch.utils.flop_counter import FlopCounterMode
 
+    sdpa_flops.register()
     with FlopCounterMode(display=False) as counter:
         yield
     if flops := counter.get_total_flops():

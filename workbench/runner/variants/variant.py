@@ -191,6 +191,14 @@ class Arm:
         return Evidence(toggle.name, option, finding.status, finding.text)
 
 
+def _tokens(situation: Situation) -> int:
+    """Return the tokens of a step; samples of a model whose inputs are no tokens."""
+    tokens = int(situation.workload.tokens(situation.configuration.settings))
+    if situation.family is user_model.FAMILY:
+        tokens *= user_model.tokens_of_sample(situation.config)
+    return tokens
+
+
 def is_short(device: torch.device) -> bool:
     """Return True if so little GPU memory is free that arms that are not in use should go."""
     if device.type != "cuda":
@@ -364,7 +372,7 @@ class Arms:
             ledger={
                 "parameters": sum({id(p): p.numel() for p in named.values()}.values()),
                 "weights_bytes": weights.bytes,
-                "tokens_per_step": workload.tokens(configuration.settings),
+                "tokens_per_step": _tokens(situation),
                 **model_flops(situation),
                 "rope_cache_bytes": model.rope_cache_bytes(),
                 "rope_cache_bytes_unshared": unshared,

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject
 
 from sessions.model import Study
 from sessions.studies import optimization_words
-from sessions.studies.optimization_space import TIME
+from sessions.studies.optimization_space import BATCH, TIME
 from sessions.verdicts.work import MODEL_TOGGLES
 from workbench import calibration, protocol
 from workbench.ui.controllers.presets import Presets
@@ -109,7 +109,8 @@ class Optimizations(QObject):
                 f"It is of {question.get('family')} {question.get('workload')}: choose these in "
                 "the form first."
             )
-        unknown = optimization_words.changed_options(row) - self._known()
+        changed = optimization_words.changed_options(row)
+        unknown = {option for option in changed if not option.startswith(BATCH)} - self._known()
         if unknown:
             return f"This runner does not have {', '.join(sorted(unknown))}."
         return ""
@@ -120,6 +121,8 @@ class Optimizations(QObject):
             text = f"Optimized: {self._session.titled(str(row['title']))}"
             toggles, known = optimization_words.toggles_of(study, row), self._known()
             choices = {name: o for name, o in toggles.items() if f"{name}={o}" in known}
+            if (batch := optimization_words.batch_of(study, row)) is not None:
+                choices["batch"] = str(batch)
             self._configuration.choose(choices, text)
 
     def save(self, study: Study, row: Mapping[str, Any]) -> str:

@@ -199,7 +199,9 @@ class Verdicts(QObject):
         both = self._configuration.edited
         if both is None or self.why_not_calibrate():
             return
-        command = protocol.Compare(base=both, other=both, budget_s=CALIBRATION_S, seed=both.seed)
+        command = protocol.Compare(
+            base=both, other=both, budget_s=CALIBRATION_S, seed=both.seed, energy=False
+        )
         self._ask(command, both, after=len(self._session.recorder.session.comparisons))
 
     def floor_text(self) -> str:

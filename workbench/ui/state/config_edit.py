@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sessions.model import OWN, Configuration, Scalar
+from sessions.model import HF, OWN, Configuration, Scalar
 from workbench.protocol import Catalogue, FamilyInfo, Field, ToggleInfo, WorkloadInfo
 
 _BUILD = "build"  # what is called in such a file where nothing is named
@@ -123,8 +123,10 @@ def _same_model(asked: Configuration, ran: Configuration) -> bool:
     """Of one's own model the runner fills in the whole path, what it called, and the SHA-256."""
     if OWN not in (asked.family, ran.family):
         return asked.model == ran.model
-    source = str(asked.model.get("source", "")).removeprefix("~").removeprefix("./")
-    if not source.rpartition(":")[2].isidentifier():
+    source = str(asked.model.get("source", ""))
+    is_hf = source.startswith(HF)
+    source = source.removeprefix(HF).removeprefix("~").removeprefix("./")
+    if not is_hf and not source.rpartition(":")[2].isidentifier():
         source = f"{source}:{_BUILD}"
     rest = {name: value for name, value in asked.model.items() if name != "source" and value != ""}
     return str(ran.model.get("source", "")).endswith(source) and rest.items() <= ran.model.items()

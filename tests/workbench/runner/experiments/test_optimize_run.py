@@ -16,9 +16,11 @@ from sessions.storage import hdf5
 from sessions.storage.study_schema import columns_of
 from sessions.studies.attribution_words import rows
 from sessions.studies.optimization_words import (
+    BLOCKS,
     CANDIDATES,
     EFFECTS,
     OPTIONS,
+    batch_of,
     best_row,
     headline,
     newest,
@@ -34,16 +36,19 @@ from workbench.runner.experiments.optimize import OptimizeRun
 from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake
+from workbench.runner.instruments import energy
+from workbench.runner.instruments.cpu_energy import CpuEnergy
 
 SEARCHED = ["attention", "rope_cache"]
 STEPS_PER_S = 100  # of the clock by which a search here counts its budget, however busy the host
 
 
 @pytest.fixture
-def rig(monkeypatch) -> Rig:
+def rig(monkeypatch, tmp_path) -> Rig:
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
     monkeypatch.setattr(optimize_bench, "WARM_UP_S", 0.1)
     monkeypatch.setattr(blocks, "MIN_BLOCK_MS", 1.0)
+    monkeypatch.setattr(energy, "CpuEnergy", lambda: CpuEnergy(tmp_path))  # no RAPL
     monkeypatch.setattr(blocks, "MIN_BLOCK_STEPS", 5)
     monkeypatch.setattr(RunnerBench, "now", lambda bench: bench.alternation.steps / STEPS_PER_S)
     return Rig(RecordingWire(), torch.device("cpu"))
@@ -171,7 +176,10 @@ def test_whoever_ends_it_keeps_what_was_measured(rig, small, command, error):
         ({"budget_s": 0.0}, "budget_s = 0 is outside of 0 to"),
         ({"objective": "memory"}, "memory can be neither the objective nor limited here"),
         ({"memory_limit": 2e9}, "memory can be neither the objective nor limited here"),
-        ({"objective": "energy"}, "energy cannot be the objective here: the CPU has no"),
+        (
+            {"objective": "energy"},
+            "energy cannot be the objective here: this system has no",
+        ),
         ({"max_error": -1.0}, "max_error = -1 is not a number above 0"),
         ({"include": ["cuda_graphs"]}, "no toggle that may be searched has a second option"),
     ],
@@ -180,3 +188,23 @@ def test_what_cannot_be_searched_is_refused_in_one_sentence(rig, small, options,
     with pytest.raises(Mistake, match=sentence):
         optimize(rig, small, **options)
     assert not rig.wire.sent
+
+
+def test_batch_sizes_are_searched_by_the_time_of_as_many_samples(rig, small):
+    study = optimize(rig, small, include=["rope_cache"], batches=[4], budget_s=6.0, seed=2)
+    start, *candidates = rows(study, CANDIDATES)
+    (larger,) = [row for row in candidates if row["title"] == "settings.batch=4"]
+    assert (batch_of(study, start), batch_of(study, larger)) == (1, 4)
+    assert set(toggles_of(study, larger)) == set(toggles_of(study, start))
+    blocks_of = rows(study, BLOCKS)
+    raw_ms, samples_ms = (
+        [row["median_ms"] for row in blocks_of if row["candidate"] == larger["candidate"]],
+        larger["step_ms"],
+    )
+    # A block is of four samples; the candidate's time is of one, as the start's.
+    assert samples_ms < 0.6 * float(np.median(raw_ms))
+
+
+def test_a_batch_of_nothing_is_refused(rig, small):
+    with pytest.raises(Mistake, match="a batch has at least one sample"):
+        optimize(rig, small, batches=[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from built_arms import CPU, configuration, found, stepped
-from disarmed import WHERE, usual_place
+from disarmed import PLAIN, WHERE, usual_place
 
 from models import FAMILIES
 from sessions.model import Configuration
@@ -44,7 +44,7 @@ MODELS = {
     "low_rank": {"qk_dimensions": 4, "refresh_every": 1},
 }
 TRAINING = {"activation_offload", "adamw", "checkpointing", "data_parallel", "fused_loss",
-            "micro_batches", "pipeline_parallel", "quantized_training",
+            "micro_batches", "patch_loss", "pipeline_parallel", "quantized_training",
             "triton_token_router"}  # fmt: skip
 # What some need of the others to be usable at all.
 BESIDE = {
@@ -79,10 +79,11 @@ def asked(name: str, option: str) -> Configuration:
         return configuration(
             family, workload, 2, sequence, toggles=toggles, model=MODELS.get(name, {})
         )
+    source = KERNELS if name in UNCALLED else PLAIN if all_toggles()[name].brings else IMAGES
     return Configuration(
         family="own",
         preset="file",
-        model={"source": str(KERNELS if name in UNCALLED else IMAGES)},
+        model={"source": str(source)},
         workload=workload,
         settings={"batch": 2},
         toggles=toggles,

@@ -81,11 +81,14 @@ def test_the_build_panel_shows_the_file_and_counts_nothing_before_it_is_built(of
 
 
 RAN = {"source": "/models/mine.py:build", "sha256": "e961dd3d"}
+RAN_HF = {"source": "hf:/models/small/config.json:tiny,sequence=64", "sha256": "e961dd3d"}
 
 
 @pytest.mark.parametrize(
     ("asked", "same"),
     [
+        ({"source": "hf:small/config.json:tiny,sequence=64"}, True),
+        ({"source": "hf:small/config.json:tiny"}, False),
         ({"source": "/models/mine.py"}, True),
         ({"source": "mine.py:build", "sha256": ""}, True),
         ({"source": "~/mine.py", "sha256": "e961dd3d"}, True),
@@ -101,7 +104,8 @@ def test_what_ran_is_known_again_though_the_runner_filled_in_what_the_file_was(
     edited = config_edit.with_own_model(
         workspace.configuration.catalogue, workspace.configuration.edited, ""
     )
-    ran, asked = (msgspec.structs.replace(edited, model=model) for model in (RAN, asked))
+    model = RAN_HF if asked["source"].startswith("hf:") else RAN
+    ran, asked = (msgspec.structs.replace(edited, model=fields) for fields in (model, asked))
     assert config_edit.ran_as(asked, ran) == same
     assert config_edit.other_parts(asked, ran) == ([] if same else ["model fields"])
 

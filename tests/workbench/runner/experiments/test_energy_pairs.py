@@ -1,0 +1,94 @@
+"""A comparison measures joules a step if there is a counter, and says why not otherwise."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from recording_wire import RecordingWire
+from test_impossible_steps import session_of
+
+from sessions.verdicts.energy import energy_of_pairs
+from workbench import protocol
+from workbench.charts.plot import Run as Shown
+from workbench.plots import PLOTS
+from workbench.runner.context import Rig
+from workbench.runner.experiments import energy_pairs, interleaving
+from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.instruments import energy
+from workbench.runner.instruments.energy import EnergyCounter, PowerMeter
+
+WATTS = 40.0
+
+
+class Counter:
+    """A counter of a device that draws a constant power; it is updated every so often."""
+
+    why_not = ""
+
+    def __init__(self, device: object = None, period_s: float = 0.004) -> None:
+        self._period_s = period_s
+
+    def joules(self) -> float:
+        return WATTS * self._period_s * (time.perf_counter() // self._period_s)
+
+
+class Stuck(Counter):
+    def joules(self) -> float:
+        return 5.0
+
+
+def test_a_meter_reads_the_power_between_changes():
+    counter = Counter(period_s=0.001)
+    with PowerMeter(counter) as meter:
+        while len(meter.changes) < 40:
+            time.sleep(0.01)
+    assert meter.watts() == pytest.approx(WATTS, rel=0.1)
+    with PowerMeter(Stuck()) as meter:
+        time.sleep(0.05)
+    assert meter.changes == [] and meter.watts() != meter.watts()
+
+
+@pytest.fixture
+def compared(small, monkeypatch):
+    """Run a short comparison with a counter; return the energy and the session."""
+
+    def compare(counter: type, **changes):
+        monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
+        monkeypatch.setattr(energy_pairs, "EnergyCounter", counter)
+        monkeypatch.setattr(energy_pairs, "BLOCK_S", 0.1)
+        monkeypatch.setattr(energy, "LAG_S", 0.02)
+        monkeypatch.setattr(energy, "POLL_S", 0.002)
+        rig = Rig(RecordingWire(), torch.device("cpu"))
+        request = {"budget_s": 3.0, "build_count": 1, "half_width": 0.9, **changes}
+        CompareRun(rig, protocol.Compare(base=small, other=small, **request)).execute()
+        session = session_of(rig)
+        return energy_of_pairs(session.comparisons[0]), session
+
+    return compare
+
+
+def test_joules_are_power_times_step_time_and_the_plot_shows_the_pairs(compared):
+    measured, session = compared(Counter)
+    assert len(measured.joules) >= energy_pairs.LEAST_PAIRS
+    medians = session.comparisons[0].medians_ms
+    for joules in measured.joules:
+        for step_joules in joules:
+            assert WATTS * min(medians) / 4e3 < step_joules < WATTS * max(medians) * 4e-3
+    assert measured.low < measured.ratio < measured.high
+    table = PLOTS["energy"].table([Shown(session)])
+    assert len(table["ratio"]) == len(measured.joules)
+
+
+def test_too_short_a_budget_is_said(compared):
+    measured, session = compared(Counter, budget_s=0.3)
+    assert measured.ratio is None and "are left for them" in measured.why_not
+    assert measured.why_not in PLOTS["energy"].can_show([Shown(session)])
+    measured, _ = compared(Counter, budget_s=0.3, energy=False)
+    assert measured is None
+
+
+def test_a_cpu_without_a_counter_says_so():
+    counter = EnergyCounter(torch.device("cpu"))
+    assert counter.why_not or counter.joules() >= 0

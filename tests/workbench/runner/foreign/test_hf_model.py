@@ -1,0 +1,125 @@
+"""Models of Hugging Face by configuration: what is accepted, and what is wrong in one sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from runner_driver import Driver
+
+from models import ConfigurationError
+from sessions import numerics
+from sessions.model import Configuration
+from workbench import protocol
+from workbench.runner.config import hf_model, resolve, user_model
+
+CPU = torch.device("cpu")
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="transformers is not installed (the extra 'hf')",
+)
+
+
+def named(source: str, **changes) -> Configuration:
+    changes = {"workload": "train", "settings": {"batch": 2}, **changes}
+    return Configuration(family="own", preset="file", model={"source": source}, **changes)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Let the source be resolved without the package."""
+    monkeypatch.setattr(hf_model.importlib.util, "find_spec", lambda name: name)
+
+
+def test_without_transformers_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(hf_model.importlib.util, "find_spec", lambda name: None)
+    there = resolve.availability(named("hf:gpt2:tiny"), CPU)
+    (problem,) = there.problems
+    assert "needs the package transformers" in problem and "uv run --extra hf" in problem
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("hf:", "none of the bundled configurations: bert-base, gemma-3-1b, gpt2"),
+        ("hf:gpt3", "hf:gpt3 is no configuration file or folder"),
+        ("hf:gpt2:tiny,n_embed=3", "has no field 'n_embed'; it has model_type, n_embd"),
+        ("hf:gpt2:sequence=1", "sequence=1 is not 2 to 1048576"),
+    ],
+)
+def test_a_wrong_source_is_a_sentence(installed, source, words):
+    with pytest.raises(ConfigurationError, match=r"^own: ") as error:
+        user_model.tokens_of_sample(user_model.FAMILY.configure("file", {"source": source}))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "is not JSON"), ("[]", "names no model_type"), ('{"model_type": 3}', "no model_type")],
+)
+def test_a_file_that_is_no_configuration_is_a_sentence(tmp_path, text, words):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=words):
+        hf_model.sequence(f"hf:{path}")
+
+
+def test_a_folder_and_its_file_are_the_same_model_and_a_change_is_noticed(installed, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "n_embd": 8}')
+    configure = user_model.FAMILY.configure
+    by_folder, by_file = (
+        configure("file", {"source": f"hf:{source}:sequence=8"}) for source in (tmp_path, path)
+    )
+    assert by_folder.sha256 == by_file.sha256
+    assert (by_folder.source, by_file.source) == tuple(
+        f"hf:{source}:sequence=8" for source in (tmp_path, path)
+    )
+    assert user_model.tokens_of_sample(by_file) == 8
+    path.write_text('{"model_type": "gpt2", "n_embd": 16}')
+    with pytest.raises(ConfigurationError, match="has changed since"):
+        configure("file", {"source": by_file.source, "sha256": by_file.sha256})
+
+
+def test_bundled_configurations_are_small_files_that_tiny_scales_down():
+    for name in hf_model.bundled():
+        full, _ = hf_model._fields(f"hf:{name}")
+        tiny, sequence = hf_model._fields(f"hf:{name}:tiny")
+        assert full["model_type"] == tiny["model_type"] and sequence == 32
+        assert tiny["vocab_size"] == 256 < full["vocab_size"]
+        assert len(json.dumps(full)) < 1000
+
+
+@needs_transformers
+def test_a_seed_gives_weights_and_a_structure_alone_draws_none():
+    first, second, other = (
+        dict(user_model.FAMILY.materialise(config, seed=seed).named_parameters())
+        for config in [user_model.FAMILY.configure("file", {"source": "hf:qwen3-0.6b:tiny"})]
+        for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert any(not torch.equal(value, other[name]) for name, value in first.items())
+    assert all(bool(value.isfinite().all()) for value in first.values())
+
+
+@needs_transformers
+def test_a_field_that_transformers_refuses_is_a_sentence():
+    config = user_model.FAMILY.configure("file", {"source": "hf:gpt2:tiny,n_head=5"})
+    with pytest.raises(ConfigurationError, match="transformers cannot build hf:gpt2:tiny,n_head=5"):
+        user_model.load(config, 0)
+
+
+@needs_transformers
+def test_a_runner_trains_it_with_toggles_checks_it_and_describes_tokens(runner: Driver):
+    toggles = {"patch_rms_norm": "on", "patch_swiglu": "on", "precision": "amp_bf16"}
+    runner.start(named("hf:llama-3.1-8b:tiny", toggles=toggles), steps=3, check="last")
+    assert runner.finish().reason == "done"
+    assert not [m for m in runner.messages if isinstance(m, protocol.Failure)]
+    segment = runner.session.segments[-1]
+    assert segment.ledger["tokens_per_step"] == 64
+    assert segment.ledger[numerics.RIGHT] is True, segment.ledger
+    status = {evidence.toggle: evidence.status for evidence in segment.evidence}
+    assert all(status[name] == "effective" for name in toggles)
+    assert segment.configuration.model["source"] == "hf:llama-3.1-8b:tiny"

@@ -1,0 +1,1 @@
+"""Code that runs when a distribution is built, and never in the application."""

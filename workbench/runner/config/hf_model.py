@@ -1,0 +1,248 @@
+"""Hugging Face models by configuration: random weights, and no downloads.
+
+``hf:CONFIG[:OPTIONS]`` names a bundled configuration (a file in ``hf/``), a ``config.json`` or its
+folder. OPTIONS are separated by commas: ``tiny`` scales the model down for tests, ``sequence=N`` is
+the number of tokens of an input, and ``FIELD=VALUE`` replaces a field of the configuration. No
+code of a configuration's folder runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models import ConfigurationError
+from sessions.model import HF
+from workbench.runner.environment import host
+
+_FOLDER = Path(__file__).with_name("hf")
+_OPTIONS = re.compile(r"(tiny|\w+=[^,/\\:]*)(,(tiny|\w+=[^,/\\:]*))*")
+_MOST_BYTES = 1_000_000
+_SEQUENCE, _TINY_SEQUENCE = 1024, 32
+# Fields that say where a checkpoint came from, and in what precision it was saved.
+_OF_CHECKPOINT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
+# Sizes of a tiny model, by the names that configurations give them. A field that is missing, None
+# or smaller stays as it is.
+_TINY = {
+    "chunk_size": 8,
+    "head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 48,
+    "n_embd": 64,
+    "n_groups": 2,
+    "n_head": 4,
+    "n_layer": 2,
+    "n_positions": 256,
+    "num_attention_heads": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_heads": 8,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 8,
+    "state_size": 16,
+    "vocab_size": 256,
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model, its inputs for a batch and the loss, as a user's ``build()`` returns them."""
+
+    module: nn.Module
+    make_inputs: Callable[[int], Tensor]
+    loss: Callable[[Any, Tensor], Tensor]
+    sequence: int
+
+
+def is_hf(source: str) -> bool:
+    """Return True if a source is a Hugging Face configuration and no Python file."""
+    return source.startswith(HF)
+
+
+def bundled() -> list[str]:
+    """Return the names of the bundled configurations."""
+    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+
+
+def canonical(source: str) -> str:
+    """Return the source with an absolute path; raises ``ConfigurationError``."""
+    name, options = _split(source)
+    if name in bundled():
+        return source
+    _file(name)  # it exists
+    return f"{HF}{Path(name).expanduser().absolute()}{':' if options else ''}{options}"
+
+
+def digest(source: str) -> str:
+    """Return the SHA-256 of the configuration file; raises ``ConfigurationError``."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigurationError(
+            f"own: {source} needs the package transformers, which is not installed on {host()}; "
+            "install the extra hf: `uv run --extra hf workbench`"
+        )
+    return hashlib.sha256(_read(_file(_split(source)[0]))).hexdigest()
+
+
+def load(source: str, *, initialise: bool) -> Parts:
+    """Build the model on the CPU in FP32 with torch's current random state.
+
+    Without ``initialise`` parameters hold no numbers. Raises ``ConfigurationError``.
+    """
+    fields, sequence = _fields(source)
+    transformers = _import()
+    try:
+        kind = _architecture(transformers, fields)
+        for name in _OF_CHECKPOINT:
+            fields.pop(name, None)
+        config = transformers.AutoConfig.for_model(**fields)
+        config.use_cache = False
+        from transformers.initialization import no_init_weights
+
+        with contextlib.nullcontext() if initialise else no_init_weights():
+            module = kind._from_config(config, dtype=torch.float32)
+    except Exception as error:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            raise
+        text = str(error).strip().split("\n")[0]
+        raise ConfigurationError(
+            f"own: transformers cannot build {source}: {type(error).__name__}: {text}"
+        ) from None
+    vocabulary = int(config.get_text_config().vocab_size)
+    is_causal = "ForCausalLM" in kind.__name__ or "LMHead" in kind.__name__
+    return Parts(
+        module,
+        functools.partial(_draw, vocabulary, sequence),
+        _next_token_loss if is_causal else _same_token_loss,
+        sequence,
+    )
+
+
+def sequence(source: str) -> int:
+    """Return the number of tokens of an input."""
+    return _fields(source)[1]
+
+
+def _draw(vocabulary: int, length: int, batch: int) -> Tensor:
+    return torch.randint(vocabulary, (batch, length))
+
+
+def _next_token_loss(output: Any, tokens: Tensor) -> Tensor:
+    logits = output.logits[:, :-1].flatten(0, 1).float()
+    return nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+
+
+def _same_token_loss(output: Any, tokens: Tensor) -> Tensor:
+    logits = output.logits.flatten(0, 1).float()
+    return nn.functional.cross_entropy(logits, tokens.flatten())
+
+
+def _architecture(transformers: Any, fields: Mapping[str, Any]) -> Any:
+    for name in fields.get("architectures") or ():
+        if (kind := getattr(transformers, name, None)) is not None:
+            return kind
+    kinds = transformers.AutoModelForCausalLM._model_mapping
+    kind = kinds[type(transformers.AutoConfig.for_model(fields["model_type"]))]
+    return kind[0] if isinstance(kind, tuple) else kind
+
+
+def _fields(source: str) -> tuple[dict[str, Any], int]:
+    """Return the fields of the configuration and the sequence length after all options."""
+    name, options = _split(source)
+    path = _file(name)
+    try:
+        fields = json.loads(_read(path))
+    except ValueError as error:
+        raise ConfigurationError(f"own: {path} is not JSON: {error}") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
+        raise ConfigurationError(f"own: {path} names no model_type, which transformers needs")
+    chosen = [option for option in options.split(",") if option]
+    if "tiny" in chosen:
+        fields = _scaled_down(fields)
+    positions = fields.get("max_position_embeddings") or fields.get("n_positions") or _SEQUENCE
+    length = _TINY_SEQUENCE if "tiny" in chosen else min(_SEQUENCE, int(positions))
+    for option in chosen:
+        key, equals, text = option.partition("=")
+        if key == "sequence":
+            if not text.isdigit() or not 2 <= int(text) <= 1 << 20:
+                raise ConfigurationError(f"own: {source}: sequence={text} is not 2 to 1048576")
+            length = int(text)
+        elif equals and key not in fields:
+            raise ConfigurationError(
+                f"own: {source}: {path.name} has no field {key!r}; it has {', '.join(fields)}"
+            )
+        elif equals:
+            try:
+                fields[key] = json.loads(text)
+            except ValueError:
+                fields[key] = text
+    return fields, length
+
+
+def _scaled_down(fields: Mapping[str, Any]) -> dict[str, Any]:
+    scaled = dict(fields)
+    for name, size in _TINY.items():
+        value = scaled.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            scaled[name] = min(value, size)
+    if scaled.get("sliding_window"):  # two layers: the last one sees all keys
+        scaled["layer_types"] = ["sliding_attention", "full_attention"]
+    return scaled
+
+
+def _split(source: str) -> tuple[str, str]:
+    """Return the configuration's name or path, and its options."""
+    text = source.removeprefix(HF).strip()
+    name, colon, options = text.rpartition(":")
+    if colon and _OPTIONS.fullmatch(options):
+        return name, options
+    return text, ""
+
+
+def _file(name: str) -> Path:
+    path = _FOLDER / f"{name}.json"
+    if name in bundled():
+        return path
+    path = Path(name).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    if not name or not path.is_file():
+        raise ConfigurationError(
+            f"own: hf:{name} is no configuration file or folder on {host()}, and none of the "
+            f"bundled configurations: {', '.join(bundled())}"
+        )
+    return path.absolute()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigurationError(f"own: {path} is larger than {_MOST_BYTES:,} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"own: cannot read {str(path)!r} on {host()}: {error.strerror}"
+        ) from None
+
+
+def _import() -> Any:
+    """Import transformers offline, without its warnings on the runner's standard error."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    transformers: Any = importlib.import_module("transformers")
+    transformers.logging.set_verbosity_error()
+    return transformers

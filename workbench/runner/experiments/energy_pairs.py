@@ -1,0 +1,71 @@
+"""Joules a step of two contenders: pairs of blocks that are long enough for the energy counter."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+from sessions.model import EnergyPairs
+from sessions.verdicts.energy import judge_energy
+from workbench.runner.context import Rig
+from workbench.runner.experiments import blocks
+from workbench.runner.experiments.blocks import Contender
+from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.instruments.energy import EnergyCounter, PowerMeter
+
+PAIRS = 8
+BLOCK_S = 0.6  # of which the counter lags behind for a sixth
+LEAST_PAIRS = 6
+TRIES = 3  # of a block in which the counter changed too seldom, or a command came
+
+
+def measure_energy(
+    rig: Rig, alternation: Alternation, budget_s: float, shuffled: random.Random
+) -> EnergyPairs:
+    """Run pairs of long blocks for up to ``budget_s``; return why not if that is impossible."""
+    counter = EnergyCounter(rig.device)
+    if counter.why_not:
+        return EnergyPairs(why_not=counter.why_not)
+    if alternation.alone:
+        return EnergyPairs(why_not="both arms do not fit in memory together")
+    pair_s = sum(_block_seconds(contender) for contender in alternation.contenders)
+    count = min(PAIRS, int(budget_s / pair_s))
+    if count < LEAST_PAIRS:
+        return EnergyPairs(
+            why_not=f"{LEAST_PAIRS} pairs of long blocks take {LEAST_PAIRS * pair_s:.0f} s, and "
+            f"{budget_s:.0f} s are left for them"
+        )
+    rig.state("running", "Measuring the energy of A and B")
+    joules = []
+    for _ in range(count):
+        order = list(alternation.contenders)
+        shuffled.shuffle(order)
+        pair = {
+            contender.number: _joules(rig, alternation, counter, contender) for contender in order
+        }
+        if all(map(math.isfinite, pair.values())):
+            joules.append([pair[0], pair[1]])
+    if not joules:
+        return EnergyPairs(why_not="the counter changed too seldom in every block")
+    return judge_energy(joules)
+
+
+def _block_seconds(contender: Contender) -> float:
+    return max(BLOCK_S, blocks.LEAST_STEPS * contender.step_ms / 1000)
+
+
+def _joules(
+    rig: Rig, alternation: Alternation, counter: EnergyCounter, contender: Contender
+) -> float:
+    """Return the joules of a step; NaN if no block could be measured."""
+    steps = max(blocks.LEAST_STEPS, math.ceil(1000 * BLOCK_S / contender.step_ms))
+    for attempt in range(TRIES):
+        alternation.take_commands()
+        longer = dataclasses.replace(contender, steps=steps << attempt)
+        with PowerMeter(counter) as meter:
+            done = blocks.run_block(rig, longer, 0)
+        watts = meter.watts()
+        if done is not None and math.isfinite(watts):
+            return watts * done.mean_ms / 1000
+    return math.nan

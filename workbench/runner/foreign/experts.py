@@ -1,0 +1,97 @@
+"""Recognizes experts of a mixture that are held as stacked weights.
+
+    forward(x [T, D], index [T, K], weight [T, K]),    y = down_e (silu(gate_e x) * (up_e x))
+
+A candidate has no children but activations, and two parameters of three dimensions: gate and up
+together, and down, as ``torch.nn.Linear`` has them or transposed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from workbench.runner.foreign import probe
+from workbench.runner.foreign.patches import Call, Patch, replace_recognized
+
+_TOKENS, _CHOSEN = 6, 2
+
+
+def patch_experts(model: nn.Module) -> Patch:
+    """Replace every mixture of experts."""
+    return replace_recognized(model, _is_candidate, _recognize)
+
+
+def _is_candidate(module: nn.Module) -> bool:
+    parameters = [x for x in module._parameters.values() if x is not None]
+    return (
+        len(parameters) == 2
+        and all(x.dim() == 3 for x in parameters)
+        and parameters[0].shape[0] == parameters[1].shape[0]
+        and not any(True for child in module.children() for _ in child.parameters())
+        and not probe.keeps_state(module)
+    )
+
+
+def _recognize(module: nn.Module, inner: Call) -> Call | None:
+    for first, second in itertools.permutations(module._parameters):
+        for transposed in (False, True):
+            shape = _shape(module, first, second, transposed)
+            if shape is None:
+                continue
+            experts, width, hidden = shape
+            sizes = probe.small_sizes([experts, width, hidden, 2 * hidden])
+            with probe.exact():
+                small = probe.miniature(module, sizes, dict(module._modules))
+                inputs = _inputs(sizes[experts], sizes[width])
+            _choose_plain_way(small)
+            function = _forward(inner, first, second, transposed)
+            replaced = types.MethodType(function, small)
+            if probe.agree(small, replaced, inputs, list(small.parameters())):
+                return function
+    return None
+
+
+def _shape(
+    module: nn.Module, first: str, second: str, transposed: bool
+) -> tuple[int, int, int] | None:
+    """Return experts, width and hidden size, if the shapes fit together."""
+    joined, down = (list(getattr(module, name).shape) for name in (first, second))
+    if transposed:
+        joined[1:], down[1:] = joined[:0:-1], down[:0:-1]
+    experts, both, width = joined
+    return None if down != [experts, width, both // 2] or both % 2 else (experts, width, both // 2)
+
+
+def _choose_plain_way(small: nn.Module) -> None:
+    """Let experts of transformers compute by their own code, which knows FP64."""
+    config = getattr(small, "config", None)  # a copy
+    if config is not None and "_experts_implementation_internal" in vars(config):
+        vars(config)["_experts_implementation_internal"] = "eager"
+
+
+def _inputs(experts: int, width: int) -> list[Tensor]:
+    order = torch.rand(_TOKENS, experts).argsort(1)
+    return [
+        torch.randn(_TOKENS, width, dtype=torch.float64),
+        order[:, :_CHOSEN].contiguous(),
+        torch.rand(_TOKENS, _CHOSEN, dtype=torch.float64),
+    ]
+
+
+def _forward(inner: Call, first: str, second: str, transposed: bool) -> Call:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 3 or kwargs or args[0].dim() != 2:
+            return inner(self, *args, **kwargs)
+        x, index, weight = args
+        joined, down = getattr(self, first), getattr(self, second)
+        if transposed:
+            joined, down = joined.transpose(1, 2), down.transpose(1, 2)
+        return kernels.moe_experts(x, index, weight, joined, None, down)
+
+    return forward

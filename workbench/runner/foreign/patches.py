@@ -1,0 +1,111 @@
+"""Replacements that a rule made in a model, and their reversal."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+INTERNAL = frozenset(vars(nn.Module()))
+_MISSING = object()
+Call = Callable[..., Any]
+
+
+@dataclass
+class Patch:
+    """Replacements that one rule made in one model.
+
+    ``sites`` are the replaced modules, by path: the class, and what was replaced if not its
+    ``forward``.
+    """
+
+    sites: dict[str, str] = field(default_factory=dict)
+    _undo: list[Callable[[], object]] = field(default_factory=list, repr=False)
+
+    def replace_method(
+        self, path: str, module: nn.Module, name: str, function: Call, what: str = ""
+    ) -> None:
+        """Let one module compute a method by ``function(module, ...)``."""
+        self.set_attribute(vars(module), name, types.MethodType(function, module))
+        self.sites[path] = f"{type(module).__name__}{what and f'.{what}'}"
+
+    def set_attribute(self, attributes: dict[str, Any], name: str, value: object) -> None:
+        """Set an entry of an object's ``__dict__``."""
+        before = attributes.get(name, _MISSING)
+        attributes[name] = value
+
+        def undo() -> None:
+            if before is _MISSING:
+                del attributes[name]
+            else:
+                attributes[name] = before
+
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Restore everything that this patch changed; later patches must be undone before."""
+        while self._undo:
+            self._undo.pop()()
+        self.sites.clear()
+
+    def summary(self) -> str:
+        """Return how many modules of each class were changed."""
+        counts = Counter(self.sites.values())
+        return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that a rule may look at, each once: none of TorchScript."""
+    from torch.jit import ScriptModule
+
+    for path, module in model.named_modules():
+        if not isinstance(module, ScriptModule):
+            yield path, module
+
+
+def replace_recognized(
+    model: nn.Module,
+    is_candidate: Callable[[nn.Module], bool],
+    recognize: Callable[[nn.Module, Call], Call | None],
+) -> Patch:
+    """Replace ``forward`` of every candidate for which ``recognize`` returns a function.
+
+    It is called once for modules that are alike, with the present ``forward``.
+    """
+    patch, known = Patch(), dict[Any, Call | None]()
+    for path, module in named_modules(model):
+        forward = function_of(module, "forward")
+        if forward is None or not is_candidate(module):
+            continue
+        key = (signature(module), id(forward))
+        if key not in known:
+            known[key] = recognize(module, forward)
+        if (function := known[key]) is not None:
+            patch.replace_method(path, module, "forward", function)
+    return patch
+
+
+def signature(module: nn.Module) -> tuple[Any, ...]:
+    """Return what a recognition depends on, within one model: class, attributes, sizes."""
+    attributes = tuple(
+        (name, value if isinstance(value, (int, float, str, tuple)) else id(value))
+        for name, value in vars(module).items()
+        if name not in INTERNAL and not isinstance(value, types.MethodType)
+    )
+    own = tuple((name, None if x is None else x.shape) for name, x in module._parameters.items())
+    below = tuple((name, signature(child)) for name, child in module._modules.items() if child)
+    return (type(module), module.training, attributes, own, below)
+
+
+def function_of(module: nn.Module, name: str) -> types.FunctionType | None:
+    """Return a module's method as a function, as an earlier patch may have left it."""
+    own = vars(module).get(name)
+    if isinstance(own, types.MethodType) and own.__self__ is module:
+        own = own.__func__
+    elif own is None:
+        own = next((vars(k)[name] for k in type(module).__mro__ if name in vars(k)), None)
+    return own if isinstance(own, types.FunctionType) else None

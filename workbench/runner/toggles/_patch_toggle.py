@@ -1,0 +1,96 @@
+"""The toggles that let one operator of the library compute inside a model of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from models import Model
+from workbench.protocol import Blocked
+from workbench.runner.foreign.patches import Patch
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
+
+_OWN = Blocked(
+    "replaces modules of a model of your own or of Hugging Face; the bundled families call the "
+    "operator by themselves",
+    "Choose your own model.",
+    absent=True,
+)
+
+
+def patch_toggle(
+    name: str,
+    operator: str,
+    title: str,
+    help: str,
+    patch: Callable[[nn.Module], Patch],
+    *,
+    what: str,
+    needs_training: bool = False,
+) -> Toggle:
+    """Return the switch that replaces what ``patch`` recognizes by an operator.
+
+    The operator's own toggle chooses its implementation, which is automatic otherwise. ``what`` is
+    what a model may lack, in the plural.
+    """
+
+    def blocked(option: str, situation: Situation) -> Blocked | None:
+        if not _is_own(situation):
+            return _OWN
+        if needs_training and not situation.workload.trains:
+            return Blocked(
+                "acts on the loss, which this workload does not compute",
+                "Choose the training step.",
+                {"workload": "train"},
+            )
+        return None
+
+    def apply(option: str, build: Build) -> None:
+        build.choose_kernel(operator, "auto")  # the operator's own toggle comes later
+
+        def transform(model: Model) -> None:
+            model.patches[name] = patch(model)
+
+        build.transforms.append(transform)
+
+    def evidence(option: str, arm: Arm) -> Finding:
+        made: Patch | None = arm.model.patches.get(name)
+        if made is None or not made.sites:
+            return no_effect(f"no {what} of this model were recognized; all compute as before")
+        calls = arm.usage.get(operator, {})
+        if not calls:
+            return no_effect(f"replaced {made.summary()}, but no step calls {operator}")
+        shown = ", ".join(f"{count} by {name}" for name, count in calls.items())
+        return effective(f"replaced {made.summary()}; calls of {operator}: {shown}")
+
+    return Toggle(
+        name=name,
+        title=title,
+        help=help,
+        group="Your model",
+        stage=Stage.KERNELS,
+        options={"off": "As the model computes it", "on": "Bundled operator"},
+        apply=apply,
+        evidence=evidence,
+        blocked=blocked,
+        brings=operator,
+    )
+
+
+def _is_own(situation: Situation) -> bool:
+    from workbench.runner.config import user_model
+
+    return situation.family is user_model.FAMILY
