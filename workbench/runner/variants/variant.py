@@ -23,13 +23,13 @@ from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner.config import global_flags, user_model
 from workbench.runner.config.data import Batches, Tensors, of_build
 from workbench.runner.decoding.rounds import Rounds
+from workbench.runner.distributed import world
+from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics.isolation import Remembered, probed
 from workbench.runner.profiling.probe import Probe, probe
-from workbench.runner.ranks import choose, group
-from workbench.runner.ranks.divided import Divided
 from workbench.runner.revision import source_facts
 from workbench.runner.toggles import Situation, Toggle, all_toggles, unknown
 from workbench.runner.variants.attention_facts import attention_facts
@@ -57,7 +57,7 @@ class Arm:
     model: Model
     batches: Batches  # of this rank
     whole: Batches  # of all ranks, in the same buffers
-    divided: Divided | None  # where there are several
+    divided: Parallel | None  # where there are several
     trainer: Trainer | None
     step: Step
     compute: Compute  # what the step computes, autocast and compiled, without its update
@@ -95,6 +95,8 @@ class Arm:
             stack.enter_context(self.compiles.following())
             if self.trainer is not None and isinstance(self.weights, Weights):
                 self.weights.hand_over(self.trainer.optimizer)
+                if self.divided is None:
+                    self.weights.entries += 1
             if self.divided is not None:
                 stack.enter_context(self.divided.entered(self))
             yield
@@ -122,8 +124,8 @@ class Arm:
         """What the model would be around without quantization, which may have to be drawn for that,
         and undivided; outside of ``entered()`` these are current.
         """
-        if self.divided is not None and self.divided.whole is not None:
-            return self.divided.whole
+        if self.divided is not None and self.divided.full is not None:
+            return self.divided.full
         if isinstance(self.weights, Weights) and self.divided is None:
             return self.weights.parameters  # and not the model's: it might hold others by mistake
         if not self.quantization:
@@ -262,7 +264,7 @@ class Arms:
         self._weights.drop_gradients()
         gc.collect()
         free_memory()
-        group.forget_arms()
+        world.forget_variants()
         return count
 
     def numbers_of(self, situation: Situation) -> Numerics | None:
@@ -281,7 +283,7 @@ class Arms:
         self._numbers.clear()
         gc.collect()  # arms that were compiled, or divided among ranks, are in cycles
         free_memory()
-        group.forget_arms()
+        world.forget_variants()
 
     def keep_only(self, *situations: Situation) -> None:
         """Free everything if any of it belongs to another model or seed than these."""
@@ -318,14 +320,15 @@ class Arms:
         build.model = model
         model.train(workload.trains)
         whole = of_build(build)
-        divided = choose.divided(build, part, model)
+        divided = None if part is None else Parallel(build, part, model)
         batches = whole
         if divided is not None:
-            divided.gather(configuration)
             divided.others_bytes = self.others_bytes
             batches = divided.share(whole)
         cast = autocast(build)
         with contextlib.ExitStack() as stack:
+            if divided is not None:
+                stack.enter_context(divided.building(configuration))
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
@@ -333,7 +336,9 @@ class Arms:
                 found = probe(model, batches.few, cast)
             made = assemble(build, model, held, batches, divided)
         bench, compute = made.bench, made.compute
-        named = held.parameters if divided is None else divided.whole or held.parameters
+        if divided is not None:
+            held = divided.weights.own
+        named = held.parameters if divided is None else divided.full or held.parameters
         return Arm(
             configuration=configuration,
             situation=situation,

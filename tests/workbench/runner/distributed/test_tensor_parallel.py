@@ -17,9 +17,10 @@ from sessions.model import Configuration
 from sessions.sizes import size_text
 from workbench import protocol
 from workbench.runner.config import resolve
+from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
 from workbench.runner.numerics import comparison
-from workbench.runner.ranks import group, layers, region, tensor
+from workbench.runner.ranks import layers, region, tensor
 from workbench.runner.ranks.shares import Shares
 from workbench.runner.variants.training import Trainer, plain_optimizer
 from workbench.runner.variants.variant import Arm, Arms
@@ -282,7 +283,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(asked, mo
     with pytest.raises(RuntimeError, match="planted"), arm.entered(), monkeypatch.context() as m:
         m.setattr(region._Leave, "forward", staticmethod(lambda ctx, y: fails(y)))
         arm.step()
-    assert group.current() is None
+    assert world.current() is None
     again = stepped(asked, arms=arms, steps=2, tensor_parallel="2")
     assert found(again)["tensor_parallel"][0] == "effective"
 

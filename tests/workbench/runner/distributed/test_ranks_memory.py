@@ -24,11 +24,11 @@ from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
+from workbench.runner.distributed import world
 from workbench.runner.experiments import interleaving
 from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.ranks import group
 from workbench.runner.ranks.divided import Divided
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.variants.variant import Arms
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module", autouse=True)
 def new_peers():
     """Those that have served other tests have memory to spare."""
-    group.close()
+    world.close()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def asked(small) -> Configuration:
 @contextlib.contextmanager
 def no_more_memory() -> Iterator[None]:
     """The other rank, which has stepped, can take 4 MiB more than it has now, for some time."""
-    (pid,) = group.of(2, CPU).pids
+    (pid,) = world.of(2, CPU).pids.values()
     most = psutil.Process(pid).memory_info().vms + 2**22
     resource.prlimit(pid, resource.RLIMIT_AS, (most, FREE))
     try:
@@ -92,13 +92,13 @@ def step_without_memory(asked: Configuration) -> None:
 def test_other_ranks_free_their_arms_when_the_first_does(asked):
     arms = Arms()
     built(large(asked), arms)
-    made = group.current()
-    (pid,) = made.pids
+    made = world.current()
+    (pid,) = made.pids.values()
     before = psutil.Process(pid).memory_info().rss
     arms.forget_arms()
     gc.collect()
     built(asked, arms)  # the peers have done what was told before
-    assert group.current() is made
+    assert world.current() is made
     assert psutil.Process(pid).memory_info().rss < before - 2**23
 
 
@@ -140,7 +140,7 @@ def test_in_a_sweep_a_rank_without_memory_is_a_point(rig, asked):
 )
 def test_a_rank_without_memory_is_told_as_out_of_memory_with_its_cure(asked, lack, lives):
     arm = stepped(asked, data_parallel="2")
-    with pytest.raises(group.RankError) as raised:
+    with pytest.raises(world.RankError) as raised:
         lack(asked)
     failure = explain(raised.value)
     assert failure.kind == "out-of-memory" and not is_fatal(raised.value)
@@ -149,23 +149,23 @@ def test_a_rank_without_memory_is_told_as_out_of_memory_with_its_cure(asked, lac
     own, theirs = failure.detail.split("\nOn rank 1:\n")
     assert "RankError" in own and "allocate memory: you tried to allocate" in theirs
     assert cure(failure, asked, CPU).set == {"sharding": "full"}
-    assert (group.current() is not None) == lives
+    assert (world.current() is not None) == lives
     if lives:
         with arm.entered():
             arm.step()
 
 
-def test_where_ranks_fail_one_after_another_the_lack_of_memory_is_told():
-    group.close()
-    made = group.Group(1, CPU)
+def test_where_ranks_fail_one_after_another_the_lack_of_memory_is_reported():
+    world.close()
+    alone = world.World(1, CPU)
     short = protocol.Failure(kind="out-of-memory", sentence="Out of memory: 1 GiB more was needed.")
     gone = protocol.Failure(kind="model", sentence="RuntimeError in the model: a peer has gone")
-    made.failed(2, gone)
-    made.failed(1, short)
-    made.failed(2, gone)
-    with pytest.raises(group.RankError) as raised:
-        made.check()
-    assert (raised.value.rank, raised.value.told) == (1, short)
+    for rank, failure in ((2, gone), (1, short), (2, gone)):
+        alone.fail(world.RankError("", rank, failure))
+    with pytest.raises(world.RankError) as raised:
+        alone.check()
+    assert (raised.value.rank, raised.value.failure) == (1, short)
+    alone.close()
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_what_fails_on_the_first_rank_is_told_and_nothing_after_it_steps(asked, 
             patch.setattr(Divided, "spread", lambda self: torch.empty(2**50))
             with pytest.raises(RuntimeError, match="allocate memory") as raised:
                 arm.step()
-        assert lacks_memory(raised.value) and not isinstance(raised.value, group.RankError)
-        with pytest.raises(group.RankError, match="the other ranks were ended"):
+        assert lacks_memory(raised.value) and not isinstance(raised.value, world.RankError)
+        with pytest.raises(world.RankError, match="the other ranks were ended"):
             arm.step()
-    assert group.current() is None
+    assert world.current() is None

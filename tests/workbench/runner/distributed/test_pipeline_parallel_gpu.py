@@ -8,9 +8,9 @@ from built import found, own_peak, step_without_peer, stepped
 from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
 
 from sessions.model import Configuration
+from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
 from workbench.runner.numerics import comparison
-from workbench.runner.ranks import group
 from workbench.runner.variants.variant import Arm, Arms
 
 ON = {"pipeline_parallel": "2"}
@@ -88,7 +88,7 @@ def test_a_killed_peer_lets_the_gpu_go_on_from_the_weights_before():
     arms = Arms()
     arm = stepped(asked("hydra"), device="cuda", arms=arms, **ON)
     before = [each.detach().clone() for each in arm.plain_weights().values()]
-    with pytest.raises(group.RankError, match="rank 1 was ended by SIGKILL"), arm.entered():
+    with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         step_without_peer(arm)
     for each, kept in zip(arm.plain_weights().values(), before, strict=True):
         assert torch.equal(each, kept)

@@ -12,8 +12,8 @@ from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, an
 from models import FAMILIES
 from sessions.model import Configuration
 from workbench.runner.config import resolve
+from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.ranks import group
 from workbench.runner.variants.variant import Arms
 
 TENSOR = {"tensor_parallel": "2"}
@@ -33,7 +33,7 @@ def asked(family: str, fields: dict[str, object], batch: int = 4) -> Configurati
 
 def peak_and_estimate(one: Configuration, **toggles: str) -> tuple[int, int]:
     """Bytes of the rank that needs most."""
-    group.forget_arms()
+    world.forget_variants()
     gc.collect()
     free_memory()
     torch._C._cuda_clearCublasWorkspaces()
@@ -74,7 +74,7 @@ def test_what_a_rank_holds_for_other_arms_is_not_told_as_this_arms():
     one, arms = asked("hydra", {}, batch=2), Arms()
     halves = {"precision": "bf16", "triton": "on"}
     alone = stepped(one, device="cuda", steps=3, arms=arms, **halves, **STAGES).divided.peaks[1]
-    group.close()
+    world.close()
     arms = Arms()
     stepped(one, device="cuda", steps=3, arms=arms, **STAGES)  # weights and moments in FP32
     beside = stepped(one, device="cuda", steps=3, arms=arms, **halves, **STAGES).divided.peaks[1]

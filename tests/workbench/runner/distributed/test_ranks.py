@@ -6,9 +6,9 @@ import contextlib
 import ipaddress
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,14 +23,15 @@ from torch import nn
 
 from sessions.model import Configuration, Evidence
 from workbench import protocol
+from workbench.runner.distributed import worker as worker_module
+from workbench.runner.distributed import world
+from workbench.runner.distributed.connection import Connection
+from workbench.runner.distributed.messages import Build, Enter, Leave, Order
+from workbench.runner.distributed.worker import WorkerLoop
 from workbench.runner.failures import explain
 from workbench.runner.numerics import training_curve
-from workbench.runner.ranks import group
-from workbench.runner.ranks import peer as peer_module
 from workbench.runner.ranks.buckets import Buckets
 from workbench.runner.ranks.divided import Divided
-from workbench.runner.ranks.messages import Build, Enter, Leave
-from workbench.runner.ranks.peer import Peer
 from workbench.runner.variants.variant import Arms
 
 CPU = torch.device("cpu")
@@ -135,14 +136,14 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
     arms = Arms()
     arm = stepped(asked, arms=arms, data_parallel="2")
     with (
-        pytest.raises(group.RankError, match="rank 1 was ended by SIGKILL") as ended,
+        pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL") as ended,
         arm.entered(),
     ):
         step_without_peer(arm)
-    assert explain(ended.value).sentence == (
-        "Divided step: rank 1 was ended by SIGKILL, as the system does when memory runs out"
-    )
-    assert group.current() is None
+    sentence = explain(ended.value).sentence
+    assert sentence.startswith("Divided step: rank 1 (in step ")
+    assert sentence.endswith(" was ended by SIGKILL, as the system does when memory runs out")
+    assert world.current() is None
     again = stepped(asked, arms=arms, steps=2, data_parallel="2")
     assert found(again)["data_parallel"][0] == "effective"
 
@@ -156,13 +157,13 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch
 
     def then_killed(self, arm):
         made = assembled(self, arm)
-        os.kill(made.pids[0], signal.SIGKILL)
+        os.kill(made.pids[1], signal.SIGKILL)
         return made
 
     monkeypatch.setattr(Divided, "_assembled", then_killed)
-    with pytest.raises(group.RankError, match="rank 1 was ended by SIGKILL"), arm.entered():
+    with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         pass
-    assert group.current() is None
+    assert world.current() is None
 
 
 @needs_cores
@@ -174,51 +175,38 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch
     ],
 )
 def test_a_peer_that_cannot_join_is_named_soon_and_the_next_group_meets(monkeypatch, fault, said):
-    told = f"import os; from workbench.runner.ranks import peer; peer.join = lambda *_: {fault}; "
-    group.close()
-    monkeypatch.setattr(group, "JOIN_S", 3.0)
+    code = (
+        "import os; from workbench.runner.distributed import worker; "
+        f"worker.join = lambda *_: {fault}; worker.main()"
+    )
+    world.close()
+    monkeypatch.setattr(world, "JOIN_S", 3.0)
     with monkeypatch.context() as planted:
-        planted.setattr(group, "_COMMAND", (sys.executable, "-c", f"{told} peer.main()"))
-        with pytest.raises(group.RankError, match=said):
-            group.of(2, CPU)
-    assert group.current() is None
-    assert len(group.of(2, CPU).pids) == 1
+        planted.setattr(world, "_COMMAND", (sys.executable, "-c", code))
+        with pytest.raises(world.RankError, match=said):
+            world.of(2, CPU)
+    assert world.current() is None
+    assert len(world.of(2, CPU).pids) == 1
     backend = torch.distributed.group.WORLD._get_backend(CPU)
-    assert backend.options._timeout == group.TIMEOUT, "a sum may take longer than to meet"
+    assert backend.options._timeout == world.TIMEOUT, "a sum may take longer than to meet"
 
 
 @needs_cores
 def test_nothing_that_a_peer_starts_holds_its_orders_open_when_it_is_gone():
-    (pid,) = group.of(2, CPU).pids
+    (pid,) = world.of(2, CPU).pids.values()
     assert str(Path(f"/proc/{pid}/fd/0").readlink()) == os.devnull
-
-
-def test_no_group_is_left_between_calls_that_are_taken_as_one(monkeypatch):
-    happened = []
-    monkeypatch.setattr(group.dist, "is_initialized", lambda: happened.append("left"))
-    leaving = threading.Thread(target=group._abort)
-    with group.launching():
-        leaving.start()
-        leaving.join(0.1)
-        happened.append("launched")
-    leaving.join()
-    assert happened == ["launched", "left"]
-    monkeypatch.setattr(group, "_LAUNCH_S", 0.01)
-    with group.launching():  # by a call that never returns it is not held up for ever
-        group._abort()
-    assert happened == ["launched", "left", "left"]
 
 
 @needs_cores
 def test_what_a_peer_cannot_build_is_said_by_rank_0(asked):
     wrong = msgspec.structs.replace(asked, family="absent")
-    with pytest.raises(group.RankError, match=r"rank 1: family: unknown 'absent'"):
-        group.of(2, CPU).ask(Build(wrong))
-    assert group.current() is not None  # and the peer goes on
+    with pytest.raises(world.RankError, match=r"rank 1: family: unknown 'absent'"):
+        world.of(2, CPU).ask(Build(wrong))
+    assert world.current() is not None  # and the peer goes on
 
 
-def test_a_peer_prepares_an_arm_once_as_rank_0_does(monkeypatch):
-    monkeypatch.setattr(peer_module, "leave", lambda: None)  # it would end this process
+def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
+    monkeypatch.setattr(worker_module, "leave", lambda: None)  # it would end this process
     happened = []
 
     @contextlib.contextmanager
@@ -232,41 +220,39 @@ def test_a_peer_prepares_an_arm_once_as_rank_0_does(monkeypatch):
         entered=entered,
         prepare=lambda: happened.append("prepared"),
     )
-    silent, kept_open = os.pipe()
-    with os.fdopen(silent, "rb") as orders:
-        peer = Peer(orders, kept_open)
-        peer._arm = arm
-        for _ in range(2):
-            peer._do(Enter())
-            peer._do(Leave())
-        os.close(kept_open)
-        peer._listener.join()
+    ours, theirs = socket.socketpair()
+    loop = WorkerLoop(Connection(ours, Order))
+    loop._arm = arm
+    for _ in range(2):
+        loop.follow(Enter())
+        loop.follow(Leave())
+    theirs.close()
     assert happened == ["entered", "prepared", "entered"]
 
 
 @needs_cores
 def test_no_other_host_can_connect_to_ranks(monkeypatch):
-    for name in group._LOOPBACK:
+    for name in world._INTERFACES:
         monkeypatch.setenv(name, "eth0")
-    group.close()
-    processes = [psutil.Process(), *map(psutil.Process, group.of(2, CPU).pids)]
+    world.close()
+    processes = [psutil.Process(), *map(psutil.Process, world.of(2, CPU).pids.values())]
     listening = [
-        socket.laddr.ip
+        listener.laddr.ip
         for process in processes
-        for socket in process.net_connections("inet")
-        if socket.status == psutil.CONN_LISTEN
+        for listener in process.net_connections("inet")
+        if listener.status == psutil.CONN_LISTEN
     ]
     assert listening and {ipaddress.ip_address(ip).is_loopback for ip in listening} == {True}
     assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
-    group.close()
+    world.close()
 
 
 @needs_cores
 def test_a_peer_ends_when_rank_0_is_killed():
     told = (
-        "import time, torch; from workbench.runner.ranks import group; "
-        "made = group.of(2, torch.device('cpu')); "
-        "print(made._peers[0].process.pid, flush=True); time.sleep(60)"
+        "import time, torch; from workbench.runner.distributed import world; "
+        "made = world.of(2, torch.device('cpu')); "
+        "print(made.workers[0].process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", told], stdout=subprocess.PIPE) as rank_0:
         peer = psutil.Process(int(rank_0.stdout.readline()))
