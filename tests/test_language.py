@@ -27,7 +27,7 @@ BUDGETS = {
     "workbench": (716, 97),
     "workbench/charts": (81, 25),
     "workbench/plots": (286, 44),
-    "workbench/runner": (1475, 264),
+    "workbench/runner": (1078, 209),
     "workbench/theming": (20, 0),
     "workbench/ui": (532, 99),
     "tests": (4875, 142),

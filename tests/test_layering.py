@@ -112,12 +112,9 @@ msgspec onnxruntime torch
 .runner.variants .runner.workloads kernels models sessions | msgspec torch
 .runner.profiling .runner.profiling .runner.config .runner.experiments .runner.structures \
 .runner.toggles .runner.variants .runner.workloads kernels models sessions | msgspec torch
-.runner.distributed .runner.distributed .runner.ranks .exit_reasons .protocol .runner.config \
+.runner.distributed .runner.distributed .exit_reasons .protocol .runner.config \
 .runner.environment .runner.failures .runner.instruments .runner.numerics .runner.toggles \
 .runner.variants .runner.wire .runner.workloads kernels models sessions | msgspec psutil torch
-.runner.ranks .runner.distributed .runner.ranks .protocol .runner.config .runner.instruments \
-.runner.numerics .runner.toggles .runner.variants .runner.workloads kernels models sessions | \
-msgspec psutil torch
 .runner.roofline .runner.roofline .ceilings .protocol .runner.config .runner.context \
 .runner.environment .runner.instruments .runner.profiling .runner.toggles .runner.variants \
 .runner.wire kernels models sessions | msgspec torch
@@ -127,12 +124,11 @@ psutil pynvml
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.toggles sessions | \
 msgspec torch
 .runner.toggles .runner.toggles .plugins .protocol .runner.config .runner.failures \
-.runner.numerics .runner.profiling .runner.distributed .runner.ranks .runner.roofline \
+.runner.numerics .runner.profiling .runner.distributed .runner.roofline \
 .runner.variants .runner.workloads kernels models sessions | torch
 .runner.triton_cache  |
 .runner.variants .runner.variants .runner.config .runner.decoding .runner.failures \
 .runner.revision .runner.instruments .runner.numerics .runner.profiling .runner.distributed \
-.runner.ranks \
 .runner.roofline .runner.toggles .runner.workloads kernels models sessions | msgspec torch
 .runner.wire .descendants .protocol |
 .runner.workloads .runner.workloads .plugins .protocol .runner.config \

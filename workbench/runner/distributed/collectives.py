@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
 from models.parallel.tensor_parallel_plan import Region
 
 SUM, GATHER, SCATTERED, SENT = "sum", "gather", "scattered sum", "broadcast"
-# Their names in torch 2.11.
-_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
-_scatter = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
+_NAMES_IN_2_11 = {
+    "all_gather_single": "all_gather_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
 _LARGE_BYTES = 1 << 20  # of a tensor that is sent by itself
 
 
@@ -89,7 +89,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     """Return the sum of the ranks' ``x``, in a tensor of its own."""
     if _traffic is None or _traffic.group is None:
         return x.clone(memory_format=torch.contiguous_format)
-    total = _wait(functional.all_reduce(x.contiguous(), "sum", _traffic.group))
+    total = _run("all_reduce", x.contiguous(), "sum", _traffic.group)
     _traffic.add(SUM, total)
     return total
 
@@ -98,8 +98,7 @@ def gather_tokens(x: Tensor, ranks: int) -> Tensor:
     """Return the tokens of all ranks, in their order: (B, S / ranks, E) -> (B, S, E)."""
     if _traffic is None or _traffic.group is None:
         return torch.cat([x] * ranks, 1)
-    gathered = _gather(x.contiguous(), 0, _traffic.group)
-    gathered = _wait(gathered)  # one rank's after the other
+    gathered = _run("all_gather_single", x.contiguous(), 0, _traffic.group)  # by rank
     _traffic.add(GATHER, gathered)
     return gathered.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
 
@@ -109,7 +108,7 @@ def scatter_sum(x: Tensor, ranks: int) -> Tensor:
     if _traffic is None or _traffic.group is None:
         return own_tokens(x, ranks)
     parts = x.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
-    total = _wait(_scatter(parts, "sum", 0, _traffic.group))
+    total = _run("reduce_scatter_single", parts, "sum", 0, _traffic.group)
     _traffic.add(SCATTERED, parts)
     return total
 
@@ -138,9 +137,13 @@ def broadcast_all(tensors: list[Tensor], source: int, group: dist.ProcessGroup) 
         torch._foreach_copy_(small, [p.view_as(t) for p, t in zip(parts, small, strict=True)])
 
 
-def _wait(x: Tensor) -> Tensor:
-    waited: Tensor = functional.wait_tensor(x)
-    return waited
+def _run(name: str, *arguments: Any) -> Tensor:
+    """Run one of torch's functional collectives to its end."""
+    import torch.distributed._functional_collectives as functional  # imports Dynamo: seconds
+
+    collective = getattr(functional, name, None) or getattr(functional, _NAMES_IN_2_11[name])
+    result: Tensor = functional.wait_tensor(collective(*arguments))
+    return result
 
 
 def _like(x: Tensor) -> Tensor:

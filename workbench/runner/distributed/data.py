@@ -69,7 +69,7 @@ class Replicate:
             self._options["bucket_cap_mb"] = COMPILED_BUCKET_MB
         self._compression = build.gradient_compression
         self._ddp: DistributedDataParallel | None = None
-        self._total = 0
+        self._compressed = 0  # numbers that PowerSGD has sent so far
         self.reductions = Reductions()
         self._buffers: dict[int, Tensor] = {}
 
@@ -108,14 +108,14 @@ class Replicate:
         yield from self._buffers.values()
 
     def _sent_bytes(self, state: Any, bucket: dist.GradBucket) -> int:
+        """Return how much of a bucket is sent; the hook has just begun to."""
         buffer = bucket.buffer()
         if self._compression == "bf16":
             return 2 * buffer.numel()
-        if self._compression == "powersgd" and state.iter >= state.start_powerSGD_iter:
-            sizes = (state.p_memory_dict, state.q_memory_dict)
-            factors = sum(memory[bucket.index()].nbytes for memory in sizes)
-            vectors = sum(g.nbytes for g in bucket.gradients() if g.ndim < 2)
-            return factors + vectors
+        if self._compression == "powersgd":
+            before, self._compressed = self._compressed, state.total_numel_after_compression
+            if (numbers := self._compressed - before) > 0:  # not in the first steps
+                return int(numbers) * buffer.itemsize
         return buffer.nbytes
 
 

@@ -19,7 +19,6 @@ import torch
 from built import blocked, found, step_without_peer, stepped
 from ended import assert_end
 from runner_driver import Driver
-from torch import nn
 
 from sessions.model import Configuration, Evidence
 from workbench import protocol
@@ -27,11 +26,10 @@ from workbench.runner.distributed import worker as worker_module
 from workbench.runner.distributed import world
 from workbench.runner.distributed.connection import Connection
 from workbench.runner.distributed.messages import Build, Enter, Leave, Order
+from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.distributed.worker import WorkerLoop
 from workbench.runner.failures import explain
 from workbench.runner.numerics import training_curve
-from workbench.runner.ranks.buckets import Buckets
-from workbench.runner.ranks.divided import Divided
 from workbench.runner.variants.variant import Arms
 
 CPU = torch.device("cpu")
@@ -84,27 +82,26 @@ def test_weights_that_another_configuration_trained_are_taken_over(asked):
             arm.batches.advance()
             arm.step()
     status, text = found(arm)["data_parallel"]
-    assert status == "effective" and "2 ranks of 2 sequences each" in text
-    assert "alike to the last bit" in text
+    assert status == "effective" and "2 ranks compute 2 sequences each" in text
+    assert "131 KiB of gradients are averaged in 1 bucket" in text
+    assert "equal to the last bit" in text
 
 
 def keep_own_gradients(monkeypatch) -> None:
-    """Rank 0 goes its own way with what its share gave."""
-    averaged = Buckets.backward
+    """Let rank 0 continue with the gradients of its own rows."""
+    finish = Parallel._finish_gradients
 
-    def alone(self, loss):
-        parameters = [each for bucket in self._buckets for each in bucket.parameters]
-        own = torch.autograd.grad(loss, parameters, retain_graph=True)
-        averaged(self, loss)
-        for parameter, gradient in zip(parameters, own, strict=True):
-            parameter.grad = 2 * gradient
+    def alone(self):
+        finish(self)
+        for parameter in self.weights.own.parameters.values():
+            parameter.grad = parameter.grad + 0.5 * parameter.grad.abs().mean()
 
-    monkeypatch.setattr(Buckets, "backward", alone)
+    monkeypatch.setattr(Parallel, "_finish_gradients", alone)
 
 
 def take_the_others_share(monkeypatch) -> None:
-    """Both ranks take the same rows."""
-    monkeypatch.setattr(Divided, "share", lambda self, whole: whole.part(1, 2))
+    """Let both ranks take the same rows."""
+    monkeypatch.setattr(Parallel, "share", lambda self, whole: whole.part(1, 2))
 
 
 @needs_cores
@@ -128,7 +125,7 @@ def test_ranks_whose_weights_part_are_no_effect(asked, monkeypatch):
             next(arm.model.parameters()).flatten()[0] += 1e-3  # of rank 0 alone
         arm.divided.compare(arm)
     status, text = found(arm)["data_parallel"]
-    assert status == "no effect" and "no longer alike: 1 parameter" in text
+    assert status == "no effect" and "ranks differ in 1 parameter" in text
 
 
 @needs_cores
@@ -153,14 +150,14 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
 def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch, toggle):
     asked = msgspec.structs.replace(asked, model={**asked.model, "n_kv_heads": 2})
     arm = stepped(asked, arms=Arms(), **{toggle: "2"})
-    assembled = Divided._assembled
+    assemble = Parallel._assemble
 
     def then_killed(self, arm):
-        made = assembled(self, arm)
+        made = assemble(self, arm)
         os.kill(made.pids[1], signal.SIGKILL)
         return made
 
-    monkeypatch.setattr(Divided, "_assembled", then_killed)
+    monkeypatch.setattr(Parallel, "_assemble", then_killed)
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         pass
     assert world.current() is None
@@ -201,7 +198,8 @@ def test_nothing_that_a_peer_starts_holds_its_orders_open_when_it_is_gone():
 def test_what_a_peer_cannot_build_is_said_by_rank_0(asked):
     wrong = msgspec.structs.replace(asked, family="absent")
     with pytest.raises(world.RankError, match=r"rank 1: family: unknown 'absent'"):
-        world.of(2, CPU).ask(Build(wrong))
+        world.of(2, CPU).tell(Build(wrong))
+        world.current().await_answers()
     assert world.current() is not None  # and the peer goes on
 
 
@@ -216,7 +214,7 @@ def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
 
     arm = SimpleNamespace(
         trainer=SimpleNamespace(scaler=None),
-        divided=Divided(2, CPU),
+        divided=SimpleNamespace(prepared=False, version=0),
         entered=entered,
         prepare=lambda: happened.append("prepared"),
     )
@@ -228,6 +226,34 @@ def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
         loop.follow(Leave())
     theirs.close()
     assert happened == ["entered", "prepared", "entered"]
+
+
+@needs_cores
+def test_weights_move_only_if_something_has_changed_them(asked):
+    arms = Arms()
+    plain = stepped(asked, arms=arms)
+    replicas = stepped(asked, arms=arms, data_parallel="2")
+    shards = stepped(asked, arms=arms, data_parallel="2", sharding="full")
+    moved = []
+    for variant in (replicas, replicas, plain, replicas, shards, shards, plain, shards):
+        with variant.entered():
+            variant.step()
+        if variant.divided is not None:
+            moved.append(variant.divided.moved_bytes > 0)
+    # Shards have changed the weights that replicas know, and the other way round.
+    assert moved == [True, False, True, True, False, True]
+
+
+@needs_cores
+def test_a_graph_that_replays_updates_counts_as_a_change(asked):
+    arms = Arms()
+    plain, replicas = stepped(asked, arms=arms), stepped(asked, arms=arms, data_parallel="2")
+    with replicas.entered():
+        replicas.step()
+    with plain.entered():
+        pass  # a replay changes weights, and not the versions that torch counts
+    with replicas.entered():
+        assert replicas.divided.moved_bytes > 0
 
 
 @needs_cores
@@ -321,19 +347,3 @@ def test_more_ranks_than_cores_are_blocked_with_both_numbers(asked, monkeypatch)
     told = blocked(asked)["data_parallel"]
     assert told["2"].reason == "needs 2 CPU cores, and this machine has 1 CPU core"
     assert set(told) == {"2", "4", "8"}
-
-
-def test_buckets_hold_every_gradient_once_and_mix_no_dtypes():
-    shared = nn.Parameter(torch.zeros(300_000))
-    parameters = [
-        shared,
-        nn.Parameter(torch.zeros(3, 5, dtype=torch.bfloat16)),
-        nn.Parameter(torch.zeros(7_000_000)),
-        nn.Parameter(torch.zeros(4), requires_grad=False),
-        shared,
-    ]
-    buckets = Buckets(parameters)
-    held = list(buckets.tensors())
-    assert sum(each.numel() for each in held) == 300_000 + 15 + 7_000_000
-    assert [each.dtype for each in held] == [torch.float32, torch.bfloat16, torch.float32]
-    assert buckets.bytes == sum(each.nbytes for each in held) and buckets.count == 3

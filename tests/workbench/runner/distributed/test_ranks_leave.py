@@ -88,7 +88,7 @@ def test_a_rank_that_ends_as_shares_are_given_back_is_named(asked, device, monke
         peer.drain()
         raise RuntimeError("Connection closed by peer")
 
-    monkeypatch.setattr(arm.divided._held, "give_back", gone)
+    monkeypatch.setattr(arm.divided.weights, "store", gone)
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         arm.step()
     assert world.current() is None

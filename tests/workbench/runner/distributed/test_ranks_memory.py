@@ -25,11 +25,11 @@ from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.distributed import world
+from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.experiments import interleaving
 from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.ranks.divided import Divided
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.variants.variant import Arms
 
@@ -106,14 +106,16 @@ def test_other_ranks_free_their_arms_when_the_first_does(asked):
 def rig(monkeypatch, asked) -> Rig:
     stepped(asked, data_parallel="2")
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
-    gather = Divided.gather
+    building = Parallel.building
 
+    @contextlib.contextmanager
     def tight(self, configuration):
         large = configuration.model.get("vocabulary") == 2**18
-        with no_more_memory() if large else contextlib.nullcontext():
-            return gather(self, configuration)
+        short = no_more_memory() if large else contextlib.nullcontext()
+        with short, building(self, configuration):
+            yield
 
-    monkeypatch.setattr(Divided, "gather", tight)
+    monkeypatch.setattr(Parallel, "building", tight)
     return Rig(RecordingWire(), CPU)
 
 
@@ -173,7 +175,7 @@ def test_what_fails_on_the_first_rank_is_told_and_nothing_after_it_steps(asked, 
     arm = built(asked, Arms())
     with arm.entered():
         with monkeypatch.context() as patch:
-            patch.setattr(Divided, "spread", lambda self: torch.empty(2**50))
+            patch.setattr(Parallel, "_finish_gradients", lambda self: torch.empty(2**50))
             with pytest.raises(RuntimeError, match="allocate memory") as raised:
                 arm.step()
         assert lacks_memory(raised.value) and not isinstance(raised.value, world.RankError)

@@ -1,35 +1,31 @@
-"""Ranks that keep shares of moments, gradients and weights train as ranks that keep all of them."""
+"""Ranks that shard weights, gradients and moments train as ranks that keep all of them."""
 
 from __future__ import annotations
 
-import math
 import os
 
 import msgspec
 import pytest
 import torch
-import torch.distributed as dist
-from built import blocked, found, left_by_a_step, step_without_peer, stepped
+from built import blocked, found, step_without_peer, stepped
 from runner_driver import Driver
 from test_ranks import CPU, needs_cores, switched
-from torch import nn
 
 from models import FAMILIES, Sharding
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner.config.resolve import footprint, resolve
 from workbench.runner.distributed import world
+from workbench.runner.distributed.data import FullyShard
+from workbench.runner.distributed.local_weights import LocalWeights, local
 from workbench.runner.experiments import checks
-from workbench.runner.numerics import training_curve
+from workbench.runner.numerics import comparison, training_curve
 from workbench.runner.profiling import roles
-from workbench.runner.ranks import shards as shards_module
-from workbench.runner.ranks.shards import STAGES, Shards
-from workbench.runner.ranks.units import units_of
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.training import Weights
 from workbench.runner.variants.variant import Arm, Arms
 
 pytestmark = needs_cores
+OPTIONS = ("gradients", "full", "offload")
 
 
 @pytest.fixture
@@ -37,12 +33,12 @@ def asked(small) -> Configuration:
     return msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
 
 
-def divided(asked: Configuration, stage: str, arms: Arms | None = None, **toggles: str) -> Arm:
-    return stepped(asked, arms=arms or Arms(), data_parallel="2", sharding=stage, **toggles)
+def divided(asked: Configuration, option: str, arms: Arms | None = None, **toggles: str) -> Arm:
+    return stepped(asked, arms=arms or Arms(), data_parallel="2", sharding=option, **toggles)
 
 
 def trained(arm: Arm, steps: int = 3) -> list[float]:
-    """Losses of so many steps, each of another batch."""
+    """Return the losses of steps, each of another batch."""
     losses = []
     with arm.entered():
         for _ in range(steps):
@@ -52,287 +48,164 @@ def trained(arm: Arm, steps: int = 3) -> list[float]:
 
 
 def state(arm: Arm) -> dict[str, torch.Tensor]:
-    """Copies of weights, moments and step counts."""
-    named = arm.model.weights().items()
-    found = {name: each.detach().clone() for name, each in named}
-    for name, each in named:
-        moments = arm.trainer.optimizer.state[each].items()
-        found |= {f"{name} {kind}": value.clone() for kind, value in moments}
-    return found
+    """Return copies of the full weights, moments and step counts."""
+    copies = {}
+    for name, parameter in arm.plain_weights().items():
+        copies[name] = parameter.detach().clone()
+        moments = arm.keeper.optimizer.state[parameter].items()
+        copies |= {f"{name} {kind}": value.clone() for kind, value in moments}
+    return copies
 
 
-def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
-    assert one.keys() == other.keys()
-    return [name for name in one if not torch.equal(one[name], other[name])]
+def assert_near(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert state.keys() == expected.keys()
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_weights_and_moments_are_those_of_whole_ranks_to_the_last_bit(asked, stage):
-    whole, shared = divided(asked, "off"), divided(asked, stage)
-    assert trained(shared) == trained(whole)
-    assert differing(state(shared), state(whole)) == []
-    status, text = found(shared)["sharding"]
-    assert status == "effective", text
-    assert "a rank holds 123 KiB of 245 KiB of moments" in text
-    assert "alike to the last bit" in text
-    units = {"optimizer": 1, "gradients": 1, "full": 3}[stage]
-    assert f"a step has {units} reduce-scatter" in text
-
-
-def test_other_arms_go_on_from_what_the_shares_have_become(asked):
+@pytest.mark.parametrize("option", OPTIONS)
+def test_shards_train_as_replicas_do_and_other_variants_continue_from_them(asked, option):
     ends = []
-    for stage in ("off", "full"):
+    for way in ("off", option):
         arms = Arms()
         plain = stepped(asked, arms=arms)
-        shared = divided(asked, stage, arms)
-        losses = [*trained(shared, 2), *trained(plain, 2), *trained(shared, 2)]
+        arm = divided(asked, way, arms)
+        losses = [*trained(arm, 2), *trained(plain, 2), *trained(arm, 2)]
         ends.append((losses, state(plain)))
-    assert ends[0][0] == ends[1][0]
-    assert differing(ends[0][1], ends[1][1]) == []
+    assert ends[1][0] == pytest.approx(ends[0][0], rel=1e-5)
+    assert_near(ends[1][1], ends[0][1])
+    assert {float(value) for name, value in ends[1][1].items() if name.endswith("step")} == {10.0}
+    status, text = found(arm)["sharding"]
+    assert status == "effective", text
+    assert "holds 61.3 KiB of 123 KiB of weights and 123 KiB of 245 KiB of moments" in text
+    assert "equal to the last bit" in text
 
 
 def test_looking_for_evidence_between_two_steps_changes_neither(asked):
-    whole, shared = divided(asked, "off"), divided(asked, "full")
+    undisturbed, arm = divided(asked, "full"), divided(asked, "full")
     losses = []
-    with shared.entered():
-        for _ in range(3):
-            shared.batches.advance()
-            losses.append(float(shared.step()))
-            shared.evidence = None
-            assert found(shared)["sharding"][0] == "effective"
-            assert all(each.untyped_storage().nbytes() for each in shared.model.parameters())
-    assert losses == trained(whole)
-    assert differing(state(shared), state(whole)) == []
-
-
-def test_shares_that_no_step_was_made_with_are_given_back_as_they_were(asked):
-    arm = divided(asked, "full")
-    before = state(arm)
     with arm.entered():
-        arm.divided.spread()
-        assert arm.trainer.shards.spread
-    assert differing(state(arm), before) == []
+        for _ in range(3):
+            arm.batches.advance()
+            losses.append(float(arm.step()))
+            arm.evidence = None
+            assert found(arm)["sharding"][0] == "effective"
+    assert losses == trained(undisturbed)
 
 
-def test_one_core_says_why_nothing_can_be_shared_out(asked, monkeypatch):
+def test_one_core_says_why_nothing_can_be_sharded(asked, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     told = blocked(asked)["sharding"]
-    assert {one.reason for one in told.values()} == {
-        "needs 2 CPU cores, and this machine has 1 CPU core"
-    }
+    reasons = {one.reason for name, one in told.items() if name != "hybrid"}
+    assert reasons == {"needs 2 CPU cores, and this machine has 1 CPU core"}
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_whole_is_not_in_memory_while_it_steps(asked, stage):
-    arm = divided(asked, stage)
-    whole = [
-        v for one in arm.trainer.optimizer.state.values() for k, v in one.items() if k != "step"
-    ]
-    parameters = list(arm.model.parameters())
+def test_a_profile_counts_the_shards_of_this_rank(asked):
+    arm = divided(asked, "full")
     with arm.entered():
-        assert all(each.untyped_storage().nbytes() for each in whole)
         for _ in range(2):
             arm.step()
-        assert not any(each.untyped_storage().nbytes() for each in whole)
-        assert not any(each.untyped_storage().nbytes() for each in arm.trainer.shards.homes)
-        freed = [each for each in parameters if not each.untyped_storage().nbytes()]
-        matrices = [
-            each for block in arm.model.blocks for each in block.parameters() if each.ndim > 1
-        ]
-        assert {id(each) for each in freed} == {id(e) for e in matrices if stage == "full"}
-        held = {role: 0 for role, _ in roles.known(arm, CPU).blocks.values()}
+        sizes = dict.fromkeys(("optimizer", "parameters"), 0)
         for role, size in roles.known(arm, CPU).blocks.values():
-            held[role] += size
-    weights = sum(each.nbytes for each in parameters)
-    assert held["optimizer"] == pytest.approx(weights, rel=0.02)  # two moments, half of each
-    assert held["gradients"] == pytest.approx(
-        weights * (1.5 if stage == "optimizer" else 0.5), 0.02
-    )
-    assert (held["parameters"] < 0.75 * weights + 40_000) == (stage == "full"), held
-    assert all(each.untyped_storage().nbytes() for each in (*whole, *parameters))
-
-
-def test_what_captured_graphs_read_stays_where_it_is_and_counts_as_others(asked):
-    arms = Arms()
-    arm = divided(asked, "full", arms)
-    with arm.entered():
-        arm.step()
-        assert arms.others_bytes(arm) == 4 * len(list(arm.model.parameters()))  # step counts
-    arm.sets._captured.add(next(iter(arm.sets._plain)))
-    before = [each.data_ptr() for each in arm.model.parameters()]
-    arms._others.clear()
-    with arm.entered():
-        arm.step()
-        own = 3 * sum(each.nbytes for each in arm.model.parameters())
-        assert arms.others_bytes(arm) >= own
-    assert [each.data_ptr() for each in arm.model.parameters()] == before
-    assert "captured graphs of others" in found(arm)["sharding"][1]
-
-
-def keep_what_others_had(monkeypatch) -> None:
-    """Rank 0 does not take in the weights that the other rank has updated."""
-    gathered = Shards.gather
-
-    def gather(self):
-        unit = self._units[0]
-        before = unit.flat[unit.length :].clone()
-        gathered(self)
-        unit.flat[unit.length :] = before
-
-    monkeypatch.setattr(Shards, "gather", gather)
+            if role in sizes:
+                sizes[role] += size
+    weights = sum(each.nbytes for each in arm.plain_weights().values())
+    assert sizes["optimizer"] == pytest.approx(weights, rel=0.02)  # two moments, half of each
+    assert sizes["parameters"] < 0.6 * weights + 40_000
 
 
 def keep_own_gradients(monkeypatch) -> None:
-    """Rank 0 updates its share by its own batch."""
-    scattered, averaged = dist.reduce_scatter_tensor, Shards.backward
-    own: list[tuple[torch.Tensor, torch.Tensor]] = []
+    """Let rank 0 update its shards by other gradients."""
+    from workbench.runner.distributed.parallel import Parallel
 
-    def scatter(output, whole, **more):
-        own.append((output, 2 * whole[: len(output)]))
-        return scattered(output, whole, **more)
+    finish = Parallel._finish_gradients
 
-    def backward(self, loss):
-        averaged(self, loss)
-        while own:
-            output, alone = own.pop()
-            output.copy_(alone)
+    def alone(self):
+        finish(self)
+        for parameter in self.weights.own.parameters.values():
+            own = local(parameter.grad)
+            own += 0.5 * own.abs().mean()
 
-    monkeypatch.setattr(shards_module.dist, "reduce_scatter_tensor", scatter)
-    monkeypatch.setattr(Shards, "backward", backward)
+    monkeypatch.setattr(Parallel, "_finish_gradients", alone)
 
 
 def forget_moments(monkeypatch) -> None:
-    """Rank 0 begins its moments anew in each step."""
-    agreed = Shards.backward
+    """Let rank 0 begin its moments anew in each step."""
+    from workbench.runner.distributed.parallel import Parallel
 
-    def backward(self, loss):
-        agreed(self, loss)
-        for unit in self._units:
-            for moment in unit.moments.values():
-                moment.zero_()
+    finish = Parallel._finish_gradients
 
-    monkeypatch.setattr(Shards, "backward", backward)
+    def forget(self):
+        finish(self)
+        for states in self._trainer.optimizer.state.values():
+            for kind in ("exp_avg", "exp_avg_sq"):
+                local(states[kind]).zero_()
 
-
-def leave_a_share_out(monkeypatch) -> None:
-    """Rank 0 computes blocks with its own share of their weights, and nothing of the other's."""
-    fetched = Shards._fetch
-
-    def fetch(self, unit):
-        fetched(self, unit)
-        if unit.passing:
-            unit.flat[unit.length :] = 0
-
-    monkeypatch.setattr(Shards, "_fetch", fetch)
+    monkeypatch.setattr(Parallel, "_finish_gradients", forget)
 
 
-@pytest.mark.parametrize(
-    ("plant", "stage", "parts"),
-    [
-        (None, "gradients", False),
-        (keep_what_others_had, "gradients", True),
-        (keep_own_gradients, "gradients", False),
-        (forget_moments, "gradients", False),
-        (leave_a_share_out, "full", True),
-    ],
-)
-def test_the_check_of_training_sees_a_share_that_goes_its_own_way(
-    asked, plant, stage, parts, monkeypatch
-):
-    arm = divided(asked, stage)
+def leave_a_shard_out(monkeypatch) -> None:
+    """Store nothing of what the other rank has trained."""
+    unshard = LocalWeights._unshard
+
+    def own_half(self, part):
+        full = unshard(self, part)
+        if local(part) is not part:
+            full[local(part).shape[0] :] = 0
+        return full
+
+    monkeypatch.setattr(LocalWeights, "_unshard", own_half)
+
+
+@pytest.mark.parametrize("plant", [None, keep_own_gradients, forget_moments, leave_a_shard_out])
+def test_the_check_of_training_sees_a_shard_that_goes_its_own_way(asked, plant, monkeypatch):
+    arm = divided(asked, "full")
     if plant is not None:
         plant(monkeypatch)
     curve = training_curve.check(arm, torch.float64)
     assert curve.ok == (plant is None), curve.text
     status, text = found(arm)["sharding"]
-    assert (status == "no effect") == ("no longer alike" in text) == parts, text
-
-
-@pytest.mark.parametrize("here", [1.0, math.inf, math.nan])
-@pytest.mark.parametrize("there", [0.0, math.nan])
-def test_what_is_not_finite_on_one_rank_is_so_on_all(here, there, monkeypatch):
-    weights = [nn.Parameter(torch.randn(40)), nn.Parameter(torch.randn(2, 3))]
-    trainer = Weights({"a": weights[0], "b": weights[1]}).trainer({}, scales_loss=False)
-    shards = Shards(trainer.optimizer, [], "gradients", rank=0, ranks=2)
-    shards.take()
-    gradients = [each.grad for each in shards.optimizer.param_groups[0]["params"]]
-    gradients[-1][3] = here
-    before, told = [each.clone() for each in gradients], []
-
-    def sum_up(own):
-        told.append(float(own))
-        own += there
-
-    monkeypatch.setattr(shards_module.dist, "all_reduce", sum_up)
-    shards.agree()
-    assert (told == [0.0]) == math.isfinite(here)
-    if math.isfinite(here) and math.isfinite(there):
-        assert all(map(torch.equal, gradients, before))
-    else:
-        assert gradients[0].isnan().any()
-
-
-def test_a_rank_that_no_number_is_left_for_steps_and_agrees_too(monkeypatch):
-    weight = nn.Parameter(torch.randn(3))
-    trainer = Weights({"a": weight}).trainer({}, scales_loss=False)
-    before = weight.detach().clone()
-    shards = Shards(trainer.optimizer, [], "optimizer", rank=7, ranks=8)
-    shards.take()
-    monkeypatch.setattr(shards_module.dist, "all_reduce", lambda own: own.fill_(math.nan))
-    shards.agree()
-    ((nobody,),) = (group["params"] for group in shards.optimizer.param_groups)
-    assert nobody.grad.isnan().all(), "it skips what the others skip"
-    begun = float(shards.optimizer.state[nobody]["step"])
-    shards.optimizer.step()
-    assert float(shards.optimizer.state[nobody]["step"]) == begun + 1
-    assert torch.equal(weight, before)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_every_number_of_any_size_is_in_one_ranks_share(ranks):
-    table = nn.Parameter(torch.randn(13, 7))
-    block = nn.Module()
-    block.matrix = nn.Parameter(torch.randn(5, 11))
-    block.narrow = nn.Parameter(torch.randn(3, 3, dtype=torch.float64))
-    block.vector, block.table = nn.Parameter(torch.randn(9)), table
-    other = nn.Module()
-    other.table = table  # of two blocks, and so of none
-    parameters = [*block.parameters(), nn.Parameter(torch.tensor(3.0))]
-    optimizer = torch.optim.AdamW(parameters)
-    units = list(units_of(optimizer, [block, other], ranks))
-    assert sorted(len(unit.parameters) for unit in units if unit.passing) == [1, 1]
-    assert {id(p) for unit in units for p in unit.parameters} == set(map(id, parameters))
-    for unit in units:
-        flat = unit.parameters[0].detach().new_full((ranks * unit.length,), math.nan)
-        for view, parameter in zip(unit.views(flat), unit.parameters, strict=True):
-            assert view.isnan().all(), "no number lies in two places"
-            view.copy_(parameter.detach())
-        starts = [start * flat.itemsize for start in (*unit.starts, unit.length)]
-        assert not any(start % 128 for start in starts)
-        for view, parameter in zip(unit.views(flat), unit.parameters, strict=True):
-            assert torch.equal(view, parameter)
+    differ = plant is leave_a_shard_out
+    assert (status == "no effect") == ("ranks differ in" in text) == differ, text
 
 
 @pytest.mark.parametrize(
     ("toggles", "option", "reason", "fix"),
     [
-        ({}, "optimizer", "no ranks to share it out to", {"data_parallel": "2"}),
-        ({"compile": "default"}, "full", "does not see the weights", {"sharding": "gradients"}),
+        ({}, "full", "no other ranks to share with", {"data_parallel": "2"}),
+        ({"data_parallel": "2"}, "hybrid", "need four ranks", {"data_parallel": "4"}),
         (
-            {"activation_offload": "on"},
+            {"data_parallel": "2", "precision": "amp_fp16"},
+            "offload",
+            "these are on the host",
+            {"precision": "amp_bf16"},
+        ),
+        (
+            {"data_parallel": "2", "kernel_tuning": "on"},
             "full",
-            "gathered weights with it",
+            "one device, which has only its shards",
+            {"kernel_tuning": "cached"},
+        ),
+        (
+            {"data_parallel": "2", "activation_offload": "on"},
+            "full",
+            "gathered weights would go to the host",
             {"activation_offload": "off", "checkpointing": "full"},
         ),
     ],
 )
-def test_what_cannot_be_shared_out_says_why_and_what_to_set(asked, toggles, option, reason, fix):
-    if "data_parallel" not in fix:
-        toggles = {"data_parallel": "2", **toggles}
-        assert "gradients" not in blocked(asked, **toggles).get("sharding", {})
+def test_what_cannot_be_sharded_says_why_and_what_to_set(asked, toggles, option, reason, fix):
     found = blocked(asked, **toggles)["sharding"][option]
     assert reason in found.reason and found.set == fix
     assert "acts on the backward pass" in blocked(asked, "forward")["sharding"][option].reason
+
+
+def test_an_addition_that_needs_the_next_norm_is_not_combined_with_shards(asked):
+    one = msgspec.structs.replace(asked, family="mamba2", model={})
+    told = blocked(one, data_parallel="2", fused_add_norm="torch")["sharding"]["full"]
+    assert "before its weights are gathered" in told.reason and told.set == {
+        "fused_add_norm": "off"
+    }
 
 
 def test_the_estimate_divides_what_is_divided(asked):
@@ -342,10 +215,10 @@ def test_the_estimate_divides_what_is_divided(asked):
         toggles = {"data_parallel": "2", "sharding": stage}
         return footprint(resolve(msgspec.structs.replace(base, toggles=toggles), CPU))
 
-    whole, moments, gradients, full = map(estimated, ("off", *STAGES))
-    assert moments.optimizer == gradients.optimizer == full.optimizer == whole.optimizer // 2
-    assert gradients.gradients == full.gradients < moments.gradients
-    assert full.weights < gradients.weights == whole.weights
+    whole, gradients, full = map(estimated, ("off", "gradients", "full"))
+    assert gradients.optimizer == full.optimizer == whole.optimizer // 2
+    assert gradients.gradients == full.gradients < whole.gradients
+    assert full.weights < whole.weights
     assert full.total < gradients.total < whole.total
     step = {"workload": "train", "batch": 1, "sequence": 16}
     config = FAMILIES["hydra"].presets["base"]
@@ -354,7 +227,7 @@ def test_the_estimate_divides_what_is_divided(asked):
     assert less.weights < full.weights and less.optimizer == whole.optimizer // 8
 
 
-def test_shares_are_offered_first_where_ranks_run_out_of_memory(asked):
+def test_shards_are_offered_first_where_ranks_run_out_of_memory(asked):
     failure = protocol.Failure(kind="out-of-memory", sentence="", fix="")
     toggles = {"data_parallel": "2"}
     offered = []
@@ -363,32 +236,26 @@ def test_shares_are_offered_first_where_ranks_run_out_of_memory(asked):
         offered.append(cure(failure, one, CPU).set)
         toggles = toggles | offered[-1]
     assert offered == [{"sharding": "full"}, {"checkpointing": "full"}]
-    compiled = {"data_parallel": "2", "compile": "default"}
-    one = msgspec.structs.replace(asked, workload="train", toggles=compiled)
-    assert cure(failure, one, CPU).set == {"sharding": "gradients"}
 
 
-def test_steps_leave_nothing_behind_and_take_what_was_estimated(asked):
+def test_steps_leave_nothing_behind(asked):
     arm = divided(asked, "full")
     steady = checks.steady_memory(arm, 6)
-    assert "nothing is left behind" in steady.evidence
-    with arm.entered():  # nor does what threads of collectives free seem to be left
-        checks.step(arm, 2)
-        assert {left_by_a_step(arm) for _ in range(8)} == {0}
+    assert "nothing is left behind" in steady.evidence, steady.evidence
     step, kept = arm.step, []
     arm.step = lambda: kept.append(torch.zeros(4)) or step()
     steady = checks.steady_memory(arm, 6)
-    assert steady.status == "fail" and "each step leaves 16 bytes behind" in steady.evidence
+    assert steady.status == "fail" and "each step leaves" in steady.evidence
 
 
-# The last, as others would need a new peer.
+# The last, as others would need a new worker.
 def test_a_rank_that_ends_takes_no_weights_with_it(asked):
     arm = divided(asked, "full")
     before = state(arm)
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         arm.step()
         step_without_peer(arm)
-    assert differing(state(arm), before) == []
+    assert all(torch.equal(value, before[name]) for name, value in state(arm).items())
 
 
 @pytest.mark.slow
@@ -398,26 +265,26 @@ def test_a_rank_that_ends_takes_no_weights_with_it(asked):
     [{}, {"checkpointing": "full"}, {"checkpointing": "operators"}, {"precision": "bf16"}],
     ids=lambda each: next(iter(each.values()), "plain"),
 )
-def test_every_family_trains_on_gathered_weights_as_on_whole_ones(family, toggles):
+def test_every_family_trains_on_gathered_weights_as_on_complete_ones(family, toggles):
     settings = {"batch": 4, "sequence": 32}
     asked = Configuration(family=family, preset="tiny", settings=settings, workload="train")
-    if family == "mamba2":
-        toggles = toggles | {"fused_add_norm": "torch"}
-    whole, shared = (divided(asked, stage, **toggles) for stage in ("off", "full"))
-    assert trained(shared) == trained(whole)
-    assert differing(state(shared), state(whole)) == []
+    arm = divided(asked, "full", **toggles)
+    assert found(arm)["sharding"][0] == "effective"
+    checked = comparison.check(arm, arm.situation)
+    assert checked.ok, checked.text
 
 
 @pytest.mark.slow
-def test_compiled_steps_keep_shares_of_moments_and_gradients(asked):
-    whole = divided(asked, "off", compile="default")
-    shared = divided(asked, "gradients", compile="default")
-    assert trained(shared) == trained(whole)
-    assert found(shared)["sharding"][0] == "effective"
-    assert training_curve.check(shared, torch.float64).ok
+@pytest.mark.parametrize("option", ["gradients", "full"])
+def test_compiled_blocks_compute_with_shards(asked, option):
+    arm = divided(asked, option, compile="default")
+    status = {name: status for name, (status, _) in found(arm).items()}
+    assert status["sharding"] == status["compile"] == "effective"
+    assert isinstance(arm.divided.fully_shard, FullyShard)
+    assert training_curve.check(arm, torch.float64).ok
 
 
 @pytest.mark.slow
-def test_the_runner_shares_out_when_the_toggle_is_switched_while_it_runs(runner: Driver):
+def test_the_runner_shards_when_the_toggle_is_switched_while_it_runs(runner: Driver):
     of_shares = switched(runner, "sharding", "full", data_parallel="2")
     assert of_shares.status == "effective", of_shares.text

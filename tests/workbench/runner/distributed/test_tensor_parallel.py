@@ -17,11 +17,9 @@ from sessions.model import Configuration
 from sessions.sizes import size_text
 from workbench import protocol
 from workbench.runner.config import resolve
-from workbench.runner.distributed import world
+from workbench.runner.distributed import collectives, parallel, world
 from workbench.runner.experiments import checks
 from workbench.runner.numerics import comparison
-from workbench.runner.ranks import layers, region, tensor
-from workbench.runner.ranks.shares import Shares
 from workbench.runner.variants.training import Trainer, plain_optimizer
 from workbench.runner.variants.variant import Arm, Arms
 
@@ -82,20 +80,20 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(asked, divided):
     assert status == "effective", text
     assert "4 layers divided among 2 ranks" in text
     assert "8 sums over the ranks a step, 32.0 KiB in all" in text  # of 2 x 16 x 32 FP32
-    assert "alike on all to the last bit" in text
+    assert "equal to the last bit" in text
     peaks = divided.divided.peaks
     assert len(peaks) == 2 and all(50e6 < each < 20e9 for each in peaks)
     most = size_text(max(peaks))
     assert f"; resident set {most} on rank {peaks.index(max(peaks))}, the most of all" in text
-    shares = divided.divided.shares
-    assert shares.whole.bytes == 4 * sum(each.numel() for each in divided.plain_weights().values())
-    cut = sum(shares.whole.parameters[name].nbytes for name in shares.cuts)
-    assert shares.own.bytes == shares.whole.bytes - cut // 2
-    assert divided.ledger["parameters"] == shares.whole.bytes // 4
+    own, full = divided.divided.weights.own, divided.divided.weights.full
+    cuts = divided.divided.weights.cuts
+    assert full.bytes == 4 * sum(each.numel() for each in divided.plain_weights().values())
+    assert own.bytes == full.bytes - sum(full.parameters[name].nbytes for name in cuts) // 2
+    assert divided.ledger["parameters"] == full.bytes // 4
     estimated = resolve.footprint(divided.situation)
-    assert estimated.weights == estimated.gradients == shares.own.bytes
+    assert estimated.weights == estimated.gradients == own.bytes
     whole = resolve.footprint(stepped(asked, arms=Arms()).situation)
-    assert estimated.optimizer == 2 * shares.own.bytes < whole.optimizer
+    assert estimated.optimizer == 2 * own.bytes < whole.optimizer
     assert estimated.activations < whole.activations and estimated.total < whole.total
 
 
@@ -127,7 +125,7 @@ def own_part_forward(monkeypatch) -> None:
         torch.ops.workbench.sum_over_ranks(y)
         return y.clone()
 
-    monkeypatch.setattr(region._Leave, "forward", staticmethod(forward))
+    monkeypatch.setattr(collectives._Leave, "forward", staticmethod(forward))
 
 
 def own_part_backward(monkeypatch) -> None:
@@ -137,7 +135,7 @@ def own_part_backward(monkeypatch) -> None:
         torch.ops.workbench.sum_over_ranks(gradient)
         return gradient
 
-    monkeypatch.setattr(region._Enter, "backward", staticmethod(backward))
+    monkeypatch.setattr(collectives._Enter, "backward", staticmethod(backward))
 
 
 def one_share_for_all(monkeypatch) -> None:
@@ -147,14 +145,13 @@ def one_share_for_all(monkeypatch) -> None:
 
 
 def keep_the_shares(monkeypatch) -> None:
-    """What the ranks trained is not put back."""
-    monkeypatch.setattr(Shares, "give_back", lambda self, own, whole: give_to_nobody(self, own))
+    """Keep what the ranks trained out of the full weights, but for what every rank has."""
+    put = Cut.put
 
+    def put_nothing(self, share, full, rank, ranks):
+        put(self, torch.zeros_like(share), full, rank, ranks)
 
-def give_to_nobody(shares: Shares, own: torch.optim.Optimizer) -> None:
-    for mine, _, cut in shares._pairs(own, None):
-        if cut is not None:
-            dist.gather(mine.detach(), [torch.empty_like(mine) for _ in range(2)], dst=0)
+    monkeypatch.setattr(Cut, "put", put_nothing)
 
 
 FAULTS = [own_part_forward, own_part_backward, one_share_for_all, keep_the_shares]
@@ -177,7 +174,7 @@ def test_what_every_rank_has_and_no_longer_is_alike_is_no_effect(asked, monkeypa
         for _ in range(2):
             arm.step()
     status, text = found(arm)["tensor_parallel"]
-    assert status == "no effect" and "no longer alike of what each has" in text
+    assert status == "no effect" and "ranks differ in" in text
 
 
 @needs_cores
@@ -214,34 +211,34 @@ def test_roundings_of_layers_that_stay_whole_do_not_make_the_ranks_part(asked, m
 @needs_cores
 def test_gradients_of_norms_that_are_not_summed_are_seen(asked, monkeypatch):
     arm = stepped(asked, steps=2, arms=Arms(), **SEQUENCE)
-    summed = region.sum_over_ranks
+    summed = collectives.sum_over_ranks
 
     def own_part(x):
         summed(x)
         return x
 
-    monkeypatch.setattr(tensor, "sum_over_ranks", own_part)
+    monkeypatch.setattr(parallel, "sum_over_ranks", own_part)
     with arm.entered():
         arm.step()
     status, text = found(arm)["tensor_parallel"]
-    assert status == "no effect" and "no longer alike of what each has: 4 parameters" in text
+    assert status == "no effect" and "ranks differ in 4 parameters" in text
 
 
 @needs_cores
 def test_tokens_in_another_order_are_seen(asked, arms, monkeypatch):
     arm = stepped(asked, steps=2, arms=arms, **SEQUENCE)
-    backward = region._Tokens.backward
+    backward = collectives._Tokens.backward
 
     def turned(ctx, gradient):
         return backward(ctx, gradient.flip(1) if ctx.back == "own_tokens" else gradient)
 
-    monkeypatch.setattr(region._Tokens, "backward", staticmethod(turned))
+    monkeypatch.setattr(collectives._Tokens, "backward", staticmethod(turned))
     checked = comparison.check(arm, arm.situation)
     assert checked.ok is False, checked.text
 
 
 def test_what_one_rank_computes_alone_has_the_shapes_of_all():
-    along = region.AlongSequence(2)
+    along = collectives.AlongSequence(2)
     x = torch.randn(2, 6, 3, requires_grad=True)
     own = along.split(x)
     assert own.shape == (2, 3, 3)
@@ -253,20 +250,24 @@ def test_what_one_rank_computes_alone_has_the_shapes_of_all():
 
 @needs_cores
 def test_ranks_that_tell_each_other_nothing_are_no_effect(divided, monkeypatch):
-    monkeypatch.setattr(divided.divided, "traffic", region.Traffic())
+    monkeypatch.setattr(divided.divided, "traffic", collectives.Traffic())
     monkeypatch.setattr(divided, "evidence", None)
     assert found(divided)["tensor_parallel"][0] == "no effect"
 
 
-def test_an_infinite_gradient_of_another_rank_skips_the_update_here_too(monkeypatch):
-    monkeypatch.setattr(dist, "all_reduce", lambda found, _: found.fill_(1.0))
+@needs_cores
+def test_an_infinite_gradient_of_another_rank_skips_the_update_here_too(divided, monkeypatch):
+    def infinite_elsewhere(flag, *_, **__):
+        flag.fill_(1.0)
+
     weight = nn.Parameter(torch.ones(3))
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     trainer = Trainer(plain_optimizer([weight]), scaler)
     trainer.update(weight.sum())
     moved = weight.detach().clone()
     assert not torch.equal(moved, torch.ones(3))
-    trainer.agree = layers.agree
+    monkeypatch.setattr(dist, "all_reduce", infinite_elsewhere)
+    trainer.agree = divided.divided._agree
     trainer.update(weight.sum())
     assert torch.equal(weight, moved) and scaler.get_scale() == 4.0
 
@@ -281,7 +282,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(asked, mo
         raise RuntimeError("planted")
 
     with pytest.raises(RuntimeError, match="planted"), arm.entered(), monkeypatch.context() as m:
-        m.setattr(region._Leave, "forward", staticmethod(lambda ctx, y: fails(y)))
+        m.setattr(collectives._Leave, "forward", staticmethod(lambda ctx, y: fails(y)))
         arm.step()
     assert world.current() is None
     again = stepped(asked, arms=arms, steps=2, tensor_parallel="2")
@@ -384,7 +385,8 @@ def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(ask
     ("workload", "toggles", "reason", "change"),
     [
         ("decode", {}, "keys, values and states of a cache", {"workload": "train"}),
-        ("train", {"data_parallel": "2"}, "do not go together yet", {"data_parallel": "off"}),
+        ("train", {"data_parallel": "2"}, "together with data parallelism it needs 4 CPU cores",
+         {"data_parallel": "off"}),
         ("train", {"adamw": "8bit_torchao"}, "moments in 8 bits", {"adamw": "fused"}),
         ("train", {"compile": "reduce-overhead"}, "captures CUDA graphs", {"compile": "default"}),
         ("train", {"cuda_graphs": "on"}, "a group of ranks", {"cuda_graphs": "off"}),
@@ -392,18 +394,19 @@ def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(ask
         ("train", {"kernel_tuning": "on"}, "timings of its own", {"kernel_tuning": "cached"}),
         ("forward", {"quantization": "int8_weight_only"}, "codes are", {"quantization": "none"}),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_go_together_says_why(asked, workload, toggles, reason, change, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     told = blocked(asked, workload, **toggles)["tensor_parallel"]["2"]
     assert reason in told.reason and told.fix and told.set == change
 
 
-def test_each_way_to_divide_a_step_names_the_other(asked, monkeypatch):
+def test_kinds_that_exceed_the_cores_together_name_the_other(asked, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     wanted = msgspec.structs.replace(asked, settings={"batch": 2, "sequence": 16})
     told = blocked(wanted, tensor_parallel="2")["data_parallel"]["2"]
-    assert "do not go together yet" in told.reason and told.set == {"tensor_parallel": "off"}
+    assert "together with tensor parallelism it needs 4 CPU cores" in told.reason
+    assert told.set == {"tensor_parallel": "off"}
 
 
 @pytest.mark.parametrize(
