@@ -75,8 +75,6 @@ class Replicate:
 
     def prepare(self) -> None:
         """Create the reducer, with all other ranks."""
-        if self._ddp is not None:
-            return
         group = self._weights.mesh.group_of("replicate")
         with warnings.catch_warnings():  # later than 2.11, torch renames an option
             warnings.simplefilter("ignore", FutureWarning)

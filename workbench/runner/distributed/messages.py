@@ -15,19 +15,25 @@ class Arrange(msgspec.Struct, tag="arrange"):
 
 
 class Build(msgspec.Struct, tag="build"):
-    """Build the variant of this configuration, unless it exists, and answer."""
+    """Build a variant, unless it exists, and answer.
+
+    ``copy`` distinguishes equal configurations; ``variant`` is the number of rank 0's.
+    """
 
     configuration: Configuration
+    copy: int = 0
+    variant: int = 0
 
 
 class Enter(msgspec.Struct, tag="enter"):
     """Prepare the variant that was built last for its steps.
 
-    ``version`` names the weights to step from; a rank that has others loads them. ``scale`` is the
-    loss scaler's state.
+    ``version`` names the weights to step from; a rank that has others loads them. ``prepare``: all
+    ranks create anew what they create together. ``scale`` is the loss scaler's state.
     """
 
     version: int = 0
+    prepare: bool = False
     scale: dict[str, int | float] = {}
 
 
@@ -68,11 +74,12 @@ class Hello(msgspec.Struct, tag="hello"):
 class Ready(msgspec.Struct, tag="ready"):
     """The worker has joined, or has built a variant; ``problem`` is why it could not.
 
-    ``version`` names the weights that the variant has.
+    ``version`` names the weights that the variant has; ``prepared``: it has been entered before.
     """
 
     problem: Failure | None = None
     version: int = 0
+    prepared: bool = False
 
 
 class Failed(msgspec.Struct, tag="failed"):

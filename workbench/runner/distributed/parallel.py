@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from workbench.runner.workloads import Step as ArmStep
 
 
+_variants = itertools.count(1)
+
+
 class Parallel:
     """One rank's side of a variant of several ranks.
 
@@ -65,6 +69,9 @@ class Parallel:
         self.others_bytes: Callable[[Arm], int] = lambda arm: 0
         self.traffic = Traffic()  # of the last step inside layers
         self.version = 0  # that rank 0 orders this rank to load
+        self.variant = 0 if self.rank else next(_variants)
+        self.copy = 0  # among variants of one configuration
+        self.has_all = False  # what ranks create together
         self.moved_bytes = 0
         self.full: Parameters | None = None  # that all other variants compute with; on rank 0
         self.keeper: Trainer | None = None
@@ -85,8 +92,9 @@ class Parallel:
             self.pipeline = Pipeline(build, weights, model)
 
     @contextlib.contextmanager
-    def building(self, configuration: Configuration) -> Iterator[None]:
+    def building(self, configuration: Configuration, copy: int) -> Iterator[None]:
         """Let all ranks build this configuration at the same time."""
+        self.copy = copy
         if self.rank:
             yield
             return
@@ -256,21 +264,22 @@ class Parallel:
             with world.together():
                 world.tell(Arrange(list(self.layout)))
                 meshes.of(self.layout, self._device)
-        world.tell(Build(configuration))
+        world.tell(Build(configuration, self.copy, self.variant))
         return world
 
     def _assemble(self, arm: Arm) -> worlds.World:
         """Have every rank ready; order it to load the weights unless it has them."""
         world = self._order_build(arm.configuration)  # it may have ended, or freed the variant
-        versions = world.await_answers()[: self.ranks - 1]
+        answers = world.await_answers()[: self.ranks - 1]
+        self.has_all &= all(answer.prepared for answer in answers)
         keeper = self._optimizers[1]
         current = self.weights.is_current(keeper)
         self.version = self.weights.version
-        if not current or any(version != self.version for version in versions):
+        if not current or any(answer.version != self.version for answer in answers):
             self.version = self.weights.next_version()
         scaler = None if arm.trainer is None else arm.trainer.scaler
         scale = {} if scaler is None else scaler.state_dict()
-        world.tell(Enter(version=self.version, scale=scale))
+        world.tell(Enter(self.version, not self.has_all, scale))
         return world
 
     def _load(self, arm: Arm) -> None:
@@ -283,7 +292,10 @@ class Parallel:
         self._load_buffers(arm)
 
     def _prepare(self) -> None:
-        """Create what needs all ranks at the same time."""
+        """Create what needs all ranks at the same time, unless all of them have it."""
+        if self.has_all:
+            return
+        self.has_all = True
         if self.replicate is not None:
             self.replicate.prepare()
         if self.pipeline is not None:

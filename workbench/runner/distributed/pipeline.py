@@ -20,6 +20,7 @@ import kernels
 from models import LanguageModel
 from models.parallel.pipeline_stages import StageOutput
 from workbench.runner.distributed.collectives import all_gather_bytes
+from workbench.runner.distributed.counted_stage import counted_stage
 from workbench.runner.distributed.stage_metrics import StageMetrics
 
 if TYPE_CHECKING:
@@ -126,11 +127,10 @@ class Pipeline:
 
     def prepare(self) -> None:
         """Create torch's stage and schedule; no shape is inferred by running."""
-        if self._schedule is None:
-            assert self._compute is not None
-            self._stage, self._schedule = self._make(
-                _Part(self, self._compute), SCHEDULES[self._build.schedule]
-            )
+        assert self._compute is not None
+        self._stage, self._schedule = self._make(
+            _Part(self, self._compute), SCHEDULES[self._build.schedule]
+        )
 
     def run_stage(self, compute: Any, x: Tensor, targets: Tensor) -> Tensor:
         """Run the stage on one micro-batch; keep its loss, or inject its gradient."""
@@ -267,8 +267,6 @@ class Pipeline:
     def _make(self, part: nn.Module, schedule: str) -> tuple[Any, Any]:
         from torch.distributed.pipelining import schedules
 
-        from workbench.runner.distributed.counted_stage import CountedStage
-
         settings, layout = self._build.situation.configuration.settings, self._weights.layout
         rows = int(settings["batch"]) // layout.data // self.micro_batches
         shape = (rows, int(settings["sequence"]))
@@ -277,7 +275,7 @@ class Pipeline:
         stream = torch.empty((*shape, self._model.dim), dtype=dtype, **trained)
         tokens = torch.empty(shape, dtype=torch.int64, device="meta")
         loss = torch.empty(1, dtype=torch.promote_types(dtype, torch.float32), **trained)
-        stage = CountedStage(
+        stage = counted_stage()(
             part,
             layout.coordinates(dist.get_rank()).pipeline,
             len(self.stages),

@@ -40,6 +40,7 @@ from workbench.runner.environment import host
 from workbench.runner.failures import explain
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics.forward import evaluate
+from workbench.runner.toggles import Situation
 from workbench.runner.toggles._ranks import layout_of
 from workbench.runner.variants.variant import Arm, Arms
 from workbench.runner.wire import leave
@@ -114,6 +115,7 @@ class WorkerLoop:
         if arm.trainer is not None and arm.trainer.scaler is not None:
             arm.trainer.scaler.load_state_dict(order.scale)
         arm.divided.version = order.version
+        arm.divided.has_all = not order.prepare
         self._entered.enter_context(arm.entered())
         if not arm.divided.prepared:
             arm.divided.prepared = True
@@ -125,11 +127,25 @@ class WorkerLoop:
         try:
             situation = resolve(order.configuration, self.device)
             if layout_of(situation).ranks > rank():
-                self._arm = self._arms.get(situation, PhaseTracker(lambda phase: None))
+                self._arm = self._get(situation, order)
         except Exception as error:  # noqa: BLE001 - rank 0 reports it, and this worker goes on
             return Ready(explain(error))
         divided = None if self._arm is None else self._arm.divided
-        return Ready(version=0 if divided is None else divided.weights.version)
+        if divided is None:
+            return Ready(prepared=True)
+        return Ready(version=divided.weights.version, prepared=divided.has_all)
+
+    def _get(self, situation: Situation, order: Build) -> Arm:
+        """Return the variant that belongs to rank 0's, built now if it does not exist."""
+        phases = PhaseTracker(lambda phase: None)
+        arm = self._arms.get(situation, phases, order.copy)
+        if arm.divided is not None and arm.divided.variant not in (0, order.variant):
+            del arm
+            self._arms.forget(situation, order.copy)
+            arm = self._arms.get(situation, phases, order.copy)
+        if arm.divided is not None:
+            arm.divided.variant = order.variant
+        return arm
 
 
 def main() -> NoReturn:

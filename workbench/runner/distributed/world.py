@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from workbench.runner.distributed import mesh
 from workbench.runner.distributed.connection import Connection, RankError, Worker
-from workbench.runner.distributed.messages import Answer, Forget, Hello, Order, Step
+from workbench.runner.distributed.messages import Answer, Forget, Hello, Order, Ready, Step
 
 TOKEN = "WORKBENCH_RANK_TOKEN"  # the variable with the secret of a run
 ADDRESS = "WORKBENCH_RANK_0"  # the variable, and the store's key, with HOST:PORT for messages
@@ -175,13 +175,13 @@ class World:
             worker.kill()
         abort()
 
-    def await_answers(self) -> list[int]:
-        """Wait until every worker has answered; return the versions of their weights.
+    def await_answers(self) -> list[Ready]:
+        """Wait until every worker has answered; return the answers.
 
         Raises ``RankError`` for the first problem, a lack of memory before others.
         """
         deadline_s = time.monotonic() + START_S
-        problems, versions = [], []
+        problems, answers = [], []
         for worker in self.workers:
             while (answer := worker.answer(_POLL_S)) is None:
                 self.check()
@@ -189,10 +189,10 @@ class World:
                     raise RankError(f"rank {worker.rank} did not start in {START_S:.0f} s")
             if (failure := answer.problem) is not None:
                 problems.append(worker.error(f": {failure.sentence}", failure))
-            versions.append(answer.version)
+            answers.append(answer)
         if problems:
             raise next((error for error in problems if error.lacks_memory), problems[0])
-        return versions
+        return answers
 
     def _connect_workers(self) -> dist.Store:
         """Start workers on this host, or await those from outside; return the store."""

@@ -232,7 +232,7 @@ class Arms:
                 kept = [arm.situation for arm in self._arms.values()]
                 self._weights.keep_structures([*kept, situation])
             try:
-                arm = self._build(situation, phases)
+                arm = self._build(situation, phases, copy)
             finally:
                 self._others.clear()
         self._arms[key] = arm
@@ -290,7 +290,7 @@ class Arms:
         if not self._weights.are_of(situations):
             self.forget_all()
 
-    def _build(self, situation: Situation, phases: PhaseTracker) -> Arm:
+    def _build(self, situation: Situation, phases: PhaseTracker, copy: int) -> Arm:
         began = time.perf_counter()
         configuration, workload = situation.configuration, situation.workload
         build = Build(situation, phases)
@@ -328,7 +328,7 @@ class Arms:
         cast = autocast(build)
         with contextlib.ExitStack() as stack:
             if divided is not None:
-                stack.enter_context(divided.building(configuration))
+                stack.enter_context(divided.building(configuration, copy))
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))

@@ -15,7 +15,7 @@ from models import LanguageModel
 from sessions.model import Configuration
 from workbench.runner.config import resolve
 from workbench.runner.distributed import world
-from workbench.runner.distributed.counted_stage import CountedStage
+from workbench.runner.distributed.counted_stage import CountsCalls
 from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.experiments import checks
@@ -106,7 +106,7 @@ def test_two_ranks_have_the_blocks_one_after_another_and_say_so(asked, divided):
 
 def gradient_lost(monkeypatch) -> None:
     """Let rank 0 not see what its neighbour sends back."""
-    run = CountedStage.backward_one_chunk
+    run = CountsCalls.backward_one_chunk
 
     def lost(self, *arguments, **options):
         for received in self.grad_recv_info.values():
@@ -115,7 +115,7 @@ def gradient_lost(monkeypatch) -> None:
                     each.buffer.zero_()
         return run(self, *arguments, **options)
 
-    monkeypatch.setattr(CountedStage, "backward_one_chunk", lost)
+    monkeypatch.setattr(CountsCalls, "backward_one_chunk", lost)
 
 
 def blocks_skipped(monkeypatch) -> None:

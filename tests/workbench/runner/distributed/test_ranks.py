@@ -214,7 +214,7 @@ def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
 
     arm = SimpleNamespace(
         trainer=SimpleNamespace(scaler=None),
-        divided=SimpleNamespace(prepared=False, version=0),
+        divided=SimpleNamespace(prepared=False, version=0, has_all=False),
         entered=entered,
         prepare=lambda: happened.append("prepared"),
     )

@@ -109,10 +109,10 @@ def rig(monkeypatch, asked) -> Rig:
     building = Parallel.building
 
     @contextlib.contextmanager
-    def tight(self, configuration):
+    def tight(self, configuration, copy):
         large = configuration.model.get("vocabulary") == 2**18
         short = no_more_memory() if large else contextlib.nullcontext()
-        with short, building(self, configuration):
+        with short, building(self, configuration, copy):
             yield
 
     monkeypatch.setattr(Parallel, "building", tight)
