@@ -14,7 +14,7 @@ from workbench import cli, commands
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = [README, *sorted(ROOT.glob("[!.]*/*.md"))]
+PAGES = [README, *sorted([*ROOT.glob("[!.]*/*.md"), *ROOT.glob("[!.]*/pages/*.md")])]
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}  # RESULTS.md: the last
 NAMES = [each.name for each in pkgutil.iter_modules(commands.__path__) if each.name[0] != "_"]
 

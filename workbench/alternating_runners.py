@@ -221,7 +221,7 @@ class AlternatingRunners:
                 index=0,
                 arms=[variant.title for variant in self._variants],
                 segments=[0, 1],
-                asked={
+                request={
                     "budget_s": command.budget_s,
                     "region": command.region,
                     "floor": command.floor,

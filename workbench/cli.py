@@ -119,7 +119,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _is_file(word: str) -> bool:
-    """Whether a word that is no command names a session: by its suffix, or because it is there."""
+    """Return True if a word that is no command names a session, by its suffix or as a file."""
     return "." in word or Path(word).is_file()
 
 
@@ -129,7 +129,7 @@ def _runner(parsed: argparse.Namespace) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if parsed.command.drives:
             try:
-                stack.enter_context(runner_command.asked(parsed.runner))
+                stack.enter_context(runner_command.use(parsed.runner))
             except ValueError as error:
                 raise Mistaken(str(error)) from None
         yield
@@ -143,7 +143,7 @@ def _answer(parsed: argparse.Namespace, reason: str, sentence: str = "") -> None
 
 
 def _print_what_can_be_printed() -> None:
-    """A character that the terminal's encoding lacks becomes "?"; it is no reason to fail."""
+    """Replace characters that the terminal's encoding lacks by "?"; they are no reason to fail."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

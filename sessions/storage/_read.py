@@ -38,9 +38,9 @@ _LONGEST_REASON = 200  # characters
 
 
 def read(source: Source, sealed: bool) -> Session:
-    """The session in the file, its long columns left there.
+    """Return the session in the file, its long columns left there.
 
-    ``sealed`` tells whether the file's seal was found and fits. Raises ``SessionError`` with a
+    ``sealed``: True if the file has a checksum that fits. Raises ``SessionError`` with a
     sentence about "it", or whatever the HDF5 library raises on a damaged file.
     """
     with source.open() as file:
@@ -64,7 +64,9 @@ def read(source: Source, sealed: bool) -> Session:
             orders=_orders(file),
         )
     work.learn_toggles(session.environment)
-    session.comparisons = [work.explained(session, one) for one in session.comparisons]
+    session.comparisons = [
+        work.explained(session, comparison) for comparison in session.comparisons
+    ]
     return session
 
 
@@ -102,10 +104,10 @@ def _metrics(segment: h5py.Group, source: Source) -> dict[str, MetricSeries]:
         return {}
 
     # In the order in which the model has them, which files before had not.
-    def place(group: h5py.Group) -> int:
+    def index(group: h5py.Group) -> int:
         return _attribute(group, "index", int) if "index" in group.attrs else 0
 
-    groups = sorted(_children(segment, "metrics"), key=place)
+    groups = sorted(_children(segment, "metrics"), key=index)
     return {_attribute(group, "name", str): _metric(group, source) for group in groups}
 
 
@@ -171,7 +173,7 @@ def _studies(file: h5py.File, source: Source) -> list[Study]:
             kind=_attribute(group, "kind", str),
             title=_attribute(group, "description", str),
             start_s=_attribute(group, "start_s", float),
-            asked=_json(group, "asked", dict[str, Any]),
+            request=_json(group, "asked", dict[str, Any]),
             facts=_json(group, "facts", dict[str, Any]),
             tables={
                 table.name.rpartition("/")[2]: _table(table, {}, source)
@@ -186,19 +188,19 @@ def _orders(file: h5py.File) -> list[Order]:
     if "orders" not in file:  # of before they were kept, or nothing was asked for
         return []
     columns = _short(file, "orders", schema.ORDERS)
-    found = []
+    orders = []
     for t_s, command, *counts, claims in zip(
         *(columns[name].tolist() for name in schema.ORDERS), strict=True
     ):
         before = dict(zip(("segments", "comparisons", "studies"), counts, strict=True))
-        asked = _converted(command, "/orders/command", dict[str, Any])
-        place = None if claims < 0 else claims
-        found.append(Order(start_s=t_s, command=asked, **before, claims=place))
-    return found
+        decoded = _converted(command, "/orders/command", dict[str, Any])
+        study = None if claims < 0 else claims
+        orders.append(Order(start_s=t_s, command=decoded, **before, claims=study))
+    return orders
 
 
 def _named(file: h5py.File, name: str, known: Mapping[str, ColumnInfo]) -> dict[str, str]:
-    """A table of names and values."""
+    """Return a table of names and values."""
     columns = _short(file, name, known)
     return dict(zip(columns["name"], columns["value"], strict=True))
 
@@ -210,7 +212,7 @@ def _events(file: h5py.File) -> list[Event]:
 
 
 def _short(parent: h5py.Group, name: str, columns: Mapping[str, ColumnInfo]) -> dict[str, NDArray]:
-    """A table of few rows, all of whose columns must be there, read at once."""
+    """Return a table of few rows, all of whose columns must exist, read at once."""
     group = _child(parent, name)
     names, _ = _checked(group, columns)
     for column in columns:
@@ -240,7 +242,7 @@ def _table(
 def _listed(
     group: h5py.Group, columns: Mapping[str, ColumnInfo], source: Source
 ) -> tuple[list[str], int]:
-    """The group's columns, those we know first, and their number of rows.
+    """Return the group's columns, those we know first, and their number of rows.
 
     Those of a trusted file, which this program wrote, are not opened to see whether they fit: it
     is most of the time that opening a session of many segments takes.
@@ -259,7 +261,7 @@ def _in_order(names: Iterable[str], columns: Mapping[str, ColumnInfo]) -> list[s
 
 
 def _checked(group: h5py.Group, columns: Mapping[str, ColumnInfo]) -> tuple[list[str], int]:
-    """As ``_listed``; refuses columns of wrong type, shape or of differing lengths."""
+    """Return what ``_listed`` does; refuse columns of wrong type, shape or of differing lengths."""
     lengths = {
         name: _check_column(f"{group.name}/{name}", dataset, columns.get(name))[0]
         for name, dataset in group.items()
@@ -273,7 +275,7 @@ def _checked(group: h5py.Group, columns: Mapping[str, ColumnInfo]) -> tuple[list
 def _check_column(
     name: str, dataset: object, info: ColumnInfo | None, axes: int = 1
 ) -> tuple[int, ...]:
-    """The shape of a column; refuses one of another type or number of axes."""
+    """Return the shape of a column; refuse another type or number of axes."""
     if not isinstance(dataset, h5py.Dataset):
         raise SessionError(f"its {name} is not a column of numbers or text")
     shape, dtype = dataset.shape, dataset.dtype
@@ -332,7 +334,7 @@ def _json(group: h5py.Group, name: str, kind: type[_Value]) -> _Value:
 
 
 def _converted(written: str, where: str, kind: type[_Value]) -> _Value:
-    """The value that is written as JSON."""
+    """Return the value that is written as JSON."""
     try:
         if len(written) > _LONGEST_JSON:
             raise ValueError(f"{len(written):,} characters, at most {_LONGEST_JSON:,}")

@@ -1,4 +1,4 @@
-"""How a quantity grows with another: the exponent of a power law, and how sure it is.
+"""The exponent of a power law that relates two quantities, and its interval.
 
 A line is fitted to log y over log x. Two things keep points off it: their own noise, whose standard
 errors are known from the blocks that measured them, and that nothing grows exactly as a power (a
@@ -88,7 +88,7 @@ def longer_half(x: ArrayLike) -> NDArray:
 
 
 def steps_between(x: ArrayLike, y: ArrayLike) -> NDArray:
-    """The exponent from each point's neighbour below to itself: (n,) of ascending x, first NaN."""
+    """Return the exponent from each point's lower neighbour: (n,) of ascending x, first NaN."""
     with np.errstate(all="ignore"):
         log_x, log_y = (np.log(np.asarray(values, np.float64)) for values in (x, y))
         return np.concatenate([[math.nan], np.diff(log_y) / np.diff(log_x)])[: len(log_x)]
@@ -123,7 +123,7 @@ def _line(x: NDArray, y: NDArray, weight: NDArray) -> tuple[float, float, float,
 
 
 def _scatter(x: NDArray, y: NDArray, variance: NDArray) -> float:
-    """The variance that all points have beyond their own, so that chi square is as expected."""
+    """Return the variance of all points beyond their own, so that chi square is as expected."""
     freedom = len(x) - 2
     plain = _line(x, y, np.ones(len(x)))[3] / freedom
     if not variance.max() > 0:

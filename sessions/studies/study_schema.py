@@ -248,5 +248,5 @@ STUDIES = {
 
 
 def columns_of(kind: str, table: str) -> dict[str, ColumnInfo]:
-    """What is known of a table's columns; nothing of a kind that another version makes."""
+    """Return what is known of a table's columns; nothing of a kind that another version makes."""
     return STUDIES.get(kind, {}).get(table, {})

@@ -15,9 +15,9 @@ def is_background(comparison: PairedComparison) -> bool:
 
 
 def newest_requested(comparisons: Sequence[PairedComparison]) -> int | None:
-    """Return the place of the last comparison that somebody requested; None if there is none."""
-    places = range(len(comparisons) - 1, -1, -1)
-    return next((place for place in places if not is_background(comparisons[place])), None)
+    """Return the index of the last comparison that somebody requested; None if there is none."""
+    indices = range(len(comparisons) - 1, -1, -1)
+    return next((index for index in indices if not is_background(comparisons[index])), None)
 
 
 def baselines(session: Session) -> set[int]:

@@ -58,7 +58,7 @@ class Measurement:
 
     @property
     def configuration(self) -> Configuration:
-        """What ran."""
+        """Return what ran."""
         return self.segment.configuration
 
     @property
@@ -103,9 +103,9 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
     groups = _groups(measurements)
     own = groups.get(_key(base), [])
     rounds = {
-        place: logs
-        for place, other in enumerate(measurements)
-        if place != baseline and len(logs := _rounds(base, other))
+        index: logs
+        for index, other in enumerate(measurements)
+        if index != baseline and len(logs := _rounds(base, other))
     }
     repeated = {
         key: group
@@ -113,20 +113,20 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
         if key != _key(base) and _is_comparable(base, group[0]) and _visits(own, group) is not None
     }
     paired = _paired(measurements)
-    found: list[SegmentRatio | None] = []
-    for place, other in enumerate(measurements):
-        if place == baseline:
-            found.append(None)
+    ratios: list[SegmentRatio | None] = []
+    for index, other in enumerate(measurements):
+        if index == baseline:
+            ratios.append(None)
             continue
         ratio = None
         if _is_comparable(base, other):
             ratio = _of_pairs(base, other, paired)
-            if place in rounds:
-                ratio = _of_rounds(rounds[place], len(rounds))
+            if index in rounds:
+                ratio = _of_rounds(rounds[index], len(rounds))
             elif ratio is None and _key(other) in repeated:
                 ratio = _of_repeats(own, repeated[_key(other)], len(repeated))
-        found.append(_with_work(ratio or _unpaired(base, other), base, other))
-    return found
+        ratios.append(_with_work(ratio or _unpaired(base, other), base, other))
+    return ratios
 
 
 def drift_sentence(measurements: Sequence[Measurement], between: str) -> str:
@@ -145,29 +145,33 @@ def drift_sentence(measurements: Sequence[Measurement], between: str) -> str:
 
 def _spread(group: Sequence[Measurement]) -> float:
     """Ratio of the longest to the shortest median if their intervals exclude each other, else 1."""
-    known = [one.summary for one in group if math.isfinite(one.summary.error)]
+    known = [summary.summary for summary in group if math.isfinite(summary.summary.error)]
     if len(known) < 2:
         return 1.0
     # Bonferroni's: of many intervals of 95 % some two exclude each other by chance.
     normal = statistics.NormalDist()
     stretch = normal.inv_cdf(1 - ALPHA / 2 / len(known)) / normal.inv_cdf(1 - ALPHA / 2)
-    low = max(one.median - stretch * one.error for one in known)
-    high = min(one.median + stretch * one.error for one in known)
-    medians = [one.median for one in known]
+    low = max(summary.median - stretch * summary.error for summary in known)
+    high = min(summary.median + stretch * summary.error for summary in known)
+    medians = [summary.median for summary in known]
     return max(medians) / min(medians) if low > high else 1.0
 
 
-def _key(one: Measurement) -> tuple[str, str, str]:
-    """What measurements of one configuration on one machine share."""
-    return repr(one.configuration.flat()), one.clock, repr(machine(one.session.environment))
+def _key(measurement: Measurement) -> tuple[str, str, str]:
+    """Return what measurements of one configuration on one machine share."""
+    return (
+        repr(measurement.configuration.flat()),
+        measurement.clock,
+        repr(machine(measurement.session.environment)),
+    )
 
 
 def _groups(measurements: Sequence[Measurement]) -> dict[Any, list[Measurement]]:
     """Return the measurements by configuration and machine, without those that have no time."""
     groups: dict[Any, list[Measurement]] = {}
-    for one in measurements:
-        if one.summary.median > 0:
-            groups.setdefault(_key(one), []).append(one)
+    for measurement in measurements:
+        if measurement.summary.median > 0:
+            groups.setdefault(_key(measurement), []).append(measurement)
     return groups
 
 
@@ -189,11 +193,11 @@ def _is_comparable(base: Measurement, other: Measurement) -> bool:
 
 
 def _unpaired(base: Measurement, other: Measurement) -> SegmentRatio:
-    for name, one in (("base", base), ("other", other)):
-        if not one.summary.n:
+    for name, measurement in (("base", base), ("other", other)):
+        if not measurement.summary.n:
             return SegmentRatio(math.nan, verdict="", note=f"the {name} has no steady steps")
-        if not one.summary.median > 0:
-            median = f"{one.summary.median:g} ms, expected above 0"
+        if not measurement.summary.median > 0:
+            median = f"{measurement.summary.median:g} ms, expected above 0"
             return SegmentRatio(math.nan, verdict="", note=f"the median of the {name} is {median}")
     if base.clock != other.clock:
         clocks = f"{other.clock} times cannot be compared with {base.clock} times"
@@ -222,16 +226,18 @@ def _paired(
     measurements: Sequence[Measurement],
 ) -> list[tuple[Session, list[Configuration], PairedComparison]]:
     """Return the comparisons of all sessions with their arms, verdicts corrected (Holm)."""
-    sessions = {id(one.session): one.session for one in measurements}.values()
-    found = []
+    sessions = {
+        id(measurement.session): measurement.session for measurement in measurements
+    }.values()
+    paired = []
     for session in sessions:
         for comparison in side_by_side(session.comparisons):
             arms = work.arms_of(session, comparison)
             ends = (comparison.ratio, comparison.low, comparison.high)
             known = all(map(math.isfinite, ends)) and not comparison.facts.get(work.INVALID)
             if len(arms) == 2 and known:
-                found.append((session, arms, comparison))
-    return found
+                paired.append((session, arms, comparison))
+    return paired
 
 
 def _of_pairs(
@@ -280,11 +286,11 @@ def _rounds(base: Measurement, other: Measurement) -> NDArray:
 
 def _of_rounds(logs: NDArray, of: int) -> SegmentRatio:
     """Return the ratio of interleaved rounds; ``of`` verdicts share the error rate (Bonferroni)."""
-    found, (verdict, _) = interval(logs), decide(interval(logs, ALPHA / of), math.log1p(REGION))
-    if not math.isfinite(found.low):
-        return SegmentRatio(math.exp(found.mean), note=f"{found.n} rounds")
-    ratio, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
-    return SegmentRatio(ratio, low, high, PAIRED, verdict, f"{found.n} rounds")
+    time, (verdict, _) = interval(logs), decide(interval(logs, ALPHA / of), math.log1p(REGION))
+    if not math.isfinite(time.low):
+        return SegmentRatio(math.exp(time.mean), note=f"{time.n} rounds")
+    ratio, low, high = (math.exp(end) for end in (time.mean, time.low, time.high))
+    return SegmentRatio(ratio, low, high, PAIRED, verdict, f"{time.n} rounds")
 
 
 # Repeats
@@ -294,11 +300,15 @@ def _visits(
     base: Sequence[Measurement], other: Sequence[Measurement]
 ) -> tuple[list[float], list[float]] | None:
     """Return the log medians of alternating visits of two configurations; None if too few."""
-    sides = [(one, False) for one in base] + [(one, True) for one in other]
+    sides = [(measurement, False) for measurement in base] + [
+        (measurement, True) for measurement in other
+    ]
     sides.sort(key=lambda item: item[0].start)
     visits: tuple[list[float], list[float]] = ([], [])
     for is_other, run in itertools.groupby(sides, key=lambda item: item[1]):
-        visits[is_other].append(statistics.fmean(math.log(one.summary.median) for one, _ in run))
+        visits[is_other].append(
+            statistics.fmean(math.log(measurement.summary.median) for measurement, _ in run)
+        )
     return visits if min(map(len, visits)) >= LEAST_VISITS else None
 
 
@@ -309,12 +319,12 @@ def _of_repeats(
     visits = _visits(base, other)
     if visits is None:
         return None
-    found, strict = (welch(*visits, alpha=alpha) for alpha in (ALPHA, ALPHA / of))
-    if not math.isfinite(found.low):
+    time, strict = (welch(*visits, alpha=alpha) for alpha in (ALPHA, ALPHA / of))
+    if not math.isfinite(time.low):
         return None
     verdict = reading(strict, math.log1p(REGION))
     counts = " and ".join(str(len(side)) for side in visits)
-    ratio, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
+    ratio, low, high = (math.exp(end) for end in (time.mean, time.low, time.high))
     return SegmentRatio(ratio, low, high, REPEATS, verdict, f"{counts} visits in turn")
 
 

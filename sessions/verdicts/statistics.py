@@ -47,7 +47,7 @@ def steady(segment: Segment) -> NDArray:
 
 
 def steady_ms(segment: Segment) -> NDArray:
-    """Times of the steady steps in ms, in the order in which they ran."""
+    """Return times of the steady steps in ms, in the order in which they ran."""
     times: NDArray = step_ms(segment)[steady(segment)]
     return times
 
@@ -162,14 +162,14 @@ class Blocks:
 
 
 def _autocorrelation_time(above: NDArray) -> float:
-    """Steps over which the series repeats itself: 1 + 2 x the sum of its autocorrelations.
+    """Return the steps over which the series repeats itself: 1 + 2 x the sum of autocorrelations.
 
-    Of whether each step is ``above`` the median, which is what the median's variance depends on and
-    which outliers cannot spoil; summed up to five times the result (Sokal's automatic window).
+    The series is ``above``: is a step above the median? The median's variance depends on that, and
+    outliers cannot spoil it. The sum goes up to five times the result (Sokal's automatic window).
     """
     group = -(-len(above) // _LONGEST)
-    whole = len(above) // group * group
-    signal = above[:whole].reshape(-1, group).mean(axis=1)
+    used = len(above) // group * group
+    signal = above[:used].reshape(-1, group).mean(axis=1)
     signal -= signal.mean()
     n = len(signal)
     lags = n // 4

@@ -69,7 +69,9 @@ def messages(
         arms.append(arm)
     asked = {"mode": mode, "toggles": titles, "family": "moe", "budget_s": 60.0}
     title = f"moe train: {mode}"
-    yield protocol.StudyStarted(t_s=now, index=index, kind="attribution", title=title, asked=asked)
+    yield protocol.StudyStarted(
+        t_s=now, index=index, kind="attribution", title=title, request=asked
+    )
     if blocked:
         options = [f"{name}={toggles[name]}" for name in blocked]
         rows = {"toggle": options, "reason": [*blocked.values()]}

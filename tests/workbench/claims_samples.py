@@ -51,7 +51,7 @@ def messages(now: float, upto: int | None = None) -> Iterator[protocol.AnyMessag
         "budget_s": 3.0,
         "limit_s": 0.0,
     }
-    yield protocol.StudyStarted(t_s=now, index=own, kind=claims.KIND, title="claims", asked=asked)
+    yield protocol.StudyStarted(t_s=now, index=own, kind=claims.KIND, title="claims", request=asked)
     columns = claims.columns(rows(upto))
     yield protocol.StudyRows(t_s=now, study=own, table=claims.TABLE, columns=columns, replace=True)
     if upto is None:

@@ -53,7 +53,7 @@ def study(blocks: int = 12, seed: int = 0, faster: float = 1.0, label: str = "de
         kind=breakdown.KIND,
         title=f"hydra base train: {label}",
         start_s=1.0 + seed,
-        asked={"device": "cuda", "label": label, "steps": 3},
+        request={"device": "cuda", "label": label, "steps": 3},
         facts={"step_us": busy * 1.22, "busy_us": busy, "profiled_us": busy * 1.5, "notes": []},
         tables={"kernels": kernels, "gaps": gaps(blocks), **memory()},
     )

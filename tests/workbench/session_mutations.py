@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -65,6 +67,33 @@ def mutate(file: h5py.File, rng: random.Random, count: int) -> list[str]:
         except _UNCHANGEABLE as error:
             done.append(f"{change.__name__} failed: {error}")
     return done
+
+
+def column_cases(contents: list[bytes], path: Path) -> list[tuple[int, str, float]]:
+    """Return a case for each column of numbers of each file and each extreme number.
+
+    Columns that differ in the numbers of their groups alone are one column. ``path`` is scratch.
+    """
+    cases: dict[tuple[int, str, float], None] = {}
+    for number, content in enumerate(contents):
+        path.write_bytes(content)
+        with h5py.File(path) as file:
+            for name in things(file, h5py.Dataset):
+                if file[name].dtype.kind in "fiu":
+                    pattern = re.sub(r"\d+", "*", name)
+                    cases |= dict.fromkeys((number, pattern, float(value)) for value in NUMBERS)
+    return list(cases)
+
+
+def fill_columns(file: h5py.File, pattern: str, value: float) -> str:
+    """Put a number into all rows of the columns of this pattern; return what was done."""
+    for name in things(file, h5py.Dataset):
+        if re.sub(r"\d+", "*", name) == pattern:
+            values = file[name][()]
+            with np.errstate(all="ignore"):
+                values[...] = np.array(value).astype(values.dtype)
+            file[name][...] = values
+    return f"{pattern} {value}"
 
 
 def things(file: h5py.File, kind: type) -> list[str]:

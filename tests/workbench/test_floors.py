@@ -125,7 +125,7 @@ def test_a_floor_that_was_measured_beside_others_says_so_wherever_it_is_told():
     (found,) = calibration.load(CATALOGUE)
     doubt = "perhaps too large, as others used 67 % of the CPU meanwhile: calibrate again"
     assert doubt in calibration.describe(found)
-    assert doubt in calibration.told([found], found.kind)
+    assert doubt in calibration.floor_sentence([found], found.kind)
     calibrate(TRAIN, 0.01)
     assert "perhaps" not in calibration.describe(calibration.load(CATALOGUE)[0])
 
@@ -135,13 +135,13 @@ def test_files_of_before_hold_a_floor_for_every_kind_until_it_has_its_own():
     kind = calibration.kind_of(CATALOGUE, TRAIN)
     command = compared(TRAIN, TRAIN)
     assert command.floor == 0.03 and command.floor_note.endswith("3 % with moe base decode")
-    assert "hydra train in fp32 itself was never" in calibration.told(
+    assert "hydra train in fp32 itself was never" in calibration.floor_sentence(
         calibration.load(CATALOGUE), kind
     )
     calibrate(TRAIN, 0.004)
     assert compared(TRAIN, TRAIN).floor == pytest.approx(0.004)
     assert compared(FORWARD, FORWARD).floor == 0.03, "the old one is kept beside it"
-    said = calibration.told(calibration.load(CATALOGUE), kind)
+    said = calibration.floor_sentence(calibration.load(CATALOGUE), kind)
     assert "0.4 %, calibrated today with hydra tiny train in fp32; nothing" in said
 
 
@@ -176,7 +176,7 @@ def test_a_floor_of_which_nobody_knows_the_host_counts_until_there_is_one_of_the
         assert "3 %" in calibration.describe(
             found
         ) and "its host not recorded" in calibration.describe(found)
-        assert "its host not recorded" in calibration.told([found], found.kind)
+        assert "its host not recorded" in calibration.floor_sentence([found], found.kind)
     calibrate(TRAIN, 0.004)
     (found,) = calibration.load(CATALOGUE)
     assert found.floor == pytest.approx(0.004)
@@ -189,7 +189,7 @@ def test_a_floor_of_which_nobody_knows_the_host_counts_until_there_is_one_of_the
 def test_a_machine_without_any_calibration_claims_whatever_it_measures():
     command = compared(TRAIN, FORWARD)
     assert (command.floor, command.floor_note) == (0.0, "")
-    assert calibration.told([], "any").startswith("Noise floor not known")
+    assert calibration.floor_sentence([], "any").startswith("Noise floor not known")
 
 
 def test_an_attribution_and_a_checklist_respect_the_floors_of_all_that_they_compare():

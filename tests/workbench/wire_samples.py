@@ -127,7 +127,7 @@ def comparison(
     """The last two arms compared, from the first block to the verdict; the second block is void."""
     sent: list[protocol.AnyMessage] = [
         protocol.ComparisonStarted(
-            t_s=now, index=0, arms=["off", "on"], segments=[*segments], asked={"budget_s": 2.0}
+            t_s=now, index=0, arms=["off", "on"], segments=[*segments], request={"budget_s": 2.0}
         )
     ]
     for arm in (0, 1):
@@ -170,7 +170,7 @@ def study(rng: np.random.Generator, now: float) -> list[protocol.AnyMessage]:
     """A study of three points that come one by one, the last of them without a number."""
     sent: list[protocol.AnyMessage] = [
         protocol.StudyStarted(
-            t_s=now, index=0, kind="sweep", title="batch", asked={"values": [1, 2, 4]}
+            t_s=now, index=0, kind="sweep", title="batch", request={"values": [1, 2, 4]}
         )
     ]
     for value in (1, 2, 4):

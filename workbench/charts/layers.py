@@ -30,7 +30,7 @@ Pixels = TypeVar("Pixels", float, Array)
 
 @dataclass(frozen=True)
 class Frame:
-    """What the view box shows: ranges in units of the axes, sizes in pixels, one bin's width."""
+    """The visible part of the view box: ranges in axis units, sizes in pixels, a bin's width."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -76,7 +76,7 @@ class Layer(QGraphicsItem):
         self.setAcceptedMouseButtons(Qt.MouseButton.NoButton)
 
     def entries(self) -> list[Entry]:
-        """What the legend says about this layer; nothing while it has no data."""
+        """Return what the legend says about this layer; nothing while it has no data."""
         return []
 
     def pull(self) -> None:
@@ -135,7 +135,7 @@ class Layer(QGraphicsItem):
 
 @dataclass(frozen=True)
 class Look:
-    """How a layer of tracks appears."""
+    """The appearance of a layer of tracks."""
 
     name: str
     style: Style
@@ -235,11 +235,11 @@ class TrackLayer(Layer):
         return self.extremes() if self.scales else None
 
     def reading(self, x: float) -> str:
-        """The value at ``x`` as text; NaN asks for the newest."""
+        """Return the value at ``x`` as text; NaN means the newest."""
         return self.look_of.unit.text(self.value(x) * self._shown_as)
 
     def value(self, x: float) -> float:
-        """The value at ``x``; NaN asks for the newest."""
+        """Return the value at ``x``; NaN means the newest."""
         return _value(self._shown, x)
 
     def entries(self) -> list[Entry]:
@@ -255,7 +255,7 @@ class TrackLayer(Layer):
         return Entry(self.look_of.name, self.mark, pen, brush, self.reading, widest)
 
     def pens(self) -> tuple[QPen, QBrush]:
-        """What the layer is drawn with."""
+        """Return the pen and brush that draw the layer."""
         look = self.look_of
         return look.style.pen(look.color, look.dash, look.width), QBrush(Qt.BrushStyle.NoBrush)
 
@@ -400,7 +400,7 @@ def _overlaps(track: Source, start: float, stop: float) -> bool:
 
 
 def _value(tracks: Sequence[Source], x: float) -> float:
-    """The value at ``x`` of the track that began last before it; NaN for x: the newest value."""
+    """Return the value at ``x`` of the track that began last before it; the newest for NaN."""
     begun = [track for track in tracks if track.span is not None and not x < track.span[0]]
     if not begun:
         return float("nan")
@@ -409,7 +409,7 @@ def _value(tracks: Sequence[Source], x: float) -> float:
 
 
 def dot(painter: QPainter, center: QPointF, radius: float, color: QColor) -> None:
-    """A filled circle."""
+    """Draw a filled circle."""
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(color)
     painter.drawEllipse(center, radius, radius)

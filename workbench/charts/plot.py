@@ -1,4 +1,4 @@
-"""What a plot is, and what it is drawn from."""
+"""The descriptor of a plot, and the runs that it is drawn from."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Run:
         return self.label or self.session.title
 
     def alone(self, study: Study) -> Run:
-        """The run as if the session had that study only, so that plots show it."""
+        """Return the run as if the session had that study only, so that plots show it."""
         session = replace(self.session, studies=[study])
         return replace(self, session=session, _kept={})
 
@@ -54,7 +54,7 @@ class Run:
         return [segments[number] for number in self.segments if 0 <= number < len(segments)]
 
     def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:
-        """What was kept under ``key``, made when it is first asked for."""
+        """Return the value stored under ``key``, made at its first use."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]  # type: ignore[no-any-return]
@@ -89,12 +89,12 @@ class Plot:
     can_show: Callable[[Sequence[Run]], str | None]
     axis: str  # "time" (x is the session's clock; may be live) or "value"
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    found: Callable[[Sequence[Run]], Mapping[str, tuple[str, ...]]] = lambda runs: {}
+    choices_in: Callable[[Sequence[Run]], Mapping[str, tuple[str, ...]]] = lambda runs: {}
     key: Callable[[Sequence[Run]], object] = lambda runs: None
 
     def choices(self, runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
-        """All options with their choices for these runs."""
-        return {**self.found(runs), **self.options}
+        """Return all options with their choices for these runs."""
+        return {**self.choices_in(runs), **self.options}
 
     def paint(self, plot_item: Canvas, runs: Sequence[Run], style: Style, **options: str) -> None:
         """Draw on an empty canvas, titled."""

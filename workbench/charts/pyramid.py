@@ -117,9 +117,9 @@ def reduce_bins(
 
 
 def _reduce(function: np.ufunc, values: Array) -> Array:
-    """``function`` over every ``BRANCH`` values; the last group may be shorter."""
-    whole = len(values) // BRANCH * BRANCH
-    reduced: Array = function.reduce(values[:whole].reshape(-1, BRANCH), axis=1)
-    if whole == len(values):
+    """Reduce every ``BRANCH`` values with ``function``; the last group may be shorter."""
+    complete = len(values) // BRANCH * BRANCH
+    reduced: Array = function.reduce(values[:complete].reshape(-1, BRANCH), axis=1)
+    if complete == len(values):
         return reduced
-    return np.append(reduced, function.reduce(values[whole:]))
+    return np.append(reduced, function.reduce(values[complete:]))

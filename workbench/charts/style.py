@@ -1,4 +1,4 @@
-"""How a chart is drawn: the theme's colours as Qt pens and fonts, for the screen or for paper."""
+"""The style of a chart: the theme's colours as Qt pens and fonts, for the screen or for paper."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Style:
         return pen
 
     def font(self, *, bold: bool = False, small: bool = False) -> QFont:
-        """The chart's font, with figures of equal width."""
+        """Return the chart's font, with figures of equal width."""
         px = self.font_px - 1 if small else self.font_px
         return _font(QGuiApplication.font().key(), px, bold)
 
@@ -73,17 +73,17 @@ def _font(_application_font: str, px: int, bold: bool) -> QFont:
 
 
 def screen_style(theme: Theme) -> Style:
-    """The style of charts in the window."""
+    """Return the style of charts in the window."""
     return Style(theme, density=0.75)
 
 
 def paper_style(theme: Theme = PRINT) -> Style:
-    """The style of exported charts: larger type, heavier lines, finer data."""
+    """Return the style of exported charts: larger type, heavier lines, finer data."""
     return Style(theme, paper=True, font_px=14, line_px=1.8, density=2.0)
 
 
 def shade(color: str, alpha: float = 1.0) -> QColor:
-    """A theme colour, translucent where ``alpha`` is below 1."""
+    """Return a theme colour, translucent if ``alpha`` is below 1."""
     shaded = QColor(color)
     shaded.setAlphaF(alpha)
     return shaded

@@ -60,8 +60,8 @@ def _checkpointing(catalogue: protocol.Catalogue, budget_s: float) -> list[proto
 
 
 def _sizes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
-    """TF32 takes as much memory as FP32, and less time."""
-    toggles, found = eager(catalogue, precision="tf32"), []
+    """Return the profiles of each size in TF32: it takes as much memory as FP32, and less time."""
+    toggles, commands = eager(catalogue, precision="tf32"), []
     for _, fields, *_ in SIZES[1:]:
         base = configuration(
             "hydra",
@@ -72,12 +72,12 @@ def _sizes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Comm
             sequence=TOKENS,
             model={**fields},
         )
-        found += profiles(base, steps=1, checkpointing="full")
-    return found
+        commands += profiles(base, steps=1, checkpointing="full")
+    return commands
 
 
-def _size_claim(place: int, study: tuple[int, int]) -> Claim:
-    name, _, quote, before, after = SIZES[place]
+def _size_claim(index: int, study: tuple[int, int]) -> Claim:
+    name, _, quote, before, after = SIZES[index]
     return Claim(
         row="H10",
         name=f"gradient checkpointing, {name} parameters",

@@ -41,7 +41,7 @@ def _scan(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Comma
 def _lengths(
     catalogue: protocol.Catalogue, budget_s: float, attention_every: int
 ) -> list[protocol.Command]:
-    """The document's 96M in BF16; on the CPU the tiny one in FP32."""
+    """Return the runs of the document's 96M in BF16; on the CPU of the tiny one in FP32."""
     gpu = on_gpu(catalogue)
     sequences = (4096, 8192, 16384, 32768, 65536) if gpu else (512, 1024, 2048, 4096)
     # Captured: launches take the host as long for few tokens as for many, and would hide the rest.
@@ -56,8 +56,8 @@ def _lengths(
             seconds=min(SECONDS, budget_s),
         )
         # Not ascending: a machine that drifts would look like an exponent.
-        for (place,) in balanced_order([len(sequences)], random.Random(0))
-        for sequence in [sequences[place]]
+        for (index,) in balanced_order([len(sequences)], random.Random(0))
+        for sequence in [sequences[index]]
     ]
 
 
@@ -221,13 +221,13 @@ DOCUMENT = Document(
                     least=millions * (1 - SIZE_TOLERANCE),
                     most=millions * (1 + SIZE_TOLERANCE),
                     read=ledger_value("parameters", preset, 1e6),
-                    study=place,
+                    study=index,
                     needs_gpu=f"{preset} parameters do not fit into every host's memory"
                     if preset == "2.8B"
                     else "",
                     quotes=(says,),
                 )
-                for place, (preset, says, millions) in enumerate(SIZES)
+                for index, (preset, says, millions) in enumerate(SIZES)
             ),
             priority=1,
         ),

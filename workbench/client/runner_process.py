@@ -77,7 +77,7 @@ class Runner:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Return True if the process still runs."""
         return self.process.poll() is None
 
     def send(self, command: protocol.Command) -> bool:
@@ -150,7 +150,7 @@ class Runner:
 
     @property
     def ended_by_force(self) -> bool:
-        """Whether it did not hear Cancel."""
+        """Return True if it did not hear Cancel."""
         return self._cancelled_by is not None
 
     def cancel(self, within_s: float | None = None) -> None:

@@ -157,7 +157,7 @@ def check_session(path: Path | None, other: Path | None = None) -> None:
 
 def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
     """``check_output`` for what the runner writes; of another host's folders nothing is known."""
-    check_output(Path(path.name) if runner_command.is_asked() else path, suffixes)
+    check_output(Path(path.name) if runner_command.is_custom() else path, suffixes)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -229,6 +229,8 @@ def _finite(value: Any) -> Any:
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
+    if hasattr(value, "item"):  # a number of numpy
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

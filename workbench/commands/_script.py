@@ -106,7 +106,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raise ``Mistaken`` for what a script cannot be combined with."""
     if not arguments.script:
         raise Mistaken("there is no command behind --; write `-- python train.py`")
-    if runner_command.is_asked():
+    if runner_command.is_custom():
         raise Mistaken(f"a script runs on this machine; leave {runner_command.OPTION} out")
     for name, title in _OF_MODELS.items():
         default = arguments.parser.get_default(name)

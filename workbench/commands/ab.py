@@ -9,9 +9,10 @@ import msgspec
 
 from sessions.model import Judgement, PairedComparison, Session
 from sessions.studies import prediction
+from sessions.verdicts.arm_results import wrong_arms
 from sessions.verdicts.expectation import at_most
 from sessions.verdicts.multiple_comparisons import judgement_of
-from sessions.verdicts.verdict import LEAST_BUILDS, region_of, wrong_arms
+from sessions.verdicts.verdict import LEAST_BUILDS, region_of
 from sessions.verdicts.verdict_words import (
     budget_of,
     headline,

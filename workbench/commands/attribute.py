@@ -128,7 +128,7 @@ def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     found = as_data(outcome, saved)
     study = newest(outcome.session)
     if study is not None:
-        found |= {**study.asked, **study.facts, "headline": headline(study)}
+        found |= {**study.request, **study.facts, "headline": headline(study)}
         for table in ("arms", "effects", "blocked", "blocks"):
             found[table] = rows(study, table)
         found["wrong"] = wrong_arms(study)

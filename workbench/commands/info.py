@@ -103,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _study(study: Study) -> dict[str, Any]:
     """One study in numbers, each of its tables by rows."""
-    found: dict[str, Any] = {name: getattr(study, name) for name in ("kind", "title", "asked")}
+    found: dict[str, Any] = {"kind": study.kind, "title": study.title, "asked": study.request}
     tables = {name: rows(study, name) for name in study.tables}
     return found | {"facts": study.facts, "tables": tables}
 

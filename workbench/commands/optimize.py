@@ -175,7 +175,7 @@ def _as_data(outcome: Outcome, saved: str | None, study: Study | None) -> dict[s
     if study is None:
         return data
     best = best_row(study)
-    data |= {**study.asked, **study.facts, "headline": headline(study)}
+    data |= {**study.request, **study.facts, "headline": headline(study)}
     data["best"] = None if best is None else toggles_of(study, best)
     for table in (CANDIDATES, OPTIONS, EFFECTS, BLOCKS):
         data[table] = rows(study, table)

@@ -96,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
             answer(memory_difference_table(studies[0], studies[1]).to_markdown())
         for study in studies:
             if "trace" in study.facts:
-                where = runner_command.place(session.environment)
+                where = runner_command.host_suffix(session.environment)
                 answer(f"trace {study.facts['trace']}{where}: open it at ui.perfetto.dev")
         if saved:
             answer(f"saved {saved}")
@@ -147,7 +147,7 @@ def _changes(studies: list[Study]) -> list[dict[str, Any]]:
 def _profile(study: Study) -> dict[str, Any]:
     return {
         "title": study.title,
-        "asked": study.asked,
+        "asked": study.request,
         "facts": study.facts,
         "idle_share": breakdown.idle_share(study),
         "unattributed_share": breakdown.unattributed(study),

@@ -171,7 +171,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for event in session.events:
             if event.kind == "info":
                 answer(event.text)
-        where = runner_command.place(session.environment)
+        where = runner_command.host_suffix(session.environment)
         if where and arguments.save_state is not None:
             answer(f"{arguments.save_state} is{where}")
     code = exit_code(outcome)

@@ -123,7 +123,7 @@ def study_lines(study: Study) -> list[str]:
     for curve in sweep.curves(study):
         lines += _exponents(study, curve)
     lines += sweep.numbers_lines(study)
-    lines.append(f"{study.asked['order']}, seed {study.asked['seed']}")
+    lines.append(f"{study.request['order']}, seed {study.request['seed']}")
     return lines
 
 
@@ -145,13 +145,13 @@ def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> 
     """The outcome for programs."""
     found = as_data(outcome, saved)
     for study in measured[-1:]:
-        found |= {**study.asked, **study.facts}
+        found |= {**study.request, **study.facts}
         for name in (sweep.POINTS, sweep.FITS, sweep.NUMBERS):
             table = {key: column.tolist() for key, column in study.tables.get(name, {}).items()}
             rows = zip(*table.values(), strict=True)
             found[name] = [dict(zip(table, row, strict=True)) for row in rows]
         found["wrong"] = sweep.wrong_arms(study)
-        found["points_asked"] = study.asked["points"]
+        found["points_asked"] = study.request["points"]
     return found
 
 

@@ -225,6 +225,6 @@ PLOT = Plot(
     table=table,
     can_show=_profiles.no_profile,
     axis="value",
-    found=_profiles.choices,
+    choices_in=_profiles.choices,
     key=_profiles.key,
 )

@@ -1,4 +1,4 @@
-"""What the window asks of the runner: the commands, one struct each."""
+"""The commands from the window to the runner, one struct each."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sessions.model import PairedComparison, Session, Study
 from sessions.tables import Table
-from sessions.verdicts.verdict import wrong_arms
+from sessions.verdicts.arm_results import wrong_arms
 from sessions.verdicts.verdict_words import verdict_word
 from workbench.plots import Run
 

@@ -31,7 +31,7 @@ from workbench.runner.wire import Wire
 
 
 class LongRun(Protocol):
-    """What a command starts: it goes on until it is done, or ends with one of run's exceptions."""
+    """The run of a command: it goes on until it is done, or ends with one of run's exceptions."""
 
     @property
     def steps(self) -> int:
@@ -133,8 +133,8 @@ class Engine:
         except BaseException as error:  # noqa: BLE001
             reason, failure = "failed", explain(error)
         if failure is not None:
-            asked = getattr(run, "configuration", getattr(command, "configuration", None))
-            failure = cure(failure, asked, self._rig.device)
+            configuration = getattr(run, "configuration", getattr(command, "configuration", None))
+            failure = cure(failure, configuration, self._rig.device)
             self._wire.send(failure)
             # A mistake took no memory: what was built, and perhaps compiled for minutes, is kept.
             if not failure.fatal and failure.kind != "mistake":

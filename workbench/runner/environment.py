@@ -39,22 +39,22 @@ def environment(device: torch.device) -> dict[str, str]:
     for package in ("triton", "numpy", *OPTIONAL):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
-    if found := compiler(device):
-        facts["compiler"] = found
+    if path := compiler(device):
+        facts["compiler"] = path
     if device.type == "cuda":
         facts |= _gpu_facts(device)
     return facts | {f"{SAMPLING}{name}": how for name, how in sensors(device).items()}
 
 
 def compiler(device: torch.device) -> str:
-    """The compiler that Triton (C) or, on the CPU, torch.compile (C++) finds; empty for none."""
+    """Return the compiler of Triton (C) or, on the CPU, of torch.compile (C++); empty if none."""
     gpu = device.type == "cuda"
     names = (os.environ.get("CC", ""), "gcc", "clang") if gpu else ("g++", "clang++", "c++")
     return next(filter(None, map(shutil.which, names)), "")
 
 
 def driver(device: torch.device) -> str:
-    """The version of the GPU's driver; empty on the CPU, and where it does not tell."""
+    """Return the version of the GPU's driver; empty on the CPU, and if it is unknown."""
     if device.type != "cuda":
         return ""
     import pynvml

@@ -35,7 +35,7 @@ def leave() -> NoReturn:
 
 
 def take_standard_streams() -> tuple[BinaryIO, int]:
-    """Standard input, and a descriptor of standard output, for nobody else.
+    """Return standard input and a descriptor of standard output, reserved for the wire.
 
     What is printed from here on goes to standard error, and processes that are started inherit
     neither: a pipe that one of them held open would seem to have a reader when we are gone.
@@ -123,7 +123,7 @@ class Wire:
         return self._taken(self._queue.get())
 
     def pending(self) -> protocol.Command | None:
-        """The next command that waits already, or None."""
+        """Return the next command that waits already, or None."""
         self.waiting = False  # before the look: a command that arrives after it sets this again
         try:
             command = self._queue.get_nowait()

@@ -137,7 +137,7 @@ class ScriptComparison:
                 index=INDEX,
                 arms=[label_of(self._argv, chosen) for chosen in self._sides],
                 segments=[self._segments[0], self._segments[1]],
-                asked=self._facts,
+                request=self._facts,
             )
         new = self._blocks[self._written :]
         self._written = len(self._blocks)

@@ -26,14 +26,14 @@ def title(font: QFont | None = None) -> QFont:
 
 
 def numbers(font: QFont | None = None) -> QFont:
-    """The interface's face with tabular figures, so that columns of numbers line up."""
+    """Return the interface's face with tabular figures, so that columns of numbers line up."""
     font = QFont(font or QApplication.font())
     font.setFeature(QFont.Tag("tnum"), 1)
     return font
 
 
 def fixed() -> QFont:
-    """The system's face of fixed width, for tracebacks and logs."""
+    """Return the system's face of fixed width, for tracebacks and logs."""
     font: QFont = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont)
     return font
 

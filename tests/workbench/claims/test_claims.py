@@ -23,8 +23,8 @@ from workbench.claims._claim import (
     UNDECIDED,
     Claim,
     Experiment,
-    Found,
     Reading,
+    Results,
     Unmeasured,
     judge,
 )
@@ -109,7 +109,7 @@ def test_the_kernels_that_are_claimed_are_timed_at_the_sizes_that_are_claimed():
 
 @pytest.mark.parametrize(("document", "experiment"), EXPERIMENTS, ids=NAMES)
 def test_a_claim_has_a_bound_and_nothing_holds_that_was_not_measured(document, experiment):
-    empty = Found(Session(), [], [], [["Out of memory: 3 GiB more was needed."]])
+    empty = Results(Session(), [], [], [["Out of memory: 3 GiB more was needed."]])
     for claim in experiment.claims:
         assert claim.least <= claim.most and (claim.least, claim.most) != (-math.inf, math.inf)
         assert claim.says and claim.unit and claim.row[0] in "MAHSE"
@@ -126,7 +126,7 @@ def test_a_claim_has_a_bound_and_nothing_holds_that_was_not_measured(document, e
 def judged(reading, device="cuda", **changes):
     claim = Claim(row="M1", name="", says="", unit="", read=lambda found: reading, **changes)
     experiment = Experiment(name="", how="", commands=lambda *_: [], claims=(claim,))
-    return judge(experiment, claim, device, Found(Session(), [], [], []))
+    return judge(experiment, claim, device, Results(Session(), [], [], []))
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_a_speed_whose_numbers_nobody_checked_holds_only_with_those_words(read):
     arms = study.tables["arms"]
     unknown = np.array(["+ compile" in str(title) for title in arms["title"]])
     study.tables["arms"] = {**arms, "wrong": np.where(unknown, math.nan, arms["wrong"])}
-    reading = read(Found(Session(), [], [study], []))
+    reading = read(Results(Session(), [], [study], []))
     assert not reading.wrong and "numbers not checked" in reading.note
     outcome = judged(reading, least=1.0)
     assert outcome.verdict == HOLDS and "numbers not checked" in outcome.reason
-    known = read(Found(Session(), [], [attribution_samples.study()], []))
+    known = read(Results(Session(), [], [attribution_samples.study()], []))
     assert "numbers not checked" not in known.note
 
 
@@ -213,14 +213,14 @@ def test_an_undecided_claim_says_how_much_more_measuring_should_decide_it():
 @pytest.mark.parametrize("rounds", [1, 5, 7])
 def test_an_attribution_that_was_cut_short_decides_no_speed(rounds):
     study = attribution_samples.study(rounds=rounds, scatter=1e-4)
-    found = Found(Session(), [], [study], [])
+    found = Results(Session(), [], [study], [])
     for read in (speed_up(), slow_down(), speed_up("compile"), step_speed_up("precision")):
         reading = read(found)
         assert reading.rounds == rounds and reading.value > 0
         for bound in ({"least": 1e-3}, {"least": 1e3}, {"most": 1e3}):
             outcome = judged(reading, **bound)
             assert outcome.verdict == UNDECIDED and "of at least 8 rounds" in outcome.reason
-    enough = Found(Session(), [], [attribution_samples.study(rounds=8, scatter=1e-4)], [])
+    enough = Results(Session(), [], [attribution_samples.study(rounds=8, scatter=1e-4)], [])
     assert judged(speed_up()(enough), least=1.0).verdict == HOLDS
     arms = study.tables["arms"]
     study.tables["arms"] = {**arms, "ratio": np.full(len(arms["ratio"]), math.nan)}
@@ -234,7 +234,7 @@ def test_kernels_that_were_timed_in_few_rounds_or_in_none_are_undecided():
         if not numbered:
             for one in timings:
                 one.steps["block"][:] = 0
-        reading = kernel("rope", "one")(Found(Session(), timings, [], []))
+        reading = kernel("rope", "one")(Results(Session(), timings, [], []))
         assert reading.value == pytest.approx(2.5)
         return judged(reading, least=2.0)
 
@@ -257,7 +257,7 @@ def with_blocks(slow: int, factor: float):
         "mean_ms": step_ms[places] * wobble * np.where(places == slow, factor, 1.0),
         "void": np.full(len(places), "", object),
     }
-    return Found(Session(), [], [study], [])
+    return Results(Session(), [], [study], [])
 
 
 @pytest.mark.parametrize("read", [speed_up("compile"), step_speed_up("compile")])
@@ -273,9 +273,10 @@ def test_what_median_steps_show_and_all_steps_together_refute_is_undecided(read)
 
 
 def test_a_rung_is_refuted_by_the_one_before_and_a_slow_down_by_its_own_side():
-    assert step_speed_up("precision")(with_blocks(1, 2.0)).whole == pytest.approx((3.8, 3.9), 0.02)
+    reading = step_speed_up("precision")(with_blocks(1, 2.0))
+    assert reading.of_means == pytest.approx((3.8, 3.9), 0.02)
     slower = slow_down("checkpointing")(with_blocks(3, 2.0))
-    low, high = slower.whole
+    low, high = slower.of_means
     assert low < 2 * slower.value < high and high / low < 1.01
 
 
@@ -304,7 +305,7 @@ def timed(operator, implementation, us, **ledger) -> Segment:
 
 def test_a_kernels_speed_up_is_the_ratio_of_medians_with_an_interval():
     rng = np.random.default_rng(0)
-    found = Found(
+    found = Results(
         Session(),
         [
             timed("rope", "torch", 100 * np.exp(rng.normal(0, 0.01, 30))),
@@ -332,7 +333,7 @@ def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
         settings = {"sequence": size}
         one.configuration = msgspec.structs.replace(one.configuration, settings=settings)
         segments.append(one)
-    found = Found(Session(), segments, [], [])
+    found = Results(Session(), segments, [], [])
     reading = exponent("sequence")(found)
     assert reading.low < power < reading.high
     msgspec.json.encode([reading.value, *reading.ends])  # as the runner's messages are
@@ -342,7 +343,7 @@ def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
     assert per_token.low < 16 ** (power - 1) < per_token.high
     too_few = "3 of 3 sizes were measured in 5 or more steady steps, and 4 are needed"
     with pytest.raises(Unmeasured, match=too_few):
-        exponent("sequence")(Found(Session(), segments[:3], [], []))
+        exponent("sequence")(Results(Session(), segments[:3], [], []))
     for place in (0, 4):
         short = timed("x", "y", np.full(4, 5.0))
         segments[place] = short
@@ -355,7 +356,7 @@ def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
 
 def test_a_ladder_with_a_blocked_rung_has_no_total_but_its_other_rungs():
     study = attribution_samples.study(blocked={"cuda_graphs": "needs a GPU"})
-    found = Found(Session(), [], [study], [])
+    found = Results(Session(), [], [study], [])
     assert speed_up("compile")(found).value == pytest.approx(1 / 0.66, rel=0.03)
     for toggle in ("", "cuda_graphs"):
         with pytest.raises(Unmeasured, match="needs a GPU"):
@@ -368,7 +369,7 @@ def test_the_memory_of_an_arm_counts_once_it_is_known_though_its_time_was_not_me
     arms = {name: column.copy() for name, column in study.tables["arms"].items()}
     arms["state"][-1], arms["reason"][-1], arms["peak_bytes"][-1] = "not built", "too late", peak
     study.tables["arms"] = arms
-    found = Found(Session(), [], [study], [])
+    found = Results(Session(), [], [study], [])
     with pytest.raises(Unmeasured, match="not built: too late"):
         speed_up("cuda_graphs")(found)
     if np.isnan(peak):
@@ -381,7 +382,7 @@ def test_the_memory_of_an_arm_counts_once_it_is_known_though_its_time_was_not_me
 
 def test_an_arm_that_was_not_looked_at_is_neither_right_nor_wrong():
     study = attribution_samples.study()
-    assert arms_right()(Found(Session(), [], [study], [])).value == 1.0
+    assert arms_right()(Results(Session(), [], [study], [])).value == 1.0
     arms = dict(study.tables["arms"])
     late = {"wrong": np.nan, "numerics": ""}
     for name, value in late.items():
@@ -389,4 +390,4 @@ def test_an_arm_that_was_not_looked_at_is_neither_right_nor_wrong():
         arms[name][-1] = value
     study.tables["arms"] = arms
     with pytest.raises(Unmeasured, match="cuda_graphs=on: its numbers were not looked at"):
-        arms_right()(Found(Session(), [], [study], []))
+        arms_right()(Results(Session(), [], [study], []))

@@ -97,7 +97,7 @@ def ends_before(disturbance):
 
 @pytest.mark.parametrize("disturbance", DISTURBANCES)
 def test_identical_kernels_are_told_apart_in_at_most_5_percent(monkeypatch, disturbance):
-    """Found: 0 to 1 %. One after the other, 40 to 100 % of them were told apart."""
+    """Results: 0 to 1 %. One after the other, 40 to 100 % of them were told apart."""
     found = intervals(monkeypatch, disturbance)
     assert all(one.n == rounds.ROUNDS for one in found)
     apart = np.mean([one.low > 0 or one.high < 0 for one in found])

@@ -13,7 +13,7 @@ from sessions.model import Configuration, Phase, Segment, Session, Study
 from sessions.studies import breakdown
 from workbench import protocol
 from workbench.claims import documents
-from workbench.claims._claim import Experiment, Found, Reading, Unmeasured
+from workbench.claims._claim import Experiment, Reading, Results, Unmeasured
 from workbench.claims._course import Course
 from workbench.claims._read import slowest_kernel
 from workbench.claims._read_profiles import (
@@ -39,8 +39,8 @@ def profile(activations: float, peak: float, calls: float) -> Study:
     return Study("profile", "", 0.0, {}, {"peak_bytes": peak}, tables)
 
 
-def found(*studies, segments=(), **more) -> Found:
-    return Found(Session(), segments, studies, **more)
+def found(*studies, segments=(), **more) -> Results:
+    return Results(Session(), segments, studies, **more)
 
 
 def segment(family="mamba2", preset="", settings=None, model=None, **ledger) -> Segment:

@@ -173,7 +173,7 @@ MISFITS = [
 def test_the_rows_of_a_study_are_added_up_or_replaced():
     messages = wire_samples.stream()
     (study,) = recorded(messages).studies
-    assert (study.kind, study.title, study.asked) == ("sweep", "batch", {"values": [1, 2, 4]})
+    assert (study.kind, study.title, study.request) == ("sweep", "batch", {"values": [1, 2, 4]})
     assert study.facts == {"exponent": 0.9}
     points = study.tables["points"]
     np.testing.assert_array_equal(points["value"], [1, 2, 4])

@@ -88,25 +88,25 @@ def test_what_is_no_command_is_a_mistake_of_one_sentence(text, why, capsys, monk
 
 def test_the_option_wins_over_the_environment_and_both_are_gone_afterwards(monkeypatch):
     monkeypatch.setenv(runner_command.VARIABLE, "ssh elsewhere")
-    with runner_command.asked(None):
+    with runner_command.use(None):
         assert runner_command.command() == ("ssh", "elsewhere")
-    with runner_command.asked("ssh gpuhost"):
-        assert runner_command.command() == ("ssh", "gpuhost") and runner_command.is_asked()
-    assert runner_command.command() == runner_command.HERE and not runner_command.is_asked()
+    with runner_command.use("ssh gpuhost"):
+        assert runner_command.command() == ("ssh", "gpuhost") and runner_command.is_custom()
+    assert runner_command.command() == runner_command.HERE and not runner_command.is_custom()
     monkeypatch.setenv(runner_command.VARIABLE, "ssh 'gpu")
     with (
         pytest.raises(ValueError, match=f"^{runner_command.VARIABLE}: "),
-        runner_command.asked(None),
+        runner_command.use(None),
     ):
         pass
     monkeypatch.setenv(runner_command.VARIABLE, "")
-    with runner_command.asked(None):
-        assert not runner_command.is_asked()
+    with runner_command.use(None):
+        assert not runner_command.is_custom()
 
 
 def test_paths_for_another_host_are_sent_as_they_were_given():
     assert runner_command.path(Path("models/mine.py")) == str(Path("models/mine.py").absolute())
-    with runner_command.asked("ssh gpuhost"):
+    with runner_command.use("ssh gpuhost"):
         assert runner_command.path(Path("models/mine.py")) == "models/mine.py"
 
 

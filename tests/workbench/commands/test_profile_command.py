@@ -27,7 +27,11 @@ def answers(catalogue, count=1):
         told += wire_samples.begin(0.1 + index, index)
         told.append(
             protocol.StudyStarted(
-                t_s=0.5 + index, index=index, kind=study.kind, title=study.title, asked=study.asked
+                t_s=0.5 + index,
+                index=index,
+                kind=study.kind,
+                title=study.title,
+                request=study.request,
             )
         )
         for name, table in study.tables.items():

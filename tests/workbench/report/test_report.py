@@ -196,7 +196,7 @@ def test_a_page_of_sessions_that_cannot_be_compared_has_all_else(qapp):
 def test_a_sweep_over_two_fields_has_a_map_of_every_arm(qapp):
     session = gpu_session(steps=60)
     session.studies = [sweep_study(two=True)]
-    arms = session.studies[0].asked["arms"]
+    arms = session.studies[0].request["arms"]
     page = Page(_page.page([Run(session, "one")], sections=["sweep"]))
     assert len(arms) > 1 and len(page.pictures) == len(arms)
     assert all(any(arm.encode() in one for one in page.pictures) for arm in arms)

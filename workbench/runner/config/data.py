@@ -51,31 +51,31 @@ class Batches:
         self.advances = 0
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """Which batch of the ring is current."""
         return max(0, self.advances - 1) % RING
 
     def tensors(self) -> list[Tensor]:
         """Return all dense tensors that lie on the device."""
         rings = [tensor for pair in self._buffers for tensor in pair]
-        held = tensors((self.inputs, self.targets, self.few, self.loose))
-        return [*(each for each in held if each.layout == torch.strided), *rings]
+        dense = tensors((self.inputs, self.targets, self.few, self.loose))
+        return [*(tensor for tensor in dense if tensor.layout == torch.strided), *rings]
 
-    def part(self, place: int, parts: int) -> Batches:
+    def part(self, index: int, parts: int) -> Batches:
         """Return the rows of one of so many equal parts, in the same buffers.
 
         Raises ``Mistake`` for batches that cannot be divided by rows.
         """
         if parts == 1:
             return self
-        held = tensors((self.inputs, self.targets))
-        if self.loose or any(not x.ndim or len(x) != (self._rows or len(x)) for x in held):
+        current = tensors((self.inputs, self.targets))
+        if self.loose or any(not x.ndim or len(x) != (self._rows or len(x)) for x in current):
             raise Mistake(
                 f"own: batches cannot be divided among {parts} ranks unless every input is a dense "
                 "tensor whose first axis is the batch, of one shape in all batches"
             )
         inputs, targets = (
-            map_tensors(every, lambda x: x.chunk(parts)[place])
+            map_tensors(every, lambda x: x.chunk(parts)[index])
             for every in (self.inputs, self.targets)
         )
         return Batches(inputs, targets, self.few, self._buffers)
@@ -94,7 +94,7 @@ class Batches:
         """Return copies of the inputs and targets of the next batch; the current one stays so."""
         count, inputs = self.advances, self.inputs
         before = [buffer.clone() for buffer, _ in self._buffers]  # a model may have changed them
-        self.go_to(self.place + 2)
+        self.go_to(self.index + 2)
         batch: tuple[Tensors, Tensors] = map_tensors((self.inputs, self.targets), torch.clone)
         for (buffer, _), values in zip(self._buffers, before, strict=True):
             buffer.copy_(values)
@@ -152,7 +152,7 @@ def make_batches(
 
 
 def of_build(build: Build) -> Batches:
-    """The batches that an arm's steps read; raises ``Mistake`` for a source that cannot serve."""
+    """Return the batches that an arm's steps read; raises ``Mistake`` for an unusable source."""
     situation = build.situation
     configuration = situation.configuration
     try:

@@ -42,11 +42,11 @@ class Spelling:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def begin(self) -> None:
-        """The next tokens are those of another text."""
+        """Begin another text."""
         self._decoder.reset()
 
     def text(self, tokens: list[int]) -> str:
-        """The next tokens of a text."""
+        """Return the text of the next tokens."""
         if not self._bytes:
             return "".join(f"{token} " for token in tokens)
         # An unfinished character before a token that is no byte is spelt out as broken.

@@ -57,7 +57,7 @@ class Rounds:
         self.number, self._left = number, self.length - done
 
     def spent_ms(self) -> list[float]:
-        """How long each beginning took of those that ended since the last call; never waits."""
+        """Return the duration of each beginning that ended since the last call; never waits."""
         while self._pending and timing.has_passed(self._pending[0][1]):
             start, stop = self._pending.popleft()
             self._spent_ms.append(timing.elapsed_ms(start, stop))

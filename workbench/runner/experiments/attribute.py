@@ -87,7 +87,7 @@ class AttributeRun:
     # What is asked
 
     def _prepare(self) -> Situation:
-        """Check what is asked, and settle which arms there are; the base."""
+        """Check the request, and choose the arms; return the base."""
         command, rig = self._command, self._rig
         if not 0 < command.budget_s <= LONGEST_S:
             raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
@@ -115,7 +115,7 @@ class AttributeRun:
             raise Mistake(f"{error}{'; ' if reasons else ''}{reasons}") from None
         for number, subset in enumerate(subsets):
             self._add_arm(base, number, subset)
-        rig.arms.keep_only(*(one.situation for one in self._alternation.contenders))
+        rig.arms.keep_only(*(contender.situation for contender in self._alternation.contenders))
         return base
 
     def _check_names(self, base: Situation) -> None:
@@ -130,7 +130,7 @@ class AttributeRun:
                 raise Mistake(f"toggle {name}: the base has {option!r} already; leave it out")
 
     def _find_usable(self, base: Situation) -> None:
-        """Which toggles can be used together, in whichever order they are named; why others not."""
+        """Find the toggles that can be used together, in any order, and why others cannot."""
 
         @functools.cache
         def why_not(names: frozenset[str]) -> str:
@@ -140,14 +140,16 @@ class AttributeRun:
                 return str(error)
             return ""
 
-        asked = self._command.toggles
-        catalogue = [name for name in all_toggles() if name in asked]
+        requested = self._command.toggles
+        catalogue = [name for name in all_toggles() if name in requested]
         usable = attribution.in_turn(catalogue, lambda names: not why_not(names))
-        self._names = [name for name in asked if name in usable]
+        self._names = [name for name in requested if name in usable]
         self._blocked = {
-            name: why_not(frozenset([*usable, name])) for name in asked if name not in usable
+            name: why_not(frozenset([*usable, name])) for name in requested if name not in usable
         }
-        self._can_be = lambda chosen: not why_not(frozenset(self._names[one] for one in chosen))
+        self._can_be = lambda chosen: (
+            not why_not(frozenset(self._names[toggle] for toggle in chosen))
+        )
 
     def _situation(self, base: Situation, names: Sequence[str]) -> Situation:
         chosen = {name: self._command.toggles[name] for name in names}
@@ -159,7 +161,7 @@ class AttributeRun:
         return situation
 
     def _add_arm(self, base: Situation, number: int, subset: attribution.Subset) -> None:
-        names = [self._names[place] for place in sorted(subset)]
+        names = [self._names[toggle] for toggle in sorted(subset)]
         arm = Arm(subset, self._title(names))
         self._arms.append(arm)
         try:
@@ -208,7 +210,7 @@ class AttributeRun:
             title += " of the backward pass"
         rig.wire.send(
             protocol.StudyStarted(
-                index=self._study, kind="attribution", title=title, asked=question
+                index=self._study, kind="attribution", title=title, request=question
             )
         )
         if self._blocked:
@@ -252,7 +254,7 @@ class AttributeRun:
             self._send_arms()
 
     def _leave_out(self, contender: Contender, share: float) -> bool:
-        """Whether the time for building is over; the base is built in any case."""
+        """Return True if the time for building is over; the base is built in any case."""
         if self._command.build_s is None or contender.number == 0:
             return False
         allowed_s = share * self._command.build_s
@@ -270,7 +272,7 @@ class AttributeRun:
         return True
 
     def _peak(self, contender: Contender) -> float:
-        """The peak memory of a few steps."""
+        """Return the peak memory of a few steps."""
         rig = self._rig
         rig.memory.new_phase()
         blocks.warm_up_block(rig, contender)
@@ -411,7 +413,7 @@ class AttributeRun:
         self._send("arms", arm_rows(self._arms, table))
 
     def _table(self, values: Sequence[float | None]) -> attribution.Table:
-        """A value of each block as (rounds, arms)."""
+        """Return a value of each block as (rounds, arms)."""
         return attribution.rounds(
             [number for number, _, _ in self._blocks],
             [arm for _, arm, _ in self._blocks],

@@ -147,7 +147,7 @@ class OptimizeRun:
                 index=self._study,
                 kind=KIND,
                 title=f"{configuration.family} {configuration.workload}: best configuration",
-                asked={
+                request={
                     "family": configuration.family,
                     "preset": configuration.preset,
                     "workload": configuration.workload,

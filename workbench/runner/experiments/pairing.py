@@ -184,7 +184,7 @@ class Pairing:
                 index=self._index,
                 arms=list(titles),
                 segments=[base.index, now.index],
-                asked=facts,
+                request=facts,
             )
         )
         return True

@@ -34,19 +34,19 @@ MOST_STEPS = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """How long one build is measured at first; ``why`` says why there is only one, as a clause."""
+    """The duration of one build at first; ``why`` says why there is only one, as a clause."""
 
     slice_s: float = math.inf
     growth: float = 0.0  # of the time so far, as ``GROWTH``
     why: str = ""
 
     def seconds(self, spent_s: float) -> float:
-        """How long to measure a build where so much time was spent on all of them."""
+        """Return how long to measure a build after so much time was spent on all of them."""
         return max(self.slice_s, self.growth * spent_s)
 
     @property
     def least(self) -> int:
-        """How many builds there must be before anything is claimed."""
+        """Return how many builds there must be before anything is claimed."""
         return 1 if math.isinf(self.slice_s) else LEAST_BUILDS
 
 

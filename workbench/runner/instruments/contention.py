@@ -55,7 +55,9 @@ class GpuOthers:
         return self._share
 
     def _read(self) -> float | None:
-        running = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+        running = {
+            process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        }
         own = {pid for pid in running if _is_in(self._group, pid)}
         if not own and len(running) > 1:
             return None  # numbers of another namespace: one of them is ours, and none says which
@@ -71,13 +73,13 @@ class GpuOthers:
 
     def _samples(self) -> list[Any]:
         try:
-            found: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(self._handle, self._seen_us)
+            samples: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(self._handle, self._seen_us)
         except pynvml.NVMLError as error:
             # Nothing new since: the driver answers so, or with success and no sample.
             if error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
                 return []
             raise
-        return found
+        return samples
 
 
 class CpuOthers:
@@ -103,8 +105,8 @@ class CpuOthers:
             before, self._last = self._last, self._counters()
             total, idle = self._last[0] - before[0], self._last[1] - before[1]
             if total > 0:
-                others = total - idle - _spent(before[2], self._last[2])
-                self._share = 100 * min(1.0, max(0.0, others / total))
+                others_s = total - idle - _spent(before[2], self._last[2])
+                self._share = 100 * min(1.0, max(0.0, others_s / total))
             took_s = time.perf_counter() - began_s
             self._due_s = began_s + max(READ_S, took_s / COST_SHARE)
         return self._share
@@ -143,8 +145,8 @@ class Alarm:
     def __init__(self) -> None:
         self._last_s = -QUIET_S
 
-    def told(self, share: float | None, who: str, now_s: float) -> str:
-        """A sentence if they have just begun, otherwise nothing."""
+    def warning(self, share: float | None, who: str, now_s: float) -> str:
+        """Return a sentence if they have just begun, otherwise nothing."""
         if share is None or share < BUSY:
             return ""
         quiet_s, self._last_s = now_s - self._last_s, now_s

@@ -23,7 +23,7 @@ class ProcessSampler:
     def __init__(self, rank: int, pid: int) -> None:
         self.device = f"cpu{rank}"
         self._process = psutil.Process(pid)
-        self.others: GpuOthers | CpuOthers = CpuOthers()
+        self.other_processes: GpuOthers | CpuOthers = CpuOthers()
 
     def fast(self) -> Sample:
         """Resident bytes; nothing of a process that has ended."""
@@ -37,7 +37,7 @@ class ProcessSampler:
         return {}
 
     def how(self) -> dict[str, str]:
-        """How what the host as a whole counts is sampled, the runner's own telemetry tells."""
+        """Return nothing: the runner's own telemetry tells how the host's counters are sampled."""
         return {}
 
 
@@ -79,7 +79,7 @@ class Companions:
     def _begin(self, sampler: Sampler) -> None:
         def seen(sample: Sample) -> None:
             if "others" in sample:
-                self._others[sampler.device] = sample["others"], sampler.others.who
+                self._others[sampler.device] = sample["others"], sampler.other_processes.who
 
         telemetry = Telemetry(self._wire, sampler, seen, main=False)
         self._running.append(telemetry)

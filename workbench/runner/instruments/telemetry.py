@@ -39,18 +39,18 @@ class Sampler(Protocol):
     """Reads one device; columns it leaves out are recorded as NaN."""
 
     device: str
-    others: GpuOthers | CpuOthers
+    other_processes: GpuOthers | CpuOthers
 
     def fast(self) -> Sample:
-        """What is cheap to read."""
+        """Return what is cheap to read."""
         ...
 
     def slow(self) -> Sample:
-        """What takes milliseconds to read; empty where there is nothing of the kind."""
+        """Return what takes milliseconds to read; empty if there is nothing of the kind."""
         ...
 
     def how(self) -> dict[str, str]:
-        """How often each measure of utilization is sampled, or ``ABSENT`` and the reason."""
+        """Return how often each measure of utilization is sampled, or ``ABSENT`` and the reason."""
         ...
 
 
@@ -68,7 +68,7 @@ class HostSampler:
         self._why_no_clock = ""
         self._process = process or psutil.Process()
         self._energy = CpuEnergy()
-        self.others: GpuOthers | CpuOthers = CpuOthers(process)
+        self.other_processes: GpuOthers | CpuOthers = CpuOthers(process)
 
     def fast(self) -> Sample:
         """Busy % since this thread's last call, resident bytes, and what others use."""
@@ -79,7 +79,7 @@ class HostSampler:
         mhz, self._why_no_clock = _cpu_mhz()
         if not self._why_no_clock:
             sample["sm_clock"] = mhz
-        return sample | _others(self.others)
+        return sample | _contention(self.other_processes)
 
     def slow(self) -> Sample:
         """Return the energy of the CPU, where it can be read."""
@@ -87,7 +87,7 @@ class HostSampler:
         return {} if joules is None else {"energy_j": joules}
 
     def how(self) -> dict[str, str]:
-        """The host is read as fast as everything; what a GPU counts is absent."""
+        """Return the sampling of the host: as fast as everything; what a GPU counts is absent."""
         absent = dict.fromkeys(ACTIVITY, f"{ABSENT}{self._why_no_gpu}")
         clock = f"{ABSENT}{self._why_no_clock}" if self._why_no_clock else OFTEN
         why_not = self._energy.why_not
@@ -107,7 +107,7 @@ class NvmlSampler:
         pynvml.nvmlInit()
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
         self._gpm, self._no_gpm = _Gpm.offered(self._handle)
-        self.others: GpuOthers | CpuOthers = GpuOthers(self._handle, group)
+        self.other_processes: GpuOthers | CpuOthers = GpuOthers(self._handle, group)
         self._readings = _Readings(
             {
                 "busy": lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu,
@@ -138,7 +138,7 @@ class NvmlSampler:
 
     def fast(self) -> Sample:
         """Busy, memory, power, clock, temperature, throttle reasons; GPM metrics when due."""
-        sample = self._readings.read() | _others(self.others)
+        sample = self._readings.read() | _contention(self.other_processes)
         if self._gpm is not None:
             sample |= self._gpm.read()
         return sample
@@ -151,8 +151,8 @@ class NvmlSampler:
         """Busy is the driver's own average, over 1/6 to 1 s; GPM's are over the time between."""
         why_not = dict(self._readings.why_not)
         why_not |= dict.fromkeys(ACTIVITY, self._no_gpm) if self._gpm is None else self._gpm.why_not
-        if self.others.why_not:
-            why_not["others"] = self.others.why_not
+        if self.other_processes.why_not:
+            why_not["others"] = self.other_processes.why_not
         often = dict.fromkeys(("busy", "sm_clock", "power_w", "temperature"), OFTEN)
         often["others"] = f"every {READ_S:g} s"
         often |= dict.fromkeys(ACTIVITY, f"mean of {GPM_PERIOD_S:g} s")
@@ -187,7 +187,7 @@ class _Gpm:
 
     @classmethod
     def offered(cls, handle: Any) -> tuple[_Gpm | None, str]:
-        """The reader, or None and the reason why there is none."""
+        """Return the reader, or None and the reason why there is none."""
         try:
             if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 return None, "this GPU has no GPM metrics; Hopper and later have"
@@ -198,7 +198,7 @@ class _Gpm:
             return None, "the installed nvidia-ml-py knows no GPM metrics"
 
     def read(self) -> Sample:
-        """The averages since the last reading, at every second call; otherwise nothing."""
+        """Return the averages since the last reading, at every second call; otherwise nothing."""
         self._calls += 1
         if self._calls % round(GPM_PERIOD_S / PERIOD_S):
             return {}
@@ -209,8 +209,8 @@ class _Gpm:
             request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
             request.numMetrics = len(self._metrics)
             request.sample1, request.sample2 = before, after
-            for place, metric in enumerate(self._metrics.values()):
-                request.metrics[place].metricId = metric
+            for index, metric in enumerate(self._metrics.values()):
+                request.metrics[index].metricId = metric
             pynvml.nvmlGpmMetricsGet(request)
         except pynvml.NVMLError as error:
             self.why_not = dict.fromkeys(self._metrics, f"NVML: {error}")
@@ -222,7 +222,7 @@ class _Gpm:
             for name, metric in read.items()
             if metric.nvmlReturn != pynvml.NVML_SUCCESS
         }
-        return {name: one.value for name, one in read.items() if name not in self.why_not}
+        return {name: metric.value for name, metric in read.items() if name not in self.why_not}
 
 
 class _Readings:
@@ -234,7 +234,7 @@ class _Readings:
         self.why_not: dict[str, str] = {}  # of those that failed
 
     def read(self) -> Sample:
-        """What can be read now."""
+        """Return what can be read."""
         sample, now_s = {}, time.monotonic()
         for name, call in self._calls.items():
             if self._again_s.get(name, 0.0) > now_s:
@@ -249,7 +249,7 @@ class _Readings:
 
 
 def _cpu_mhz() -> tuple[float, str]:
-    """The mean clock of the CPU's cores, and why it is not known; empty where it is."""
+    """Return the mean clock of the CPU's cores, and why it is unknown; empty if it is known."""
     if not hasattr(psutil, "cpu_freq"):  # it is left out where the platform has no way to ask
         return math.nan, "psutil cannot ask for a CPU's clock on this platform"
     try:
@@ -262,14 +262,14 @@ def _cpu_mhz() -> tuple[float, str]:
 
 
 def sensors(device: torch.device) -> dict[str, str]:
-    """How often each sensor is sampled, or ``ABSENT`` and why, as one reading finds it."""
+    """Return how often each sensor is sampled, or ``ABSENT`` and why, by one reading."""
     sampler = make_sampler(device)
     sampler.fast()
     return sampler.how()
 
 
-def _others(others: GpuOthers | CpuOthers) -> Sample:
-    share = others.read()
+def _contention(other_processes: GpuOthers | CpuOthers) -> Sample:
+    share = other_processes.read()
     return {} if share is None else {"others": share}
 
 

@@ -172,7 +172,7 @@ def read(path: Path, device: str) -> Trace:
     return trace
 
 
-def place(trace: Trace, work: Work) -> tuple[str, str]:
+def module_and_phase(trace: Trace, work: Work) -> tuple[str, str]:
     """Return module and phase of the device's work."""
     if work.module:
         return work.module, work.phase

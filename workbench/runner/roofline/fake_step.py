@@ -24,8 +24,10 @@ from workbench.runner.variants.training import Weights
 
 
 def count(situation: Situation) -> Tally:
-    """What one step of the situation does. Raises ``tally.NotCounted``, or whatever torch raises
-    where a step cannot be followed without numbers.
+    """Return the work of one step.
+
+    Raises ``tally.NotCounted``, or whatever torch raises if a step cannot be followed without
+    numbers.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to load, with all of Dynamo
 

@@ -267,7 +267,7 @@ class ScriptWatch:
                 index=self._segment,
                 kind=breakdown.KIND,
                 title=self._command.label,
-                asked={"steps": len(self._step_ms)},
+                request={"steps": len(self._step_ms)},
             )
         )
         names = ["waiting for input", "everything else"]

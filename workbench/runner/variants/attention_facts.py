@@ -1,4 +1,4 @@
-"""How attention ran in a step, for the ledger: by which kernels, why these, and how many fused."""
+"""Attention in a step, for the ledger: its kernels, the reason for them, and how many fused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def attention_facts(arm: Arm) -> dict[str, Scalar]:
-    """Of the step that was watched; nothing where it called no attention.
+    """Return the facts of the watched step; empty if it called no attention.
 
     The reason is the last call's; it is empty where the backend was asked for by name.
     """

@@ -277,7 +277,7 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=2.0)).execute()
     found, session = recorded(rig)
     announced = [m for m in rig.wire.sent if isinstance(m, protocol.ComparisonStarted)]
-    assert announced[0].asked["rebuilt_each_block"] is (short == "while building")
+    assert announced[0].request["rebuilt_each_block"] is (short == "while building")
     assert found.facts["rebuilt_each_block"] is True
     said = "The arms do not fit in memory together: each block built its arm anew."
     assert said in remarks(found)

@@ -304,7 +304,7 @@ def test_a_time_for_building_that_is_none_is_refused(rig, small):
 
 def test_the_backward_pass_is_timed_by_itself_and_checkpointing_makes_it_slower(rig, train):
     study, session = attribute(rig, train, {"checkpointing": "full"}, timed="backward")
-    assert study.asked["timed"] == "backward" and "backward pass" in study.title
+    assert study.request["timed"] == "backward" and "backward pass" in study.title
     whole, _ = recorded_whole(train)
     (arms, whole_arms) = (study.tables["arms"], whole.tables["arms"])
     assert (arms["step_ms"] < whole_arms["step_ms"]).all(), "a part of the step"

@@ -75,7 +75,7 @@ def test_six_checks_are_done_one_by_one_each_with_its_evidence(rig, one):
     session = recorded(rig)
     study = checklist.newest(session)
     assert study.title == "hydra tiny forward: Precision: AMP BF16"
-    assert study.asked["batches"] == [2]  # the configuration's own is 1
+    assert study.request["batches"] == [2]  # the configuration's own is 1
     assert len(session.comparisons) == 1
     assert rig.arms.count <= 2  # those that were compared, and none that was checked
 

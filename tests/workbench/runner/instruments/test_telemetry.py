@@ -64,8 +64,8 @@ def test_what_is_lost_and_comes_back_is_told_once_and_kept_in_the_session():
     there = {"busy": "every 0.05 s"}
     for how in (there, there, {"busy": f"{ABSENT}NVML: Unknown Error"}, there):
         sampled._tell(how)
-    told = [(m.kind, m.text) for m in wire.sent if isinstance(m, protocol.Note)]
-    assert told == [
+    notes = [(m.kind, m.text) for m in wire.sent if isinstance(m, protocol.Note)]
+    assert notes == [
         ("warning", "telemetry: busy is no longer measured (NVML: Unknown Error)"),
         ("info", "telemetry: busy is measured again"),
     ]
@@ -118,9 +118,9 @@ def test_a_cpu_whose_clock_nobody_knows_has_no_clock_in_its_samples_and_says_why
     sampler = HostSampler()
     assert "sm_clock" not in sampler.fast()
     assert sampler.how()["sm_clock"] == f"{ABSENT}{reason}"
-    found = environment(torch.device("cpu"))
-    assert f"no clock: {reason}" in absent(found)
-    assert f"{SAMPLING}sm_clock" in found and sampling(found, "sm_clock") == ""
+    facts = environment(torch.device("cpu"))
+    assert f"no clock: {reason}" in absent(facts)
+    assert f"{SAMPLING}sm_clock" in facts and sampling(facts, "sm_clock") == ""
 
 
 def test_a_cpu_whose_clock_is_known_has_it_in_its_samples_and_says_how_often(monkeypatch):

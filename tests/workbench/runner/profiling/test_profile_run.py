@@ -100,7 +100,8 @@ def test_two_configurations_are_two_studies_aligned_by_module(runner, small, tmp
     assert changes["blocks.0.mlp"].before_us > 0 and changes["blocks.0.mlp"].after_us > 0
     assert {str(one) for one in first.tables["kernels"]["phase"]} == {"forward"}
     configurations = [
-        msgspec.json.decode(one.asked["configuration"], type=type(small)) for one in (first, second)
+        msgspec.json.decode(one.request["configuration"], type=type(small))
+        for one in (first, second)
     ]
     assert configurations[1].model["n_layers"] == 3
     hdf5.save(runner.session, tmp_path / "kept.h5")

@@ -146,9 +146,9 @@ def test_measuring_takes_8_bit_rates_where_they_are_and_keeps_reasons_elsewhere(
     found = roof.measure()
     assert set(found.flops_per_s) == {"float32", "bfloat16", "int8"}
     assert "needs a CUDA GPU" in found.lacking["float8"]
-    roof.found = None
+    roof.measured = None
     roof.at_start()
-    assert roof.found == found and told[-1].source == "kept"
+    assert roof.measured == found and told[-1].source == "kept"
 
 
 def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypatch):
@@ -164,7 +164,7 @@ def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypat
     assert "perhaps too low, as python (process 7) used 25 % of the CPU" in describe(beside)
     assert "while python (process 7) used 25 % of the CPU are not kept" in told[-1].why
     roof.at_start()
-    assert roof.found == quiet and told[-1].why == ""
+    assert roof.measured == quiet and told[-1].why == ""
 
 
 def test_segments_from_before_the_ceilings_hear_of_them_once_they_are_measured(monkeypatch):

@@ -140,12 +140,12 @@ def test_the_allocators_peak_comes_with_what_others_hold_of_it(monkeypatch):
     memory = GpuMemory(torch.device("cuda:0"), lambda one: counted.append(one) or 120)
     assert memory.sample()[:4] == (100, 900, 300, 0), "nobody steps"
     memory.follow(arm)
-    assert [memory.sample().others for _ in range(3)] == [120] * 3
+    assert [memory.sample().others_bytes for _ in range(3)] == [120] * 3
     assert counted == [arm], "once a phase"
     began_ns = time.perf_counter_ns()
     memory.new_phase()
     now = memory.sample()
-    assert now.others == 120 and len(counted) == 2
+    assert now.others_bytes == 120 and len(counted) == 2
     assert (now.peak_of(time.perf_counter_ns()), now.peak_of(began_ns)) == (300, 250)
 
 
@@ -188,7 +188,7 @@ def test_a_segment_is_told_its_highest_steady_peak_without_what_others_held(rig)
 
 def test_where_no_allocator_counts_nothing_is_told_of_an_arms_own_memory(rig):
     assert send(rig, Phase.STEADY, 700.0, math.nan) == []
-    assert math.isnan(Rig(RecordingWire(), torch.device("cpu")).memory.sample().others)
+    assert math.isnan(Rig(RecordingWire(), torch.device("cpu")).memory.sample().others_bytes)
 
 
 def test_what_a_step_gave_is_given_back_before_the_next_one_begins(monkeypatch):
