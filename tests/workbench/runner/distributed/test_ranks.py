@@ -83,7 +83,7 @@ def test_weights_that_another_configuration_trained_are_taken_over(asked):
             arm.step()
     status, text = found(arm)["data_parallel"]
     assert status == "effective" and "2 ranks compute 2 sequences each" in text
-    assert "131 KiB of gradients are averaged in 1 bucket" in text
+    assert "123 KiB of gradients are averaged in 1 bucket" in text
     assert "equal to the last bit" in text
 
 
