@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.workloads import Compute
 
-COMPILED_BUCKET_MB = 100  # Dynamo compiles one graph per bucket, and each costs seconds
 SHARDING = ("gradients", "full", "offload", "hybrid")
 
 
@@ -65,8 +64,6 @@ class Replicate:
             "gradient_as_bucket_view": True,
             "find_unused_parameters": _may_leave_unused(build),
         }
-        if build.situation.option("compile") != "off" and not build.compiles_blocks:
-            self._options["bucket_cap_mb"] = COMPILED_BUCKET_MB
         self._compression = build.gradient_compression
         self._ddp: DistributedDataParallel | None = None
         self._compressed = 0  # numbers that PowerSGD has sent so far

@@ -13,6 +13,7 @@ processes that share the CPU, which shows that results are right and not how fas
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
@@ -65,6 +66,19 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _apply(option: str, build: Build) -> None:
     if not build.sharding:
         build.layout = build.layout._replace(replicate=RANKS[option])
+    if build.situation.option("compile") != "off":
+        build.flags.append(_one_graph)
+
+
+def _one_graph() -> AbstractContextManager[None]:
+    """Compile as for one device: Dynamo would divide graphs by buckets, and knows no Triton there.
+
+    Blocks that are compiled one by one are smaller than a bucket anyway.
+    """
+    import torch._dynamo
+
+    patch: AbstractContextManager[None] = torch._dynamo.config.patch(optimize_ddp=False)
+    return patch
 
 
 def _evidence(option: str, arm: Arm) -> Finding:

@@ -218,7 +218,9 @@ def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
         entered=entered,
         prepare=lambda: happened.append("prepared"),
     )
-    ours, theirs = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
     loop = WorkerLoop(Connection(ours, Order))
     loop._arm = arm
     for _ in range(2):
