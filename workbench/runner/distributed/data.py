@@ -145,10 +145,9 @@ class FullyShard:
         from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
         self.option, self._weights = build.sharding, weights
-        options: dict[str, Any] = {
-            "mesh": weights.mesh.axes("replicate", "shard"),
-            "reshard_after_forward": build.sharding != "gradients",
-        }
+        options: dict[str, Any] = {"mesh": weights.mesh.axes("replicate", "shard")}
+        if build.sharding == "gradients":
+            options["reshard_after_forward"] = False  # otherwise of blocks, and not of the root
         if build.sharding == "offload":
             pins = build.situation.device.type == "cuda"
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=pins)

@@ -157,16 +157,20 @@ def leave_a_shard_out(monkeypatch) -> None:
     monkeypatch.setattr(LocalWeights, "_unshard", own_half)
 
 
-@pytest.mark.parametrize("plant", [None, keep_own_gradients, forget_moments, leave_a_shard_out])
+@pytest.mark.parametrize("plant", [None, keep_own_gradients, forget_moments])
 def test_the_check_of_training_sees_a_shard_that_goes_its_own_way(asked, plant, monkeypatch):
-    arm = divided(asked, "full")
     if plant is not None:
         plant(monkeypatch)
+    arm = divided(asked, "full")
     curve = training_curve.check(arm, torch.float64)
     assert curve.ok == (plant is None), curve.text
-    status, text = found(arm)["sharding"]
-    differ = plant is leave_a_shard_out
-    assert (status == "no effect") == ("ranks differ in" in text) == differ, text
+    assert found(arm)["sharding"][0] == "effective"  # each shard is on one rank alone
+
+
+def test_shards_that_are_not_stored_are_no_effect(asked, monkeypatch):
+    leave_a_shard_out(monkeypatch)
+    status, text = found(divided(asked, "full"))["sharding"]
+    assert status == "no effect" and "ranks differ in" in text, text
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,10 @@ def test_the_check_of_training_sees_a_shard_that_goes_its_own_way(asked, plant, 
         ),
     ],
 )
-def test_what_cannot_be_sharded_says_why_and_what_to_set(asked, toggles, option, reason, fix):
+def test_what_cannot_be_sharded_says_why_and_what_to_set(
+    asked, toggles, option, reason, fix, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     found = blocked(asked, **toggles)["sharding"][option]
     assert reason in found.reason and found.set == fix
     assert "acts on the backward pass" in blocked(asked, "forward")["sharding"][option].reason
@@ -217,12 +224,12 @@ def test_the_estimate_divides_what_is_divided(asked):
 
     whole, gradients, full = map(estimated, ("off", "gradients", "full"))
     assert gradients.optimizer == full.optimizer == whole.optimizer // 2
-    assert gradients.gradients == full.gradients < whole.gradients
-    assert full.weights < whole.weights
+    assert gradients.gradients == full.gradients
+    assert full.weights < whole.weights < gradients.weights  # a shard beside gathered weights
     assert full.total < gradients.total < whole.total
     step = {"workload": "train", "batch": 1, "sequence": 16}
     config = FAMILIES["hydra"].presets["base"]
-    eighth = Sharding(ranks=8, shares_gradients=True, shares_weights=True)
+    eighth = Sharding(ranks=8, shares_weights=True)
     less = FAMILIES["hydra"].footprint(config, sharding=eighth, **step)
     assert less.weights < full.weights and less.optimizer == whole.optimizer // 8
 
