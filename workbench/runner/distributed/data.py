@@ -145,7 +145,8 @@ class FullyShard:
         from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
         self.option, self._weights = build.sharding, weights
-        options: dict[str, Any] = {"mesh": weights.mesh.axes("replicate", "shard")}
+        self.mesh = weights.mesh
+        options: dict[str, Any] = {"mesh": self.mesh.axes("replicate", "shard")}
         if build.sharding == "gradients":
             options["reshard_after_forward"] = False  # otherwise of blocks, and not of the root
         if build.sharding == "offload":

@@ -90,9 +90,9 @@ class Mesh:
 _meshes: dict[tuple[Layout, str], Mesh] = {}
 
 
-def has(layout: Layout, device: torch.device) -> bool:
-    """Return True if the mesh of a layout exists."""
-    return (layout, device.type) in _meshes
+def get(layout: Layout, device: torch.device) -> Mesh | None:
+    """Return the mesh of a layout, if it exists."""
+    return _meshes.get((layout, device.type))
 
 
 def of(layout: Layout, device: torch.device) -> Mesh:

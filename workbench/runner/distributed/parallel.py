@@ -230,6 +230,13 @@ class Parallel:
         self._steps = 0
 
     @property
+    def is_stale(self) -> bool:
+        """True if its model is bound to ranks that have ended, as FSDP's is."""
+        return self.fully_shard is not None and self.fully_shard.mesh is not meshes.get(
+            self.layout, self._device
+        )
+
+    @property
     def _is_replica(self) -> bool:
         """True if each rank has all weights."""
         return self.layout.ranks == self.layout.replicate and not self._build.sharding
@@ -260,7 +267,7 @@ class Parallel:
 
     def _order_build(self, configuration: Configuration) -> worlds.World:
         world = worlds.of(self.ranks, self._device)
-        if not meshes.has(self.layout, self._device):
+        if meshes.get(self.layout, self._device) is None:
             with world.together():
                 world.tell(Arrange(list(self.layout)))
                 meshes.of(self.layout, self._device)

@@ -223,6 +223,8 @@ class Arms:
         """Return the arm of a situation, built now unless it exists; each ``copy`` is an arm."""
         key = _arm_key(situation, copy)
         arm = self._arms.pop(key, None)
+        if arm is not None and arm.divided is not None and arm.divided.is_stale:
+            arm = None
         if arm is None:
             while self._arms and (len(self._arms) >= KEPT_ARMS or is_short(situation.device)):
                 old = self._arms.pop(next(iter(self._arms)))

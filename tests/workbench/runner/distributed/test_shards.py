@@ -257,12 +257,15 @@ def test_steps_leave_nothing_behind(asked):
 
 # The last, as others would need a new worker.
 def test_a_rank_that_ends_takes_no_weights_with_it(asked):
-    arm = divided(asked, "full")
+    arms = Arms()
+    arm = divided(asked, "full", arms)
     before = state(arm)
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         arm.step()
         step_without_peer(arm)
     assert all(torch.equal(value, before[name]) for name, value in state(arm).items())
+    again = divided(asked, "full", arms)  # around new ranks
+    assert found(again)["sharding"][0] == "effective"
 
 
 @pytest.mark.slow
