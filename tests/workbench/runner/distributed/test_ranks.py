@@ -29,7 +29,7 @@ from workbench.runner.distributed.messages import Build, Enter, Leave, Order
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.distributed.worker import WorkerLoop
 from workbench.runner.failures import explain
-from workbench.runner.numerics import training_curve
+from workbench.runner.numerics import comparison, training_curve
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.variants.variant import Arms
 
@@ -231,6 +231,19 @@ def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
         loop.follow(Leave())
     theirs.close()
     assert happened == ["entered", "prepared", "entered"]
+
+
+@needs_cores
+@pytest.mark.parametrize("sharding", ["off", "full"])
+def test_a_model_of_your_own_trains_on_two_ranks(sharding):
+    source = Path(__file__).parents[3] / "examples" / "own_model.py"
+    own = Configuration(
+        family="own", preset="file", model={"source": str(source)}, settings={"batch": 4}
+    )
+    arm = stepped(own, steps=2, arms=Arms(), data_parallel="2", sharding=sharding)
+    assert {status for status, _ in found(arm).values()} == {"effective"}
+    checked = comparison.check(arm, arm.situation)
+    assert checked.ok, checked.text
 
 
 @needs_cores
