@@ -26,7 +26,7 @@ from models.initialisation import Take, initialise, keep_marks
 from models.layers.quantized_linear import saving
 from models.model import Metric, Model
 from models.parallel.pipeline_stages import Stage
-from models.parallel.tensor_parallel_plan import Region, divide
+from models.parallel.tensor_parallel_plan import WHOLE, Region, divide
 
 Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
 WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
@@ -315,23 +315,29 @@ class Family:
         return _with_buffers(model)
 
     def share_divided(
-        self, config: Any, weights: Mapping[str, nn.Parameter], ranks: int, region: Region
+        self,
+        config: Any,
+        weights: Mapping[str, nn.Parameter],
+        ranks: int,
+        region: Region,
+        stage: Stage | None = None,
     ) -> Model:
         """Build one rank's shard by ``parallel.tensor_parallel_plan``, around these ``weights``.
 
-        Its sharded layers communicate with the other ranks' in ``region``.
+        Its sharded layers communicate with the other ranks' in ``region``. With a ``stage``, it is
+        a shard of that stage; with one rank, the complete stage.
         """
-        model = self.build(config)
-        divide(model, ranks, region)
+        model: Any = self.build(config)
+        if stage is not None:
+            model.narrow(stage)
+        if ranks > 1:
+            divide(model, ranks, region)
         model.load_state_dict(weights, assign=True)
         return _with_buffers(model)
 
     def share_stage(self, config: Any, weights: Mapping[str, nn.Parameter], stage: Stage) -> Model:
         """Build a model of one ``stage``, around its ``weights`` by their names there."""
-        model: Any = self.build(config)
-        model.narrow(stage)
-        model.load_state_dict(weights, assign=True)
-        return _with_buffers(model)
+        return self.share_divided(config, weights, 1, WHOLE, stage)
 
     def _read(self, field: ConfigField, value: Any) -> Any:
         """Return ``value`` as the field's kind; raises ``ConfigurationError``."""

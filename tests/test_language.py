@@ -27,10 +27,10 @@ BUDGETS = {
     "workbench": (228, 27),
     "workbench/charts": (0, 0),
     "workbench/plots": (266, 44),
-    "workbench/runner": (523, 103),
+    "workbench/runner": (141, 51),
     "workbench/theming": (0, 0),
     "workbench/ui": (491, 97),
-    "tests": (2268, 53),
+    "tests": (2108, 47),
     "tests/kernels": (0, 0),
     "tests/models": (0, 0),
 }

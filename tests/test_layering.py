@@ -79,7 +79,7 @@ PySide6 numpy msgspec
 .runner.__init__                                               |
 .runner.variants.optimizers .runner | torch torchao bitsandbytes
 .runner.export._onnx_operators                                 | torch onnxscript
-.runner.__main__ .runner.main |
+.runner.__main__ .runner.main .runner.distributed |
 .runner.catalogue .plugins .protocol .runner.config .runner.environment .runner.toggles \
 .runner.workloads kernels models sessions | torch
 .runner.components .runner.components kernels models | torch
@@ -103,10 +103,10 @@ sessions | msgspec torch
 .runner.export .runner.export .runner.config .runner.failures kernels models sessions | \
 msgspec onnxruntime torch
 .runner.failed_options .runner.failures .runner.toggles models sessions |
-.runner.failures .protocol .runner.environment .runner.profiling .runner.ranks \
+.runner.failures .protocol .runner.environment .runner.profiling .runner.distributed \
 .runner.triton_cache kernels models sessions | msgspec torch
 .runner.revision sessions                                      |
-.runner.instruments .runner.instruments .runner.revision .protocol .runner.ranks \
+.runner.instruments .runner.instruments .runner.revision .protocol .runner.distributed \
 .runner.variants .runner.wire kernels models sessions | psutil pynvml torch
 .runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
 .runner.numerics .runner.numerics .protocol .runner.config .runner.context .runner.failures \
@@ -114,9 +114,9 @@ msgspec onnxruntime torch
 .runner.variants .runner.workloads kernels models sessions | msgspec torch
 .runner.profiling .runner.profiling .runner.config .runner.experiments .runner.structures \
 .runner.toggles .runner.variants .runner.workloads kernels models sessions | msgspec torch
-.runner.ranks .runner.ranks .exit_reasons .protocol .runner.config .runner.failures \
-.runner.instruments .runner.numerics .runner.toggles .runner.variants .runner.wire \
-.runner.workloads kernels models sessions | msgspec psutil torch
+.runner.distributed .runner.distributed .exit_reasons .protocol .runner.config \
+.runner.environment .runner.failures .runner.instruments .runner.numerics .runner.toggles \
+.runner.variants .runner.wire .runner.workloads kernels models sessions | msgspec psutil torch
 .runner.roofline .runner.roofline .ceilings .protocol .runner.config .runner.context \
 .runner.environment .runner.instruments .runner.profiling .runner.toggles .runner.variants \
 .runner.wire kernels models sessions | msgspec torch
@@ -127,12 +127,11 @@ psutil pynvml
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.toggles sessions | \
 msgspec torch
 .runner.toggles .runner.toggles .plugins .protocol .runner.config .runner.failures \
-.runner.foreign \
-.runner.numerics .runner.profiling .runner.ranks .runner.roofline .runner.variants \
-.runner.workloads kernels models sessions | torch
+.runner.foreign .runner.numerics .runner.profiling .runner.distributed .runner.roofline \
+ .runner.variants .runner.workloads kernels models sessions | torch
 .runner.triton_cache  |
 .runner.variants .runner.variants .runner.config .runner.decoding .runner.failures \
-.runner.revision .runner.instruments .runner.numerics .runner.profiling .runner.ranks \
+.runner.revision .runner.instruments .runner.numerics .runner.profiling .runner.distributed \
 .runner.roofline .runner.toggles .runner.workloads kernels models sessions | msgspec torch
 .runner.wire .descendants .protocol |
 .runner.workloads .runner.workloads .plugins .protocol .runner.config \

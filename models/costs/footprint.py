@@ -47,32 +47,35 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """State that ranks shard: moments, and optionally gradients and weights."""
+    """State that ranks shard: moments and gradients, and weights between steps.
+
+    ``shares_weights``: gathered weights of a block are released after it has computed.
+    """
 
     ranks: int
-    shares_gradients: bool
     shares_weights: bool
 
     def gradients(self, made: int, costs: Costs, size: Precision) -> int:
         """Return the bytes of gradients when the backward pass has computed ``made`` of them.
 
-        That is the shard, and besides it all of them, or those that are being reduced and their
-        copy.
+        That is the shard, and besides it those that are being reduced and their copy.
         """
         full = costs.parameters * size.weight
         share = -(-full // self.ranks)
-        if not self.shares_gradients:
-            return full + share
         largest = max(_block(costs, size), costs.dim * costs.rows * size.weight)
         return share + min(made, 2 * largest)
 
     def weights(self, costs: Costs, size: Precision) -> int:
-        """Return the bytes of weights, with one block's gathered weights."""
+        """Return the bytes of weights: the shard, and gathered ones beside it.
+
+        These are all of them, or with ``shares_weights`` those outside of blocks and of two blocks.
+        """
         full = costs.parameters * size.weight
+        share = -(-full // self.ranks)
         if not self.shares_weights:
-            return full
-        blocks = _in_blocks(costs) * size.weight
-        return full - blocks + -(-blocks // self.ranks) + _block(costs, size)
+            return share + full
+        outside = full - _in_blocks(costs) * size.weight
+        return share + outside + 2 * _block(costs, size)
 
 
 PRECISIONS: dict[str, Precision] = {

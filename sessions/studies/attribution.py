@@ -26,7 +26,7 @@ allocator and repeats exactly, so that its ratios have no interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec

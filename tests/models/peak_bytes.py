@@ -31,7 +31,7 @@ from kernels import hardware
 from kernels.core import dispatch, triton_helpers
 from models import Family
 from models.parallel.tensor_parallel_plan import divide
-from workbench.runner.ranks.region import AcrossRanks, AlongSequence
+from workbench.runner.distributed.collectives import AcrossRanks, AlongSequence
 
 SDPA = "scaled_dot_product_attention"
 

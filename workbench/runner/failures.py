@@ -16,9 +16,9 @@ from models.execution.cuda_graph import CaptureError
 from sessions.sizes import size_text
 from workbench.protocol import Failure
 from workbench.runner import triton_cache
+from workbench.runner.distributed.connection import RankError
 from workbench.runner.environment import host
 from workbench.runner.profiling.probes import _lines
-from workbench.runner.ranks.group import RankError
 
 # By name: importing the compilers to name their exceptions would cost seconds at every start.
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
@@ -73,11 +73,11 @@ def explain(error: BaseException) -> Failure:
             detail=error.detail,
         )
     if isinstance(error, RankError):
-        if error.told is not None:
-            detail += f"\nOn rank {error.rank}:\n{error.told.detail}"
-        if error.told is not None and error.lacks_memory:
-            sentence = f"Rank {error.rank}: {error.told.sentence}"
-            return msgspec.structs.replace(error.told, sentence=sentence, detail=detail)
+        if (failure := error.failure) is not None:
+            detail += f"\nOn rank {error.rank}:\n{failure.detail}"
+            if error.lacks_memory:
+                sentence = f"Rank {error.rank}: {failure.sentence}"
+                return msgspec.structs.replace(failure, sentence=sentence, detail=detail)
         return Failure(
             kind="ranks",
             sentence=f"Divided step: {first}",

@@ -125,7 +125,15 @@ def _for_nan(failure: protocol.Failure, situation: Situation) -> Iterator[_Choic
     yield {"triton": "off"}, "the operators run in PyTorch, which shows whether a kernel is wrong"
 
 
+def _for_ranks(failure: protocol.Failure, situation: Situation) -> Iterator[_Choice]:
+    devices = [toggle for toggle in all_toggles().values() if toggle.group == "Devices"]
+    used = [toggle for toggle in devices if situation.option(toggle.name) != toggle.off]
+    meaning = "one device continues alone; running again starts the other ranks instead"
+    yield {toggle.name: toggle.off for toggle in used}, meaning
+
+
 _CURES = {
+    "ranks": _for_ranks,
     "compile": _for_compile,
     "out-of-memory": _for_memory,
     "capture": _for_capture,

@@ -8,10 +8,10 @@ import torch
 from sessions.model import Configuration
 from workbench.protocol import Blocked
 from workbench.runner.config import resolve
+from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.profiling.probes import allocations
-from workbench.runner.ranks import group
 from workbench.runner.variants.variant import Arm, Arms
 
 
@@ -48,9 +48,9 @@ def found(arm: Arm) -> dict[str, tuple[str, str]]:
 
 def step_without_peer(arm: Arm) -> None:
     """Kill the only other rank of an arm that is entered, and step on, which fails."""
-    peers = group.current()
-    assert peers is not None
-    (peer,) = peers._peers
+    ranks = world.current()
+    assert ranks is not None
+    (peer,) = ranks.workers
     peer.process.kill()
     peer.process.wait()
     for _ in range(3):  # the first may still be taken

@@ -14,7 +14,7 @@ from runner_driver import FAULTY, Driver
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.client import runner_process
-from workbench.runner.ranks import group
+from workbench.runner.distributed import world
 
 
 @pytest.fixture(scope="session")
@@ -67,9 +67,9 @@ def small() -> Configuration:
 def no_peer_is_left() -> Iterator[None]:
     """Ranks that one test starts serve the next, also of another file, and end with the last."""
     yield
-    group.close()
+    world.close()
     names = [" ".join(child.cmdline()) for child in psutil.Process().children()]
-    assert not [name for name in names if "ranks.peer" in name]
+    assert not [name for name in names if "distributed.worker" in name]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from workbench.protocol.catalogue import expected
 from workbench.runner.config import user_model
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, Toggle, all_toggles
+from workbench.runner.toggles._ranks import layout_of
 from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.pipeline_parallel import of_stages
@@ -120,11 +121,7 @@ def _sharding(situation: Situation) -> models.Sharding | None:
     stage = situation.option("sharding")
     if stage == "off":
         return None
-    return models.Sharding(
-        ranks=ranks_of(situation),
-        shares_gradients=stage != "optimizer",
-        shares_weights=stage == "full",
-    )
+    return models.Sharding(ranks=layout_of(situation).shard, shares_weights=stage != "gradients")
 
 
 def _sizes(situation: Situation) -> dict[str, Any]:

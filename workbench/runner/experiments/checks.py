@@ -16,7 +16,7 @@ from workbench.runner.numerics import comparison
 from workbench.runner.profiling.probes import allocations, graphs, syncs
 from workbench.runner.profiling.probes.graphs import Break
 from workbench.runner.variants.graph_pools import resident_bytes
-from workbench.runner.variants.optimizers import moments
+from workbench.runner.variants.optimizers import moments, parts
 from workbench.runner.variants.variant import Arm
 
 SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds
@@ -69,8 +69,6 @@ def no_syncs(arm: Arm) -> Result:
     """Check that nothing in a step makes the host wait for the device."""
     device = arm.situation.device
     with arm.entered():
-        if arm.divided is not None:
-            arm.divided.spread()
         on_host = arm.trainer.on_host() if arm.trainer is not None else ()
         with syncs.watching(device, on_host, compiled=is_compiled(arm)) as waits:
             step(arm, SYNC_STEPS)
@@ -163,13 +161,9 @@ def steady_memory(arm: Arm, steps: int) -> Result:
 def _standing_bytes(arm: Arm) -> int:
     """Return the bytes between steps: weights, buffers, optimizer; caches are not counted."""
     tensors = (*arm.model.parameters(), *arm.model.buffers())
-    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+    sizes = {part.data_ptr(): part.nbytes for tensor in tensors for part in parts(tensor)}
     if arm.trainer is None:
         return sum(sizes.values())
-    if arm.trainer.shards is not None:
-        return arm.trainer.shards.standing_bytes + sum(
-            buffer.nbytes for buffer in arm.model.buffers()
-        )
     return sum(sizes.values()) + moments(arm.trainer.optimizer).bytes
 
 

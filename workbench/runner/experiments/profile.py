@@ -175,8 +175,6 @@ class ProfileRun:
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
         gradients: list[set[int]] = []
         with arm.entered():
-            if arm.divided is not None:
-                arm.divided.spread()
             known = roles.known(arm, rig.device)
             profiler = torch.profiler.profile(activities=activities, profile_memory=True)
             with _marked(arm, gradients), profiler:
@@ -294,7 +292,7 @@ def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
         if arm.trainer is not None:
             stack.enter_context(
                 marks.before_updates(
-                    arm.trainer.stepped, lambda: gradients.append(roles.gradient_addresses(arm))
+                    arm.trainer.optimizer, lambda: gradients.append(roles.gradient_addresses(arm))
                 )
             )
         yield

@@ -11,10 +11,10 @@ import pynvml
 import torch
 
 from workbench import protocol
+from workbench.runner.distributed import world as worlds
 from workbench.runner.instruments.contention import CpuOthers, GpuOthers
 from workbench.runner.instruments.samplers import Sample, Sampler, nvml_sampler
 from workbench.runner.instruments.telemetry import Telemetry
-from workbench.runner.ranks import group as groups
 from workbench.runner.wire import Wire
 
 
@@ -47,20 +47,20 @@ class Companions:
 
     def __init__(self, wire: Wire, device: torch.device) -> None:
         self._wire, self._device = wire, device
-        self._group: groups.Group | None = None
+        self._group: worlds.World | None = None
         self._running: list[Telemetry] = []
         self._others: dict[str, tuple[float, str]] = {}  # by device: share of others, and who
 
     def follow(self) -> None:
         """Begin or end to sample, where the ranks are others than before."""
-        group = groups.current()
+        group = worlds.current()
         if group is self._group:
             return
         self.stop()
         self._group = group
         if group is None:
             return
-        for rank, pid in enumerate(group.pids, 1):
+        for rank, pid in group.pids.items():
             try:
                 self._begin(self._sampler(rank, pid))
             except (pynvml.NVMLError, psutil.Error) as error:

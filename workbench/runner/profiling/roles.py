@@ -71,22 +71,13 @@ def known(arm: Arm, device: torch.device) -> Known:
         take("gradients", parameter.grad)
     for buffer in arm.model.buffers():
         take("parameters", buffer)
-    shards = None if arm.trainer is None else arm.trainer.shards
-    if shards is not None:
-        for role, shares in (
-            ("parameters", shards.weights()),
-            ("gradients", shards.gradients()),
-            ("optimizer", shards.moments()),
-        ):
-            for share in shares:
-                take(role, share)
-    elif arm.trainer is not None:
+    if arm.trainer is not None:
         for state in arm.trainer.optimizer.state.values():
             for value in state.values():
                 take("optimizer", value)
-        if arm.trainer.buckets is not None:
-            for flat in arm.trainer.buckets.tensors():
-                take("gradients", flat)
+    if arm.divided is not None and arm.divided.replicate is not None:
+        for bucket in arm.divided.replicate.tensors():
+            take("gradients", bucket)
     if on_gpu:
         explained = sum(size for _, size in memory.blocks.values())
         memory.other = max(0, torch.cuda.memory_allocated(device) - explained)

@@ -30,6 +30,8 @@ _UNKNOWN = {
 _UNSEEN = {
     "data_parallel": "how long ranks wait for one another is known once they have run",
     "micro_batches": "how long stages wait for one another is known once they have run",
+    "schedule": "how long stages wait for one another is known once they have run",
+    "gradient_compression": "how long ranks wait for gradients is known once they have run",
     "sharding": "how long ranks wait for one another's shares is known once they have run",
     "cudnn_benchmark": "which algorithms cuDNN finds is known once it has searched",
     **dict.fromkeys(

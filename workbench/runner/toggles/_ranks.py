@@ -1,7 +1,8 @@
-"""What toggles that divide a step among ranks have in common: how many, and what keeps them."""
+"""Toggles of several ranks: how they combine, and what keeps them from being used."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,17 +11,25 @@ import torch.distributed as dist
 from kernels import hardware
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.toggles._toggle import Situation
+from workbench.runner.distributed import world as worlds
+from workbench.runner.distributed.mesh import Layout
+from workbench.runner.toggles._toggle import Finding, Situation, effective, no_effect
 from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.ranks.divided import Divided
+    from workbench.runner.distributed.parallel import Parallel
 
 RANKS = {"off": 1, "2": 2, "4": 4, "8": 8}
+KINDS = {  # toggles whose ranks multiply, and what they are called in a sentence
+    "data_parallel": "data parallelism",
+    "tensor_parallel": "tensor parallelism",
+    "pipeline_parallel": "pipeline parallelism",
+}
 OPTIONS = {"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"}
 
 
-def peaks_text(divided: Divided, *, on_gpu: bool) -> str:
+def peaks_text(divided: Parallel, *, on_gpu: bool) -> str:
     """Which rank needed most memory, as a clause to append; nothing before they were compared."""
     if not any(divided.peaks):
         return ""
@@ -29,23 +38,49 @@ def peaks_text(divided: Divided, *, on_gpu: bool) -> str:
     return f"; {what} {size_text(most)} on rank {divided.peaks.index(most)}, the most of all"
 
 
-# Toggles that take the ranks, each for itself, and what they are called in a sentence.
-_TAKE = {
-    "data_parallel": "data parallelism",
-    "tensor_parallel": "tensor parallelism",
-    "pipeline_parallel": "pipeline parallelism",
-}
+def layout_of(situation: Situation) -> Layout:
+    """Return how the ranks of a situation's steps are laid out."""
+    data = RANKS[situation.option("data_parallel")]
+    sharding = situation.option("sharding")
+    shard = {"off": 1, "hybrid": data // 2}.get(sharding, data)
+    return Layout(
+        pipeline=RANKS[situation.option("pipeline_parallel")],
+        replicate=data // max(shard, 1),
+        shard=max(shard, 1),
+        tensor=RANKS[situation.option("tensor_parallel")],
+    )
 
 
-def taken(toggle: str, situation: Situation) -> Blocked | None:
-    """Why another of these toggles leaves no ranks to this one."""
-    for name, title in _TAKE.items():
-        if name != toggle and situation.option(name) != "off":
-            return Blocked(
-                f"{title} takes the ranks, and the two do not go together yet",
-                f"Switch {title} off.",
-                {name: "off"},
-            )
+def too_many(toggle: str, ranks: int, situation: Situation) -> Blocked | None:
+    """Return why ``ranks`` of this toggle cannot be combined with what others take of them."""
+    others = [name for name in KINDS if name != toggle and situation.option(name) != "off"]
+    product = math.prod(RANKS[situation.option(name)] for name in others) * ranks
+    blocked = too_few(product, situation)
+    if blocked is None or not others or too_few(ranks, situation) is not None:
+        return blocked
+    titles = " and ".join(KINDS[name] for name in others)
+    return Blocked(
+        f"together with {titles} it {blocked.reason}",
+        f"Choose fewer ranks, or switch {titles} off.",
+        dict.fromkeys(others, "off"),
+    )
+
+
+def too_small(batch: int, ranks: int, situation: Situation) -> Blocked | None:
+    """Return why ``ranks`` cannot share a batch, whose parts are micro-batches of a pipeline."""
+    if batch % ranks:
+        return Blocked(
+            f"a batch of {batch} cannot be divided among {ranks} ranks",
+            f"Choose a batch that is a multiple of {ranks}.",
+        )
+    count = situation.option("micro_batches")
+    if situation.option("pipeline_parallel") == "off" or count == "auto":
+        return None
+    if (batch // ranks) % int(count):
+        return Blocked(
+            f"a batch of {batch} cannot be divided among {ranks} ranks and {count} micro-batches",
+            f"Choose a batch that is a multiple of {ranks * int(count)}.",
+        )
     return None
 
 
@@ -78,9 +113,16 @@ def eight_bit(situation: Situation) -> Blocked | None:
 
 
 def too_few(ranks: int, situation: Situation) -> Blocked | None:
-    """Why there cannot be so many ranks on this machine."""
+    """Return why there cannot be so many ranks: on this machine, or of those started outside."""
     if not dist.is_available():
         return Blocked("this torch was built without torch.distributed", "Install another build.")
+    if count := worlds.size_from_outside():
+        if ranks <= count:
+            return None
+        return Blocked(
+            f"needs {ranks} ranks, and {count} were started",
+            f"Start the runner with {ranks} ranks, or choose fewer.",
+        )
     if situation.on_gpu:
         count, what = torch.cuda.device_count(), "GPU"
     else:
@@ -92,3 +134,12 @@ def too_few(ranks: int, situation: Situation) -> Blocked | None:
         f"needs {ranks} {what}s, and this machine has {here}",
         f"Run it on a machine with {ranks} {what}s.",
     )
+
+
+def alike(divided: Parallel, text: str) -> Finding:
+    """Return the finding for ranks that should have equal weights after their steps."""
+    if divided.differing is None:
+        return no_effect(f"{text}; no step was made by all ranks")
+    if divided.differing:
+        return no_effect(f"{text}; ranks differ in {counted(divided.differing, 'parameter')}")
+    return effective(f"{text}; the weights of all ranks are equal to the last bit")

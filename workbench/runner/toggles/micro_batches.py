@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner.ranks.pipeline import PipelineDivided
 from workbench.runner.toggles._ranks import RANKS
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -51,7 +50,13 @@ def micro_batches_of(situation: Situation, stages: int) -> int:
     option = situation.option(TOGGLE.name)
     if option != AUTO:
         return int(option)
-    return suited(int(situation.configuration.settings["batch"]), stages)
+    return suited(_rows(situation), stages)
+
+
+def _rows(situation: Situation) -> int:
+    """Return the rows that a pipeline computes of each batch."""
+    rows = int(situation.configuration.settings["batch"])
+    return rows // RANKS[situation.option("data_parallel")]
 
 
 def least_batch(situation: Situation) -> int:
@@ -69,7 +74,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Switch pipeline parallelism on.",
             {"pipeline_parallel": "2"},
         )
-    batch, count = int(situation.configuration.settings["batch"]), int(option)
+    batch, count = _rows(situation), int(option)
     if batch % count:
         return Blocked(
             f"a batch of {batch} cannot be divided into {count} micro-batches",
@@ -83,15 +88,14 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    divided = arm.divided
-    if not isinstance(divided, PipelineDivided) or not divided.turns:
+    pipeline = None if arm.divided is None else arm.divided.pipeline
+    if pipeline is None or not pipeline.turns:
         return no_effect("no step was made by stages")
-    batch = int(arm.situation.configuration.settings["batch"])
-    forwards = [turn.forwards for turn in divided.turns]
-    held = ", ".join(str(turn.held) for turn in divided.turns)
+    forwards = [turns.forwards for turns in pipeline.turns]
+    in_flight = ", ".join(str(turns.in_flight) for turns in pipeline.turns)
     text = (
-        f"{batch} rows in {forwards[0]} micro-batches; the stages held {held} of them at most "
-        "between their turns"
+        f"{_rows(arm.situation)} rows in {forwards[0]} micro-batches; the ranks had {in_flight} of "
+        "them in flight at most"
     )
     return effective(text) if set(forwards) == {int(option)} else no_effect(text)
 

@@ -11,12 +11,11 @@ micro-batches: each rank has 0.67 of weights, gradients and moments, sends 24 Mi
 their gradients a step and once 147 MiB, the gradient of an embedding that is the head too, and
 waits for 0.11 of the step; the last one, with the head, has more to compute.
 
-Point-to-point calls of torch.distributed, and not its pipelining module, which knows of a loss on
-the last stage alone: blocks here may have losses of their own. The first GPU also keeps the whole
-weights and moments, which other configurations go on from, and so has to hold these too; if a rank
-ends, they are as they were before these steps. Live metrics are of all stages, means over the
-micro-batches. Without a GPU the ranks share the CPU, which shows that it is right and not how fast
-it is.
+torch.distributed.pipelining runs the schedule; losses of a stage's own blocks are injected into
+the gradient of its output. The first GPU also keeps the full weights and moments, from which other
+configurations continue; if a rank ends, they are as they were before these steps. Live metrics are
+of all stages, means over the micro-batches. Without a GPU the ranks share the CPU, which shows that
+results are right and not how fast they come.
 """
 
 from __future__ import annotations
@@ -28,15 +27,13 @@ from models.parallel.pipeline_footprint import largest_stage
 from models.parallel.pipeline_stages import chain
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.ranks.pipeline import PipelineDivided
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
     captured,
     eight_bit,
     peaks_text,
-    taken,
-    too_few,
+    too_many,
 )
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -47,10 +44,12 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.toggles.micro_batches import micro_batches_of, suited
+from workbench.runner.toggles.micro_batches import micro_batches_of
 from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
+    from workbench.runner.distributed.parallel import Parallel
+    from workbench.runner.distributed.pipeline import Pipeline
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
 
@@ -81,16 +80,18 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     found = chain(situation.family, situation.config)
     if found.unstaged:
         return _unstaged(found.unstaged, situation)
-    if why := too_few(ranks, situation):
+    if why := too_many(TOGGLE.name, ranks, situation):
         return why
     if found.n_blocks < ranks:
         return Blocked(
             f"{counted(found.n_blocks, 'block')} cannot be stages on {ranks} ranks",
             "Choose fewer ranks, or a deeper model.",
         )
-    if int(situation.configuration.settings["batch"]) < 2:
+    rows = int(situation.configuration.settings["batch"])
+    rows //= RANKS[situation.option("data_parallel")]
+    if rows < 2:
         return Blocked(
-            "a batch of 1 is one micro-batch: no two stages would ever compute at a time",
+            f"a batch of {rows} is one micro-batch: no two stages would ever compute at a time",
             "Choose a batch of 2 at least.",
         )
     return _other_options(situation)
@@ -103,8 +104,6 @@ def _unstaged(why: str, situation: Situation) -> Blocked:
 
 
 def _other_options(situation: Situation) -> Blocked | None:
-    if why := taken(TOGGLE.name, situation):
-        return why
     if situation.option("activation_offload") == "on":
         return Blocked(
             "what goes to the host and back is counted by call, and stages make several a step",
@@ -121,52 +120,57 @@ def _other_options(situation: Situation) -> Blocked | None:
 
 
 def _apply(option: str, build: Build) -> None:
-    build.pipeline_ranks = RANKS[option]
-    batch = int(build.situation.configuration.settings["batch"])
-    build.micro_batches = build.micro_batches or suited(batch, build.pipeline_ranks)
+    ranks = RANKS[option]
+    build.layout = build.layout._replace(pipeline=ranks)
+    build.micro_batches = build.micro_batches or micro_batches_of(build.situation, ranks)
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
     divided = arm.divided
-    if not isinstance(divided, PipelineDivided):
-        return no_effect("the blocks were not divided")
-    if not divided.turns:
+    pipeline = None if divided is None else divided.pipeline
+    if divided is None or pipeline is None:
+        return no_effect("the blocks are on one rank")
+    if not pipeline.turns:
         return no_effect("no step was made by all ranks")
-    text = _told(divided, arm)
-    if problem := _wrong(divided):
+    text = _describe(divided, pipeline) + peaks_text(divided, on_gpu=arm.situation.on_gpu)
+    if problem := _problem(divided, pipeline):
         return no_effect(f"{text}; {problem}")
     return effective(f"{text}; what the stages trained is rank 0's to the last bit")
 
 
-def _told(divided: PipelineDivided, arm: Arm) -> str:
-    """What the ranks have, did and sent."""
-    stages, first = divided.stages, divided.turns[0]
-    assert stages.whole is not None
-    blocks = ", ".join(str(turn.blocks) for turn in divided.turns)
-    held = ", ".join(str(turn.held) for turn in divided.turns)
-    text = (
-        f"{blocks} blocks on {divided.ranks} ranks, which {first.forwards} micro-batches went "
-        f"through, and of which these held {held} at most; this rank has "
-        f"{size_text(stages.own.bytes)} of {size_text(stages.whole.bytes)} of weights, and made "
+def _describe(divided: Parallel, pipeline: Pipeline) -> str:
+    """Describe what the ranks have, did and sent."""
+    own, full = divided.weights.own, divided.weights.full
+    assert full is not None
+    first = pipeline.turns[0]
+    by_stage = [
+        pipeline.turns[divided.layout.first_of_stage(n)] for n in range(len(pipeline.stages))
+    ]
+    blocks = ", ".join(str(turns.blocks) for turns in by_stage)
+    in_flight = ", ".join(str(turns.in_flight) for turns in by_stage)
+    return (
+        f"{blocks} blocks on {len(by_stage)} stages, which {first.forwards} micro-batches passed, "
+        f"and of which these had {in_flight} in flight at most; this rank has "
+        f"{size_text(own.bytes)} of {size_text(full.bytes)} of weights, and made "
         f"{counted(first.sends, 'send')} and {counted(first.receives, 'receive')} a step, "
-        f"{size_text(first.bytes)} in all"
+        f"{size_text(first.bytes)} in total"
     )
-    return text + peaks_text(divided, on_gpu=arm.situation.on_gpu)
 
 
-def _wrong(divided: PipelineDivided) -> str:
-    """What the ranks did not do, or did another way; empty where all is as it should be."""
-    turns, count = divided.turns, divided.micro_batches
-    for rank, (turn, stage) in enumerate(zip(turns, divided.stages.stages, strict=True)):
-        if turn.blocks != len(stage.blocks):
-            return f"rank {rank} computed {turn.blocks} of its {len(stage.blocks)} blocks"
-        if (turn.forwards, turn.backwards) != (count, count):
+def _problem(divided: Parallel, pipeline: Pipeline) -> str:
+    """Return what the ranks did not do, or did in another way; empty if all is as it should be."""
+    turns, count, layout = pipeline.turns, pipeline.micro_batches, divided.layout
+    for rank, done in enumerate(turns):
+        stage = pipeline.stages[layout.coordinates(rank).pipeline]
+        if done.blocks != len(stage.blocks):
+            return f"rank {rank} computed {done.blocks} of its {len(stage.blocks)} blocks"
+        if (done.forwards, done.backwards) != (count, count):
             return (
-                f"rank {rank} went {turn.forwards} times forward and {turn.backwards} times "
+                f"rank {rank} went {done.forwards} times forward and {done.backwards} times "
                 f"backward, and there are {count} micro-batches"
             )
-    sends, receives = sum(turn.sends for turn in turns), sum(turn.receives for turn in turns)
-    least = 2 * (divided.ranks - 1) * count
+    sends, receives = sum(done.sends for done in turns), sum(done.receives for done in turns)
+    least = 2 * (layout.pipeline - 1) * count * (layout.ranks // layout.pipeline)
     if sends != receives or sends < least:
         return f"{sends} sends and {receives} receives of all ranks, where {least} are needed"
     if divided.differing:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 from models.parallel.tensor_parallel_plan import divisible
 from workbench.protocol import Blocked
-from workbench.runner.ranks.region import GATHER, SCATTERED
-from workbench.runner.ranks.tensor import TensorDivided
+from workbench.runner.distributed.collectives import GATHER, SCATTERED
 from workbench.runner.toggles import tensor_parallel
-from workbench.runner.toggles._ranks import too_few
+from workbench.runner.toggles._ranks import too_many
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -45,7 +44,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Switch tensor parallelism on.",
             {"tensor_parallel": "2"},
         )
-    if few := too_few(ranks, situation):
+    if few := too_many(tensor_parallel.TOGGLE.name, ranks, situation):
         return few
     if why := divisible(situation.family, situation.config).together:
         return Blocked(why, "Choose another model, or leave the stream whole.")
@@ -63,7 +62,7 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    if not isinstance(arm.divided, TensorDivided):
+    if arm.divided is None or arm.divided.layout.tensor == 1:
         return no_effect("the layers were not divided")
     traffic, sequence = arm.divided.traffic, int(arm.situation.configuration.settings["sequence"])
     text = (

@@ -1,18 +1,16 @@
-"""Let each rank of data parallelism keep a share of what every one would hold: ZeRO and FSDP.
+"""Shard gradients, moments and weights among the ranks that share a batch: FSDP (fully_shard).
 
-*Moments*: a rank holds and updates its share of AdamW's moments, and the updated weights are
-gathered (ZeRO 1). *Moments and gradients*: gradients too are summed to the rank that needs them, as
-the backward pass makes them, and none is kept whole (ZeRO 2). *All*: a rank holds its share of each
-block's matrices, which are gathered before the block computes and given up after (ZeRO 3, as FSDP
-does); embedding, head and vectors stay whole. The first two send as much as data parallelism alone;
-the third gathers weights twice a step, and nothing hides that here. Pays where memory is short: for
-a larger batch, or a model whose weights, gradients and moments do not fit together. On two H200s
-HYDRA base (114M parameters in FP32, few tokens) holds 2,195 MiB a GPU at the peak of a step; with
-shared moments 1,975, with gradients too 1,563, with weights too 1,396.
+torch shards each block, and what is in no block, along the first axis. *Gradients and moments*
+keeps gathered weights from the forward to the backward pass (ZeRO 2). *All* releases them in
+between, and gathers them twice (ZeRO 3). *All, on the host* keeps weights and moments of each shard
+in the host's memory and updates them there. *All, within pairs of replicas* shards among half of
+the ranks and replicates over the two halves (HSDP): only gradients cross between the halves, which
+suits two hosts. Pays where memory is short: for a larger batch or model. With torch.compile each
+block is compiled by itself, because weights come and go between blocks. Counted for HYDRA base
+training (114M parameters in FP32) on two ranks: each holds 218 of 436 MiB of weights and 436 of
+871 MiB of moments.
 
-Between configurations the whole weights and moments are on the first GPU, which has to hold these,
-and while steps are made a copy of them is on the host. Autocast's copies of gathered weights stay
-until the backward pass, unless blocks are checkpointed.
+The first GPU also holds the full weights and moments, from which other configurations continue.
 """
 
 from __future__ import annotations
@@ -21,20 +19,19 @@ from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
+from workbench.runner.config import user_model
 from workbench.runner.toggles import data_parallel
+from workbench.runner.toggles._ranks import RANKS, alike, layout_of
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
     Situation,
     Stage,
     Toggle,
-    effective,
     no_effect,
 )
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.ranks.shards import Held
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
 
@@ -46,71 +43,82 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return NEEDS_TRAINING
     if situation.option("data_parallel") == "off":
         return data_parallel.TOGGLE.blocked("2", situation) or Blocked(
-            "a step on one device has no ranks to share it out to",
-            "Divide each step among two ranks.",
+            "one device has no other ranks to share with",
+            "Split each batch among two ranks.",
             {"data_parallel": "2"},
         )
-    if option != "full":
-        return None
-    if situation.option("compile") != "off":
+    if option == "hybrid" and RANKS[situation.option("data_parallel")] < 4:
         return Blocked(
-            "what is compiled does not see the weights of a block come and go",
-            "Share out moments and gradients only.",
-            {"sharding": "gradients"},
+            "two replicas of two shards each need four ranks",
+            "Split each batch among four ranks.",
+            {"data_parallel": "4"},
         )
+    if option == "offload" and (why := _offload(situation)):
+        return why
+    return _others(situation)
+
+
+def _offload(situation: Situation) -> Blocked | None:
+    if situation.option("adamw") == "fused" and situation.on_gpu:
+        return Blocked(
+            "fused AdamW updates weights on the GPU, and these are on the host",
+            "Step lists of tensors.",
+            {"adamw": "foreach"},
+        )
+    if situation.option("precision") == "amp_fp16":
+        return Blocked(
+            "the scale of the loss follows gradients on the GPU, and these are on the host",
+            "Use BF16, which needs no scale.",
+            {"precision": "amp_bf16"},
+        )
+    return None
+
+
+def _others(situation: Situation) -> Blocked | None:
     if situation.option("activation_offload") == "on":
         return Blocked(
-            "what autograd saves would go to the host, gathered weights with it",
+            "gathered weights would go to the host together with the activations",
             "Checkpoint blocks instead.",
             {"activation_offload": "off", "checkpointing": "full"},
+        )
+    if situation.option("fused_add_norm") != "off":
+        return Blocked(
+            "a fused addition needs the next block's norm before its weights are gathered",
+            "Add and normalise apart.",
+            {"fused_add_norm": "off"},
+        )
+    if situation.option("kernel_tuning") == "on":
+        return Blocked(
+            "tiles are tuned in a complete step on one device, which has only its shards",
+            "Take the tiles that are stored.",
+            {"kernel_tuning": "cached"},
         )
     return None
 
 
 def _apply(option: str, build: Build) -> None:
+    layout = layout_of(build.situation)
     build.sharding = option
+    build.layout = build.layout._replace(replicate=layout.replicate, shard=layout.shard)
+    if build.situation.family is not user_model.FAMILY:
+        build.compiles_blocks = True  # which matters only where something is compiled
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
     divided = arm.divided
-    shards = None if divided is None else divided.shards
-    if divided is None or shards is None or shards.held is None:
-        return no_effect("no step was made by ranks that keep shares")
-    held = shards.held
-    text = _told(option, held)
-    if shards.stays:
-        text += "; the whole stays beside it where captured graphs of others read it"
-    if not _is_less(option, held):
-        return no_effect(text)
-    if divided.differing:
-        return no_effect(f"{text}; no longer alike: {counted(divided.differing, 'parameter')}")
-    return effective(f"{text}; gathered, the weights of all ranks are alike to the last bit")
-
-
-def _told(option: str, held: Held) -> str:
-    """What the first rank holds, and what a step sends."""
-    parts = [f"{size_text(held.moments)} of {size_text(held.whole_moments)} of moments"]
-    if option != "optimizer":
-        parts.append(
-            f"{size_text(held.gradients)} of {size_text(held.whole_weights)} of gradients (at most "
-            f"{size_text(held.most_gradients)} while it makes them)"
-        )
-    if option == "full":
-        whole = size_text(held.whole_weights)
-        parts.append(f"{size_text(held.weights)} of {whole} of weights between steps")
-    return (
-        f"a rank holds {', '.join(parts)}; a step has "
-        f"{counted(held.scatters, 'reduce-scatter')} of {size_text(held.scattered_bytes)} and "
-        f"{counted(held.gathers, 'all-gather')} of {size_text(held.gathered_bytes)}"
+    shards = None if divided is None else divided.fully_shard
+    if divided is None or shards is None or arm.trainer is None:
+        return no_effect("no rank has a shard")
+    moments = shards.moment_bytes(arm.trainer.optimizer)
+    text = (
+        f"this rank holds {size_text(shards.bytes)} of {size_text(shards.full_bytes)} of weights "
+        f"and {size_text(moments)} of {size_text(2 * shards.full_bytes)} of moments"
     )
-
-
-def _is_less(option: str, held: Held) -> bool:
-    """Whether each thing that is to be shared out takes less than the whole."""
-    less = held.moments < held.whole_moments and held.scatters > 0 and held.gathers > 0
-    if option != "optimizer":
-        less = less and held.gradients < held.whole_weights
-    return less and (option != "full" or held.weights < held.whole_weights)
+    if option == "offload":
+        text += " on the host"
+    if shards.bytes >= shards.full_bytes or moments >= 2 * shards.full_bytes:
+        return no_effect(text)
+    return alike(divided, text)
 
 
 TOGGLE = Toggle(
@@ -121,12 +129,12 @@ TOGGLE = Toggle(
     stage=Stage.GRAPHS,
     options={
         "off": "Off",
-        "optimizer": "Moments",
-        "gradients": "Moments and gradients",
+        "gradients": "Gradients and moments",
         "full": "All, weights too",
+        "offload": "All, on the host",
+        "hybrid": "All, within pairs of replicas",
     },
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled="divides what data parallelism does, which is not known of inputs of your own",
 )

@@ -23,16 +23,15 @@ from models.parallel.tensor_parallel_footprint import largest_share
 from models.parallel.tensor_parallel_plan import divisible
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.ranks.region import Traffic
-from workbench.runner.ranks.tensor import TensorDivided
+from workbench.runner.distributed.collectives import Traffic
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
+    alike,
     captured,
     eight_bit,
     peaks_text,
-    taken,
-    too_few,
+    too_many,
 )
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -62,7 +61,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             {"workload": "train"},
         )
     found = divisible(situation.family, situation.config)
-    if few := too_few(ranks, situation):
+    if few := too_many(TOGGLE.name, ranks, situation):
         return few
     if not found.layers:
         return Blocked(
@@ -74,8 +73,6 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 
 def _other_options(situation: Situation) -> Blocked | None:
-    if why := taken(TOGGLE.name, situation):
-        return why
     if situation.option("quantization") != "none":
         return Blocked(
             "codes are those of whole layers",
@@ -100,7 +97,7 @@ def _own_timings(situation: Situation) -> Blocked | None:
 
 
 def _apply(option: str, build: Build) -> None:
-    build.tensor_ranks = RANKS[option]
+    build.layout = build.layout._replace(tensor=RANKS[option])
 
 
 def tensor_ranks_of(situation: Situation) -> int:
@@ -131,28 +128,23 @@ def traffic_text(traffic: Traffic) -> str:
 
 def _evidence(option: str, arm: Arm) -> Finding:
     divided = arm.divided
-    if not isinstance(divided, TensorDivided):
+    if divided is None or divided.layout.tensor == 1 or divided.weights.full is None:
         return no_effect("the layers were not divided")
-    shares, traffic = divided.shares, divided.traffic
-    assert shares.whole is not None
-    found = divisible(arm.situation.family, arm.situation.config)
+    own, full, traffic = divided.weights.own, divided.weights.full, divided.traffic
+    layers = divisible(arm.situation.family, arm.situation.config)
     text = (
-        f"{counted(len(found.layers), 'layer')} divided among {divided.ranks} ranks: this one has "
-        f"{size_text(shares.own.bytes)} of {size_text(shares.whole.bytes)} of weights; "
+        f"{counted(len(layers.layers), 'layer')} divided among {divided.layout.tensor} ranks: this "
+        f"one has {size_text(own.bytes)} of {size_text(full.bytes)} of weights; "
         f"{traffic_text(traffic)}"
     )
     text += peaks_text(divided, on_gpu=arm.situation.on_gpu)
-    if found.replicated:
-        text += f"; whole on each: {'; '.join(found.replicated)}"
-    if shares.own.bytes >= shares.whole.bytes or not traffic.bytes:
+    if layers.replicated:
+        text += f"; complete on each rank: {'; '.join(layers.replicated)}"
+    if own.bytes >= full.bytes or not traffic.bytes:
         return no_effect(text)
-    if divided.differing is None:
-        return no_effect(f"{text}; no step was made by all ranks")
-    if divided.differing:
-        return no_effect(
-            f"{text}; no longer alike of what each has: {counted(divided.differing, 'parameter')}"
-        )
-    return effective(f"{text}; what each has is alike on all to the last bit")
+    if not arm.situation.workload.trains:
+        return effective(text)
+    return alike(divided, text)
 
 
 TOGGLE = Toggle(

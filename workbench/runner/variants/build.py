@@ -13,8 +13,9 @@ import torch
 import kernels
 from models import Model
 from workbench.runner.config.data import Batches
+from workbench.runner.distributed.mesh import ONE_RANK, Layout
+from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.ranks.divided import Divided
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.toggles import Situation, Stage, all_toggles
 from workbench.runner.variants.training import Trainer, Weights
@@ -43,12 +44,12 @@ class Build:
         default_factory=lambda: {"dynamic": False, "fullgraph": False}
     )
     compiles_blocks: bool = False  # each block by itself, and not the whole computation
-    ranks: int = 1  # that a batch is divided among
-    sharding: str = ""  # what else these divide: one of ``ranks.shards.STAGES``
-    tensor_ranks: int = 1  # that layers are divided among
-    along_sequence: bool = False  # and the stream between them
-    pipeline_ranks: int = 1  # that blocks are stages on
-    micro_batches: int = 0  # that go through these; 0: as many as suit them
+    layout: Layout = ONE_RANK  # of ranks that make a step together
+    sharding: str = ""  # how these shard weights: one of ``distributed.data.SHARDING``
+    along_sequence: bool = False  # split the stream between layers that ranks divide
+    gradient_compression: str = "off"
+    schedule: str = "1f1b"  # of a pipeline
+    micro_batches: int = 0  # that pass the stages of a pipeline; 0: as many as suit them
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(
         default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
@@ -91,13 +92,16 @@ def assemble(
     model: Model,
     weights: Weights | Quantized,
     batches: Batches,
-    divided: Divided | None = None,
+    divided: Parallel | None = None,
 ) -> Assembled:
     """Return the step of a transformed model; call it inside the build's flags.
 
     ``batches`` are those of this rank, where the step is divided.
     """
     workload, trainer = build.situation.workload, None
+    if divided is not None:
+        divided.shard(model)
+        weights = divided.weights.own
     if workload.trains:
         assert isinstance(weights, Weights), "codes cannot be trained"
         trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
@@ -106,8 +110,8 @@ def assemble(
     if divided is None or trainer is None:
         step = workload.step(bench, compute)
     else:
-        divided.follow(trainer, model)
-        step = workload.step(bench, divided.mean(compute))
+        divided.follow(trainer)
+        step = workload.step(bench, divided.loss_of_step(compute, model))
     for wrap_step in build.step_wrappers:
         step = wrap_step(step)
     if divided is not None:
@@ -132,7 +136,7 @@ def make_bench(
     )
 
 
-def make_compute(build: Build, bench: Bench, divided: Divided | None = None) -> Compute:
+def make_compute(build: Build, bench: Bench, divided: Parallel | None = None) -> Compute:
     """Return what a step computes, under autocast and with the build's wrappers around it."""
     with _region(build):  # a KV cache is made in the dtype that will compute
         compute = build.situation.workload.compute(bench)

@@ -34,6 +34,8 @@ def _held(arm: Arm) -> Iterator[Tensor]:
     yield from arm.weights.tensors()
     if arm.trainer is not None:
         yield from arm.trainer.tensors()
+    if arm.divided is not None and arm.divided.replicate is not None:
+        yield from arm.divided.replicate.tensors()
     yield from arm.model.buffers()
     yield from arm.batches.tensors()
     if arm.decoder is not None:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 def preparations(build: Build) -> list[Callable[[Arm], None]]:
     """Return what an arm has to do before its first step; nothing if it need not measure."""
     situation = build.situation
-    alone = build.ranks == build.tensor_ranks == build.pipeline_ranks == 1
-    if not (situation.on_gpu and alone):
+    if not situation.on_gpu or build.layout.ranks > 1:
         return []
     operators = situation.family.operators
     names = frozenset(kernels.OPS)

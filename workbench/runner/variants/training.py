@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.runner.ranks.buckets import Buckets
-from workbench.runner.ranks.shards import Shards
+from models.initialisation import keep_marks
 from workbench.runner.variants.optimizers import eight_bit_adamw, parts
 
 LEARNING_RATE = 3e-4
@@ -25,58 +24,36 @@ class Trainer:
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
-        # Of an arm whose gradients are averaged over ranks.
-        self.buckets: Buckets | Shards | None = None
-        self.backward: Callable[[torch.Tensor], None] = torch.Tensor.backward  # without buckets
-        self.after_backward: Callable[[], None] | None = None  # where ranks have parts of gradients
-        # Of an arm whose gradients are divided among ranks: which updates all of them skip.
+        self.backward: Callable[[torch.Tensor], None] = torch.Tensor.backward
+        # Of a variant of several ranks: what completes gradients, and which updates all of them
+        # skip.
+        self.after_backward: Callable[[], None] | None = None
         self.agree: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None = None
-
-    @property
-    def shards(self) -> Shards | None:
-        """Return what this rank stores of an arm whose ranks shard weights or moments."""
-        return self.buckets if isinstance(self.buckets, Shards) else None
-
-    @property
-    def stepped(self) -> torch.optim.Optimizer:
-        """The optimizer that steps: over this rank's share, where it has that now."""
-        shards = self.shards
-        own = None if shards is None else shards.optimizer
-        return self.optimizer if own is None else own
 
     def update(self, loss: torch.Tensor) -> None:
         """Backward pass and optimizer step; gradients and the graph of the loss are freed."""
-        scaled = loss if self.scaler is None else self.scaler.scale(loss)
-        if self.buckets is None:
-            self.backward(scaled)
-        else:
-            self.buckets.backward(scaled)
+        self.backward(loss if self.scaler is None else self.scaler.scale(loss))
         if self.after_backward is not None:
             self.after_backward()
         if self.scaler is None:
-            self.stepped.step()
+            self.optimizer.step()
         else:
             if self.agree is not None:
-                self.agree(self.scaler, self.stepped)
-            self.scaler.step(self.stepped)
+                self.agree(self.scaler, self.optimizer)
+            self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.shards is not None:
-            self.shards.gather()
         forget_graph(loss)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the optimizer's state of each parameter, and what gradients are gathered in."""
-        if self.shards is None:
-            yield from _state(self.optimizer)
-        if self.buckets is not None:
-            yield from self.buckets.tensors()
+        """Yield the moments and step counts of each parameter."""
+        yield from _state(self.optimizer)
 
     def on_host(self) -> set[int]:
         """Addresses of the step counts that AdamW keeps on the host whatever the device."""
         counts = [
-            self.stepped.state.get(parameter, {}).get("step")
-            for group in self.stepped.param_groups
+            self.optimizer.state.get(parameter, {}).get("step")
+            for group in self.optimizer.param_groups
             if not (group.get("capturable") or group.get("fused"))
             for parameter in group["params"]
         ]
@@ -102,26 +79,41 @@ class Weights:
     others, which begin at zero.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: dict[str, nn.Parameter], source: Weights | None = None) -> None:
+        """``source``: other weights in the same memory, whose moments are used."""
+        self.parameters, self._source = parameters, source
+        self.entries = 0  # of variants of one rank that may have trained them
         self._drawn = {name: parameter._version for name, parameter in parameters.items()}
         self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
         self._eight_bit: dict[str, torch.optim.Optimizer] = {}
         self._stepping: torch.optim.Optimizer | None = None  # the AdamW that stepped last
         self._scaler: torch.amp.GradScaler | None = None
-        self.away: list[Tensor] = []  # where parameters lie when they are not a rank's share
 
     @property
     def bytes(self) -> int:
-        """Bytes of the parameters."""
-        return sum(tensor.nbytes for tensor in _distinct(self.parameters.values()))
+        """Bytes of the parameters; of FSDP's shards those of this rank."""
+        distinct = _distinct(self.parameters.values())
+        return sum(part.nbytes for parameter in distinct for part in parts(parameter))
+
+    def alias(self) -> Weights:
+        """Return weights of other parameters in the same memory, moments included.
+
+        Hooks on such parameters, and the nodes that accumulate their gradients, are not those of
+        the variants that compute with these ones.
+        """
+        aliases: dict[int, nn.Parameter] = {}
+        for parameter in _distinct(self.parameters.values()):
+            twin = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+            aliases[id(parameter)] = keep_marks(parameter, twin)
+        named = {name: aliases[id(parameter)] for name, parameter in self.parameters.items()}
+        return Weights(named, source=self)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the parameters, and their gradients if there are any."""
         for parameter in _distinct(self.parameters.values()):
-            yield parameter
+            yield from parts(parameter)
             if parameter.grad is not None:
-                yield parameter.grad
+                yield from parts(parameter.grad)
 
     def states(self) -> Iterator[Tensor]:
         """Yield the state of the optimizers; some tensors more than once."""
@@ -179,8 +171,11 @@ class Weights:
 
     def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
         optimizer = plain_optimizer(self.parameters.values(), **options)
-        if self._optimizers:
-            state = next(iter(self._optimizers.values())).state_dict()
+        before = next(iter(self._optimizers.values()), None)
+        if self._source is not None:
+            before = self._source._optimizer(options)  # type: ignore[assignment]
+        if before is not None:
+            state = before.state_dict()
             for group in state["param_groups"]:
                 group.update(options)
             optimizer.load_state_dict(state)  # keeps the tensors; moves step counts to the device

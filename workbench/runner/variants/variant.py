@@ -24,13 +24,13 @@ from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner.config import global_flags, user_model
 from workbench.runner.config.data import Batches, Tensors, batches_of
 from workbench.runner.decoding.rounds import Rounds
+from workbench.runner.distributed import world
+from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics.state.isolation import Remembered, probed
 from workbench.runner.profiling.probe import Probe, probe
-from workbench.runner.ranks import choose, group
-from workbench.runner.ranks.divided import Divided
 from workbench.runner.revision import source_facts
 from workbench.runner.toggles import Situation, Toggle, all_toggles, unknown
 from workbench.runner.variants import measured_choices
@@ -59,7 +59,7 @@ class Arm:
     model: Model
     batches: Batches  # of this rank
     all_batches: Batches  # of all ranks, in the same buffers
-    divided: Divided | None  # where there are several
+    divided: Parallel | None  # where there are several
     trainer: Trainer | None
     step: Step
     compute: Compute  # what the step computes, autocast and compiled, without its update
@@ -97,6 +97,8 @@ class Arm:
             stack.enter_context(self.compiles.following())
             if self.trainer is not None and isinstance(self.weights, Weights):
                 self.weights.hand_over(self.trainer.optimizer)
+                if self.divided is None:
+                    self.weights.entries += 1
             if self.divided is not None:
                 stack.enter_context(self.divided.entered(self))
             yield
@@ -125,8 +127,8 @@ class Arm:
 
         They are drawn from the seed again if only quantized codes are in memory.
         """
-        if self.divided is not None and self.divided.whole is not None:
-            return self.divided.whole
+        if self.divided is not None and self.divided.full is not None:
+            return self.divided.full
         if isinstance(self.weights, Weights) and self.divided is None:
             return self.weights.parameters  # and not the model's: it might hold others by mistake
         if not self.quantization:
@@ -230,6 +232,8 @@ class Arms:
         """Return the arm of a situation, built now unless it exists; each ``copy`` is an arm."""
         key = _arm_key(situation, copy)
         arm = self._arms.pop(key, None)
+        if arm is not None and arm.divided is not None and arm.divided.is_stale:
+            arm = None
         if arm is None:
             while self._arms and (len(self._arms) >= KEPT_ARMS or is_short(situation.device)):
                 old = self._arms.pop(next(iter(self._arms)))
@@ -241,7 +245,7 @@ class Arms:
                 situations = [arm.situation for arm in self._arms.values()]
                 self._weights.keep_structures([*situations, situation])
             try:
-                arm = self._build(situation, phases)
+                arm = self._build(situation, phases, copy)
             finally:
                 self._others.clear()
         self._arms[key] = arm
@@ -273,7 +277,7 @@ class Arms:
         self._weights.drop_gradients()
         gc.collect()
         free_memory()
-        group.forget_arms()
+        world.forget_variants()
         return count
 
     def numbers_of(self, situation: Situation) -> Numerics | None:
@@ -292,14 +296,14 @@ class Arms:
         self._numbers.clear()
         gc.collect()  # arms that were compiled, or divided among ranks, are in cycles
         free_memory()
-        group.forget_arms()
+        world.forget_variants()
 
     def keep_only(self, *situations: Situation) -> None:
         """Free everything if any of it belongs to another model or seed than these."""
         if not self._weights.are_of(situations):
             self.forget_all()
 
-    def _build(self, situation: Situation, phases: PhaseTracker) -> Arm:
+    def _build(self, situation: Situation, phases: PhaseTracker, copy: int) -> Arm:
         began = time.perf_counter()
         configuration, workload = situation.configuration, situation.workload
         build = Build(situation, phases)
@@ -329,14 +333,15 @@ class Arms:
         build.model = model
         model.train(workload.trains)
         all_batches = batches_of(situation, dtype)
-        divided = choose.divided(build, part, model)
+        divided = None if part is None else Parallel(build, part, model)
         batches = all_batches
         if divided is not None:
-            divided.gather(configuration)
             divided.others_bytes = self.others_bytes
             batches = divided.share(all_batches)
         cast = autocast(build)
         with contextlib.ExitStack() as stack:
+            if divided is not None:
+                stack.enter_context(divided.building(configuration, copy))
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
@@ -344,7 +349,9 @@ class Arms:
                 observed = probe(model, batches.few, cast)
             made = assemble(build, model, weights, batches, divided)
         bench, compute = made.bench, made.compute
-        named = weights.parameters if divided is None else divided.whole or weights.parameters
+        if divided is not None:
+            weights = divided.weights.own
+        named = weights.parameters if divided is None else divided.full or weights.parameters
         return Arm(
             configuration=configuration,
             situation=situation,

@@ -21,15 +21,13 @@ import kernels
 from models import Model
 from models.layers.quantized_linear import Codes, quantizable, quantize_linears
 from workbench.runner.config import user_model
+from workbench.runner.distributed.local_weights import LocalWeights
+from workbench.runner.distributed.mesh import Layout
+from workbench.runner.distributed.world import rank
 from workbench.runner.failures import Mistake
-from workbench.runner.ranks.group import rank
-from workbench.runner.ranks.layers import Held
-from workbench.runner.ranks.shares import Shares
-from workbench.runner.ranks.stages import Stages
 from workbench.runner.toggles import Situation
+from workbench.runner.toggles._ranks import layout_of
 from workbench.runner.toggles.compile import WITH_GRAPHS
-from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
-from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 from workbench.runner.variants.training import Weights
 
 if TYPE_CHECKING:
@@ -132,8 +130,7 @@ class WeightSets:
     def __init__(self) -> None:
         self._plain: dict[bytes, Weights] = {}
         self._coded: dict[bytes, dict[str, Quantized]] = {}
-        # By the ranks that divide layers, and those that have stages of them.
-        self._held: dict[tuple[bytes, int, int], Held] = {}
+        self._parts: dict[tuple[bytes, Layout], LocalWeights] = {}
         self._captured: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -163,21 +160,22 @@ class WeightSets:
             coded[scheme] = made
         return coded[scheme]
 
-    def part(self, build: Build) -> Held | None:
-        """Return this rank's part of a build's weights, made now if it is missing.
+    def part(self, build: Build) -> LocalWeights | None:
+        """Return what this rank has of a build's weights; None if there is one rank.
 
-        None if every rank has all of them, as rank 0 has in any case.
+        Variants of one layout share it, unless FSDP shards it: its shards belong to one model.
         """
-        tensor, pipeline = build.tensor_ranks, build.pipeline_ranks
-        if tensor == pipeline == 1:
+        layout, situation, dtype = build.layout, build.situation, build.weights_dtype
+        if layout.ranks == 1:
             return None
-        situation, dtype = build.situation, build.weights_dtype
-        key = (_key(situation, dtype), tensor, pipeline)
-        if key not in self._held:
-            undivided = None if rank() else self.plain(situation, dtype)
-            kind = Shares if tensor > 1 else Stages
-            self._held[key] = kind(situation, dtype, max(tensor, pipeline), undivided)
-        return self._held[key]
+        has_replica = rank() == 0 or (layout.ranks == layout.replicate)
+        replica = self.plain(situation, dtype) if has_replica else None
+        if build.sharding:
+            return LocalWeights(situation, dtype, layout, replica)
+        key = (_key(situation, dtype), layout)
+        if key not in self._parts:
+            self._parts[key] = LocalWeights(situation, dtype, layout, replica)
+        return self._parts[key]
 
     def for_a_while(self, situation: Situation, dtype: torch.dtype) -> Parameters:
         """Return the plain weights for a comparison: drawn if need be, and not stored."""
@@ -202,11 +200,8 @@ class WeightSets:
         """
         used = list(used)
         keys = {(_key(situation, dtype), scheme) for situation, dtype, scheme in used}
-        parted = {
-            (_key(situation, dtype), tensor_ranks_of(situation), pipeline_ranks_of(situation))
-            for situation, dtype, _ in used
-        }
-        self._held = {key: part for key, part in self._held.items() if key in parted}
+        laid_out = {(_key(situation, dtype), layout_of(situation)) for situation, dtype, _ in used}
+        self._parts = {key: part for key, part in self._parts.items() if key in laid_out}
         for key in list(self._coded):
             codes_in_use = self._coded[key] = {
                 scheme: codes for scheme, codes in self._coded[key].items() if (key, scheme) in keys
@@ -221,12 +216,11 @@ class WeightSets:
         """Yield all tensors of the sets, used or not; some more than once."""
         for plain in self._plain.values():
             yield from plain.tensors()
-            yield from plain.away
             yield from plain.states()
         for coded in self._coded.values():
             for codes in coded.values():
                 yield from codes.tensors()
-        for part in self._held.values():
+        for part in self._parts.values():
             yield from part.own.tensors()
             yield from part.own.states()
 
@@ -234,7 +228,7 @@ class WeightSets:
         """Free all sets."""
         self._plain.clear()
         self._coded.clear()
-        self._held.clear()
+        self._parts.clear()
         self._captured.clear()
 
     def keep_structures(self, situations: Iterable[Situation]) -> None:
@@ -243,7 +237,7 @@ class WeightSets:
         for sets in (self._plain, self._coded):
             for key in [key for key in sets if not key.startswith(used)]:
                 del sets[key]
-        self._held = {key: part for key, part in self._held.items() if key[0].startswith(used)}
+        self._parts = {key: part for key, part in self._parts.items() if key[0].startswith(used)}
 
     def are_of(self, situations: Iterable[Situation]) -> bool:
         """Return True if every set is of the model and the seed of one of these."""
@@ -252,7 +246,7 @@ class WeightSets:
 
     def drop_gradients(self) -> None:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
-        parts = (part.own for part in self._held.values())
+        parts = (part.own for part in self._parts.values())
         for weights in (*self._plain.values(), *parts):
             weights.drop_gradients()
 

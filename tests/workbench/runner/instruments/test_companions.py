@@ -64,7 +64,7 @@ def driver(monkeypatch):
 def ranks(monkeypatch):
     """Return a function that sets how many ranks there are; no process is started for them."""
     there = SimpleNamespace(group=None)
-    monkeypatch.setattr(rank_telemetry.groups, "current", lambda: there.group)
+    monkeypatch.setattr(rank_telemetry.worlds, "current", lambda: there.group)
 
     def begin(size: int) -> None:
         there.group = SimpleNamespace(pids=[os.getpid()] * (size - 1)) if size > 1 else None

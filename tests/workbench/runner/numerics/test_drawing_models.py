@@ -13,9 +13,9 @@ import torch
 
 from sessions.model import Configuration
 from workbench.runner.config.resolve import resolve
+from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, training_curve
-from workbench.runner.ranks.divided import Divided
 from workbench.runner.variants.variant import Arms
 
 CPU = torch.device("cpu")
@@ -210,10 +210,10 @@ def test_what_draws_in_evaluation_mode_too_is_not_checked(build, workload):
 def test_ranks_that_each_draw_others_are_not_checked(build):
     arm, situation = build()
     alone = lambda *_: contextlib.nullcontext()  # noqa: E731
-    methods = {
-        name: functools.partial(getattr(Divided, name), None) for name in ("outputs", "loss")
-    }
-    arm.divided = SimpleNamespace(ranks=1, entered=alone, evaluating=alone, whole=None, **methods)
+    ranks = SimpleNamespace(pipeline=None, entered=alone, evaluating=alone, full=None)
+    for name in ("outputs", "loss"):
+        setattr(ranks, name, functools.partial(getattr(Parallel, name), ranks))
+    arm.divided = ranks
     result = comparison.check(arm, situation)
     assert result.ok is None and result.text.endswith("in training, each rank others")
 

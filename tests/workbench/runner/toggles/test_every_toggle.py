@@ -22,7 +22,8 @@ KERNELS = IMAGES.with_name("own_kernels.py")
 PLACES = WHERE | {
     **dict.fromkeys(("activation_offload", "adamw", "checkpointing"), ("hydra", "train")),
     **dict.fromkeys(("data_parallel", "fused_loss", "quantized_training"), ("hydra", "train")),
-    **dict.fromkeys(("pipeline_parallel", "micro_batches"), ("hydra", "train")),
+    **dict.fromkeys(("pipeline_parallel", "micro_batches", "schedule"), ("hydra", "train")),
+    "gradient_compression": ("hydra", "train"),
     **dict.fromkeys(("tensor_parallel", "sequence_parallel"), ("hydra", "forward")),
     "adaptive_precision": ("adaattn", "forward"),
     "adaptive_rank": ("adaattn", "forward"),
@@ -44,11 +45,14 @@ MODELS = {
     "low_rank": {"qk_dimensions": 4, "refresh_every": 1},
 }
 TRAINING = {"activation_offload", "adamw", "checkpointing", "data_parallel", "fused_loss",
-            "micro_batches", "patch_loss", "pipeline_parallel", "quantized_training",
+            "gradient_compression", "micro_batches", "patch_loss", "pipeline_parallel",
+            "quantized_training", "schedule",
             "triton_token_router"}  # fmt: skip
 # What some need of the others to be usable at all.
 BESIDE = {
+    "gradient_compression": {"data_parallel": "2"},
     "micro_batches": {"pipeline_parallel": "2"},
+    "schedule": {"pipeline_parallel": "2"},
     "sdp_flash": {"attention": "sdpa"},
     "sequence_parallel": {"tensor_parallel": "2"},
 }

@@ -1,0 +1,112 @@
+"""Kinds of parallelism that combine on one mesh of four ranks train as one device does."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+from built import blocked, found, stepped
+from hypothesis import given
+from hypothesis import strategies as st
+from test_ranks import needs_cores
+
+from sessions.model import Configuration
+from workbench.runner.distributed import world
+from workbench.runner.distributed.mesh import Layout
+from workbench.runner.numerics import comparison
+from workbench.runner.variants.variant import Arms
+
+DATA, TENSOR = {"data_parallel": "2"}, {"tensor_parallel": "2"}
+PIPELINE, FULL = {"pipeline_parallel": "2"}, {"sharding": "full"}
+SEQUENCE = {"sequence_parallel": "on"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def four_cores():
+    """Let four ranks share the cores, and end them with this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+        yield
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def asked(small) -> Configuration:
+    return msgspec.structs.replace(
+        small, model={**small.model, "n_kv_heads": 2}, settings={"batch": 4, "sequence": 16}
+    )
+
+
+def right(asked: Configuration, arms: Arms | None = None, **toggles: str) -> None:
+    """Check that every kind took effect and that the numbers are one device's."""
+    arm = stepped(asked, steps=2, arms=arms or Arms(), **toggles)
+    findings = {name: result for name, result in found(arm).items() if name in toggles}
+    assert {status for status, _ in findings.values()} == {"effective"}, findings
+    checked = comparison.check(arm, arm.situation)
+    assert checked.ok, (toggles, checked.text)
+
+
+@needs_cores
+def test_kinds_combine_on_four_ranks_over_the_same_weights(asked):
+    arms = Arms()
+    for toggles in (
+        {**DATA, **TENSOR},
+        {**DATA, **PIPELINE},
+        {**TENSOR, **PIPELINE},
+        {**DATA, **TENSOR, **FULL, **SEQUENCE},
+        {**DATA, **PIPELINE, **FULL},
+        {"data_parallel": "4", "sharding": "hybrid"},
+    ):
+        right(asked, arms, **toggles)
+
+
+@pytest.mark.slow
+@needs_cores
+@pytest.mark.parametrize(
+    ("family", "model"),
+    [
+        ("hydra", {"n_kv_heads": 2}),
+        ("mamba2", {"n_groups": 2}),
+        ("mamba2", {}),
+        ("moe", {"load_balance_weight": 0.0}),
+        ("adaattn", {}),
+        ("mahia", {}),
+    ],
+)
+def test_hybrids_are_right_in_every_family(asked, family, model):
+    one = msgspec.structs.replace(asked, family=family, model=model)
+    right(one, **DATA, **TENSOR)
+    right(one, **DATA, **TENSOR, **FULL)
+    if family not in ("adaattn", "mahia"):  # no chains of blocks
+        right(one, **DATA, **PIPELINE)
+        right(one, **TENSOR, **PIPELINE)
+
+
+@pytest.mark.slow
+@needs_cores
+def test_eight_ranks_train_right(asked):
+    one = msgspec.structs.replace(asked, settings={"batch": 8, "sequence": 16})
+    right(one, **DATA, **TENSOR, **PIPELINE)
+    right(one, data_parallel="8", sharding="full")
+
+
+SIZES = st.sampled_from([1, 2, 4])
+
+
+@given(st.builds(Layout, SIZES, SIZES, SIZES, SIZES))
+def test_every_rank_of_a_layout_is_at_one_place_and_tensor_groups_are_neighbours(layout):
+    places = [layout.coordinates(rank) for rank in range(layout.ranks)]
+    assert len(set(places)) == layout.ranks
+    for rank, at in enumerate(places):
+        assert all(0 <= index < size for index, size in zip(at, layout, strict=True))
+        assert 0 <= layout.data_rank(rank) < layout.data
+        assert rank - at.tensor == places.index(at._replace(tensor=0))
+    for stage in range(layout.pipeline):
+        assert places[layout.first_of_stage(stage)] == Layout(stage, 0, 0, 0)
+
+
+def test_a_batch_that_hybrids_cannot_share_is_blocked(asked):
+    toggles = {**PIPELINE, "micro_batches": "4"}
+    reason = blocked(asked, **toggles)["data_parallel"]["2"].reason
+    assert reason == "a batch of 4 cannot be divided among 2 ranks and 4 micro-batches"

@@ -1,0 +1,300 @@
+"""Ranks that shard weights, gradients and moments train as ranks that keep all of them."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+import torch
+from built import blocked, found, step_without_peer, stepped
+from runner_driver import Driver
+from test_ranks import CPU, needs_cores, switched
+
+from models import FAMILIES, Sharding
+from sessions.model import Configuration
+from workbench import protocol
+from workbench.runner.config.resolve import footprint, resolve
+from workbench.runner.distributed import world
+from workbench.runner.distributed.data import FullyShard
+from workbench.runner.distributed.local_weights import LocalWeights, local
+from workbench.runner.experiments import checks
+from workbench.runner.numerics import comparison, training_curve
+from workbench.runner.profiling import roles
+from workbench.runner.suggested_fixes import cure
+from workbench.runner.variants.variant import Arm, Arms
+
+pytestmark = needs_cores
+OPTIONS = ("gradients", "full", "offload")
+
+
+@pytest.fixture
+def asked(small) -> Configuration:
+    return msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
+
+
+def divided(asked: Configuration, option: str, arms: Arms | None = None, **toggles: str) -> Arm:
+    return stepped(asked, arms=arms or Arms(), data_parallel="2", sharding=option, **toggles)
+
+
+def trained(arm: Arm, steps: int = 3) -> list[float]:
+    """Return the losses of steps, each of another batch."""
+    losses = []
+    with arm.entered():
+        for _ in range(steps):
+            arm.batches.advance()
+            losses.append(float(arm.step()))
+    return losses
+
+
+def state(arm: Arm) -> dict[str, torch.Tensor]:
+    """Return copies of the full weights, moments and step counts."""
+    copies = {}
+    for name, parameter in arm.plain_weights().items():
+        copies[name] = parameter.detach().clone()
+        moments = arm.keeper.optimizer.state[parameter].items()
+        copies |= {f"{name} {kind}": value.clone() for kind, value in moments}
+    return copies
+
+
+def assert_near(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert state.keys() == expected.keys()
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_shards_train_as_replicas_do_and_other_variants_continue_from_them(asked, option):
+    ends = []
+    for way in ("off", option):
+        arms = Arms()
+        plain = stepped(asked, arms=arms)
+        arm = divided(asked, way, arms)
+        losses = [*trained(arm, 2), *trained(plain, 2), *trained(arm, 2)]
+        ends.append((losses, state(plain)))
+    assert ends[1][0] == pytest.approx(ends[0][0], rel=1e-5)
+    assert_near(ends[1][1], ends[0][1])
+    assert {float(value) for name, value in ends[1][1].items() if name.endswith("step")} == {9.0}
+    status, text = found(arm)["sharding"]
+    assert status == "effective", text
+    assert "holds 61.3 KiB of 123 KiB of weights and 123 KiB of 245 KiB of moments" in text
+    assert "equal to the last bit" in text
+
+
+def test_looking_for_evidence_between_two_steps_changes_neither(asked):
+    undisturbed, arm = divided(asked, "full"), divided(asked, "full")
+    losses = []
+    with arm.entered():
+        for _ in range(3):
+            arm.batches.advance()
+            losses.append(float(arm.step()))
+            arm.evidence = None
+            assert found(arm)["sharding"][0] == "effective"
+    assert losses == trained(undisturbed)
+
+
+def test_one_core_says_why_nothing_can_be_sharded(asked, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    told = blocked(asked)["sharding"]
+    reasons = {one.reason for name, one in told.items() if name != "hybrid"}
+    assert reasons == {"needs 2 CPU cores, and this machine has 1 CPU core"}
+
+
+def test_a_profile_counts_the_shards_of_this_rank(asked):
+    arm = divided(asked, "full")
+    with arm.entered():
+        for _ in range(2):
+            arm.step()
+        sizes = dict.fromkeys(("optimizer", "parameters"), 0)
+        for role, size in roles.known(arm, CPU).blocks.values():
+            if role in sizes:
+                sizes[role] += size
+    weights = sum(each.nbytes for each in arm.plain_weights().values())
+    assert sizes["optimizer"] == pytest.approx(weights, rel=0.02)  # two moments, half of each
+    assert sizes["parameters"] < 0.6 * weights + 40_000
+
+
+def keep_own_gradients(monkeypatch) -> None:
+    """Let rank 0 update its shards by other gradients."""
+    from workbench.runner.distributed.parallel import Parallel
+
+    finish = Parallel._finish_gradients
+
+    def alone(self):
+        finish(self)
+        for parameter in self.weights.own.parameters.values():
+            own = local(parameter.grad)
+            own += 0.5 * own.abs().mean()
+
+    monkeypatch.setattr(Parallel, "_finish_gradients", alone)
+
+
+def forget_moments(monkeypatch) -> None:
+    """Let rank 0 begin its moments anew in each step."""
+    from workbench.runner.distributed.parallel import Parallel
+
+    finish = Parallel._finish_gradients
+
+    def forget(self):
+        finish(self)
+        for states in self._trainer.optimizer.state.values():
+            for kind in ("exp_avg", "exp_avg_sq"):
+                local(states[kind]).zero_()
+
+    monkeypatch.setattr(Parallel, "_finish_gradients", forget)
+
+
+def leave_a_shard_out(monkeypatch) -> None:
+    """Store nothing of what the other rank has trained."""
+    unshard = LocalWeights._unshard
+
+    def own_half(self, part):
+        full = unshard(self, part)
+        if local(part) is not part:
+            full[local(part).shape[0] :] = 0
+        return full
+
+    monkeypatch.setattr(LocalWeights, "_unshard", own_half)
+
+
+@pytest.mark.parametrize("plant", [None, keep_own_gradients, forget_moments])
+def test_the_check_of_training_sees_a_shard_that_goes_its_own_way(asked, plant, monkeypatch):
+    if plant is not None:
+        plant(monkeypatch)
+    arm = divided(asked, "full")
+    curve = training_curve.check(arm, torch.float64)
+    assert curve.ok == (plant is None), curve.text
+    assert found(arm)["sharding"][0] == "effective"  # each shard is on one rank alone
+
+
+def test_shards_that_are_not_stored_are_no_effect(asked, monkeypatch):
+    leave_a_shard_out(monkeypatch)
+    status, text = found(divided(asked, "full"))["sharding"]
+    assert status == "no effect" and "ranks differ in" in text, text
+
+
+@pytest.mark.parametrize(
+    ("toggles", "option", "reason", "fix"),
+    [
+        ({}, "full", "no other ranks to share with", {"data_parallel": "2"}),
+        ({"data_parallel": "2"}, "hybrid", "need four ranks", {"data_parallel": "4"}),
+        (
+            {"data_parallel": "2", "precision": "amp_fp16"},
+            "offload",
+            "these are on the host",
+            {"precision": "amp_bf16"},
+        ),
+        (
+            {"data_parallel": "2", "kernel_tuning": "on"},
+            "full",
+            "one device, which has only its shards",
+            {"kernel_tuning": "cached"},
+        ),
+        (
+            {"data_parallel": "2", "activation_offload": "on"},
+            "full",
+            "gathered weights would go to the host",
+            {"activation_offload": "off", "checkpointing": "full"},
+        ),
+    ],
+)
+def test_what_cannot_be_sharded_says_why_and_what_to_set(
+    asked, toggles, option, reason, fix, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    found = blocked(asked, **toggles)["sharding"][option]
+    assert reason in found.reason and found.set == fix
+    assert "acts on the backward pass" in blocked(asked, "forward")["sharding"][option].reason
+
+
+def test_an_addition_that_needs_the_next_norm_is_not_combined_with_shards(asked):
+    one = msgspec.structs.replace(asked, family="mamba2", model={})
+    told = blocked(one, data_parallel="2", fused_add_norm="torch")["sharding"]["full"]
+    assert "before its weights are gathered" in told.reason and told.set == {
+        "fused_add_norm": "off"
+    }
+
+
+def test_the_estimate_divides_what_is_divided(asked):
+    base = msgspec.structs.replace(asked, preset="base", model={}, workload="train")
+
+    def estimated(stage):
+        toggles = {"data_parallel": "2", "sharding": stage}
+        return footprint(resolve(msgspec.structs.replace(base, toggles=toggles), CPU))
+
+    whole, gradients, full = map(estimated, ("off", "gradients", "full"))
+    assert gradients.optimizer == full.optimizer == whole.optimizer // 2
+    assert gradients.gradients == full.gradients
+    assert full.weights < whole.weights < gradients.weights  # a shard beside gathered weights
+    assert full.total < gradients.total < whole.total
+    step = {"workload": "train", "batch": 1, "sequence": 16}
+    config = FAMILIES["hydra"].presets["base"]
+    eighth = Sharding(ranks=8, shares_weights=True)
+    less = FAMILIES["hydra"].footprint(config, sharding=eighth, **step)
+    assert less.weights < full.weights and less.optimizer == whole.optimizer // 8
+
+
+def test_shards_are_offered_first_where_ranks_run_out_of_memory(asked):
+    failure = protocol.Failure(kind="out-of-memory", sentence="", fix="")
+    toggles = {"data_parallel": "2"}
+    offered = []
+    for _ in range(2):
+        one = msgspec.structs.replace(asked, workload="train", toggles=toggles)
+        offered.append(cure(failure, one, CPU).set)
+        toggles = toggles | offered[-1]
+    assert offered == [{"sharding": "full"}, {"checkpointing": "full"}]
+
+
+def test_steps_leave_nothing_behind(asked):
+    arm = divided(asked, "full")
+    steady = checks.steady_memory(arm, 6)
+    assert "nothing is left behind" in steady.evidence, steady.evidence
+    step, kept = arm.step, []
+    arm.step = lambda: kept.append(torch.zeros(4)) or step()
+    steady = checks.steady_memory(arm, 6)
+    assert steady.status == "fail" and "each step leaves" in steady.evidence
+
+
+# The last, as others would need a new worker.
+def test_a_rank_that_ends_takes_no_weights_with_it(asked):
+    arms = Arms()
+    arm = divided(asked, "full", arms)
+    before = state(arm)
+    with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
+        arm.step()
+        step_without_peer(arm)
+    assert all(torch.equal(value, before[name]) for name, value in state(arm).items())
+    again = divided(asked, "full", arms)  # around new ranks
+    assert found(again)["sharding"][0] == "effective"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "toggles",
+    [{}, {"checkpointing": "full"}, {"checkpointing": "operators"}, {"precision": "bf16"}],
+    ids=lambda each: next(iter(each.values()), "plain"),
+)
+def test_every_family_trains_on_gathered_weights_as_on_complete_ones(family, toggles):
+    settings = {"batch": 4, "sequence": 32}
+    asked = Configuration(family=family, preset="tiny", settings=settings, workload="train")
+    arm = divided(asked, "full", **toggles)
+    assert found(arm)["sharding"][0] == "effective"
+    checked = comparison.check(arm, arm.situation)
+    assert checked.ok, checked.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["gradients", "full"])
+def test_compiled_blocks_compute_with_shards(asked, option):
+    arm = divided(asked, option, compile="default")
+    status = {name: status for name, (status, _) in found(arm).items()}
+    assert status["sharding"] == status["compile"] == "effective"
+    assert isinstance(arm.divided.fully_shard, FullyShard)
+    assert training_curve.check(arm, torch.float64).ok
+
+
+@pytest.mark.slow
+def test_the_runner_shards_when_the_toggle_is_switched_while_it_runs(runner: Driver):
+    of_shares = switched(runner, "sharding", "full", data_parallel="2")
+    assert of_shares.status == "effective", of_shares.text

@@ -1,0 +1,67 @@
+"""Stages of a model: contiguous blocks, and every parameter in the right ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import models
+from models import LanguageModel
+from models.parallel.pipeline_stages import Stage, stages
+
+
+class Stages:
+    """The stages of one small model, each with weights of its own."""
+
+    def __init__(self, family: str, ranks: int, **fields: object) -> None:
+        self.family = models.FAMILIES[family]
+        self.config = self.family.configure("tiny", {"n_layers": 4, **fields})
+        self.model = self._make()
+        self.stages = stages(len(self.model.blocks), ranks)
+        self.parts = [self._part(stage) for stage in self.stages]
+
+    def _make(self) -> LanguageModel:
+        model = self.family.materialise(self.config, dtype=torch.float64, seed=3)
+        return model.train()
+
+    def _part(self, stage: Stage) -> LanguageModel:
+        part = self._make()
+        part.narrow(stage)
+        return part
+
+
+def batch(rows: int = 8) -> tuple[Tensor, Tensor]:
+    drawn = torch.randint(256, (rows, 13), generator=torch.Generator().manual_seed(1))
+    return drawn[:, :-1], drawn[:, 1:]
+
+
+def test_stages_are_contiguous_and_the_first_have_what_is_left_over():
+    assert [list(stage.blocks) for stage in stages(7, 3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [(stage.first, stage.last) for stage in stages(7, 3)] == [
+        (True, False), (False, False), (False, True)]  # fmt: skip
+    with pytest.raises(ValueError, match="2 blocks for 3 ranks"):
+        stages(2, 3)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_parameter_is_in_one_stage_and_a_tied_one_on_both_ends(tied):
+    pipeline = Stages("hydra", 3, tie_embeddings=tied)
+    names = [
+        stage.whole_name(name)
+        for stage, part in zip(pipeline.stages, pipeline.parts, strict=True)
+        for name in part.weights()
+    ]
+    assert set(names) == set(pipeline.model.weights())
+    assert len(names) == len(set(names)) + tied
+    assert names.count("embedding.weight") == 1 + tied
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_stage_that_is_called_alone_gives_what_has_the_shape_of_its_own(rank):
+    pipeline = Stages("hydra", 3)
+    part, (tokens, targets) = pipeline.parts[rank], batch(2)
+    rows, width = pipeline.config.rows, pipeline.config.dim
+    assert part(tokens).shape == (2, 12, rows if rank == 2 else width)
+    found = part.stage_loss(tokens, targets)
+    assert (found.x is None) is (rank == 2) and (found.loss is None) is (rank < 2)

@@ -1,0 +1,259 @@
+"""Collectives inside a model whose layers are divided among ranks, and their gradients.
+
+Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3: a layer's input is passed on unchanged
+and the parts of its gradient are summed; the parts of its output are summed and the gradient is
+passed on. Korthikanti et al. (arXiv 2205.05198), section 4.2, split the stream between the layers
+along the sequence, too: a layer's input is gathered, and of the sums of its output each rank takes
+its own tokens; the other way round for gradients.
+
+The transport is torch's functional collectives. They are wrapped into operators of torch, which a
+compiler calls as they are: calls are counted when they run, however they were traced. Ranks
+communicate only inside steps that all of them make. What one rank computes by itself (a probe, a
+trace, a tuning) uses its own part in place of the others'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from models.parallel.tensor_parallel_plan import Region
+
+SUM, GATHER, SCATTERED, SENT = "sum", "gather", "scattered sum", "broadcast"
+_NAMES_IN_2_11 = {
+    "all_gather_single": "all_gather_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
+_LARGE_BYTES = 1 << 20  # of a tensor that is sent by itself
+
+
+@dataclass
+class Traffic:
+    """Communication of one step: calls by kind, and the bytes of their full tensors.
+
+    ``tokens``: how many of a sequence this rank has between the layers; 0: all.
+    """
+
+    group: dist.ProcessGroup | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    tokens: int = 0
+
+    def add(self, kind: str, full: Tensor) -> None:
+        """Count one call."""
+        self.calls[kind] += 1
+        self.bytes += full.nbytes
+
+
+_traffic: Traffic | None = None
+
+
+@contextlib.contextmanager
+def communicating(group: dist.ProcessGroup | None) -> Iterator[Traffic]:
+    """Communicate with the tensor group inside, as every rank does that computes the same."""
+    global _traffic
+    before, _traffic = _traffic, Traffic(group)
+    try:
+        yield _traffic
+    finally:
+        _traffic = before
+
+
+def all_gather_bytes(
+    payload: bytes, device: torch.device, group: dist.ProcessGroup | None
+) -> list[bytes]:
+    """Return the payload of every rank, in the order of the ranks.
+
+    The bytes travel as a tensor: ``all_gather_object`` would unpickle what another process sends.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    sizes = torch.zeros(ranks, dtype=torch.int64, device=device)
+    sizes[rank] = len(payload)
+    dist.all_reduce(sizes, group=group)
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
+    padded[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    gathered = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(gathered, padded, group=group)
+    rows = zip(gathered, sizes.tolist(), strict=True)
+    return [bytes(row[:size].cpu().numpy()) for row, size in rows]
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """Return the sum of the ranks' ``x``, in a tensor of its own."""
+    if _traffic is None or _traffic.group is None:
+        return x.clone(memory_format=torch.contiguous_format)
+    total = _run("all_reduce", x.contiguous(), "sum", _traffic.group)
+    _traffic.add(SUM, total)
+    return total
+
+
+def gather_tokens(x: Tensor, ranks: int) -> Tensor:
+    """Return the tokens of all ranks, in their order: (B, S / ranks, E) -> (B, S, E)."""
+    if _traffic is None or _traffic.group is None:
+        return torch.cat([x] * ranks, 1)
+    gathered = _run("all_gather_single", x.contiguous(), 0, _traffic.group)  # by rank
+    _traffic.add(GATHER, gathered)
+    return gathered.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def scatter_sum(x: Tensor, ranks: int) -> Tensor:
+    """Return this rank's tokens of the sum of the ranks' ``x``: (B, S, E) -> (B, S / ranks, E)."""
+    if _traffic is None or _traffic.group is None:
+        return own_tokens(x, ranks)
+    parts = x.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+    total = _run("reduce_scatter_single", parts, "sum", 0, _traffic.group)
+    _traffic.add(SCATTERED, parts)
+    return total
+
+
+def own_tokens(x: Tensor, ranks: int) -> Tensor:
+    """Return this rank's tokens: (B, S, E) -> (B, S / ranks, E)."""
+    group = None if _traffic is None else _traffic.group
+    number = 0 if group is None else dist.get_rank(group)
+    own = x.chunk(ranks, 1)[number].clone(memory_format=torch.contiguous_format)
+    if _traffic is not None:
+        _traffic.tokens = own.shape[1]
+    return own
+
+
+def broadcast_all(tensors: list[Tensor], source: int, group: dist.ProcessGroup) -> None:
+    """Replace the tensors, in place, by those of rank ``source``; small ones travel together."""
+    large = [t for t in tensors if t.nbytes >= _LARGE_BYTES and t.is_contiguous()]
+    small = [t for t in tensors if t.nbytes < _LARGE_BYTES or not t.is_contiguous()]
+    packed = [torch.cat([t.flatten() for t in small])] if small else []
+    for sent in (*large, *packed):
+        dist.broadcast(sent, src=source, group=group)
+        if _traffic is not None:
+            _traffic.add(SENT, sent)
+    if small:
+        parts = packed[0].split([t.numel() for t in small])
+        torch._foreach_copy_(small, [p.view_as(t) for p, t in zip(parts, small, strict=True)])
+
+
+def _run(name: str, *arguments: Any) -> Tensor:
+    """Run one of torch's functional collectives to its end."""
+    import torch.distributed._functional_collectives as functional  # imports Dynamo: seconds
+
+    collective = getattr(functional, name, None) or getattr(functional, _NAMES_IN_2_11[name])
+    result: Tensor = functional.wait_tensor(collective(*arguments))
+    return result
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _more(x: Tensor, ranks: int) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] * ranks, *x.shape[2:])
+
+
+def _fewer(x: Tensor, ranks: int) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] // ranks, *x.shape[2:])
+
+
+# ``torch.library.custom_op`` would import Dynamo at the first call: seconds.
+_LIBRARY = torch.library.Library("workbench", "FRAGMENT")
+for _schema, _operator, _fake in (
+    ("sum_over_ranks(Tensor x) -> Tensor", sum_over_ranks, _like),
+    ("gather_tokens(Tensor x, int ranks) -> Tensor", gather_tokens, _more),
+    ("scatter_sum(Tensor x, int ranks) -> Tensor", scatter_sum, _fewer),
+    ("own_tokens(Tensor x, int ranks) -> Tensor", own_tokens, _fewer),
+):
+    _LIBRARY.define(_schema)
+    _LIBRARY.impl(_operator.__name__, _operator, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"workbench::{_operator.__name__}", _fake, lib=_LIBRARY)
+_OPS = torch.ops.workbench
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _OPS.sum_over_ranks(gradient)
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return _OPS.sum_over_ranks(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _Tokens(torch.autograd.Function):
+    """Apply one of the operators on tokens by its name, and another one to its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: int, forth: str, back: str) -> Tensor:
+        ctx.ranks, ctx.back = ranks, back
+        return getattr(_OPS, forth)(x, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return getattr(_OPS, ctx.back)(gradient, ctx.ranks), None, None, None
+
+
+def _narrowed(x: Tensor) -> Tensor:
+    """Return ``x`` in the dtype that autocast multiplies in, if it is on: half of the bytes."""
+    device = x.device.type
+    if x.dtype is not torch.float32 or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
+class AcrossRanks(Region):
+    """Region of layers whose shards are on the ranks of a tensor group."""
+
+    def enter(self, x: Tensor, product: bool = False) -> Tensor:
+        """Return ``x``; its gradient is the sum of the ranks' parts."""
+        return _Enter.apply(_narrowed(x) if product else x)  # type: ignore[no-any-return]
+
+    def leave(self, y: Tensor) -> Tensor:
+        """Return the sum of the ranks' ``y``."""
+        return _Leave.apply(y)  # type: ignore[no-any-return]
+
+    def common(self, x: Tensor) -> Tensor:
+        """Return ``x``; its gradient is the sum of the ranks' parts."""
+        return _Enter.apply(x)  # type: ignore[no-any-return]
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum of the ranks' ``x``; its gradient is summed, too."""
+        return _Enter.apply(_Leave.apply(x))  # type: ignore[no-any-return]
+
+
+class AlongSequence(AcrossRanks):
+    """The same, where each rank has a part of the sequence between the layers."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def enter(self, x: Tensor, product: bool = False) -> Tensor:
+        """Return the tokens of all ranks."""
+        return self._moved(_narrowed(x) if product else x, "gather_tokens", "scatter_sum")
+
+    def leave(self, y: Tensor) -> Tensor:
+        """Return this rank's tokens of the sum of the ranks' ``y``."""
+        return self._moved(y, "scatter_sum", "gather_tokens")
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return this rank's tokens of a tensor that every rank has."""
+        return self._moved(x, "own_tokens", "gather_tokens")
+
+    def join(self, x: Tensor) -> Tensor:
+        """Return the tokens of all ranks; each of them has the complete gradient."""
+        return self._moved(x, "gather_tokens", "own_tokens")
+
+    def _moved(self, x: Tensor, forth: str, back: str) -> Tensor:
+        return _Tokens.apply(x, self._ranks, forth, back)  # type: ignore[no-any-return]

@@ -1,0 +1,172 @@
+"""The connection between rank 0 and one worker, and rank 0's view of that worker."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from workbench.exit_reasons import how_ended
+from workbench.protocol import Failure
+from workbench.runner.distributed.messages import Alive, Failed, Hello, Order, Ready
+
+if TYPE_CHECKING:
+    from workbench.runner.distributed.world import World
+
+_LAST_WORDS_S = 10.0  # for a worker to end after its connection was closed
+_DYING_S = 5.0  # for a process to be gone after the system closed its connection
+
+
+class RankError(RuntimeError):
+    """A worker failed, in one sentence; ``failure`` is the worker's own report, if it sent one."""
+
+    def __init__(self, sentence: str, rank: int = 0, failure: Failure | None = None) -> None:
+        super().__init__(sentence)
+        self.rank, self.failure = rank, failure
+
+    @property
+    def lacks_memory(self) -> bool:
+        """True if the worker had too little memory."""
+        return self.failure is not None and self.failure.kind == "out-of-memory"
+
+    def copy(self) -> RankError:
+        """Return an equal error without a traceback."""
+        return RankError(str(self), self.rank, self.failure)
+
+
+class Connection:
+    """JSON lines over a socket; any thread may send."""
+
+    def __init__(self, client: socket.socket, kinds: Any) -> None:
+        self._socket = client
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A host that vanished closes nothing: the system asks whether it is still there.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._lines = client.makefile("rb")
+        self._encoder, self._decoder = msgspec.json.Encoder(), msgspec.json.Decoder(kinds)
+        self._lock = threading.Lock()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send one message; raises ``OSError`` if the other end is gone."""
+        with self._lock:
+            self._socket.sendall(self._encoder.encode(message) + b"\n")
+
+    def receive_first(self, limit_s: float) -> Any:
+        """Return the first message; None if nothing valid arrives in time."""
+        self._socket.settimeout(limit_s)
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            message = self._decoder.decode(self._lines.readline())
+            self._socket.settimeout(None)
+            return message
+        return None
+
+    def messages(self) -> Iterator[Any]:
+        """Yield messages until the connection ends."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._lines:
+                yield self._decoder.decode(line)
+
+    def close(self) -> None:
+        """End the connection for both ends."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class Worker:
+    """A rank other than 0, seen from rank 0; ``process`` is None if it was started from outside."""
+
+    def __init__(self, rank: int, world: World) -> None:
+        self.rank, self._world = rank, world
+        self.process: subprocess.Popen[bytes] | None = None
+        self.host = ""
+        self.heard_s = time.monotonic()
+        self.steps = 0  # that the worker has begun
+        self._connection: Connection | None = None
+        self._answers: queue.SimpleQueue[Ready] = queue.SimpleQueue()
+        self._listener = threading.Thread(target=self._listen, name=f"rank {rank}", daemon=True)
+
+    def connect(self, connection: Connection, hello: Hello) -> None:
+        """Take the worker's connection and listen to it."""
+        self._connection, self.host = connection, hello.host
+        self.heard_s = time.monotonic()
+        self._listener.start()
+
+    def send(self, order: Order) -> None:
+        """Send an order; raises ``RankError`` if the worker is gone."""
+        assert self._connection is not None
+        try:
+            self._connection.send(order)
+        except OSError:
+            self.drain()
+            self._world.fail(self.error(" ended without a request"))
+            self._world.check()
+
+    def answer(self, limit_s: float) -> Ready | None:
+        """Return the next answer; None if there is none in time."""
+        with contextlib.suppress(queue.Empty):
+            return self._answers.get(timeout=limit_s)
+        return None
+
+    def hang_up(self) -> None:
+        """Close the connection, which ends the worker."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def drain(self) -> None:
+        """Wait until the worker has sent its last message and has ended."""
+        if self._listener.ident is not None:
+            self._listener.join(_LAST_WORDS_S)
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        self.hang_up()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def error(self, predicate: str, failure: Failure | None = None) -> RankError:
+        """Return an error whose sentence names the rank, its host and its step."""
+        local = self.process is not None
+        clauses = [] if local or not self.host else [f"on {self.host}"]
+        clauses += [f"in step {self.steps}"] if self.steps else []
+        where = f" ({', '.join(clauses)})" if clauses else ""
+        return RankError(f"rank {self.rank}{where}{predicate}", self.rank, failure)
+
+    def error_of(self, code: int | None) -> RankError:
+        """Return the error for a process that ended; ``code`` is None on another host."""
+        if code is None:
+            return self.error(" ended, or its host cannot be reached")
+        how = how_ended(code)
+        if code == -signal.SIGKILL:
+            how += ", as the system does when memory runs out"
+        return self.error(f" {how}")
+
+    def _listen(self) -> None:
+        assert self._connection is not None
+        for message in self._connection.messages():
+            self.heard_s = time.monotonic()
+            match message:
+                case Alive():
+                    self.steps = message.steps
+                case Failed():
+                    sentence = message.failure.sentence
+                    self._world.fail(self.error(f" ended: {sentence}", message.failure))
+                case Ready():
+                    self._answers.put(message)
+        code = None
+        if self.process is not None:
+            try:
+                code = self.process.wait(_DYING_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                code = self.process.wait()
+        self._world.ended(self, code)

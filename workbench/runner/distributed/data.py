@@ -1,0 +1,197 @@
+"""Ranks that share each batch: replicas (``DistributedDataParallel``) or shards (``fully_shard``).
+
+Li et al., "PyTorch Distributed" (VLDB 2020), and Zhao et al., "PyTorch FSDP" (VLDB 2023). Both
+average gradients over the ranks while the backward pass still runs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from models.initialisation import keep_marks
+from workbench.runner.config import user_model
+from workbench.runner.distributed.local_weights import LocalWeights, local
+from workbench.runner.failures import Mistake
+from workbench.runner.toggles.compile import repeated_blocks
+from workbench.runner.variants.training import Weights
+
+if TYPE_CHECKING:
+    from models import Model
+    from workbench.runner.variants.build import Build
+    from workbench.runner.workloads import Compute
+
+SHARDING = ("gradients", "full", "offload", "hybrid")
+
+
+@dataclass
+class Reductions:
+    """Gradient reductions of the last step."""
+
+    buckets: int = 0
+    bytes: int = 0
+    sent_bytes: int = 0
+    early: int = 0  # begun while the backward pass still had gradients to make
+
+
+class _Loss(nn.Module):
+    """A computation as a module, whose parameters are a model's."""
+
+    def __init__(self, model: nn.Module, compute: Compute) -> None:
+        super().__init__()
+        self.model, self._compute = model, compute
+
+    def forward(self, *batch: Any) -> Tensor:
+        """Compute the loss."""
+        return self._compute(*batch)
+
+
+class Replicate:
+    """A loss whose gradients ``DistributedDataParallel`` averages over the replicas."""
+
+    def __init__(self, build: Build, weights: LocalWeights, model: Model, compute: Compute) -> None:
+        self._weights, self._module = weights, _Loss(model, compute)
+        self._options: dict[str, Any] = {
+            "broadcast_buffers": False,
+            "init_sync": False,
+            "gradient_as_bucket_view": True,
+            "find_unused_parameters": _may_leave_unused(build),
+        }
+        self._compression = build.gradient_compression
+        self._ddp: DistributedDataParallel | None = None
+        self._compressed = 0  # numbers that PowerSGD has sent so far
+        self.reductions = Reductions()
+        self._buffers: dict[int, Tensor] = {}
+
+    def prepare(self) -> None:
+        """Create the reducer, with all other ranks."""
+        group = self._weights.mesh.group_of("replicate")
+        with warnings.catch_warnings():  # later than 2.11, torch renames an option
+            warnings.simplefilter("ignore", FutureWarning)
+            self._ddp = DistributedDataParallel(self._module, process_group=group, **self._options)
+        state, hook = _hook(self._compression, group)
+
+        def reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            buffer, done = bucket.buffer(), self.reductions
+            done.buckets += 1
+            done.bytes += buffer.nbytes
+            done.early += not bucket.is_last()
+            self._buffers[bucket.index()] = buffer
+            reduced: torch.futures.Future[Tensor] = hook(state, bucket)
+            done.sent_bytes += self._sent_bytes(state, bucket)
+            return reduced
+
+        reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+        self._ddp.register_comm_hook(None, reduce)
+
+    def __call__(self, *batch: Any) -> Tensor:
+        """Compute the loss of this rank's rows."""
+        assert self._ddp is not None
+        self.reductions = Reductions()
+        loss: Tensor = self._ddp(*batch)
+        return loss
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Return the buckets that gradients lie in."""
+        yield from self._buffers.values()
+
+    def _sent_bytes(self, state: Any, bucket: dist.GradBucket) -> int:
+        """Return how much of a bucket is sent; the hook has just begun to."""
+        buffer = bucket.buffer()
+        if self._compression == "bf16":
+            return 2 * buffer.numel()
+        if self._compression == "powersgd":
+            before, self._compressed = self._compressed, state.total_numel_after_compression
+            if (numbers := self._compressed - before) > 0:  # not in the first steps
+                return int(numbers) * buffer.itemsize
+        return buffer.nbytes
+
+
+def _hook(compression: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
+    """Return the state and the communication hook of an option."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if compression == "bf16":
+        return group, default_hooks.bf16_compress_hook
+    if compression == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            group, matrix_approximation_rank=8, start_powerSGD_iter=2
+        )
+        return state, powerSGD_hook.powerSGD_hook
+    return group, default_hooks.allreduce_hook
+
+
+def _may_leave_unused(build: Build) -> bool:
+    """Return True if some parameter may have no gradient on one rank: an expert without a token."""
+    situation = build.situation
+    if situation.family is user_model.FAMILY:
+        return True
+    return situation.family.name not in ("hydra", "mamba2") or getattr(
+        situation.config, "mixture_of_recursions", False
+    )
+
+
+class FullyShard:
+    """Applies ``fully_shard`` to the blocks and the root of a model, in place."""
+
+    def __init__(self, build: Build, weights: LocalWeights, model: Model) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+        self.option, self._weights = build.sharding, weights
+        self.mesh = weights.mesh
+        options: dict[str, Any] = {"mesh": self.mesh.axes("replicate", "shard")}
+        if build.sharding == "gradients":
+            options["reshard_after_forward"] = False  # otherwise of blocks, and not of the root
+        if build.sharding == "offload":
+            pins = build.situation.device.type == "cuda"
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=pins)
+        before = model.weights()
+        self.full_bytes = weights.own.bytes
+        try:
+            self._blocks = list(dict.fromkeys(repeated_blocks(model)))
+        except Mistake:
+            self._blocks = []
+        for block in self._blocks:
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        after = model.weights()
+        for name, parameter in after.items():
+            keep_marks(before[name], parameter)
+        weights.own = Weights(after)
+        self._registered = False
+
+    def register_methods(self, model: Model) -> None:
+        """Gather weights around methods that are not ``forward``, after blocks were compiled."""
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        if self._registered:
+            return
+        self._registered = True
+        for module, names in (
+            (model, ("loss", "stage_loss")),
+            *((block, ("branch", "draw")) for block in self._blocks),
+        ):
+            for name in names:
+                if hasattr(module, name):
+                    register_fsdp_forward_method(module, name)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of this rank's weights between steps."""
+        return sum(local(p).nbytes for p in self._weights.own.parameters.values())
+
+    def moment_bytes(self, optimizer: torch.optim.Optimizer) -> int:
+        """Return the bytes of this rank's moments."""
+        return sum(
+            local(value).nbytes
+            for state in optimizer.state.values()
+            for value in state.values()
+            if value.ndim
+        )

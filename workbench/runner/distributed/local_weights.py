@@ -1,0 +1,310 @@
+"""One rank's part of a model's weights and moments, next to rank 0's full ones.
+
+All configurations share the full weights, which stay on rank 0. A configuration of several ranks
+computes with parameters of its own: replicas, shards of layers, stages or FSDP's shards. They are
+loaded when the configuration is entered and stored when it is left. Nothing moves if nothing has
+changed. Where rank 0 has a replica, it lies in the memory of the full weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from models import Model
+from models.initialisation import keep_marks
+from models.language_model import LanguageModel
+from models.parallel.pipeline_stages import Stage, chain, stages
+from models.parallel.tensor_parallel_plan import WHOLE, Cut, divide
+from workbench.runner.distributed import mesh as meshes
+from workbench.runner.distributed.collectives import AcrossRanks, AlongSequence
+from workbench.runner.distributed.mesh import Layout, Mesh
+from workbench.runner.distributed.world import rank
+from workbench.runner.variants.training import Weights
+
+if TYPE_CHECKING:
+    from workbench.runner.toggles import Situation
+    from workbench.runner.variants.build import Build
+
+_numbers = itertools.count(1)
+
+
+class Transfer(NamedTuple):
+    """A tensor of the full model: this rank's part, and rank 0's full one."""
+
+    like: Tensor  # shape and dtype of the full one
+    own: Tensor | None
+    full: Tensor | None
+    cut: Cut | None
+    source: int  # first rank that has it
+
+
+class LocalWeights:
+    """This rank's parameters, by the full model's names.
+
+    ``full`` are rank 0's, None on any other rank. ``version`` says which state of the full weights
+    the parts hold; 0: none. Raises ``ValueError`` for a layer that cannot be divided evenly, or
+    fewer blocks than stages.
+    """
+
+    def __init__(
+        self, situation: Situation, dtype: torch.dtype, layout: Layout, replica: Weights | None
+    ) -> None:
+        """``replica``: this rank's full weights, where it has them; None: parts hold zeros."""
+        self.layout, self._device = layout, situation.device
+        self.full = replica if rank() == 0 else None
+        self.version = 0
+        self._stamp: object = None
+        family, config = situation.family, situation.config
+        at = layout.coordinates(rank())
+        self.stages = [Stage(range(0))]
+        if layout.pipeline > 1:
+            self.stages = stages(chain(family, config).n_blocks, layout.pipeline)
+        self.stage = self.stages[at.pipeline]
+        divides = layout.tensor > 1 or layout.pipeline > 1
+        structure = family.build(config, dtype=dtype)
+        named = {id(p): n for n, p in reversed(structure.weights().items())}  # tied ones once
+        parameters = {name: structure.weights()[name] for name in reversed(named.values())}
+        self._like: dict[str, Tensor] = {name: p.detach() for name, p in parameters.items()}
+        self._trained = {name for name, p in parameters.items() if p.requires_grad}
+        self._holders: dict[str, list[int]] = {name: [0] for name in self._like}
+        self.cuts: dict[str, Cut] = {}
+        self.names = {name: name for name in structure.weights()}  # the full model's by the local
+        if not divides:
+            self.own = Weights(_zeros(structure.weights(), situation.device))
+            if replica is not None and layout.shard == 1:
+                self.own = replica.alias() if rank() == 0 else replica
+            return
+        if layout.pipeline > 1:
+            self._holders = {name: [] for name in self._like}
+        for number, stage in enumerate(self.stages if layout.pipeline > 1 else [None]):
+            part = family.build(config, dtype=dtype)
+            if stage is not None:
+                part.narrow(stage)
+                names = {name: stage.whole_name(name) for name in part.weights()}
+                for name in names.values():
+                    self._holders[name].append(number)
+            else:
+                names = self.names
+            if number == at.pipeline:
+                cuts = divide(part, layout.tensor, WHOLE) if layout.tensor > 1 else {}
+                self.names = names
+                self.cuts = {names[name]: cut for name, cut in cuts.items()}
+                self.own = Weights(_zeros(part.weights(), situation.device))
+
+    def model(self, build: Build) -> Model:
+        """Build a model around them, whose stream may be split, too."""
+        family, config = build.situation.family, build.situation.config
+        layout = self.layout
+        if layout.tensor == layout.pipeline == 1:
+            shared: Model = family.share(config, self.own.parameters)
+            return shared
+        region = AlongSequence(layout.tensor) if build.along_sequence else AcrossRanks()
+        stage = self.stage if layout.pipeline > 1 else None
+        model = family.share_divided(config, self.own.parameters, layout.tensor, region, stage)
+        if build.along_sequence:
+            assert isinstance(model, LanguageModel)
+            model.stream = region
+        return model
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh, which exists before ranks compute."""
+        return meshes.of(self.layout, self._device)
+
+    @property
+    def by_name(self) -> dict[str, nn.Parameter]:
+        """This rank's parameters by the full model's names."""
+        return {self.names[name]: value for name, value in self.own.parameters.items()}
+
+    def between(self) -> list[nn.Parameter]:
+        """Return parameters of blocks that every rank of a tensor group has."""
+        return [
+            parameter
+            for name, parameter in self.by_name.items()
+            if name.startswith("blocks.") and name not in self.cuts
+        ]
+
+    def common(self) -> list[Tensor]:
+        """Return the gradients, or parts of them, that are equal on all ranks of a tensor group."""
+        gradients: list[Tensor] = []
+        for name, parameter in self.by_name.items():
+            if (gradient := parameter.grad) is None:
+                continue
+            cut, part = self.cuts.get(name), local(gradient)
+            if cut is None:
+                gradients.append(part)
+            elif part is gradient:  # else FSDP has sharded it across the sections
+                gradients += cut.common(gradient, self.layout.tensor)
+        return gradients
+
+    def on_both_ends(self) -> list[nn.Parameter]:
+        """Return parameters that the first and the last stage have, if this is one of them."""
+        return [p for name, p in self.by_name.items() if len(self._holders[name]) > 1]
+
+    def is_current(self, keeper: Optimizer | None) -> bool:
+        """Return True if the parts still hold rank 0's full weights and moments."""
+        return bool(self.version) and self._stamp == self._stamp_of(keeper)
+
+    def mark(self, keeper: Optimizer | None, *, current: bool = True) -> None:
+        """Remember on rank 0 that the parts now hold the full weights, or no longer do."""
+        if not current:
+            self.version = 0
+        elif self.full is not None:
+            self._stamp = self._stamp_of(keeper)
+
+    def next_version(self) -> int:
+        """Return a number for a state that is about to be loaded."""
+        return next(_numbers)
+
+    @torch.no_grad()
+    def load(self, own: Optimizer | None, keeper: Optimizer | None) -> int:
+        """Give every rank its part of the weights and moments; return the bytes that moved.
+
+        All ranks call it at the same time. ``own`` and ``keeper`` are the optimizers of the part
+        and of the full weights, if there are any.
+        """
+        moved = 0
+        for transfer in self._transfers(own, keeper):
+            sent = self._broadcast_full(transfer)
+            moved += sent.nbytes
+            if (part := transfer.own) is not None:
+                _copy(self._part(sent, part, transfer.cut), part)
+        return moved
+
+    @torch.no_grad()
+    def store(self, own: Optimizer | None, keeper: Optimizer | None) -> None:
+        """Put every rank's part back into the full weights and moments; all ranks call it."""
+        for transfer in self._transfers(own, keeper):
+            full = self._gather(transfer)
+            if transfer.source:
+                buffer = self._empty(transfer.like) if full is None else full.contiguous()
+                dist.broadcast(buffer, src=transfer.source, group=self.mesh.group)
+                full = buffer
+            if transfer.full is not None and full is not None:
+                _copy(full, transfer.full)
+
+    @torch.no_grad()
+    def count_differing(self) -> int:
+        """Count parameters of which a rank does not have rank 0's numbers to the last bit."""
+        flags = []
+        for transfer in self._transfers(None, None):
+            sent = self._broadcast_full(transfer)
+            same = True
+            if (part := transfer.own) is not None:
+                expected = self._part(sent, part, transfer.cut)
+                same = torch.equal(_bits(local(expected)), _bits(local(part)).to(sent.device))
+            flags.append(not same)
+        differing = torch.tensor(flags, dtype=torch.int64, device=self._device)
+        dist.all_reduce(differing, dist.ReduceOp.MAX, group=self.mesh.group)
+        return int(differing.sum())
+
+    def _stamp_of(self, keeper: Optimizer | None) -> object:
+        full = self.full
+        assert full is not None
+        states = () if keeper is None else keeper.state.values()
+        versions = [p._version for p in full.parameters.values()]
+        return full.entries, versions, [v._version for s in states for v in s.values()]
+
+    def _broadcast_full(self, transfer: Transfer) -> Tensor:
+        if transfer.full is not None:
+            sent = transfer.full.detach().to(self._device).contiguous()
+        else:
+            sent = self._empty(transfer.like)
+        dist.broadcast(sent, src=0, group=self.mesh.group)
+        return sent
+
+    def _part(self, full: Tensor, part: Tensor, cut: Cut | None) -> Tensor:
+        """Return what this rank has of a full tensor, sharded as ``part`` is."""
+        if cut is not None:
+            full = cut.take(full, self.layout.coordinates(rank()).tensor, self.layout.tensor)
+        if local(part) is part:
+            return full
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(part, DTensor)
+        return distribute_tensor(full, part.device_mesh, part.placements, src_data_rank=None)
+
+    def _gather(self, transfer: Transfer) -> Tensor | None:
+        """Return the full tensor, on the ranks that have a part of it."""
+        part = transfer.own
+        if part is None:
+            return None
+        gathered = self._unshard(part.detach())
+        if transfer.cut is None:
+            return gathered
+        pieces = [torch.empty_like(gathered) for _ in range(self.layout.tensor)]
+        dist.all_gather(pieces, gathered.contiguous(), group=self.mesh.group_of("tensor"))
+        full = self._empty(transfer.like)
+        for number, piece in enumerate(pieces):
+            transfer.cut.put(piece, full, number, self.layout.tensor)
+        return full
+
+    def _unshard(self, part: Tensor) -> Tensor:
+        """Return a part without FSDP's sharding, on the device that communicates."""
+        own = local(part).to(self._device)
+        if local(part) is part:
+            return own
+        from torch.distributed.tensor import DTensor
+
+        assert isinstance(part, DTensor)
+        shape = {"shape": part.shape, "stride": part.stride()}
+        placed = DTensor.from_local(
+            own, part.device_mesh, part.placements, run_check=False, **shape
+        )
+        return placed.full_tensor()
+
+    def _empty(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype, device=self._device)
+
+    def _transfers(self, own: Optimizer | None, keeper: Optimizer | None) -> Iterator[Transfer]:
+        """Yield each distinct tensor in the same order on every rank."""
+        states: Mapping[Tensor, dict[str, Tensor]] = {} if own is None else own.state
+        template = next(iter(states.values()), {})  # every parameter has the same kinds
+        parts = self.by_name
+        for name, like in self._like.items():
+            part = parts.get(name)
+            full = None if self.full is None else self.full.parameters[name]
+            cut, source = self.cuts.get(name), self.layout.first_of_stage(self._holders[name][0])
+            yield Transfer(like, part, full, cut, source)
+            for kind in sorted(template) if name in self._trained else ():
+                is_moment = bool(template[kind].ndim)
+                yield Transfer(
+                    like if is_moment else template[kind],
+                    None if part is None else states[part][kind],
+                    None if keeper is None or full is None else keeper.state[full][kind],
+                    cut if is_moment else None,
+                    source,
+                )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    source, target = local(source.detach()), local(target.detach())
+    if source.data_ptr() != target.data_ptr():
+        target.copy_(source)
+
+
+def _zeros(parameters: Mapping[str, nn.Parameter], device: torch.device) -> dict[str, nn.Parameter]:
+    """Return parameters of these shapes and marks on the device; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for old in parameters.values():
+        if id(old) not in made:
+            zeros = torch.zeros(old.shape, dtype=old.dtype, device=device)
+            made[id(old)] = nn.Parameter(zeros, requires_grad=old.requires_grad)
+            keep_marks(old, made[id(old)])
+    return {name: made[id(old)] for name, old in parameters.items()}

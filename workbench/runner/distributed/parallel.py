@@ -1,0 +1,371 @@
+"""A variant whose steps several ranks make together: what happens around its steps on each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workbench.runner.distributed import mesh as meshes
+from workbench.runner.distributed import world as worlds
+from workbench.runner.distributed.collectives import (
+    Traffic,
+    broadcast_all,
+    communicating,
+    sum_over_ranks,
+)
+from workbench.runner.distributed.data import FullyShard, Replicate
+from workbench.runner.distributed.local_weights import LocalWeights, local
+from workbench.runner.distributed.messages import (
+    Arrange,
+    Build,
+    Compare,
+    Enter,
+    Evaluate,
+    Leave,
+    Order,
+    Step,
+)
+from workbench.runner.distributed.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from models import Model
+    from sessions.model import Configuration
+    from workbench.runner.config.data import Batches
+    from workbench.runner.variants.build import Build as VariantBuild
+    from workbench.runner.variants.training import Trainer
+    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.weights import Parameters
+    from workbench.runner.workloads import Compute
+    from workbench.runner.workloads import Step as ArmStep
+
+
+_variants = itertools.count(1)
+
+
+class Parallel:
+    """One rank's side of a variant of several ranks.
+
+    ``differing``: how many parameters were not equal on all ranks that have them after the last
+    steps; None before that. ``peaks``: the highest number of bytes that each rank allocated in
+    steps, without what ``others_bytes`` attributes to other variants; on the CPU resident bytes.
+    ``moved_bytes``: weights and moments that the last ``entered`` had to load.
+    """
+
+    def __init__(self, build: VariantBuild, weights: LocalWeights, model: Model) -> None:
+        self.layout, self.weights = weights.layout, weights
+        self.ranks, self.rank = self.layout.ranks, worlds.rank()
+        self.parts = self.layout.data  # of a batch
+        self.differing: int | None = None
+        self.prepared = False
+        self.peaks: list[int] = []
+        self.others_bytes: Callable[[Arm], int] = lambda arm: 0
+        self.traffic = Traffic()  # of the last step inside layers
+        self.version = 0  # that rank 0 orders this rank to load
+        self.variant = 0 if self.rank else next(_variants)
+        self.copy = 0  # among variants of one configuration
+        self.has_all = False  # what ranks create together
+        self.moved_bytes = 0
+        self.full: Parameters | None = None  # that all other variants compute with; on rank 0
+        self.keeper: Trainer | None = None
+        if weights.full is not None:
+            self.full = weights.full.parameters
+            if build.situation.workload.trains:
+                self.keeper = weights.full.trainer(build.optimizer, scales_loss=build.scales_loss)
+        self.replicate: Replicate | None = None
+        self.fully_shard: FullyShard | None = None
+        self.pipeline: Pipeline | None = None
+        self._build, self._device = build, build.situation.device
+        self._along_sequence = build.along_sequence
+        self._synchronizes = weights.layout.tensor > 1 and _may_diverge(build)
+        self._trainer: Trainer | None = None
+        self._world: worlds.World | None = None  # of rank 0, while the variant is entered
+        self._depth = self._steps = self._peak_bytes = 0
+        if self.layout.pipeline > 1:
+            self.pipeline = Pipeline(build, weights, model)
+
+    @contextlib.contextmanager
+    def building(self, configuration: Configuration, copy: int) -> Iterator[None]:
+        """Let all ranks build this configuration at the same time."""
+        self.copy = copy
+        if self.rank:
+            yield
+            return
+        self._order_build(configuration)
+        try:
+            yield
+        finally:
+            if (world := worlds.current()) is not None:
+                world.await_answers()
+
+    def shard(self, model: Model) -> None:
+        """Shard the model's parameters, where the batch's ranks shard them; before its trainer."""
+        if self._build.sharding:
+            self.fully_shard = FullyShard(self._build, self.weights, model)
+
+    def share(self, batches: Batches) -> Batches:
+        """Return this rank's rows of each batch."""
+        return batches.part(self.layout.data_rank(self.rank), self.layout.data)
+
+    def part(self, compute: Compute, model: Model) -> Compute:
+        """Return the rank's part of a workload's computation."""
+        return compute if self.pipeline is None else self.pipeline.part(model)
+
+    def loss_of_step(self, compute: Compute, model: Model) -> Compute:
+        """Return the computation whose result a step differentiates."""
+        if self.fully_shard is not None:
+            self.fully_shard.register_methods(model)
+        if self.pipeline is not None:
+            return self.pipeline.steps(compute)
+        if self.layout.replicate > 1 and self.fully_shard is None:
+            self.replicate = Replicate(self._build, self.weights, model, compute)
+            return self.replicate
+        return compute
+
+    def follow(self, trainer: Trainer) -> None:
+        """Complete the trainer: which gradients ranks sum, and which updates all of them skip."""
+        self._trainer = trainer
+        if self.keeper is not None:
+            trainer.scaler = self.keeper.scaler
+        if self.pipeline is not None:
+            trainer.backward = _already_done
+            self.pipeline.scaler = trainer.scaler
+        trainer.agree = self._agree
+        trainer.after_backward = self._finish_gradients
+
+    def together(self, step: ArmStep, batches: Batches) -> ArmStep:
+        """Return the step of all ranks, which returns the mean of their losses."""
+
+        def step_on_all_ranks() -> Tensor:
+            with self._on_all_ranks(Step(batches.advances)) as traffic:
+                loss = step()
+                if self.layout.data > 1:
+                    loss = loss.clone()
+                    dist.all_reduce(loss, group=self.weights.mesh.group)
+                    loss /= self.ranks
+            self._steps += 1
+            self.traffic = traffic
+            return loss
+
+        return step_on_all_ranks
+
+    @contextlib.contextmanager
+    def evaluating(self, name: str, arm: Arm) -> Iterator[None]:
+        """Let all ranks evaluate ``name`` with rank 0; replicas are evaluated on rank 0 alone."""
+        if self._is_replica:
+            yield
+            return
+        with self._on_all_ranks(Evaluate(name, arm.batches.advances)):
+            self._load_buffers(arm)
+            yield
+
+    def outputs(self, arm: Arm) -> Any:
+        """Return the model's outputs for rank 0's batch; within ``evaluating``."""
+        if self.pipeline is not None:
+            return self.pipeline.outputs(arm)
+        return arm.autocast(arm.model)(*arm.batches.inputs)
+
+    def loss(self, arm: Arm) -> Tensor:
+        """Return the loss of rank 0's batch as steps compute it; within ``evaluating``."""
+        if self.pipeline is not None:
+            return self.pipeline.loss(arm)
+        return arm.compute(*arm.batches.inputs, *arm.batches.targets)
+
+    @contextlib.contextmanager
+    def entered(self, arm: Arm) -> Iterator[None]:
+        """Prepare all ranks for steps from the full weights; store and compare them afterwards."""
+        if self._depth:
+            yield
+            return
+        world = None if self.rank else self._assemble(arm)
+        full = self.weights.full
+        if self.keeper is not None and full is not None:
+            full.hand_over(self.keeper.optimizer)
+        with self._together(world):
+            self._load(arm)
+            self._prepare()
+        if self.rank and self._device.type == "cuda":  # building is not part of a step
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._world, self._depth, self._steps = world, 1, 0
+        try:
+            yield
+        finally:
+            try:
+                if world is not None and world.alive:
+                    self.compare(arm)
+                    world.tell(Leave())
+            finally:
+                self._depth, self._world = 0, None
+
+    def compare(self, arm: Arm) -> None:
+        """Store the weights after steps, and count parameters that ranks do not have alike."""
+        if not self._steps:
+            return
+        with self._together(self._world):
+            if self._world is not None:
+                self._world.tell(Compare())
+            self._read_peak(arm)
+            self._compare(arm)
+
+    def _compare(self, arm: Arm) -> None:
+        """Compare what the ranks have, on all of them at the same time."""
+        own, keeper = self._optimizers
+        if not self._is_replica:
+            self.weights.store(own, keeper)
+        self.differing = max(self.weights.count_differing(), self.differing or 0)
+        self.weights.mark(keeper, current=not self.differing)
+        peaks = torch.zeros(self.ranks, dtype=torch.int64, device=self._device)
+        peaks[self.rank] = self._peak_bytes
+        dist.all_reduce(peaks, group=self.weights.mesh.group)
+        self.peaks = peaks.tolist()
+        if self.pipeline is not None:
+            self.pipeline.share_records(arm)
+        self._steps = 0
+
+    @property
+    def is_stale(self) -> bool:
+        """True if its model is bound to ranks that have ended, as FSDP's is."""
+        return self.fully_shard is not None and self.fully_shard.mesh is not meshes.get(
+            self.layout, self._device
+        )
+
+    @property
+    def _is_replica(self) -> bool:
+        """True if each rank has all weights."""
+        return self.layout.ranks == self.layout.replicate and not self._build.sharding
+
+    @property
+    def _optimizers(self) -> tuple[Optimizer | None, Optimizer | None]:
+        """The optimizers of this rank's part and of the full weights."""
+        own = None if self._trainer is None else self._trainer.optimizer
+        return own, None if self.keeper is None else self.keeper.optimizer
+
+    @staticmethod
+    def _together(world: worlds.World | None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if world is None else world.together()
+
+    @contextlib.contextmanager
+    def _on_all_ranks(self, order: Order) -> Iterator[Traffic]:
+        """Run what all ranks do at the same time; if it fails, some ranks cannot leave it."""
+        if self._world is not None:
+            self._world.tell(order)
+        tensor_group = self.weights.mesh.group_of("tensor") if self.layout.tensor > 1 else None
+        try:
+            with communicating(tensor_group) as traffic:
+                yield traffic
+        except BaseException:
+            if self._world is not None:
+                self._world.give_up()  # what failed here may follow from another rank's failure
+            raise
+
+    def _order_build(self, configuration: Configuration) -> worlds.World:
+        world = worlds.of(self.ranks, self._device)
+        if meshes.get(self.layout, self._device) is None:
+            with world.together():
+                world.tell(Arrange(list(self.layout)))
+                meshes.of(self.layout, self._device)
+        world.tell(Build(configuration, self.copy, self.variant))
+        return world
+
+    def _assemble(self, arm: Arm) -> worlds.World:
+        """Have every rank ready; order it to load the weights unless it has them."""
+        world = self._order_build(arm.configuration)  # it may have ended, or freed the variant
+        answers = world.await_answers()[: self.ranks - 1]
+        self.has_all &= all(answer.prepared for answer in answers)
+        keeper = self._optimizers[1]
+        current = self.weights.is_current(keeper)
+        self.version = self.weights.version
+        if not current or any(answer.version != self.version for answer in answers):
+            self.version = self.weights.next_version()
+        scaler = None if arm.trainer is None else arm.trainer.scaler
+        scale = {} if scaler is None else scaler.state_dict()
+        world.tell(Enter(self.version, not self.has_all, scale))
+        return world
+
+    def _load(self, arm: Arm) -> None:
+        own, keeper = self._optimizers
+        self.moved_bytes = 0
+        if self.version != self.weights.version:
+            self.moved_bytes = self.weights.load(own, keeper)
+            self.weights.version = self.version
+            self.weights.mark(keeper)
+        self._load_buffers(arm)
+
+    def _prepare(self) -> None:
+        """Create what needs all ranks at the same time, unless all of them have it."""
+        if self.has_all:
+            return
+        self.has_all = True
+        if self.replicate is not None:
+            self.replicate.prepare()
+        if self.pipeline is not None:
+            self.pipeline.prepare()
+
+    def _load_buffers(self, arm: Arm) -> None:
+        """Give every rank the buffers of rank 0, by which a model that adapts goes."""
+        if self.pipeline is not None:
+            return  # constants and metrics: no model that adapts has stages
+        for buffer in arm.model.buffers():
+            sent = buffer.detach().contiguous()
+            dist.broadcast(sent, src=0, group=self.weights.mesh.group)
+            if sent.data_ptr() != buffer.data_ptr():
+                buffer.copy_(sent)
+
+    @torch.no_grad()
+    def _finish_gradients(self) -> None:
+        """Complete gradients between the backward pass and the update."""
+        if self.pipeline is not None:
+            self.pipeline.finish_gradients()
+        if self._along_sequence:
+            gradients = [local(p.grad) for p in self.weights.between() if p.grad is not None]
+            total = sum_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
+            parts = total.split([gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+        if self._synchronizes:
+            first = self.rank - self.layout.coordinates(self.rank).tensor
+            group = self.weights.mesh.group_of("tensor")
+            broadcast_all(self.weights.common(), first, group)
+
+    def _agree(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+        """Let every rank skip an update if one of them has a gradient that is not finite."""
+        if self.layout.tensor == self.layout.pipeline == 1:
+            return  # replicas have equal gradients, and torch looks at all of FSDP's shards
+        scaler.unscale_(optimizer)
+        for flag in scaler._found_inf_per_device(optimizer).values():
+            own = local(flag)
+            on_any = own.to(self._device)
+            dist.all_reduce(on_any, dist.ReduceOp.MAX, group=self.weights.mesh.group)
+            own.copy_(on_any)
+
+    def _read_peak(self, arm: Arm) -> None:
+        """Read the steps' memory before the comparison needs more."""
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+            self._peak_bytes = peak - self.others_bytes(arm)
+        else:
+            self._peak_bytes = int(psutil.Process().memory_info().rss)
+
+
+def _may_diverge(build: VariantBuild) -> bool:
+    """Return True if ranks could compute by different roundings what all of them should have.
+
+    Compilers choose kernels in each process, and backward passes of layers that are not divided may
+    add in any order.
+    """
+    from models.parallel.tensor_parallel_plan import divisible
+
+    situation = build.situation
+    replicated = divisible(situation.family, situation.config).replicated
+    return situation.option("compile") != "off" or bool(replicated)
+
+
+def _already_done(loss: Tensor) -> None:
+    """Do nothing: the schedule of a pipeline has made all gradients."""

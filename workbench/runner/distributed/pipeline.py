@@ -1,0 +1,292 @@
+"""Pipeline parallelism with the schedules of ``torch.distributed.pipelining``.
+
+``models.parallel.pipeline_stages`` defines a stage. Losses of a stage's own blocks (the balance of
+experts) never reach the last rank: their gradients are injected where the stage's output passes.
+
+Each micro-batch costs the host what a full batch costs one device, so that autocast's casts of
+weights are made once per step, and the division by the number of micro-batches is part of the loss.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import kernels
+from models import LanguageModel
+from models.parallel.pipeline_stages import StageOutput
+from workbench.runner.distributed.collectives import all_gather_bytes
+from workbench.runner.distributed.counted_stage import counted_stage
+from workbench.runner.distributed.stage_metrics import StageMetrics
+
+if TYPE_CHECKING:
+    from models import Model
+    from workbench.runner.distributed.local_weights import LocalWeights
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
+    from workbench.runner.workloads import Compute
+
+SCHEDULES = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe"}
+Usage = tuple[dict[str, dict[str, int]], dict[str, tuple[str, str]]]  # as in ``kernels``
+
+
+class Turns(NamedTuple):
+    """What one rank did in its last step."""
+
+    blocks: int  # that the last micro-batch passed
+    forwards: int
+    backwards: int
+    in_flight: int  # micro-batches between their passes, at most
+    sends: int
+    receives: int
+    bytes: int  # sent and received
+
+
+class _Inject(torch.autograd.Function):
+    """The stream as it is; in backward, the block's own loss gets its part of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor, share: Tensor) -> Tensor:
+        ctx.share = share
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradient, ctx.share.clone(), None
+
+
+class _Part(nn.Module):
+    """A stage as torch's schedules call it; the last stage returns its loss as its output."""
+
+    def __init__(self, pipeline: Pipeline, compute: Any) -> None:
+        super().__init__()
+        self._pipeline, self._compute = pipeline, compute
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Run the stage on a micro-batch."""
+        return self._pipeline.run_stage(self._compute, x, targets)
+
+
+class Pipeline:
+    """One rank's stage, and the schedule of its micro-batches."""
+
+    def __init__(self, build: Build, weights: LocalWeights, model: Model) -> None:
+        assert isinstance(model, LanguageModel)
+        self._build, self._weights, self._model = build, weights, model
+        self.stage, self.stages = weights.stage, weights.stages
+        self.micro_batches = build.micro_batches
+        self.turns: list[Turns] = []  # of each rank, in the last step that was compared
+        self.scaler: torch.amp.GradScaler | None = None
+        self._device = build.situation.device
+        self._metrics = StageMetrics(model, self.micro_batches)
+        self._usage: Usage | None = None  # of the first step of a worker
+        self._knows_usage = False
+        self._compute: Compute | None = None
+        self._schedule: Any = None
+        self._stage: Any = None
+        self._losses: list[Tensor] = []
+        self._share = torch.ones((), device=self._device)  # of a micro-batch's gradient
+
+    def part(self, model: Model) -> Compute:
+        """Return the stage's part of the loss and of the stream."""
+        assert isinstance(model, LanguageModel)
+
+        def stage(x: Tensor, targets: Tensor) -> StageOutput:
+            return model.stage_loss(x, targets)
+
+        return cast("Compute", stage)
+
+    def steps(self, compute: Compute) -> Compute:
+        """Return a function that runs the schedule: it makes the gradients, too."""
+        self._compute = compute
+
+        def run_schedule(tokens: Tensor, targets: Tensor) -> Tensor:
+            first = self._weights.layout.coordinates(dist.get_rank()).pipeline > 0
+            watched = first and self._usage is None
+            if watched:
+                kernels.reset_usage()
+            self._begin()
+            count = self.micro_batches
+            scale = 1.0 if self.scaler is None else self.scaler.scale(torch.ones_like(self._share))
+            self._share = torch.ones_like(self._share) * scale / count
+            self._metrics.reset()
+            # Autocast forgets its casts where the outermost region ends: here, and not after each
+            # micro-batch. In between it is off, as it has to be in backward passes.
+            with torch.autocast(self._device.type, enabled=False):
+                self._call(self._schedule.step, tokens, targets)
+            self._metrics.share(self._weights.mesh.group_of("pipeline"))
+            if watched:
+                self._usage = kernels.usage(), kernels.reasons()
+            return self._total()
+
+        return run_schedule
+
+    def prepare(self) -> None:
+        """Create torch's stage and schedule; no shape is inferred by running."""
+        assert self._compute is not None
+        self._stage, self._schedule = self._make(
+            _Part(self, self._compute), SCHEDULES[self._build.schedule]
+        )
+
+    def run_stage(self, compute: Any, x: Tensor, targets: Tensor) -> Tensor:
+        """Run the stage on one micro-batch; keep its loss, or inject its gradient."""
+        output: StageOutput = compute(x, targets)
+        self._metrics.add()
+        if output.loss is not None:
+            self._losses.append(output.loss.detach().float())
+        if output.x is None:
+            assert output.loss is not None
+            return output.loss.view(1)
+        if output.loss is not None and output.x.requires_grad:
+            injected: Tensor = _Inject.apply(output.x, output.loss, self._share)
+            return injected
+        return output.x
+
+    def outputs(self, arm: Arm) -> Any:
+        """Return the logits on rank 0; the last stage computes them."""
+        model = arm.autocast(arm.model)
+        logits: list[Tensor] = []
+
+        def forward(x: Tensor, _: Tensor) -> StageOutput:
+            output = model(x)
+            if self.stage.last:
+                logits.append(output)
+                return StageOutput(None, torch.zeros((), device=self._device))
+            return StageOutput(output, None)
+
+        self._evaluate(forward, arm)
+        mesh, rows = self._weights.mesh, arm.batches.inputs[0]
+        group, last = mesh.group_of("pipeline"), len(self.stages) - 1
+        at = dist.get_rank(group)
+        if at == last:
+            dist.send(torch.cat(logits), group=group, group_dst=0)
+        elif at == 0:
+            vocabulary = self._model.embedding.weight.shape[0]
+            dtype = self._build.autocast or self._build.weights_dtype
+            received = torch.empty((*rows.shape, vocabulary), dtype=dtype, device=self._device)
+            dist.recv(received, group=group, group_src=last)
+            return received
+        return None
+
+    def loss(self, arm: Arm) -> Tensor:
+        """Return the loss as steps compute it, without gradients."""
+        self._evaluate(arm.compute, arm)
+        return self._total()
+
+    @torch.no_grad()
+    def finish_gradients(self) -> None:
+        """Sum what more than one rank has: an embedding that is also the head, and replicas."""
+        layout, mesh = self._weights.layout, self._weights.mesh
+        if layout.data > 1 and not self._build.sharding:
+            gradients = [
+                p.grad for p in self._weights.own.parameters.values() if p.grad is not None
+            ]
+            for gradient in gradients:
+                dist.all_reduce(gradient, group=mesh.group_of("replicate"))
+                gradient /= layout.data
+        group, last = mesh.group_of("pipeline"), len(self.stages) - 1
+        other = last if self.stage.first else 0
+        for parameter in self._weights.on_both_ends():
+            assert parameter.grad is not None
+            own = (
+                parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
+            )
+            theirs = torch.empty_like(own)
+            for work in dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, own, group=group, group_peer=other),
+                    dist.P2POp(dist.irecv, theirs, group=group, group_peer=other),
+                ]
+            ):
+                work.wait()
+            self._stage.count("sends", [own])
+            self._stage.count("receives", [theirs])
+            own += theirs  # equal to the last bit on both, whichever comes first
+
+    def share_records(self, arm: Arm) -> None:
+        """Tell all ranks what each did in the last step, and rank 0 which kernels others called."""
+        turns = torch.zeros(self._weights.layout.ranks, len(Turns._fields), dtype=torch.int64)
+        turns[dist.get_rank()] = torch.tensor(self._own_turns())
+        turns = turns.to(self._device)
+        dist.all_reduce(turns, group=self._weights.mesh.group)
+        self.turns = [Turns(*row) for row in turns.tolist()]
+        payloads = all_gather_bytes(
+            msgspec.json.encode(self._usage), self._device, self._weights.mesh.group
+        )
+        if dist.get_rank() or self._knows_usage:  # workers may know this variant longer than rank 0
+            return
+        self._knows_usage = True
+        for payload in payloads:
+            decoded = msgspec.json.decode(payload, type=Usage | None)
+            if decoded is None:
+                continue
+            usage, reasons = decoded
+            for operator, by in usage.items():
+                here = arm.usage.setdefault(operator, {})
+                for name, calls in by.items():
+                    here[name] = here.get(name, 0) + calls
+            arm.reasons = reasons | arm.reasons
+
+    def _own_turns(self) -> Turns:
+        done = self._stage.counts
+        passes = (done["forwards"], done["backwards"], done["in_flight"])
+        return Turns(
+            self._model.applied_blocks, *passes, done["sends"], done["receives"], done["bytes"]
+        )
+
+    def _begin(self) -> None:
+        self._losses.clear()
+        self._model.applied_blocks = 0
+        self._stage.counts.clear()
+
+    def _total(self) -> Tensor:
+        """Return the mean loss of the micro-batches, of all stages."""
+        total = torch.zeros((), device=self._device)
+        if self._losses:
+            total = torch.stack(self._losses).sum() / self.micro_batches
+        dist.all_reduce(total, group=self._weights.mesh.group_of("pipeline"))
+        return total
+
+    def _evaluate(self, compute: Any, arm: Arm) -> None:
+        """Run all micro-batches forward."""
+        _, schedule = self._make(_Part(self, compute), "ScheduleGPipe")
+        self._losses.clear()
+        tokens, targets = arm.batches.inputs + arm.batches.targets
+        with torch.autocast(self._device.type, enabled=False):
+            self._call(schedule.eval, tokens, targets)
+
+    def _call(self, run: Any, tokens: Tensor, targets: Tensor) -> None:
+        """Give the schedule this rank's arguments."""
+        inputs = (tokens,) if self.stage.first else ()
+        run(*inputs, target=targets if self.stage.last else None, targets=targets)
+
+    def _make(self, part: nn.Module, schedule: str) -> tuple[Any, Any]:
+        from torch.distributed.pipelining import schedules
+
+        settings, layout = self._build.situation.configuration.settings, self._weights.layout
+        rows = int(settings["batch"]) // layout.data // self.micro_batches
+        shape = (rows, int(settings["sequence"]))
+        dtype = self._build.weights_dtype
+        trained: dict[str, Any] = {"device": "meta", "requires_grad": True}
+        stream = torch.empty((*shape, self._model.dim), dtype=dtype, **trained)
+        tokens = torch.empty(shape, dtype=torch.int64, device="meta")
+        loss = torch.empty(1, dtype=torch.promote_types(dtype, torch.float32), **trained)
+        stage = counted_stage()(
+            part,
+            layout.coordinates(dist.get_rank()).pipeline,
+            len(self.stages),
+            self._device,
+            input_args=(tokens if self.stage.first else stream,),
+            output_args=(loss if self.stage.last else stream,),
+            group=self._weights.mesh.group_of("pipeline"),
+        )
+        kind = getattr(schedules, schedule)
+        return stage, kind(stage, self.micro_batches, loss_fn=self._scaled, scale_grads=False)
+
+    def _scaled(self, loss: Tensor, _: Tensor) -> Tensor:
+        """Return what the backward pass of a micro-batch begins with."""
+        return (loss * self._share).sum()
