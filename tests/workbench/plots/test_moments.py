@@ -191,6 +191,11 @@ def test_segments_of_a_study_take_no_room_in_live_until_they_are_wanted(qtbot, p
     panel.show_studies(True)
     assert [segment.index for segment in panel.run.chosen()] == [0, 1, 2, 3]
     assert panel.run.axis.run_span()[1] > hidden_end + 1
+    panel.show_studies(False)
+    middle = session.segments[1].start_s + 1
+    panel.focus(middle)
+    assert panel.run.hidden == frozenset(), "a moment of a study shows it"
+    assert sum(panel.view_span()) / 2 == pytest.approx(panel.run.axis.position(middle))
     session.orders.pop()
     session.segments.pop()
     panel.show_studies(False)

@@ -124,6 +124,8 @@ class SegmentModel(QAbstractTableModel):
             if table is None
             else condensed(table, self._session.baseline, self._session.titles)
         )
+        if table is None:  # another session
+            self._expanded.clear()
         rows = self._grouped(len(shown.cells))
         same = shown.headings == self._shown.headings and rows == self.rows
         if not same:

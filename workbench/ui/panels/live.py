@@ -163,6 +163,8 @@ class LivePanel(QWidget):
         shown = self.shown
         if not shown:
             return
+        if self._run.hidden and not self._run.axis.is_running(np.array([t_s]))[0]:
+            self._studies.setChecked(True)
         start, stop = shown[0].canvas.vb.viewRange()[0]
         half, middle = (stop - start) / 2, self._run.axis.position(t_s)
         self._spread(middle - half, middle + half, pull=True)
@@ -227,10 +229,10 @@ class LivePanel(QWidget):
             action.setChecked(name in SHOWN)
             action.toggled.connect(lambda on, n=name: self.show_plot(n, on))
         menu.addSeparator()
-        studies = QAction("Segments of studies", menu)
-        studies.setCheckable(True)
-        menu.addAction(studies)
-        studies.toggled.connect(self.show_studies)
+        self._studies = QAction("Segments of studies", menu)
+        self._studies.setCheckable(True)
+        self._studies.toggled.connect(self.show_studies)
+        menu.addAction(self._studies)
         self._plots.setMenu(menu)
         self._choice = QComboBox()
         self._choice.addItems(list(WINDOWS))

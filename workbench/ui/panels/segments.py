@@ -132,6 +132,9 @@ class SegmentsPanel(QWidget):
         header.setTextElideMode(Qt.TextElideMode.ElideRight)
         header.setMinimumSectionSize(56)
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        expand = QShortcut(QKeySequence(Qt.Key.Key_Space), table)
+        expand.setContext(Qt.ShortcutContext.WidgetShortcut)
+        expand.activated.connect(self._expand_current)
         copy = QShortcut(QKeySequence.StandardKey.Copy, table)
         copy.setContext(Qt.ShortcutContext.WidgetShortcut)
         copy.activated.connect(self.copy_csv)
@@ -261,6 +264,11 @@ class SegmentsPanel(QWidget):
             self.model.toggle_group(index.row())
         elif self.model.is_offer(index):
             self._judge(*self._pair(segment))
+
+    def _expand_current(self) -> None:
+        """Expand or collapse the group that has the keyboard."""
+        if (index := self.table.currentIndex()).isValid():
+            self.model.toggle_group(index.row())
 
     def _double_click(self, index: QModelIndex) -> None:
         segment = self.model.segment_at(index.row())

@@ -39,6 +39,10 @@ def test_the_segments_of_a_study_are_one_row_until_it_is_expanded(qtbot, segment
     assert model.index(2, 0).data() == "1", "the first of the study's own rows"
     click(qtbot, segments, 1)
     assert model.rowCount() == 4
+    segments.table.setFocus()
+    segments.table.setCurrentIndex(model.index(1, 1))
+    qtbot.keyClick(segments.table, Qt.Key.Key_Space)
+    assert model.rowCount() == 7
 
 
 def click(qtbot, panel, row):
