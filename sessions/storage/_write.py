@@ -250,7 +250,7 @@ def _column(
     rows: int,
     cells: tuple[int, ...] = (),
 ) -> None:
-    """One column of ``rows`` rows, each of them of shape ``cells``."""
+    """Write one column of ``rows`` rows, each of them of shape ``cells``."""
     if values.shape[1:] != cells or len(values) < rows:
         expected = (rows, *cells)
         raise ValueError(f"{group.name}/{name} has shape {values.shape}, expected {expected}")

@@ -35,17 +35,17 @@ Built = tuple[nn.Module, Callable[[int], Tensor]]
 
 
 def meta_attention() -> Built:
-    """Attention with Fourier mixing over a long sequence: (B, S, E) -> (B, S, E)."""
+    """Build attention with Fourier mixing over a long sequence: (B, S, E) -> (B, S, E)."""
     return MetaAttentionKernel(WIDTH, True, n_heads=HEADS), _inputs(TOKENS, WIDTH)
 
 
 def graph_memory() -> Built:
-    """Diffusion over a graph of memory slots: (B, E) -> (B, E)."""
+    """Build diffusion over a graph of memory slots: (B, E) -> (B, E)."""
     return GraphDiffusionMemory(WIDTH, SLOTS), _inputs(WIDTH)
 
 
 def neuro_fabric() -> Built:
-    """Layers that choose their inputs: (B, S, E) -> (B, S, E)."""
+    """Build layers that choose their inputs: (B, S, E) -> (B, S, E)."""
     return DynamicNeuroFabric(WIDTH, LAYERS), _inputs(TOKENS, WIDTH)
 
 

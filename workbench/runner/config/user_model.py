@@ -183,7 +183,7 @@ class OwnFamily(Family):
         return replace(config, source=source, sha256=digest)
 
     def check_memory(self, config: OwnConfig, *, sequence: int, **step: Any) -> None:
-        """Nothing is known of the memory that it takes; its inputs have no sequence to choose."""
+        """Check the sequence, which such inputs do not have; the memory is not known."""
         if sequence != 1:
             raise ConfigurationError(
                 f"own: sequence = {sequence}, but make_inputs(batch) decides on all but the batch; "

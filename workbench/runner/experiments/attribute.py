@@ -240,7 +240,7 @@ class AttributeRun:
             arm.peak_bytes = self._peak(contender)
 
     def _look_at_all(self) -> None:
-        """On a GPU each arm has the memory to itself: only so its peak is its own."""
+        """Look at each arm; on a GPU with the memory to itself: only so its peak is its own."""
         alternation = self._alternation
         share = LOOKING if self._counts_memory else 1.0
         for contender in list(alternation.contenders):

@@ -139,7 +139,7 @@ class CompareRun:
             self._build += 1
 
     def _predict(self) -> None:
-        """Before anything is built: what is measured must not be known to the prediction."""
+        """Predict before anything is built: a prediction must not know what is measured."""
         if self._command.predict:
             self._rig.state("building", "Predicting from the roofline")
             a, b = (contender.situation.configuration for contender in self._alternation.contenders)
@@ -172,7 +172,7 @@ class CompareRun:
         )
 
     def _tell_alone(self) -> None:
-        """Memory may run out in the check or in any block, long after the announcement."""
+        """Send whether arms are rebuilt: memory may run out long after the announcement."""
         if self._index >= 0:
             facts = self._alternation.rebuilding()
             self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
@@ -308,7 +308,7 @@ class CompareRun:
             self._rig.wire.send(advice)
 
     def _others(self) -> str:
-        """On the CPU, where others always run, no block is void for it; the reader must know."""
+        """Say who else used the CPU, where others always run and no block is void for it."""
         rig = self._rig
         if rig.device.type == "cuda" or not self._began:
             return ""

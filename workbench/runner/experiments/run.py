@@ -263,7 +263,7 @@ class Run:
         self._numbers.end(arm, cancelled)
 
     def _check_numbers(self, arm: Arm) -> None:
-        """In a pause between two steps, after which the segment warms up again."""
+        """Check the numbers between two steps, after which the segment warms up again."""
         self._flush(wait=True)
         self._entered.close()
         self._numbers.look(arm)

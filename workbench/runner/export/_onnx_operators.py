@@ -34,13 +34,13 @@ op: Any = _Builders()
 def sort_stable(
     x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Any:
-    """``aten.sort.stable``: of equals TopK takes the first one first, either way."""
+    """Translate ``aten.sort.stable``: of equals TopK takes the first one first, either way."""
     size = op.Gather(op.Shape(x), _whole(dim))
     return op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
 
 
 def cummin(x: Any, dim: int) -> Any:
-    """``aten.cummin``: the least of all before, which takes a matrix of S x S."""
+    """Translate ``aten.cummin``: the least of all before, which takes a matrix of S x S."""
     rank = len(x.shape)
     order = [axis for axis in range(rank) if axis != dim % rank] + [dim % rank]
     back = [order.index(axis) for axis in range(rank)]
@@ -59,7 +59,7 @@ def cummin(x: Any, dim: int) -> Any:
 
 
 def view_as(x: Any, dtype: Any) -> Any:
-    """``aten.view.dtype`` between FP32 and int32, for finite numbers that are not negative.
+    """Translate ``aten.view.dtype`` between FP32 and int32, for finite, non-negative numbers.
 
     Raises ``NotImplementedError`` for another type; the export tells its sentence as a mistake.
     """

@@ -27,14 +27,14 @@ class ProcessSampler:
         self.other_processes: GpuOthers | CpuOthers = CpuOthers()
 
     def fast(self) -> Sample:
-        """Resident bytes; nothing of a process that has ended."""
+        """Read resident bytes; nothing of a process that has ended."""
         try:
             return {"memory_used": float(self._process.memory_info().rss)}
         except psutil.NoSuchProcess:
             return {}
 
     def slow(self) -> Sample:
-        """Nothing is slow to read here."""
+        """Return nothing: nothing is slow to read here."""
         return {}
 
     def how(self) -> dict[str, str]:
@@ -74,7 +74,7 @@ class Companions:
         self._running, self._others, self._group = [], {}, None
 
     def busiest_others(self) -> tuple[float, str]:
-        """% of one of the devices that other processes use, at most, and who; 0 where unknown."""
+        """Return the highest % of a device that other processes use, and who; 0 where unknown."""
         return max(list(self._others.values()), default=(0.0, ""))
 
     def _begin(self, sampler: Sampler) -> None:

@@ -138,7 +138,7 @@ class NvmlSampler:
         return self._slow_readings.read()
 
     def how(self) -> dict[str, str]:
-        """Busy is the driver's own average, over 1/6 to 1 s; GPM's are over the time between."""
+        """Say how each is read: busy is the driver's mean of 1/6 to 1 s, GPM's between reads."""
         why_not = dict(self._readings.why_not)
         why_not |= dict.fromkeys(ACTIVITY, self._no_gpm) if self._gpm is None else self._gpm.why_not
         if self.other_processes.why_not:

@@ -150,7 +150,7 @@ def keep_records() -> None:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Nothing is compiled inside, nor runs compiled, if a compiler is loaded at all."""
+    """Compile nothing inside, and run nothing compiled, if a compiler is loaded at all."""
     if "torch._dynamo" not in sys.modules:
         yield
         return

@@ -31,7 +31,7 @@ class Trainer:
         self.agree: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None = None
 
     def update(self, loss: torch.Tensor) -> None:
-        """Backward pass and optimizer step; gradients and the graph of the loss are freed."""
+        """Run the backward pass and the optimizer; frees gradients and the graph of the loss."""
         self.backward(loss if self.scaler is None else self.scaler.scale(loss))
         if self.after_backward is not None:
             self.after_backward()
@@ -50,7 +50,7 @@ class Trainer:
         yield from _state(self.optimizer)
 
     def on_host(self) -> set[int]:
-        """Addresses of the step counts that AdamW keeps on the host whatever the device."""
+        """Return addresses of the step counts that AdamW keeps on the host whatever the device."""
         counts = [
             self.optimizer.state.get(parameter, {}).get("step")
             for group in self.optimizer.param_groups
@@ -196,7 +196,7 @@ def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.AdamW:
-    """AdamW with the rates of every arm; the plain loop, without ``options``."""
+    """Build AdamW with the rates of every arm; the plain loop, without ``options``."""
     chosen = {"fused": False, "foreach": False, **options}
     return torch.optim.AdamW(
         _groups(parameters),
@@ -222,7 +222,7 @@ def _create_state(optimizer: torch.optim.AdamW) -> None:
 
 
 def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """AdamW's groups: what decays, and what a model has marked with ``no_weight_decay``, if any."""
+    """Return AdamW's groups: what decays, and what is marked with ``no_weight_decay``, if any."""
     distinct = list(_distinct(parameters))
     spared = [parameter for parameter in distinct if getattr(parameter, "no_weight_decay", False)]
     decaying = [

@@ -252,7 +252,7 @@ class Arms:
         return arm
 
     def others_bytes(self, arm: Arm) -> int:
-        """Bytes on the device that are held for others than this arm.
+        """Return bytes on the device that are held for others than this arm.
 
         Counted once, which takes milliseconds: what is held changes as arms are built and freed.
         """

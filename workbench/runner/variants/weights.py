@@ -98,7 +98,7 @@ class Quantized:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Codes of what training, say, has made of the weights: made anew, in place."""
+        """Make the codes anew, in place, of weights that changed, in training for example."""
         weights = None if self._source is None else self._source()
         if weights is not None:
             for layer, pair in self.codes.items():
@@ -146,7 +146,7 @@ class WeightSets:
         return self._plain[key]
 
     def quantized(self, situation: Situation, dtype: torch.dtype, scheme: str) -> Quantized:
-        """Their codes, made now if they are not there."""
+        """Return their codes, made here if there are none."""
         key = self._seen_by(situation, dtype)
         coded = self._coded.setdefault(key, {})
         if scheme not in coded:
@@ -260,7 +260,7 @@ class WeightSets:
     def _drawn(
         self, situation: Situation, dtype: torch.dtype, into: Quantized | None = None
     ) -> dict[str, nn.Parameter]:
-        """Weights as the seed gives them, or codes ``into``; those that are there stay the same."""
+        """Draw weights by the seed, or codes ``into``; those that are there stay the same."""
         sets = self._coded.get(_key(situation, dtype), {}).values()
         there = {
             name: parameter for codes in sets for name, parameter in codes.unquantized().items()
