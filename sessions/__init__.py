@@ -1,4 +1,4 @@
-"""What a session is, its HDF5 file, its statistics and comparisons (no torch, no Qt)."""
+"""Sessions, their HDF5 files, statistics and comparisons (no torch, no Qt)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked for, as the words after ``workbench`` that ask for the same again.
+"""The words after ``workbench`` that repeat what a session was asked for.
 
 What a command line cannot say raises ``Untold`` with the reason, a clause. Session files come from
 strangers, so no word of a file becomes an option: names and numbers must look like ones, and other
@@ -20,8 +20,6 @@ import msgspec
 from sessions.errors import SessionError
 from sessions.model import SCRIPT, Configuration, Scalar
 from sessions.plain_text import is_plain, one_line
-from sessions.studies import sweep
-from sessions.studies.attribution import WHOLE_STEP
 
 _DEFAULT_DATA = "synthetic"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
@@ -65,25 +63,28 @@ def text(value: str, what: str) -> str:
 def of_configuration(
     configuration: Configuration,
     toggles: Mapping[str, str],
-    asked: Sequence[str],
+    extra: Sequence[str],
     output: str | os.PathLike[str] | None,
 ) -> list[str]:
-    """What names a configuration with these toggles; ``asked`` comes before its seed."""
+    """Return the words that name a configuration with these toggles.
+
+    ``extra`` words come before the seed.
+    """
     if configuration.family == SCRIPT:
-        return _of_script(configuration, toggles, asked, output)
-    found = [name(configuration.family, "family")]
-    found += option("--preset", name(configuration.preset, "preset"))
-    found += option("--workload", name(configuration.workload, "workload"))
+        return _of_script(configuration, toggles, extra, output)
+    words = [name(configuration.family, "family")]
+    words += option("--preset", name(configuration.preset, "preset"))
+    words += option("--workload", name(configuration.workload, "workload"))
     for group in (configuration.model, configuration.settings):
         for field, value in sorted(group.items()):
-            found += option("--set", f"{name(field, 'field')}={_written(value, field)}")
+            words += option("--set", f"{name(field, 'field')}={written_value(value, field)}")
     for toggle in sorted(toggles):
-        found += option("--toggle", chosen({toggle: toggles[toggle]}))
+        words += option("--toggle", chosen({toggle: toggles[toggle]}))
     if configuration.data != _DEFAULT_DATA:
-        found += option("--data", text(configuration.data, "data"))
-    found += asked
-    found += option("--seed", str(configuration.seed))
-    return found + saved_to(output)
+        words += option("--data", text(configuration.data, "data"))
+    words += extra
+    words += option("--seed", str(configuration.seed))
+    return words + saved_to(output)
 
 
 def _of_script(
@@ -109,47 +110,36 @@ def _script_words(command: str) -> list[str]:
     return words
 
 
-def of_order(command: Mapping[str, Any], output: str) -> list[str]:
-    """The words that ask for a run, a comparison, a study or a benchmark again.
-
-    ``command`` as an ``Order`` keeps it. What depends on the machine is not told: its noise floor.
-    """
-    try:
-        return _KINDS[command["type"]](command, output)
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
-        raise Untold("another version of the workbench wrote down what was asked for") from None
-
-
 def of_start(command: Mapping[str, Any], first: bool, last: bool, output: str) -> list[str]:
-    """What a run was asked for beside its configuration: its check, and decode states.
+    """Return the words of a run besides its configuration: its check, and decode states.
 
-    ``first`` and ``last``: whether it is the part of the run that went on from one and left one.
+    ``first`` and ``last``: True for the part of the run that loaded a state, and that saved one.
     """
-    found = ["--check"] if command.get("check") == "last" else []
+    words = ["--check"] if command.get("check") == "last" else []
     if first and (state := command.get("load_state")):
-        found += option("--load-state", text(str(state), "load_state"))
+        words += option("--load-state", text(str(state), "load_state"))
     if last and command.get("save_state"):
-        found += option("--save-state", os.fspath(PurePath(output).with_suffix(".state")))
-    return found
+        words += option("--save-state", os.fspath(PurePath(output).with_suffix(".state")))
+    return words
 
 
-def of_claims(asked: Mapping[str, Any], output: str) -> list[str]:
-    """The words that measure the claims of a study of claims again."""
+def of_claims(question: Mapping[str, Any], output: str) -> list[str]:
+    """Return the words that measure the claims of a study of claims again."""
     try:
-        documents, experiments = asked["documents"], asked["experiments"]
-        found = ["reproduce", *(name(document, "document") for document in documents)]
+        documents, experiments = question["documents"], question["experiments"]
+        words = ["reproduce", *(name(document, "document") for document in documents)]
         for experiment in dict.fromkeys(experiments):
-            found += option("--only", text(experiment, "experiment"))
-        found += ["--budget", exactly(asked["budget_s"])]
-        if limit_s := asked.get("limit_s"):
-            found += ["--limit", exactly(limit_s)]
+            words += option("--only", text(experiment, "experiment"))
+        words += ["--budget", exactly(question["budget_s"])]
+        if limit_s := question.get("limit_s"):
+            words += ["--limit", exactly(limit_s)]
     except (LookupError, TypeError, ValueError, OverflowError):
         raise Untold("another version of the workbench wrote down what was asked for") from None
-    return found + saved_to(output)
+    return words + saved_to(output)
 
 
 def is_calibration(command: Mapping[str, Any]) -> bool:
-    """Whether a comparison was made to learn the machine's own noise."""
+    """Return True if a comparison measured the machine's own noise."""
     return (
         command.get("type") == "compare"
         and command.get("base") == command.get("other")
@@ -158,24 +148,24 @@ def is_calibration(command: Mapping[str, Any]) -> bool:
 
 
 def option(name: str, value: str) -> list[str]:
-    """Two words, or one where the value would be taken for an option itself."""
+    """Return two words, or one where the value would be taken for an option itself."""
     if value.startswith("-"):
         return [f"{name}={value}"] if name.startswith("--") else [f"{name}{value}"]
     return [name, value]
 
 
 def saved_to(output: str | os.PathLike[str] | None) -> list[str]:
-    """Where the session goes, if anywhere."""
+    """Return the words that say where the session goes, if anywhere."""
     return [] if output is None else option("-o", text(os.fspath(output), "file name"))
 
 
 def exactly(number: float) -> str:
-    """A number as a person writes it."""
+    """Return a number as a person writes it."""
     return format(number, _EXACT)
 
 
 def chosen(toggles: Mapping[str, str]) -> str:
-    """Toggles as one word; raises ``Unsafe`` for what is neither a toggle nor an option."""
+    """Join toggles into one word; raises ``Unsafe`` for what is neither a toggle nor an option."""
     for toggle, option in toggles.items():
         if not isinstance(option, str) or not _OPTION.fullmatch(option):
             raise Unsafe(f"option of the toggle {one_line(ascii(toggle), _SHOWN)}", option)
@@ -185,134 +175,22 @@ def chosen(toggles: Mapping[str, str]) -> str:
 def of_comparison(
     base: Configuration, other: Configuration, facts: Mapping[str, Any], output: str | None
 ) -> list[str]:
-    """The words that compare two configurations, which differ in toggles alone, as ``facts`` say.
+    """Return the words that compare two configurations, which differ only in toggles.
 
-    ``facts``: the seconds ``budget_s``, the share ``region``, the ``order`` of the pairs, and
-    ``build_count``, how often both were to be built.
+    ``facts`` say how: the seconds ``budget_s``, the share ``region``, the ``order`` of the pairs,
+    and ``build_count``, how often both were to be built.
     """
-    asked: list[str] = []
-    shared, sides = _divided(base.toggles, other.toggles)
+    words: list[str] = []
+    shared, sides = divide_toggles(base.toggles, other.toggles)
     for side, own in zip(("--a", "--b"), sides, strict=True):
-        asked += option(side, chosen(own)) if own else []
-    asked += ["--budget", exactly(facts["budget_s"])]
-    asked += ["--region", exactly(100 * facts["region"])]
+        words += option(side, chosen(own)) if own else []
+    words += ["--budget", exactly(facts["budget_s"])]
+    words += ["--region", exactly(100 * facts["region"])]
     if order := facts.get("order"):
-        asked += option("--order", name(order, "order of the pairs"))
+        words += option("--order", name(order, "order of the pairs"))
     if count := facts.get("build_count"):
-        asked += ["--builds", exactly(count)]
-    return ["ab", *of_configuration(base, shared, asked, output)]
-
-
-def _start(command: Mapping[str, Any], output: str) -> list[str]:
-    configuration, asked = _read(command["configuration"]), []
-    for length in ("steps", "seconds"):
-        if command[length] is not None:
-            asked += [f"--{length}", exactly(command[length])]
-    asked += of_start(command, True, True, output)
-    return ["run", *of_configuration(configuration, configuration.toggles, asked, output)]
-
-
-def _compare(command: Mapping[str, Any], output: str) -> list[str]:
-    base, other = _read(command["base"]), _read(command["other"])
-    if is_calibration(command):
-        asked = ["--budget", exactly(command["budget_s"])]
-        return ["calibrate", *of_configuration(base, base.toggles, asked, None)]
-    require_alike(base, other)
-    return of_comparison(base, other, command, output)
-
-
-def _attribute(command: Mapping[str, Any], output: str) -> list[str]:
-    base = _read(command["base"])
-    words = option("--toggles", chosen(command["toggles"]))
-    words += ["--mode", name(command["mode"], "mode"), "--budget", exactly(command["budget_s"])]
-    words += ["--region", exactly(100 * command["region"])]
-    if command["mode"] == "shapley":
-        words += ["--orders", exactly(command["orders"])]
-    if command.get("timed", WHOLE_STEP) != WHOLE_STEP:
-        words += ["--timed", name(command["timed"], "timed part")]
-    return ["attribute", *of_configuration(base, base.toggles, words, output)]
-
-
-def _optimize(command: Mapping[str, Any], output: str) -> list[str]:
-    base = _read(command["base"])
-    words = option("--objective", name(command["objective"], "objective"))
-    words += ["--budget", exactly(command["budget_s"])]
-    if command["memory_limit"] is not None:
-        words += ["--memory-limit", exactly(command["memory_limit"] / GIB)]
-    if command["max_error"] is not None:
-        words += ["--max-error", exactly(command["max_error"])]
-    for toggles in ("include", "exclude"):
-        if names := [name(toggle, "toggle") for toggle in command[toggles]]:
-            words += option(f"--{toggles}", ",".join(names))
-    words += ["--region", exactly(100 * command["region"])]
-    return ["optimize", *of_configuration(base, base.toggles, words, output)]
-
-
-def _sweep(command: Mapping[str, Any], output: str) -> list[str]:
-    base, asked = _read(command["base"]), []
-    for field, values in command["axes"].items():
-        listed = ",".join(_written(value, field) for value in values)
-        if sweep.read_values(listed, field) != values:
-            raise Untold(f"the values of {field} cannot be written as words")
-        asked += option("--over", f"{name(field, 'field')}={listed}")
-    for arm in command["arms"]:
-        asked += option("--arm", chosen(arm))
-    asked += ["--seconds-per-point", exactly(command["seconds"])]
-    return ["sweep", *of_configuration(base, base.toggles, asked, output)]
-
-
-def _profile(command: Mapping[str, Any], output: str) -> list[str]:
-    configurations = list(map(_read, command["configurations"]))
-    first, last = configurations[0], configurations[-1]
-    if len(configurations) > 2:
-        raise Untold("more than two configurations were profiled")
-    require_alike(first, last)
-    asked = ["--steps", exactly(command["steps"])]
-    toggles = first.toggles
-    if len(configurations) == 2:
-        toggles, sides = _divided(first.toggles, last.toggles)
-        for side, own in zip(("--a", "--b"), sides, strict=True):
-            asked += option(side, chosen(own))
-    if command["traces"]:
-        asked += option("--trace", os.fspath(PurePath(output).with_suffix(".json.gz")))
-    return ["profile", *of_configuration(first, toggles, asked, output)]
-
-
-def _validate(command: Mapping[str, Any], output: str) -> list[str]:
-    configuration = _read(command["configuration"])
-    words = ["--steps", exactly(command["steps"])]
-    for batch in command["batches"]:
-        words += ["--batch", exactly(batch)]
-    if command["expect_speedup"] is not None:
-        words += ["--expect-speedup", exactly(command["expect_speedup"])]
-    words += ["--budget", exactly(command["budget_s"])]
-    return ["validate", *of_configuration(configuration, configuration.toggles, words, output)]
-
-
-def _bench(command: Mapping[str, Any], output: str) -> list[str]:
-    if any(command[field] for field in ("cases", "implementations", "forward_only")):
-        raise Untold("only some cases or implementations were timed")
-    words = ["bench", *(name(operator, "operator") for operator in command["operators"])]
-    if command["dtype"]:
-        words += option("--dtype", name(command["dtype"], "dtype"))
-    words += ["--every-case"] * bool(command["every_case"]) + ["--tune"] * bool(command["tune"])
-    if (models := command.get("model_shapes")) is not None:
-        words += ["--model-shapes", *(name(model, "model") for model in models)]
-    if command["budget_s"] is not None:
-        words += ["--budget", exactly(command["budget_s"])]
-    return words + saved_to(output)
-
-
-_KINDS = {
-    "start": _start,
-    "compare": _compare,
-    "attribute": _attribute,
-    "optimize": _optimize,
-    "sweep": _sweep,
-    "profile": _profile,
-    "validate": _validate,
-    "bench": _bench,
-}
+        words += ["--builds", exactly(count)]
+    return ["ab", *of_configuration(base, shared, words, output)]
 
 
 def require_alike(first: Configuration, last: Configuration) -> None:
@@ -321,21 +199,20 @@ def require_alike(first: Configuration, last: Configuration) -> None:
         raise Untold("its configurations differ in more than toggles")
 
 
-def _divided(
+def divide_toggles(
     a: Mapping[str, str], b: Mapping[str, str]
 ) -> tuple[dict[str, str], tuple[dict[str, str], dict[str, str]]]:
-    """The toggles that both have alike, and those of each alone."""
+    """Return the toggles that both have alike, and those of each alone."""
     differing = sorted(toggle for toggle in {**a, **b} if a.get(toggle) != b.get(toggle))
     shared = {toggle: option for toggle, option in a.items() if toggle not in differing}
-    own = [{toggle: one[toggle] for toggle in differing if toggle in one} for one in (a, b)]
+    own = [
+        {toggle: toggles[toggle] for toggle in differing if toggle in toggles} for toggles in (a, b)
+    ]
     return shared, (own[0], own[1])
 
 
-def _read(written: object) -> Configuration:
-    return msgspec.convert(written, Configuration)
-
-
-def _written(value: Scalar, field: str) -> str:
+def written_value(value: Scalar, field: str) -> str:
+    """Return a field's value as a word; raise ``Unsafe`` if it must not stand in a command."""
     if isinstance(value, bool):
         return "true" if value else "false"
     written = str(value)

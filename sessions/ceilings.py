@@ -1,4 +1,4 @@
-"""What a device reaches at best, in words, and what part of it a model's own FLOPs make."""
+"""Words for a device's measured ceilings, and the share of them that a model's FLOPs reach."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ SLACK = 0.5
 _DAY_S = 86400.0
 
 
-def describe(found: Ceilings) -> str:
-    """Rates, device and date in a line that stays true."""
+def describe(ceilings: Ceilings) -> str:
+    """Return rates, device and date in a line that stays true."""
     rates = ", ".join(
-        f"{name} {matrix_rate(rate, name)}" for name, rate in found.flops_per_s.items()
+        f"{name} {matrix_rate(rate, name)}" for name, rate in ceilings.flops_per_s.items()
     )
-    what = "" if found.driver.startswith("threads") else "driver "
-    driver = f", {what}{found.driver}" if found.driver else ""
-    disturbed = f"; perhaps too low, as {found.disturbed}" if found.disturbed else ""
+    what = "" if ceilings.driver.startswith("threads") else "driver "
+    driver = f", {what}{ceilings.driver}" if ceilings.driver else ""
+    disturbed = f"; perhaps too low, as {ceilings.disturbed}" if ceilings.disturbed else ""
     return (
-        f"copy {number(found.bytes_per_s / 1e9)} GB/s, matrix products {rates}; measured on "
-        f"{found.device} (torch {found.torch}{driver}), {_day(found.created)}{disturbed}"
+        f"copy {number(ceilings.bytes_per_s / 1e9)} GB/s, matrix products {rates}; measured on "
+        f"{ceilings.device} (torch {ceilings.torch}{driver}), {_day(ceilings.created)}{disturbed}"
     )
 
 
 def matrix_rate(rate: float, dtype: str) -> str:
-    """A rate with its unit: integers have no floating point."""
+    """Return a rate with its unit: integers have no floating point."""
     return f"{number(rate / 1e12)} {'TOP/s' if dtype.startswith('int') else 'TFLOP/s'}"
 
 
-def lacking(found: Ceilings) -> list[str]:
-    """Which rates the device has none of, and why, in sentences."""
-    return [f"No {name} rate: {why}." for name, why in found.lacking.items()]
+def lacking(ceilings: Ceilings) -> list[str]:
+    """Return a sentence with the reason for each rate that the device lacks."""
+    return [f"No {name} rate: {why}." for name, why in ceilings.lacking.items()]
 
 
-def age(found: Ceilings, now: float | None = None) -> str:
-    """How long ago they were measured; ``now`` is Unix time."""
-    seconds = (time.time() if now is None else now) - found.created
+def age(ceilings: Ceilings, now: float | None = None) -> str:
+    """Return how long ago the ceilings were measured; ``now`` is Unix time."""
+    seconds = (time.time() if now is None else now) - ceilings.created
     if seconds < 0:
         return "in the future, by this machine's clock"
     if seconds < 60:
@@ -58,14 +58,16 @@ def age(found: Ceilings, now: float | None = None) -> str:
 
 
 def utilization(segment: Segment, step_ms: float) -> float:
-    """Model FLOPs utilization, 0 to 1: the FLOPs that the model's mathematics needs for a step
-    (Chowdhery et al., PaLM, 2022), over the step's time and the *measured* rate of a large matrix
-    product in the dtype that the step computes in; in that of its codes where linear layers
-    multiply in 8 bits, though the rest of the step does not. NaN where FLOPs or rate are not known.
+    """Return the model FLOPs utilization, 0 to 1 (Chowdhery et al., PaLM, 2022).
+
+    It is the FLOPs that the model's mathematics needs for a step, over the step's time and the
+    *measured* rate of a large matrix product. The rate is that of the dtype in which the step
+    computes, or of the codes if linear layers multiply in 8 bits, though the rest of the step does
+    not. NaN if FLOPs or rate are unknown.
     """
     flops = segment.ledger.get("model_flops")
     rate = segment.ledger.get("matrix_flops_per_s")
-    known = all(isinstance(one, int | float) and one > 0 for one in (flops, rate))
+    known = all(isinstance(value, int | float) and value > 0 for value in (flops, rate))
     if not known or not step_ms > 0:
         return math.nan
     return float(flops) / (1e-3 * step_ms) / float(rate)  # type: ignore[arg-type]
@@ -95,14 +97,14 @@ def impossible(step_ms: float, least_ms: float, device_type: str) -> str:
 
 
 def doubt(segment: Segment, step_ms: float) -> str:
-    """That no step can use more than all of the ceiling, where it seems to, and what to do."""
+    """Return why a utilization above 100 % is impossible, and what to do; empty if it is lower."""
     if not utilization(segment, step_ms) > 1:
         return ""
     return f"{UTILIZATION} above 100 %: the ceiling is too low, run workbench ceilings --measure"
 
 
 def ceiling_words(segment: Segment) -> str:
-    """Which ceiling the segment's utilization refers to, or why there is none: a clause."""
+    """Say in a clause which ceiling the segment's utilization refers to, or why there is none."""
     ledger = segment.ledger
     rate, dtype = ledger.get("matrix_flops_per_s"), ledger.get("matrix_dtype")
     if not ledger.get("model_flops"):

@@ -50,15 +50,15 @@ class Export:
 
 
 def exportable(session: Session) -> dict[str, list[Table]]:
-    """The tables that this session has, by the name of their kind."""
-    found = {name: one.tables(session) for name, one in EXPORTS.items()}
-    return {name: tables for name, tables in found.items() if tables}
+    """Return the tables that this session has, by the name of their kind."""
+    tables = {name: export.tables(session) for name, export in EXPORTS.items()}
+    return {name: of_kind for name, of_kind in tables.items() if of_kind}
 
 
-def _each(
+def _tables_of(
     chosen: Callable[[Session], Sequence[Study]], made: Callable[[Study], Table]
 ) -> Callable[[Session], list[Table]]:
-    """The table of each of some studies, without those that have no rows."""
+    """Return a function for the tables of some studies that have rows."""
     return lambda session: [table for study in chosen(session) if (table := made(study)).rows]
 
 
@@ -81,7 +81,7 @@ def _bench(session: Session) -> list[Table]:
 
 
 def _apart(made: Callable[[Study, Study], Table]) -> Callable[[Session], list[Table]]:
-    """Each profile beside the one before it."""
+    """Return a function for tables of each profile beside the one before it."""
 
     def tables(session: Session) -> list[Table]:
         profiles = breakdown.profiles(session)
@@ -102,11 +102,11 @@ EXPORTS = {
     ),
     "evidence": Export(
         "what was asked of each toggle, whether it took effect, and how one can tell",
-        lambda session: [found] if (found := evidence_table(session)).rows else [],
+        lambda session: [table] if (table := evidence_table(session)).rows else [],
     ),
     "facts": Export(
         "what else is known of each segment: parameters, FLOPs, loss, compile time ...",
-        lambda session: [found] if (found := facts_table(session)).rows else [],
+        lambda session: [table] if (table := facts_table(session)).rows else [],
     ),
     "energy": Export(
         "joules a step and tokens a joule of each segment, cost and CO2 where they are set",
@@ -119,52 +119,54 @@ EXPORTS = {
     ),
     "blocks": Export(
         "the blocks of each comparison as they ran, pair by pair: median, clock, why one is void",
-        lambda session: [blocks_table(one) for one in session.comparisons if one.order],
+        lambda session: [
+            blocks_table(comparison) for comparison in session.comparisons if comparison.order
+        ],
         by="ab",
     ),
     "effects": Export(
         "an attribution: what each toggle gave, in time and memory",
-        _each(_attributed, attribution_words.effects_table),
+        _tables_of(_attributed, attribution_words.effects_table),
         by="attribute",
     ),
     "arms": Export(
         "an attribution: each arm that ran, its time over the base's, its memory, its numbers",
-        _each(_attributed, attribution_words.arms_table),
+        _tables_of(_attributed, attribution_words.arms_table),
         by="attribute",
     ),
     "configurations": Export(
         "an optimization: each configuration that was proposed, with its evidence and numbers",
-        _each(optimization_words.optimizations, optimization_words.candidates_table),
+        _tables_of(optimization_words.optimizations, optimization_words.candidates_table),
         by="optimize",
     ),
     "options": Export(
         "an optimization: each option, whether it was tried, and why not",
-        _each(optimization_words.optimizations, optimization_words.options_table),
+        _tables_of(optimization_words.optimizations, optimization_words.options_table),
         by="optimize",
     ),
     "gains": Export(
         "an optimization: best against start and runner-up, and what each change gives",
-        _each(optimization_words.optimizations, optimization_words.verdicts_table),
+        _tables_of(optimization_words.optimizations, optimization_words.verdicts_table),
         by="optimize",
     ),
     "points": Export(
         "a sweep: every size under every arm",
-        _each(_swept, sweep.points_table),
+        _tables_of(_swept, sweep.points_table),
         by="sweep",
     ),
     "exponents": Export(
         "a sweep: how the time of each curve grows, with intervals",
-        _each(_swept, sweep.fits_table),
+        _tables_of(_swept, sweep.fits_table),
         by="sweep",
     ),
     "checks": Export(
         "a checklist: each check, how it ended, its evidence",
-        _each(_checked, checklist.checks_table),
+        _tables_of(_checked, checklist.checks_table),
         by="validate",
     ),
     "lines": Export(
         "a checklist: the source lines that its checks found",
-        _each(_checked, checklist.lines_table),
+        _tables_of(_checked, checklist.lines_table),
         by="validate",
     ),
     "claims": Export(
@@ -174,32 +176,32 @@ EXPORTS = {
     ),
     "classes": Export(
         "a profile: time by operator class",
-        _each(breakdown.profiles, breakdown_tables.kinds_table),
+        _tables_of(breakdown.profiles, breakdown_tables.kinds_table),
         by="profile",
     ),
     "kernels": Export(
         "a profile: time by kernel",
-        _each(breakdown.profiles, _kernels),
+        _tables_of(breakdown.profiles, _kernels),
         by="profile",
     ),
     "modules": Export(
         "a profile: time by module, the whole tree",
-        _each(breakdown.profiles, _modules),
+        _tables_of(breakdown.profiles, _modules),
         by="profile",
     ),
     "roof": Export(
         "a profile: each operator's time against what this device could reach",
-        _each(breakdown.profiles, breakdown_tables.achieved_table),
+        _tables_of(breakdown.profiles, breakdown_tables.achieved_table),
         by="profile",
     ),
     "waits": Export(
         "a profile: before which module's kernels the GPU waited",
-        _each(breakdown.profiles, breakdown_tables.gaps_table),
+        _tables_of(breakdown.profiles, breakdown_tables.gaps_table),
         by="profile",
     ),
     "memory": Export(
         "a profile: memory by role, at the peak and at most, beside the estimate",
-        _each(breakdown.profiles, breakdown_tables.memory_table),
+        _tables_of(breakdown.profiles, breakdown_tables.memory_table),
         by="profile",
     ),
     "changes": Export(

@@ -73,7 +73,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.family} {self.preset} {self.workload}"
 
     def flat(self) -> dict[str, Scalar]:
-        """Every field by a dotted name, for tables of differences."""
+        """Return every field by a dotted name, for tables of differences."""
         flat: dict[str, Scalar] = {
             "family": self.family,
             "preset": self.preset,
@@ -87,14 +87,14 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return flat
 
     def replaced(self, name: str, value: Scalar) -> Configuration:
-        """The configuration with the field of this dotted name changed.
+        """Return the configuration with the field of this dotted name changed.
 
         Raises ``ValueError`` for a name that no configuration has.
         """
         group, _, field = name.partition(".")
         if field and group in ("model", "settings", "toggles"):
-            kept = value if group != "toggles" else str(value)
-            return msgspec.structs.replace(self, **{group: {**getattr(self, group), field: kept}})
+            member = value if group != "toggles" else str(value)
+            return msgspec.structs.replace(self, **{group: {**getattr(self, group), field: member}})
         if name in ("preset", "workload", "data"):
             return msgspec.structs.replace(self, **{name: str(value)})
         raise ValueError(
@@ -104,7 +104,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Whether an option that was asked for really took effect, and how one can tell."""
+    """The effect of a requested option on a segment, and how it was observed."""
 
     toggle: str
     requested: str
@@ -139,9 +139,10 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None  # of the 95 % interval, which holds however often one looks
     high: float | None
     cycles: list[float | None] | None = None  # ratio, low, high in clock cycles
-    whole: list[float | None] | None = None  # the same of all steps together: of the blocks' means
+    # The same of all steps together: of the blocks' means.
+    of_means: list[float | None] | None = msgspec.field(default=None, name="whole")
     p: float = 1.0  # of "the arms are the same in practice"
-    settled: bool = False  # the interval is as narrow as was asked for
+    settled: bool = False  # the interval is as narrow as requested
     more_s: float | None = None  # how much longer deciding would take, where undecided
     builds: int = 1  # how often both arms were built; with 1 the interval describes one build
     invalid: str = ""  # why no verdict can hold, as a clause: an arm was impossibly fast
@@ -165,7 +166,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device reached at best when it was measured: the roof that steps are set against."""
+    """The best measured rates of a device: the roof that steps are set against."""
 
     device: str
     driver: str  # of a GPU; on the CPU how many threads compute
@@ -178,7 +179,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What the roofline says of two configurations before they are measured."""
+    """The roofline's estimate of two configurations before they are measured."""
 
     ratio: float | None  # step time of the second over the first; None where none is made
     text: str  # what it rests on, or why there is none: a clause
@@ -196,7 +197,7 @@ class PhaseSpan(msgspec.Struct, frozen=True):
 
 @dataclass
 class MetricSeries:
-    """What a model measured of itself while a segment ran: a matrix of numbers at each sample."""
+    """Numbers that a model measured of itself while a segment ran: a matrix at each sample."""
 
     title: str
     unit: str  # "" for a share or a plain number
@@ -249,16 +250,16 @@ class Study:
     kind: str  # "attribution", "sweep", ...
     title: str
     start_s: float
-    asked: dict[str, Any] = field(default_factory=dict)
+    request: dict[str, Any] = field(default_factory=dict)  # what the command asked for
     facts: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runner was asked for; what the session gained until the next order came of it.
+    """A command that the runner received; what the session gained until the next order came of it.
 
     ``command``: the fields of the command as it stood on the wire, its ``type`` among them.
-    ``claims``: the place of the study of claims that asked for it; None where a person did.
+    ``claims``: the index of the study of claims that sent it; None if a person did.
     """
 
     start_s: float
@@ -284,4 +285,4 @@ class Session:
     events: list[Event] = field(default_factory=list)
     comparisons: list[PairedComparison] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)  # files of before have none
+    orders: list[Order] = field(default_factory=list)  # older files have none

@@ -29,7 +29,7 @@ Cell = str | int | float | Measured | None
 
 
 def text(cell: Cell) -> str:
-    """The cell as a person reads it: rounded to what is known, a dash where nothing is."""
+    """Return the cell as a person reads it: rounded to what is known, a dash if nothing is."""
     match cell:
         case str():
             return cell
@@ -98,7 +98,8 @@ def ratio_words(ratio: float, low: float, high: float, region: float) -> str:
     Faster or slower only where the interval excludes 1; else the ratio itself, as tables have it.
     """
     if high < 1:
-        return interval_text(1 / ratio, 1 / high, 1 / low, region, "x faster")
+        faster, least, most = (1 / value if value else math.inf for value in (ratio, high, low))
+        return interval_text(faster, least, most, region, "x faster")
     if low > 1:
         return interval_text(ratio, low, high, region, "x slower")
     return interval_text(ratio, low, high, region, f" {STEP_TIME}")
@@ -109,7 +110,7 @@ def _side(value: float, edge: float) -> int:
 
 
 def moment(unix_s: float) -> str:
-    """A Unix time as date, hour and minute here."""
+    """Return a Unix time as local date, hour and minute."""
     try:
         return datetime.datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):  # another program may have written anything

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sessions import arguments as _arguments
+from sessions import order_arguments
 from sessions.arguments import Untold
 from sessions.columns import row_count
 from sessions.errors import Lacking
@@ -37,7 +38,7 @@ _SHOWN = 100  # characters of a title
 _SOURCE = "source="  # before the file of a model of one's own
 
 HINT_BUDGET_S = 20.0
-# How an order is called of which there is no study, by the type of its command.
+# Titles of orders without a study, by the type of their command.
 _ASKED = {
     "start": "A run",
     "compare": "A comparison",
@@ -96,36 +97,36 @@ def arguments(
     configuration: Configuration,
     steps: int | None = None,
     output: str | os.PathLike[str] | None = None,
-    asked: Sequence[str] = (),
+    extra: Sequence[str] = (),
 ) -> list[str]:
-    """Return the arguments after ``workbench`` that run this configuration, with ``asked``.
+    """Return the arguments after ``workbench`` that run this configuration, with ``extra``.
 
     Raises ``SessionError`` for a configuration with a word that must not stand in a command.
     """
     if configuration.family == KERNELS:
-        found = ["bench", _arguments.name(configuration.preset, "operator"), "--every-case"]
+        words = ["bench", _arguments.name(configuration.preset, "operator"), "--every-case"]
         dtype = _arguments.name(configuration.settings.get("dtype"), "dtype")
-        found += _arguments.option("--dtype", dtype)
-        return found + _arguments.saved_to(output)
+        words += _arguments.option("--dtype", dtype)
+        return words + _arguments.saved_to(output)
     if configuration.family == SCRIPT:
         steps = None  # it ends by itself
     length = [] if steps is None else _arguments.option("--steps", str(steps))
     toggles = configuration.toggles
-    beside = [*length, *asked]
+    beside = [*length, *extra]
     return ["run", *_arguments.of_configuration(configuration, toggles, beside, output)]
 
 
 def _arms(comparison: PairedComparison, session: Session) -> tuple[Segment, ...]:
-    """The segments of a comparison that ``workbench ab`` can repeat; none of another one."""
+    """Return the segments of a comparison that ``workbench ab`` can repeat; else none."""
     facts = comparison.facts
     places = facts.get("segments")
     known = range(len(session.segments))
-    asked = all(isinstance(facts.get(name), int | float) for name in ("budget_s", "region"))
-    if not asked or not isinstance(places, list):
+    is_complete = all(isinstance(facts.get(name), int | float) for name in ("budget_s", "region"))
+    if not is_complete or not isinstance(places, list):
         return ()
-    if not all(isinstance(place, int) and place in known for place in places):
+    if not all(isinstance(index, int) and index in known for index in places):
         return ()
-    arms = tuple(session.segments[place] for place in places)
+    arms = tuple(session.segments[index] for index in places)
     rest = [msgspec.structs.replace(arm.configuration, toggles={}) for arm in arms]
     toggles = [arm.configuration.toggles.keys() for arm in arms]
     alike = len(arms) == 2 and rest[0] == rest[1] and toggles[0] == toggles[1]
@@ -169,7 +170,7 @@ def _caution(words: Sequence[str]) -> list[str]:
 
 
 def segment_command(segment: Segment, output: str | os.PathLike[str] | None = None) -> str:
-    """The command for as many steps as the segment has."""
+    """Return the command for as many steps as the segment has."""
     return command(segment.configuration, row_count(segment.steps) or None, output)
 
 
@@ -183,13 +184,18 @@ def verdict_hint(arms: Sequence[Arm], titles: Mapping[str, str]) -> str:
     for arm in arms:
         if base is None or arm.ratio is None or arm.ratio.verdict != UNPAIRED:
             continue
-        first, second = (_named_alone(one.segment, titles) for one in (base, arm))
+        first, second = (_named_alone(candidate.segment, titles) for candidate in (base, arm))
         shared = {**first.toggles, **second.toggles}
         first, second = (
             msgspec.structs.replace(
-                one, toggles={name: one.toggles[name] for name in shared if name in one.toggles}
+                configuration,
+                toggles={
+                    name: configuration.toggles[name]
+                    for name in shared
+                    if name in configuration.toggles
+                },
             )
-            for one in (base.segment.configuration, arm.segment.configuration)
+            for configuration in (base.segment.configuration, arm.segment.configuration)
         )
         if first == second:
             continue
@@ -211,7 +217,7 @@ def session_hint(session: Session) -> str:
 
 
 def _named_alone(segment: Segment, titles: Mapping[str, str]) -> Configuration:
-    """The segment's configuration with the toggles that its label names, or all if none is known.
+    """Return the segment's configuration with the toggles that its label names, or all if unknown.
 
     A label has the titles of the options that are not the device's defaults.
     """
@@ -222,25 +228,27 @@ def _named_alone(segment: Segment, titles: Mapping[str, str]) -> Configuration:
         return name not in titles or title in segment.label.split(", ")
 
     configuration = segment.configuration
-    toggles = {name: one for name, one in configuration.toggles.items() if is_named(name, one)}
+    toggles = {
+        name: option for name, option in configuration.toggles.items() if is_named(name, option)
+    }
     return msgspec.structs.replace(configuration, toggles=toggles)
 
 
 def repeatable(session: Session) -> bool:
-    """Whether anything was asked for that ``session_commands`` could tell of."""
+    """Return True if the session contains anything that ``session_commands`` could repeat."""
     return bool(session.segments or session.orders or session.studies)
 
 
 def session_commands(session: Session, stem: str = "again") -> str:
-    """A shell script that does again what the session did, each part into a file of its own.
+    """Return a shell script that repeats what the session did, each part into its own file.
 
     Studies (attribution, sweep, profile, checklist, claims), comparisons, calibrations and
-    benchmarks are asked for as they were; what else ran is run for as many steps. Files of before
-    orders were kept tell of comparisons and claims; of other studies the segments run. What was
-    interrupted is asked for like what was not; what no command asks for, and what nothing was
-    measured of, is a comment that says so. The script repeats all of it, tells at its end what did
-    not exit with 0, and exits with 1 itself then; where one was interrupted, at once and with 130.
-    Raises ``Lacking`` where nothing was asked for, ``SessionError`` where a word of the session
+    benchmarks are requested again as they were. Everything else runs for as many steps as before.
+    Files without orders contain only the requests of comparisons and claims; of other studies the
+    segments run. Interrupted requests are repeated like complete ones. A comment stands for what no
+    command can request, and for what was never measured. The script repeats all parts, lists those
+    that did not exit with 0, and then exits with 1 itself; with 130 at once if one is interrupted.
+    Raises ``Lacking`` if there is nothing to repeat, ``SessionError`` if a word of the session
     must not stand in a command.
     """
     calls = _calls(session, stem)
@@ -250,7 +258,7 @@ def session_commands(session: Session, stem: str = "again") -> str:
 
 
 def session_python(session: Session, stem: str = "again") -> str:
-    """As ``session_commands``, in Python."""
+    """Return the script of ``session_commands`` in Python."""
     calls = _calls(session, stem)
     return _PYTHON % "\n".join(
         f"    # {call}" if isinstance(call, str) else f"    {call!r}," for call in calls
@@ -269,14 +277,14 @@ def _calls(session: Session, stem: str) -> list[Call]:
         except Untold as why:
             made.append(one_line(f"{title} is not repeated: {why}", _LONGEST_COMMENT))
             continue
-        # One call times all contenders of an operator, each of which is a segment.
-        if session.orders or words[0] != "bench" or all(words[:-1] != one[:-1] for one in made):
+        # One call times all contenders of an operator; each is a segment.
+        if session.orders or words[0] != "bench" or all(words[:-1] != line[:-1] for line in made):
             made += [*_caution(words), words]
     return made
 
 
 def _parts(session: Session) -> Iterator[Part]:
-    """What the session did, part by part, each of which one command does again."""
+    """Yield what the session did, in parts that one command repeats."""
     end = Order(
         start_s=0.0,
         command={},
@@ -286,17 +294,17 @@ def _parts(session: Session) -> Iterator[Part]:
     )
     edges = [*session.orders, end]
     yield from _before_orders(session, edges[0])
-    told = set()
+    repeated = set()
     for order, after in itertools.pairwise(edges):
         if order.claims is None:
             yield from _ordered(session, order, after)
-        elif order.claims not in told:
-            told.add(order.claims)
+        elif order.claims not in repeated:
+            repeated.add(order.claims)
             yield _claims(session.studies[order.claims])
 
 
 def _before_orders(session: Session, end: Order) -> Iterator[Part]:
-    """What came before orders were kept: of a study's own order only claims tell enough."""
+    """Yield what came before orders were stored: of a study's own order only claims tell enough."""
     yield from _runs(session, session.segments[: end.segments])
     for study in session.studies[: end.studies]:
         known = any(study is session.studies[order.claims] for order in session.orders
@@ -308,7 +316,7 @@ def _before_orders(session: Session, end: Order) -> Iterator[Part]:
 
 
 def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
-    """What one order asked for, also where it was interrupted before there was an answer."""
+    """Yield what one order requested, also if it was interrupted before there was an answer."""
     segments = session.segments[order.segments : after.segments]
     studies = session.studies[order.studies : after.studies]
     kind = str(order.command.get("type", ""))
@@ -317,17 +325,19 @@ def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
         yield from _runs(session, segments, order.command)
     elif kind in _ASKED:
         title = _title(studies[0]) if studies else _ASKED[kind]
-        call = functools.partial(_arguments.of_order, order.command)
+        call = functools.partial(order_arguments.of_order, order.command)
         if not segments and not answered:
             yield title, functools.partial(_unmeasured, call)
-        elif answered or not order.command.get("before_s"):  # or it went on from one that is told
+        elif answered or not order.command.get("before_s"):  # else it continued a repeated one
             yield title, call
 
 
 def _runs(
     session: Session, segments: Sequence[Segment], start: Mapping[str, Any] | None = None
 ) -> Iterator[Part]:
-    """The segments, those two by two that were compared; ``start``: what was asked for, if known.
+    """Yield the segments, in pairs if they were compared.
+
+    ``start``: the command, if known.
 
     What it goes on from belongs to the first of them, and what it leaves to the last.
     """
@@ -337,8 +347,8 @@ def _runs(
             compared[id(arm)] = comparison, arms
     for segment in segments:
         if id(segment) not in compared:
-            place = segment is segments[0], segment is segments[-1]
-            yield segment.title, functools.partial(_run, segment, start or {}, *place)
+            ends = segment is segments[0], segment is segments[-1]
+            yield segment.title, functools.partial(_run, segment, start or {}, *ends)
             continue
         comparison, arms = compared[id(segment)]
         if segment is arms[0]:
@@ -353,18 +363,18 @@ def _ab(comparison: PairedComparison, arms: tuple[Segment, ...], output: str) ->
 def _run(
     segment: Segment, start: Mapping[str, Any], first: bool, last: bool, output: str
 ) -> list[str]:
-    asked = _arguments.of_start(start, first, last, output)
-    return arguments(segment.configuration, row_count(segment.steps) or None, output, asked)
+    words = _arguments.of_start(start, first, last, output)
+    return arguments(segment.configuration, row_count(segment.steps) or None, output, words)
 
 
 def _unmeasured(call: Callable[[str], list[str]], output: str) -> list[str]:
-    asked = shlex.join(["workbench", *call(output)])
+    words = shlex.join(["workbench", *call(output)])
     why = "it was refused or interrupted before anything was measured"
-    raise Untold(f"{why}; it was asked for by {asked}")
+    raise Untold(f"{why}; it was asked for by {words}")
 
 
 def _claims(study: Study) -> Part:
-    return _title(study), lambda output: _arguments.of_claims(study.asked, output)
+    return _title(study), lambda output: _arguments.of_claims(study.request, output)
 
 
 def _title(study: Study) -> str:

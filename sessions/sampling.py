@@ -1,4 +1,4 @@
-"""How often each sensor of a device is sampled, or why it is absent, as environments say it."""
+"""The sampling period of each sensor of a device, or why it is absent, from the environment."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SHORT = {  # where several are missing
 
 
 def sampling(environment: Mapping[str, str], column: str) -> str:
-    """How often a column is sampled; empty where it is not, and in sessions that do not know."""
+    """Return how often a column is sampled; empty if it is not or the session does not say."""
     how = environment.get(f"{SAMPLING}{column}", "")
     return "" if how.startswith(ABSENT) else how
 
 
 def absent(environment: Mapping[str, str]) -> list[str]:
-    """What is not measured, and why: "no clock: the reason"; a clause for each reason."""
+    """Return what is not measured, and why: "no clock: the reason", one clause for each reason."""
     missing: dict[str, dict[str, str]] = {}  # by reason: names by column
     for column, name in SENSORS.items():
         how = environment.get(f"{SAMPLING}{column}", "")
@@ -40,5 +40,5 @@ def absent(environment: Mapping[str, str]) -> list[str]:
 
 
 def _brief(names: Mapping[str, str]) -> list[str]:
-    """Names by column, short ones where there are too many for one line."""
+    """Return names by column, short ones where there are too many for one line."""
     return [_SHORT.get(c, name) if len(names) > 2 else name for c, name in names.items()]

@@ -15,7 +15,7 @@ STORED_AS_THEY_ARE = (NUMBER, COUNT, EITHER)
 
 
 class ColumnInfo(NamedTuple):
-    """What one column holds; ``dtype`` is a numpy type string, or one of the names above."""
+    """The content of a column; ``dtype`` is a numpy type string, or one of the names above."""
 
     dtype: str
     unit: str

@@ -1,4 +1,4 @@
-"""Sizes of memory by one rule: the largest binary unit of which there is at least one.
+"""Sizes of memory by one rule: the largest binary unit that is not larger than the size.
 
 Readings (``size_text``) have three significant digits, and whole units from a hundred on: what the
 allocator counts is exact. A column (``sized``) has the unit of its largest size.
@@ -15,7 +15,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def power_of(size_bytes: float) -> int:
-    """Which of ``UNITS`` a size is told in; bytes where it is not known."""
+    """Return the index in ``UNITS`` of a size's unit; that of bytes if the size is unknown."""
     size = abs(size_bytes)
     if not math.isfinite(size) or size < 1:
         return 0
@@ -23,7 +23,7 @@ def power_of(size_bytes: float) -> int:
 
 
 def size_text(size_bytes: float) -> str:
-    """A size as ``13.6 GiB``; a dash where it is not known."""
+    """Return a size as ``13.6 GiB``; a dash if it is unknown."""
     if not math.isfinite(size_bytes):
         return MISSING
     unit, (cell,) = sized([size_bytes])
@@ -31,7 +31,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def sized(sizes_bytes: Iterable[float]) -> tuple[str, list[Cell]]:
-    """Unit and cells of a column of sizes; None where one is not known, no unit where none is."""
+    """Return unit and cells of a column of sizes; None if unknown, no unit without sizes."""
     sizes = list(sizes_bytes)
     known = [abs(size) for size in sizes if math.isfinite(size)]
     power = power_of(max(known, default=0.0))

@@ -7,6 +7,7 @@ A ``Table`` knows nothing of the window: it becomes CSV or GitHub's Markdown, an
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -64,26 +65,48 @@ class Table:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for place, row in enumerate(self.rows):
+        for line, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(
-                    f"row {place} of {self.title!r} has {len(row)} cells, "
+                    f"row {line} of {self.title!r} has {len(row)} cells, "
                     f"expected {len(self.columns)}"
                 )
 
     def column(self, name: str) -> int:
-        """The place of a column; raises ``ValueError`` where there is none of that name."""
+        """Return the position of a column; raise ``ValueError`` if there is none of that name."""
         return [column.name for column in self.columns].index(name)
 
     def numeric(self) -> list[bool]:
-        """Of each column, whether it has numbers."""
+        """Return, for each column, True if it has numbers."""
         return [
             any(not isinstance(row[index], str | None) for row in self.rows)
             for index in range(len(self.columns))
         ]
 
+    def filled(self) -> Table:
+        """Return the table without columns that have no value in any row."""
+        if not self.rows:
+            return self
+        columns = [
+            index
+            for index in range(len(self.columns))
+            if any(text(row[index]) != MISSING for row in self.rows)
+        ]
+        return dataclasses.replace(
+            self,
+            columns=[self.columns[index] for index in columns],
+            rows=[[row[index] for index in columns] for row in self.rows],
+        )
+
+    def turned(self) -> Table:
+        """Return the table on its side: a row for each column but the first, the names."""
+        names, *rest = range(len(self.columns))
+        columns = [self.columns[names], *(Column(text(row[names])) for row in self.rows)]
+        rows = [[self.columns[n].heading, *(row[n] for row in self.rows)] for n in rest]
+        return dataclasses.replace(self, columns=columns, rows=rows)
+
     def to_data(self) -> dict[str, Any]:
-        """Columns and rows for programs: numbers as they are, without their errors."""
+        """Return columns and rows for programs: numbers as they are, without their errors."""
         return {
             "title": self.title,
             "columns": [column.heading for column in self.columns],
@@ -95,7 +118,7 @@ class Table:
         }
 
     def to_csv(self) -> str:
-        """Headings and rows, comma-separated as RFC 4180 has it; a missing number is empty."""
+        """Write headings and rows as RFC 4180 has it; a missing number is empty."""
         stream = io.StringIO()
         writer = csv.writer(stream)
         writer.writerow(for_spreadsheet(column.heading) for column in self.columns)
@@ -105,7 +128,7 @@ class Table:
         return stream.getvalue()
 
     def to_markdown(self) -> str:
-        """A GitHub table under its title; columns of numbers are aligned to the right."""
+        """Return a GitHub table under its title; columns of numbers are aligned to the right."""
         lines = [
             _line(_escape(column.heading) for column in self.columns),
             _line("---:" if right else "---" for right in self.numeric()),
@@ -116,7 +139,7 @@ class Table:
 
 
 def segments_table(session: Session, baseline: int = 0) -> Table:
-    """One row a segment: what differs in its configuration, its steps, and how they compare.
+    """Return one row for each segment: its differences, its steps, and how they compare.
 
     ``baseline`` is the place of the segment that the ratios refer to. Raises ``SessionError`` for
     one that is not there; a session without segments gives a table without rows.
@@ -131,44 +154,44 @@ def segments_table(session: Session, baseline: int = 0) -> Table:
 
 
 def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table:
-    """One row a session: its segment that is compared, what differs, its steps, and their ratio.
+    """Return one row for each session: the compared segment, differences, steps, and ratio.
 
     Toggles that not every session has (a kernel's have none of a model's) are left to
     ``differences_table``.
     """
     own = [
-        one
-        for one in comparison.differences
-        if not one.name.startswith("environment.")
-        and not (one.name.startswith("toggles.") and None in one.values)
+        difference
+        for difference in comparison.differences
+        if not difference.name.startswith("environment.")
+        and not (difference.name.startswith("toggles.") and None in difference.values)
     ]
     chosen = Difference("segment", [arm.segment.title for arm in comparison.arms])
     return _arms_table(title, "session", comparison.arms, [chosen, *own])
 
 
 def differences_table(comparison: Comparison, title: str = "Differences") -> Table:
-    """One row for each thing that differs, one column a session."""
+    """Return one row for each thing that differs, one column for each session."""
     columns = [Column("setting"), *(Column(arm.title) for arm in comparison.arms)]
     rows = [
-        [one.name, *(None if value is None else str(value) for value in one.values)]
-        for one in comparison.differences
+        [difference.name, *(None if value is None else str(value) for value in difference.values)]
+        for difference in comparison.differences
     ]
     return Table(title, columns, rows)
 
 
 def evidence_table(session: Session) -> Table:
-    """One row for each toggle of each segment that left its evidence."""
+    """Return one row for each toggle of each segment that left its evidence."""
     names = ("segment", "toggle", "asked", "effect", "evidence")
     rows = [
-        [segment.title, one.toggle, one.requested, one.status, one.text]
+        [segment.title, evidence.toggle, evidence.requested, evidence.status, evidence.text]
         for segment in session.segments
-        for one in segment.evidence
+        for evidence in segment.evidence
     ]
     return Table("Requested and effective", [Column(name) for name in names], rows)
 
 
 def facts_table(session: Session) -> Table:
-    """One row for each other fact of a segment, as it is kept."""
+    """Return one row for each other fact of a segment, as it is kept."""
     rows: list[list[Cell]] = [
         [segment.title, name, value if isinstance(value, str) else json.dumps(value)]
         for segment in session.segments
@@ -178,14 +201,14 @@ def facts_table(session: Session) -> Table:
 
 
 def events_table(session: Session) -> Table:
-    """One row an event, in the order in which they happened."""
+    """Return one row for each event, in the order in which they happened."""
     columns = [Column("time", "s"), Column("kind"), Column("what happened")]
-    rows = [[f"{one.t_s:.2f}", one.kind, one.text] for one in session.events]
+    rows = [[f"{event.t_s:.2f}", event.kind, event.text] for event in session.events]
     return Table("Events", columns, rows)
 
 
 def environment_table(session: Session) -> Table:
-    """One row for each thing that is known of the machine."""
+    """Return one row for each thing that is known of the machine."""
     rows = [[name, value] for name, value in session.environment.items()]
     return Table("Environment", [Column("name"), Column("value")], rows)
 
@@ -216,7 +239,7 @@ def _arms_table(
 ) -> Table:
     unit, sizes = sized([a.peak_bytes for a in arms] + [a.own_peak_bytes for a in arms])
     peaks, own = sizes[: len(arms)], sizes[len(arms) :]
-    columns = [Column(heading), *(Column(one.name) for one in different)]
+    columns = [Column(heading), *(Column(difference.name) for difference in different)]
     columns += [*_STEP_COLUMNS, Column(memory_heading(arms), unit)]
     if has_others := any(arm.segment.ledger.get(OTHERS) for arm in arms):
         columns.append(Column(OWN, unit))
@@ -230,15 +253,15 @@ def _arms_table(
     if any(notes):
         columns.append(Column("note"))
     rows = []
-    for place, (arm, note) in enumerate(zip(arms, notes, strict=True)):
-        settings = [one.values[place] for one in different]
+    for row_number, (arm, note) in enumerate(zip(arms, notes, strict=True)):
+        settings = [difference.values[row_number] for difference in different]
         row: list[Cell] = [arm.title]
         row += [None if value is None else str(value) for value in settings]
-        row += [*_step_cells(arm), peaks[place], *([own[place]] if has_others else [])]
+        row += [*_step_cells(arm), peaks[row_number], *([own[row_number]] if has_others else [])]
         if has_shares:
-            row.append(_percent(shares[place], arm.summary.median, arm.summary.error))
+            row.append(_percent(shares[row_number], arm.summary.median, arm.summary.error))
         if any(numbers):
-            row.append(numbers[place] or None)
+            row.append(numbers[row_number] or None)
         if any(notes):
             row.append(note)
         rows.append(row)
@@ -247,7 +270,7 @@ def _arms_table(
 
 
 def memory_heading(arms: Sequence[Arm]) -> str:
-    """What the arms' memory is, by those that have any: one that only began says nothing of it."""
+    """Return what the arms' memory is, by those that have any: one that only began says nothing."""
     measured = [arm.segment.steps["reserved"] for arm in arms if math.isfinite(arm.peak_bytes)]
     allocated = any(math.isfinite(reserved[-1]) for reserved in measured)
     return PEAK if allocated or not measured else RESIDENT
@@ -267,7 +290,7 @@ def _step_cells(arm: Arm) -> list[Cell]:
 
 
 def _percent(share: float, median: float, error: float | None) -> Cell:
-    """A share in % with the relative error of the median that it was computed from."""
+    """Return a share in % with the relative error of the median that it was computed from."""
     return Measured(100 * share, None if error is None else 100 * share * error / median)
 
 
@@ -281,7 +304,7 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
             notes.append(f"{INVALID}: {arm.segment.ledger[INVALID]}")
     elif arm.ratio.note:
         notes.append(arm.ratio.note)
-    if len({one.clock for one in arms if one.summary.n}) > 1 and arm.summary.n:
+    if len({other.clock for other in arms if other.summary.n}) > 1 and arm.summary.n:
         notes.append(f"{arm.clock} time")
     if not is_invalid(arm.segment) and (why := doubt(arm.segment, arm.summary.median)):
         notes.append(why)
@@ -296,5 +319,5 @@ _SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])")
 
 
 def _escape(value: str) -> str:
-    """Text that stays in its cell and looks as it is: no bar, line break, markup or HTML."""
-    return _SPECIAL.sub(lambda found: "\\" + found[0], " ".join(plain(value).split()))
+    """Escape text so that it stays in its cell: no bar, line break, markup or HTML."""
+    return _SPECIAL.sub(lambda match: "\\" + match[0], " ".join(plain(value).split()))

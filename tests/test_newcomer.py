@@ -1,7 +1,7 @@
 """A newcomer adds an operator, a toggle or a plot as one file, and changes nothing else.
 
 The files of ``tests/examples/newcomer`` are put into a copy of the project, in which the generic
-tests pass. They are the examples that ``workbench/ARCHITECTURE.md`` names.
+tests pass. They are the examples that ``workbench/pages/ARCHITECTURE.md`` names.
 """
 
 from __future__ import annotations
@@ -80,6 +80,6 @@ def test_one_file_is_enough(file, copy):
 
 
 def test_each_example_is_described(tmp_path):
-    text = (ROOT / "workbench" / "ARCHITECTURE.md").read_text()
+    text = (ROOT / "workbench" / "pages" / "ARCHITECTURE.md").read_text()
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(NEWCOMERS)
     assert all(f"tests/examples/newcomer/{file}" in text for file in NEWCOMERS)

@@ -1,11 +1,10 @@
-"""What identical arms differ by on this machine, stored; nothing smaller is claimed by a verdict.
+"""Stored differences between identical arms on this machine; a verdict claims nothing smaller.
 
-One file in the state folder holds floors by machine and by kind. With another device, driver or
-torch, and on a host with another CPU, other cores or another power limit of the GPU, it is another
-machine, and has to be calibrated again: the host launches what the GPU runs. Hosts that are alike
-in all of these share their floors. A kind is a family, a workload and a
-precision: short steps scatter more than long ones. What was never calibrated has the largest floor
-of the machine, the general one, and whoever reads the verdict is told so.
+One file in the state folder holds floors by machine and by kind. Another device, driver,
+torch, CPU, number of cores or power limit of the GPU makes another machine, which has to be
+calibrated again: the host launches what the GPU runs. Hosts that are alike in all of these share
+their floors. A kind is a family, a workload and a precision: short steps scatter more than long
+ones. A kind that was never calibrated has the machine's largest floor, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -32,35 +31,35 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     software: str = ""  # driver and torch
-    host: str = ""  # CPU, cores, power limit; empty in files of before hosts were told apart
+    host: str = ""  # CPU, cores, power limit; empty in files from before hosts were recorded
     floor: float  # a share: 0.004 is 0.4 %
     created: float  # Unix time
     pairs: int
     seconds: float
     measured_with: str  # family, preset and workload
-    kind: str = ""  # as ``kind_of`` says; empty in files of before kinds were told apart
+    kind: str = ""  # as ``kind_of`` says; empty in files from before kinds were recorded
     disturbed: str = ""  # who else used the device meanwhile: a clause
 
 
 def path() -> Path:
-    """Where the floors are kept."""
+    """Return the path of the file of floors."""
     return state_folder.path() / "calibration.json"
 
 
 def load(catalogue: Catalogue) -> list[Calibration]:
-    """All calibrations of a runner's machine that can be read, the largest floor first.
+    """Return all readable calibrations of a runner's machine, the largest floor first.
 
-    One of which nobody knows the host counts until this host has one of that kind.
+    A calibration without a recorded host applies until this host has its own of that kind.
     """
     machine, host = (catalogue.device_title, _software(catalogue)), _host(catalogue)
-    alike = [one for one in _load_all().values() if (one.device, one.software) == machine]
-    known = {one.kind for one in alike if one.host == host}
-    found = [one for one in alike if one.host == host or (not one.host and one.kind not in known)]
-    return sorted(found, key=lambda one: -one.floor)
+    alike = [row for row in _load_all().values() if (row.device, row.software) == machine]
+    known = {row.kind for row in alike if row.host == host}
+    current = [row for row in alike if row.host == host or (not row.host and row.kind not in known)]
+    return sorted(current, key=lambda calibration: -calibration.floor)
 
 
 def kind_of(catalogue: Catalogue, configuration: Configuration) -> str:
-    """What scatters alike: family, workload and precision, in words."""
+    """Return a configuration's kind in words: family, workload and precision scatter alike."""
     defaults = {toggle.name: toggle.default for toggle in catalogue.toggles}
     precision = configuration.toggles.get(PRECISION, defaults.get(PRECISION, ""))
     kind = f"{configuration.family} {configuration.workload}"
@@ -68,22 +67,26 @@ def kind_of(catalogue: Catalogue, configuration: Configuration) -> str:
 
 
 def choose(known: Sequence[Calibration], kind: str) -> Calibration | None:
-    """The calibration of a kind, or else the one with the largest floor; None where none is."""
-    own = [one for one in known if one.kind == kind]
+    """Return the calibration of a kind, or else that with the largest floor; None without any."""
+    own = [calibration for calibration in known if calibration.kind == kind]
     return next(iter(own or known), None)
 
 
 def respected(catalogue: Catalogue, command: Judging) -> Judging:
-    """The command, told to claim nothing under the floor of what it compares.
+    """Return the command with the floor that its claims must exceed.
 
     The largest of the kinds' floors counts. ``floor_note`` says whose floor it is where that is not
     their own; without any calibration the floor is 0.
     """
     known = load(catalogue)
-    kinds = dict.fromkeys(kind_of(catalogue, one) for one in _compared(catalogue, command))
-    chosen = {kind: found for kind in kinds if (found := choose(known, kind)) is not None}
-    command.floor = max((one.floor for one in chosen.values()), default=0.0)
-    borrowed = [kind for kind, one in chosen.items() if one.kind != kind]
+    kinds = dict.fromkeys(
+        kind_of(catalogue, configuration) for configuration in _compared(catalogue, command)
+    )
+    chosen = {
+        kind: calibration for kind in kinds if (calibration := choose(known, kind)) is not None
+    }
+    command.floor = max((calibration.floor for calibration in chosen.values()), default=0.0)
+    borrowed = [kind for kind, calibration in chosen.items() if calibration.kind != kind]
     if borrowed:
         command.floor_note = (
             f"{' and '.join(borrowed)} {'was' if len(borrowed) == 1 else 'were'} never calibrated: "
@@ -94,7 +97,7 @@ def respected(catalogue: Catalogue, command: Judging) -> Judging:
 
 
 def _compared(catalogue: Catalogue, command: Judging) -> list[Configuration]:
-    """The configurations among which a command says which is faster."""
+    """Return the configurations among which a command says which is faster."""
     if isinstance(command, Compare):
         return [command.base, command.other]
     if isinstance(command, Attribute):
@@ -114,7 +117,7 @@ def _with(configuration: Configuration, toggles: dict[str, str]) -> Configuratio
 def calibrated(
     catalogue: Catalogue, comparison: PairedComparison, configuration: Configuration
 ) -> Calibration:
-    """What a comparison of identical arms says of their kind; raises as ``floor``."""
+    """Return the calibration of a kind from a comparison of identical arms; raises as ``floor``."""
     return Calibration(
         device=catalogue.device_title,
         software=_software(catalogue),
@@ -132,15 +135,15 @@ def calibrated(
 
 
 def floor(comparison: PairedComparison) -> float:
-    """The largest difference that identical arms may have: the interval's end farther from 1.
+    """Return the largest difference that identical arms may have: the interval's farther end.
 
     Raises ``ValueError`` with one sentence where too few pairs were measured to say.
     """
     pairs = comparison.facts.get("pairs", 0)
     if pairs < MIN_PAIRS or not comparison.low > 0:
         seconds = comparison.facts.get("seconds", math.nan)
-        whole = math.ceil(seconds / pairs * MIN_PAIRS) if pairs and seconds > 0 else None
-        allow = "more time" if whole is None else f"about {whole} s in all"
+        needed_s = math.ceil(seconds / pairs * MIN_PAIRS) if pairs and seconds > 0 else None
+        allow = "more time" if needed_s is None else f"about {needed_s} s in all"
         raise ValueError(
             f"{pairs} pairs were measured, at least {MIN_PAIRS} are needed; allow {allow}"
         )
@@ -155,12 +158,12 @@ def store(calibration: Calibration) -> None:
 
 
 def unstored(error: OSError) -> str:
-    """Why a floor could not be stored, and what to do."""
+    """Return why a floor could not be stored, and what to do."""
     return state_folder.unwritten(path(), error)
 
 
 def describe(calibration: Calibration) -> str:
-    """The calibration in one line."""
+    """Return the calibration in one line."""
     day = time.strftime("%Y-%m-%d", time.localtime(calibration.created))
     where = ", ".join(filter(None, (calibration.device, calibration.host)))
     return (
@@ -171,33 +174,33 @@ def describe(calibration: Calibration) -> str:
 
 
 def age(calibration: Calibration) -> str:
-    """How long ago it was measured, as a person says it."""
+    """Return how long ago it was measured, as a person says it."""
     days = int((time.time() - calibration.created) // 86400)
     return "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"
 
 
-def told(known: Sequence[Calibration], kind: str) -> str:
-    """What identical arms of a kind differ by, how old that is, and whether it is their own."""
-    found = choose(known, kind)
-    if found is None:
+def floor_sentence(known: Sequence[Calibration], kind: str) -> str:
+    """Return the floor of a kind, its age, and whether it is their own."""
+    chosen = choose(known, kind)
+    if chosen is None:
         return "Noise floor not known: calibrate, or differences of the machine count as real."
-    whose = "" if found.kind == kind else f"; {kind} itself was never calibrated"
+    whose = "" if chosen.kind == kind else f"; {kind} itself was never calibrated"
     return (
-        f"Noise floor {100 * found.floor:.2g} %, calibrated {age(found)} with "
-        f"{_measured(found)}{whose}; nothing smaller is claimed{_doubt(found)}."
+        f"Noise floor {100 * chosen.floor:.2g} %, calibrated {age(chosen)} with "
+        f"{_measured(chosen)}{whose}; nothing smaller is claimed{_doubt(chosen)}."
     )
 
 
 def _doubt(calibration: Calibration) -> str:
-    """That the floor may be another's doing, and what to do: a clause."""
+    """Return a clause that says if another process may have raised the floor, and what to do."""
     if not calibration.disturbed:
         return ""
-    found = calibration.disturbed
-    return f"; perhaps too large, as {found} meanwhile: calibrate again without them"
+    culprit = calibration.disturbed
+    return f"; perhaps too large, as {culprit} meanwhile: calibrate again without them"
 
 
 def _measured(calibration: Calibration) -> str:
-    """What was run: a kind names the precision, too; and that nobody knows on which host."""
+    """Return what was run, with the kind's precision, and that the host is unknown if it is."""
     precision = calibration.kind.partition(" in ")[2]
     unknown = "" if calibration.host else ", its host not recorded"
     return f"{calibration.measured_with}{f' in {precision}' if precision else ''}{unknown}"
@@ -211,9 +214,9 @@ def _software(catalogue: Catalogue) -> str:
 
 
 def _host(catalogue: Catalogue) -> str:
-    """What of the host the scatter of steps depends on, beside the device and its software."""
-    found = catalogue.environment
-    cpu, cores, limit = (found.get(n, "") for n in ("cpu", "cpu_cores", "gpu_power_limit_w"))
+    """Return the properties of the host on which the scatter of steps depends."""
+    facts = catalogue.environment
+    cpu, cores, limit = (facts.get(n, "") for n in ("cpu", "cpu_cores", "gpu_power_limit_w"))
     parts = [
         cpu if cpu != catalogue.device_title else "",
         f"{cores} core{'s' * (cores != '1')}" if cores else "",

@@ -14,33 +14,33 @@ from workbench import state_files, state_folder
 
 
 def path() -> Path:
-    """Where the ceilings are kept."""
+    """Return the path of the stored ceilings."""
     return state_folder.path() / "ceilings.json"
 
 
 def key(device: str, driver: str, torch: str) -> str:
-    """What ceilings hold for."""
+    """Return the key of a device's ceilings: all that they depend on."""
     return " | ".join((device, driver or "no driver", torch))
 
 
 def load(device: str, driver: str, torch: str) -> tuple[Ceilings | None, str]:
-    """The kept ceilings, or None; and why what is kept is not used, empty where nothing is."""
+    """Return the stored ceilings, or None; and why those of the file are not used, if so."""
     rows, why = state_files.read(path(), Ceilings)
-    found = rows.get(key(device, driver, torch))
-    if found is None:
+    ceilings = rows.get(key(device, driver, torch))
+    if ceilings is None:
         return None, why
-    rates = [found.bytes_per_s, *found.flops_per_s.values()]
-    if not found.flops_per_s or not all(rate > 0 and math.isfinite(rate) for rate in rates):
+    rates = [ceilings.bytes_per_s, *ceilings.flops_per_s.values()]
+    if not ceilings.flops_per_s or not all(rate > 0 and math.isfinite(rate) for rate in rates):
         return None, f"{path()} is damaged (a rate in it is not positive) and is passed over"
-    return found, ""
+    return ceilings, ""
 
 
 def unstored(error: OSError) -> str:
-    """Why ceilings could not be stored, and what to do."""
+    """Return why ceilings could not be stored, and what to do."""
     return state_folder.unwritten(path(), error)
 
 
-def store(found: Ceilings) -> None:
+def store(ceilings: Ceilings) -> None:
     """Keep ceilings in place of earlier ones; raises ``OSError``."""
-    name = key(found.device, found.driver, found.torch)
-    state_files.write(path(), name, found, state_files.read(path(), Ceilings)[0])
+    name = key(ceilings.device, ceilings.driver, ceilings.torch)
+    state_files.write(path(), name, ceilings, state_files.read(path(), Ceilings)[0])

@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""Sentences about the end of a process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def how_ended(code: int) -> str:
-    """The predicate of a sentence about a process, from its exit code: negative for a signal."""
+    """Return the predicate of a sentence about a process from its exit code (below 0: a signal)."""
     if code >= 0:
         return f"ended with exit code {code}"
     named = -code in set(signal.Signals)  # real-time signals have numbers alone

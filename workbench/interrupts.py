@@ -1,4 +1,4 @@
-"""How this process answers Ctrl+C, SIGTERM and SIGHUP, from its first line of code to its end.
+"""This process's answers to Ctrl+C, SIGTERM and SIGHUP, from its first line of code to its end.
 
 ``KeyboardInterrupt`` is never raised: Python raises it between any two instructions, and so within
 a painter's callback (Qt then ends the process), within ``__del__`` (it is lost) or within

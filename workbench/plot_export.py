@@ -60,7 +60,7 @@ class Unwritable(ExportError):  # noqa: N818 - what its file is
 
 
 def ensure_application() -> QApplication:
-    """The running application, or a new one on the offscreen platform."""
+    """Return the running application, or a new one on the offscreen platform."""
     global _application
     running = QApplication.instance()
     if isinstance(running, QApplication):
@@ -105,7 +105,7 @@ def export_plot(
 
 
 def find_plot(name: str, runs: Sequence[Run], options: Mapping[str, str] | None = None) -> Plot:
-    """The plot of that name, its options checked for these runs; raises ``ExportError``."""
+    """Return the plot of that name, its options checked for these runs; raises ``ExportError``."""
     if name not in PLOTS:
         raise ExportError(f"There is no plot {name!r}; expected one of {', '.join(PLOTS)}.")
     plot = PLOTS[name]
@@ -129,7 +129,7 @@ def plot_image(
     theme: Theme = PRINT,
     options: Mapping[str, str] | None = None,
 ) -> QImage:
-    """The plot as an image at twice the logical size."""
+    """Return the plot as an image at twice the logical size."""
     image = QImage(QSize(*size) * _SCALE, QImage.Format.Format_ARGB32_Premultiplied)
     image.setDotsPerMeterX(round(_DPI * _SCALE / 0.0254))
     image.setDotsPerMeterY(round(_DPI * _SCALE / 0.0254))
@@ -160,7 +160,7 @@ def copy_table(table: Table, suffix: str) -> None:
 
 
 def table_text(table: Table, suffix: str) -> str:
-    """A table as ``.csv`` or ``.md``; raises ``ExportError`` for anything else."""
+    """Return a table as ``.csv`` or ``.md``; raises ``ExportError`` for anything else."""
     if suffix not in TABLE_SUFFIXES:
         raise ExportError(
             f"Cannot export the table {table.title!r}: unknown suffix {suffix!r}, expected one of "
@@ -170,7 +170,7 @@ def table_text(table: Table, suffix: str) -> str:
 
 
 def csv_bytes(table: DrawnTable, separator: str = ",") -> bytes:
-    """A table of columns as CSV, one header line, numbers in full precision, NaN left empty."""
+    """Return a table of columns as CSV: a header line, numbers in full precision, NaN empty."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, delimiter=separator, lineterminator="\n")
     writer.writerow(map(for_spreadsheet, table))
@@ -182,7 +182,7 @@ def csv_bytes(table: DrawnTable, separator: str = ",") -> bytes:
 
 
 def _cells(column: np.ndarray) -> list[object]:
-    """Numbers as the shortest text that reads back as the same number of the column's type."""
+    """Write numbers as the shortest text that reads back as the same of the column's type."""
     if column.dtype.kind != "f":
         cells = column.tolist()
         return [for_spreadsheet(cell) if isinstance(cell, str) else cell for cell in cells]
@@ -193,7 +193,7 @@ def _cells(column: np.ndarray) -> list[object]:
 
 @contextmanager
 def _painting(device: QPaintDevice) -> Iterator[QPainter]:
-    """A painter that ends before its device goes, whatever goes wrong: else Qt ends the process."""
+    """Yield a painter that ends before its device, after errors too: else Qt ends the process."""
     painter = QPainter(device)
     try:
         yield painter
@@ -249,7 +249,7 @@ def plot_svg(
     options: Mapping[str, str] | None = None,
     least_px: float = 0.0,
 ) -> bytes:
-    """The plot as a vector drawing, its text as text; ``least_px`` as a style has it."""
+    """Return the plot as a vector drawing, its text as text; ``least_px`` as a style has it."""
     content, buffer = _buffer()
     generator = QSvgGenerator()
     generator.setOutputDevice(buffer)

@@ -26,20 +26,20 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: Path) -> dict[str, dict[str, str]]:
-    """The presets of a file by name; raises ``ValueError`` with one sentence."""
+    """Return the presets of a file by name; raises ``ValueError`` with one sentence."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no file of toggle sets: {error}") from None
-    if found.workbench_presets != VERSION:
+    if file.workbench_presets != VERSION:
         raise ValueError(
-            f"{path} is of version {found.workbench_presets}, and this program reads {VERSION}"
+            f"{path} is of version {file.workbench_presets}, and this program reads {VERSION}"
         )
-    if not found.presets or not all(name.strip() for name in found.presets):
+    if not file.presets or not all(name.strip() for name in file.presets):
         raise ValueError(f"{path} holds no toggle set that has a name")
-    return found.presets
+    return file.presets
 
 
 def write(path: Path, presets: Mapping[str, Mapping[str, str]]) -> None:
@@ -55,31 +55,32 @@ def write(path: Path, presets: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def find(text: str, catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
-    """What ``@NAME``, ``@FILE.json`` or ``@FILE.json:NAME`` asks of each toggle, and what of it is
-    not known here. Raises ``ValueError`` with one sentence.
+    """Return the toggles of ``@NAME``, ``@FILE.json`` or ``@FILE.json:NAME``, and what is unknown.
+
+    Raises ``ValueError`` with one sentence.
     """
-    asked = text.removeprefix(MARK)
-    file, found, name = asked.partition(f"{SUFFIX}:")
-    if not found and not asked.endswith(SUFFIX):
+    source = text.removeprefix(MARK)
+    file, separator, name = source.partition(f"{SUFFIX}:")
+    if not separator and not source.endswith(SUFFIX):
         known = {preset.name: preset for preset in catalogue.presets}
-        if asked not in known:
+        if source not in known:
             raise ValueError(
-                f"unknown toggle set {asked!r}; expected one of {', '.join(known)}, "
+                f"unknown toggle set {source!r}; expected one of {', '.join(known)}, "
                 f"or a {SUFFIX} file"
             )
-        return dict(known[asked].toggles), []
-    held = read(Path(f"{file}{SUFFIX}" if found else asked).expanduser())
-    if not name and len(held) == 1:
-        name = next(iter(held))
-    if name not in held:
-        said = f"no toggle set {name!r}" if name else f"{len(held)} toggle sets"
+        return dict(known[source].toggles), []
+    presets_read = read(Path(f"{file}{SUFFIX}" if separator else source).expanduser())
+    if not name and len(presets_read) == 1:
+        name = next(iter(presets_read))
+    if name not in presets_read:
+        said = f"no toggle set {name!r}" if name else f"{len(presets_read)} toggle sets"
         raise ValueError(f"the file has {said}; name one: {text.partition(':')[0]}:NAME, "
-                         f"NAME one of {', '.join(held)}")  # fmt: skip
-    return fit(held[name], catalogue)
+                         f"NAME one of {', '.join(presets_read)}")  # fmt: skip
+    return fit(presets_read[name], catalogue)
 
 
 def fit(toggles: Mapping[str, str], catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
-    """The options that this runner has, each off where it cannot be used; a sentence for others."""
+    """Return the options that this runner has, off if unusable, and sentences for others."""
     wanted: dict[str, str] = {}
     unknown: list[str] = []
     known = {toggle.name: toggle for toggle in catalogue.toggles}
@@ -87,7 +88,7 @@ def fit(toggles: Mapping[str, str], catalogue: Catalogue) -> tuple[dict[str, str
         if name not in known:
             unknown.append(f"there is no toggle {name!r} here: {name}={option} is left out")
             continue
-        options = [one.name for one in known[name].options]
+        options = [choice.name for choice in known[name].options]
         if option not in options:
             unknown.append(
                 f"{known[name].title} has no option {option!r} here: {name}={option} is left out"

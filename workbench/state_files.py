@@ -14,7 +14,7 @@ Row = TypeVar("Row")
 
 
 def read(path: Path, kind: type[Row]) -> tuple[dict[str, Row], str]:
-    """The rows of a file, and why it is passed over, in a clause; empty where it is not."""
+    """Return the rows of a file, and a clause that says why it is passed over, if it is."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, kind]), ""  # type: ignore[valid-type]
     except FileNotFoundError:
@@ -25,9 +25,9 @@ def read(path: Path, kind: type[Row]) -> tuple[dict[str, Row], str]:
         return {}, f"{path} is damaged ({error}) and is passed over"
 
 
-def write(path: Path, name: str, row: object, others: dict[str, Row]) -> None:
+def write(path: Path, name: str, row: object, existing: dict[str, Row]) -> None:
     """Write the file with ``row`` under ``name`` beside the others; raises ``OSError``."""
     state_folder.prepare(path.parent)
     atomic_write.write(
-        path, msgspec.json.format(msgspec.json.encode({**others, name: row})), private=True
+        path, msgspec.json.format(msgspec.json.encode({**existing, name: row})), private=True
     )

@@ -1,7 +1,7 @@
 """Toggles and fields by the titles that forms give them, where files and commands have names.
 
 A session keeps ``precision=amp_bf16`` and ``settings.batch``: that is what a command takes. People
-read ``Precision: AMP BF16`` and ``Batch``. What nobody gave a title stays as it is.
+read ``Precision: AMP BF16`` and ``Batch``. A name without a title stays as it is.
 """
 
 from __future__ import annotations
@@ -22,53 +22,57 @@ _WHOLE = {"family": "Family", "preset": "Preset", "workload": "Workload", "seed"
 
 
 def offered(catalogue: Catalogue) -> dict[str, str]:
-    """Every title of a catalogue, for a session to keep: who reads it may have no runner.
+    """Return every title of a catalogue, for a session to keep: who reads it may have no runner.
 
     ``toggles.adamw`` is called ``AdamW``, ``toggles.adamw=fused`` ``Fused``; what one workload
     calls differently from another has no title.
     """
-    found: dict[str, str] = {}
+    titles_by_name: dict[str, str] = {}
     for toggle in catalogue.toggles:
-        found[f"toggles.{toggle.name}"] = toggle.title
-        found |= {f"toggles.{toggle.name}={one.name}": one.title for one in toggle.options}
+        titles_by_name[f"toggles.{toggle.name}"] = toggle.title
+        titles_by_name |= {
+            f"toggles.{toggle.name}={choice.name}": choice.title for choice in toggle.options
+        }
     called: dict[str, set[str]] = {}
     for group, owners in (("model", catalogue.families), ("settings", catalogue.workloads)):
         for owner in owners:
             for field in owner.fields:
                 called.setdefault(f"{group}.{field.name}", set()).add(field.title)
-    found |= {name: min(titles) for name, titles in called.items() if len(titles) == 1}
-    found |= {f"family={one.name}": one.title for one in catalogue.families}
-    return found | {f"workload={one.name}": one.title for one in catalogue.workloads}
+    titles_by_name |= {name: min(titles) for name, titles in called.items() if len(titles) == 1}
+    titles_by_name |= {f"family={family.name}": family.title for family in catalogue.families}
+    return titles_by_name | {
+        f"workload={workload.name}": workload.title for workload in catalogue.workloads
+    }
 
 
 class Titles:
     """Reads by titles as ``offered`` gives them, of any number of catalogues, the last first."""
 
-    def __init__(self, *kept: Mapping[str, str]) -> None:
-        self._titles = ChainMap(*map(dict, reversed(kept)), _WHOLE)
-        self._known = any(kept)
+    def __init__(self, *sources: Mapping[str, str]) -> None:
+        self._titles = ChainMap(*map(dict, reversed(sources)), _WHOLE)
+        self._known = any(sources)
 
     def choice(self, name: str, option: str) -> str:
-        """A toggle's option: ``AdamW: Fused``."""
+        """Return a toggle's option as ``AdamW: Fused``."""
         return self.setting(f"toggles.{name}", option)
 
     def setting(self, name: str, value: str) -> str:
-        """One entry of a flat configuration: ``AdamW: Fused``, ``Batch: 16``."""
+        """Return one entry of a flat configuration: ``AdamW: Fused``, ``Batch: 16``."""
         return f"{self.name(name)}: {self._titles.get(f'{name}={value}', value)}"
 
     def name(self, name: str) -> str:
-        """What a name of a flat configuration is called; its last part where that is not known."""
+        """Return the title of a name of a flat configuration; its last part if there is none."""
         return self._titles.get(name, name.rpartition(".")[2].replace("_", " ").capitalize())
 
     def of(self, text: str) -> str:
         """Return a text to show, with every choice and field in it by its titles."""
         return _FIELD.sub(self._field, _CHOICE.sub(self._choice, clip(text)))
 
-    def _choice(self, found: re.Match[str]) -> str:
-        name, option, colon = found.groups()
+    def _choice(self, match: re.Match[str]) -> str:
+        name, option, colon = match.groups()
         if f"toggles.{name}={option}" not in self._titles:
-            return found[0]
+            return match[0]
         return f"{self.choice(name, option)}{',' if colon else ''}"
 
-    def _field(self, found: re.Match[str]) -> str:
-        return self.name(found[0]).lower() if self._known else found[0]
+    def _field(self, match: re.Match[str]) -> str:
+        return self.name(match[0]).lower() if self._known else match[0]

@@ -29,10 +29,10 @@ from sessions.model import (
     Study,
 )
 from sessions.plain_text import one_line, plain
-from sessions.schema import COUNT, EITHER, TEXT
+from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
-from sessions.studies import breakdown, sweep
-from sessions.studies.study_schema import columns_of
+from sessions.storage.study_schema import columns_of
+from sessions.studies import breakdown, sweep, timeline
 
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 _LONGEST_TEXT = 1_000_000  # characters of notes, events and cells
@@ -41,6 +41,8 @@ _MOST_TEXT = 100_000_000  # characters of all cells of a column
 _MOST_CELLS = 100_000  # numbers of one sample of a metric
 _DEEPEST_MODULE = 64  # names in a path
 _MOST_ARMS = 26
+_MOST_SLICES = 200_000  # of a timeline
+_DEEPEST_SLICE = 256
 _SHOWN = 60
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -88,25 +90,25 @@ def cleaned(session: Session) -> Session:
         notes=_text(session.notes, "notes"),
         environment=_names(session.environment, "environment"),
         titles=_names(session.titles, "titles"),
-        segments=[_segment(segment, place) for place, segment in enumerate(session.segments)],
+        segments=[_segment(segment, number) for number, segment in enumerate(session.segments)],
         telemetry={
             _name(device, "device"): _table(table, _TELEMETRY, f"telemetry of {device}")
             for device, table in session.telemetry.items()
         },
         events=[_event(event) for event in session.events],
         comparisons=[
-            _comparison(comparison, places, f"comparison {place}")
-            for place, comparison in enumerate(session.comparisons)
+            _comparison(comparison, places, f"comparison {number}")
+            for number, comparison in enumerate(session.comparisons)
         ],
-        studies=[_study(study, place) for place, study in enumerate(session.studies)],
+        studies=[_study(study, number) for number, study in enumerate(session.studies)],
         orders=[_plain_struct(order) for order in session.orders],
     )
     _check_orders(cleaned)
     return cleaned
 
 
-def _segment(segment: Segment, place: int) -> Segment:
-    where = f"segment {place}"
+def _segment(segment: Segment, number: int) -> Segment:
+    where = f"segment {number}"
     _within(segment.index, _PLACE, f"index of {where}")
     _within(segment.start_s, _TIME, f"start of {where}")
     for span in segment.phases:
@@ -171,7 +173,7 @@ def _comparison(comparison: PairedComparison, segments: int, where: str) -> Pair
         _check(np.array(values, np.float64), allowed, f"{title} of {where}")
     _facts.check_comparison(comparison.facts, where)
     places = comparison.facts.get("segments")
-    if places is not None and (len(places) != arms or any(place >= segments for place in places)):
+    if places is not None and (len(places) != arms or any(index >= segments for index in places)):
         raise SessionError(f"its {where} is of segments that are not there")
     return msgspec.structs.replace(
         comparison,
@@ -181,19 +183,19 @@ def _comparison(comparison: PairedComparison, segments: int, where: str) -> Pair
     )
 
 
-def _study(study: Study, place: int) -> Study:
-    where = f"study {place}"
+def _study(study: Study, number: int) -> Study:
+    where = f"study {number}"
     _within(study.start_s, _TIME, f"start of {where}")
-    _facts.check_study(study.kind, study.asked, study.facts, where)
+    _facts.check_study(study.kind, study.request, study.facts, where)
     tables: dict[str, Mapping[str, NDArray]] = {
         name: _study_table(study.kind, name, table, f"{name} of {where}")
         for name, table in study.tables.items()
         if row_count(table)  # nothing ever writes an empty one
     }
     kind, title = _name(study.kind, f"kind of {where}"), _text(study.title, f"title of {where}")
-    asked, facts = _plain_json(study.asked), _plain_json(study.facts)
+    question, facts = _plain_json(study.request), _plain_json(study.facts)
     cleaned = dataclasses.replace(
-        study, kind=kind, title=title, asked=asked, facts=facts, tables=tables
+        study, kind=kind, title=title, request=question, facts=facts, tables=tables
     )
     if kind == sweep.KIND:
         _check_sweep(cleaned, where)
@@ -219,7 +221,10 @@ def _study_table(
             info.dtype not in (TEXT, EITHER) and columns.get(column, np.empty(0)).dtype.kind == "O"
         ):
             raise SessionError(f"its {_shown(where)} has text for numbers in {column}")
-    cleaned = _table(columns, ranges, where)
+    cleaned = {
+        column: _standard_numbers(values, known.get(column))
+        for column, values in _table(columns, ranges, where).items()
+    }
     rows = row_count(cleaned)
     for column, info in known.items():
         if column in cleaned or info.dtype == EITHER or (name, column) in _ABSENT:
@@ -229,29 +234,57 @@ def _study_table(
     return cleaned
 
 
-# Columns whose absence says something: nobody looked at the operators of the kernel library.
+def _standard_numbers(values: NDArray, info: ColumnInfo | None) -> NDArray:
+    """Return numbers as float64 or int64, the types in which this program computes."""
+    if values.dtype.kind == "O":
+        return values
+    is_integer = values.dtype.kind in "bi" and (info is None or info.dtype != NUMBER)
+    return np.asarray(values, np.int64 if is_integer else np.float64)
+
+
+# Columns whose absence means something: the library's operators were not recorded.
 _ABSENT = {("kernels", "operator")}
 
 
 def _check_sweep(study: Study, where: str) -> None:
-    arms, fields = len(study.asked["arms"]), len(study.asked["fields"])
+    arms, fields = len(study.request["arms"]), len(study.request["fields"])
     for table in study.tables.values():
         if "arm" in table and np.any(table["arm"] >= arms):
             raise SessionError(f"its {where} has points of arms that are not there")
         if "y" in table and fields < 2:
             raise SessionError(f"its {where} has values of a second field that is not there")
-    for written in study.asked.get("toggles", []):
+    for toggles in study.request.get("toggles", []):
         try:
-            msgspec.json.decode(written, type=dict[str, str])
+            msgspec.json.decode(toggles, type=dict[str, str])
         except msgspec.MsgspecError as error:
             raise SessionError(f"the toggles of its {where} are malformed ({error})") from None
 
 
 def _check_profile(study: Study, where: str) -> None:
+    times_ms = study.tables.get("memory", {}).get("t_ms", np.empty(0))
+    if not np.all(np.diff(times_ms, prepend=0.0) >= 0):  # NaN is no time either
+        raise SessionError(f"the memory of its {where} has no times in rising order")
     for name in ("kernels", "gaps"):
         for module in study.tables.get(name, {}).get("module", ()):
             if module.count(".") > _DEEPEST_MODULE:
                 raise SessionError(f"its {where} has modules in more than {_DEEPEST_MODULE} others")
+    _check_timeline(study, where)
+
+
+def _check_timeline(study: Study, where: str) -> None:
+    tables = [study.tables.get(name, {}) for name in timeline.TABLES]
+    if not any(tables):
+        return
+    rows, labels, tracks = map(row_count, tables)
+    if not (0 < rows <= _MOST_SLICES and labels and tracks):
+        raise SessionError(f"the timeline of its {where} has {rows:,} slices and lacks their names")
+    limits = {"track": tracks, "name": labels, "module": labels, "launch": rows + 1}
+    for column, most in limits.items():
+        values = tables[0][column]
+        if np.any(values >= most) or np.any(values % 1):
+            raise SessionError(f"the timeline of its {where} has a {column} that is not there")
+    if np.any(tables[0]["depth"] > _DEEPEST_SLICE):
+        raise SessionError(f"the timeline of its {where} is nested too deeply")
 
 
 def _check_orders(session: Session) -> None:
@@ -305,8 +338,8 @@ def _within(value: float, allowed: Range, where: str) -> None:
 def _texts(column: NDArray, where: str) -> NDArray:
     total = 0
     cleaned = np.empty(len(column), object)
-    for place, cell in enumerate(column):
-        cleaned[place] = _text(cell, where)
+    for row, cell in enumerate(column):
+        cleaned[row] = _text(cell, where)
         total += len(cell)
         if total > _MOST_TEXT:
             raise SessionError(f"its {_shown(where)} has more than {_MOST_TEXT:,} characters")

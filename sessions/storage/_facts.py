@@ -1,4 +1,4 @@
-"""What the free-form parts of a session must be where this program reads them.
+"""Types and ranges of the free-form parts of a session that this program reads.
 
 Ledgers, facts and questions are JSON objects whose entries differ from version to version. An entry
 that is read somewhere must have its type and range here; all others are only shown.
@@ -107,8 +107,8 @@ class _Comparison(_Facts, frozen=True):
     p_holm: Probability = 1.0
     alone: str = ""
     reasons: Texts = []
-    others: str | None = ""
-    whole: list[Positive | None] | None = None
+    disturbance: str | None = msgspec.field(default="", name="others")
+    of_means: list[Positive | None] | None = msgspec.field(default=None, name="whole")
     cycles: list[Positive | None] | None = None
     history: list[Annotated[list[Positive | None], Meta(min_length=4, max_length=4)]] = []
     numerics: dict[Literal["0", "1"], _Numerics] = {}
@@ -173,6 +173,9 @@ class _ProfileFacts(_Facts, frozen=True):
     no_least: str | None = ""
     step_us: Amount | None = None
     busy_us: Amount | None = None
+    ceiling_bytes_per_s: Positive | None = None
+    ceiling_dtypes: Texts = []
+    ceiling_flops_per_s: list[Positive] = []
     notes: Texts | None = []
 
 
@@ -228,10 +231,12 @@ def check_comparison(facts: Mapping[str, Any], where: str) -> None:
         raise SessionError(f"the facts of its {where} lack p_holm")
 
 
-def check_study(kind: str, asked: Mapping[str, Any], facts: Mapping[str, Any], where: str) -> None:
+def check_study(
+    kind: str, question: Mapping[str, Any], facts: Mapping[str, Any], where: str
+) -> None:
     """Raise ``SessionError`` for a fact or a question of a study that its kind does not have so."""
     if kind in _QUESTIONS:
-        _check(asked, _QUESTIONS[kind], where)
+        _check(question, _QUESTIONS[kind], where)
     if kind in _ANSWERS:
         _check(facts, _ANSWERS[kind], where)
     if kind in (attribution_words.KIND, optimization_words.KIND) and facts.get("final"):

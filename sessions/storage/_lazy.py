@@ -1,4 +1,4 @@
-"""Columns that stay in the file until they are asked for.
+"""Columns that stay in the file until they are read.
 
 A loaded session holds one file descriptor of the file that it was loaded from. The file can be
 replaced or deleted meanwhile (it is then the old file that goes on being read), which reopening it
@@ -32,7 +32,7 @@ class Source:
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         self.path = path
-        self.trusted = False  # this program wrote it, and nobody changed it since
+        self.trusted = False  # this program wrote it, and it is unchanged
         if descriptor is None:
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         self.descriptor = descriptor
@@ -53,12 +53,12 @@ class Source:
         return os.fstat(self.descriptor).st_size
 
     def stream(self) -> BinaryIO:
-        """The file as plain bytes; closing the stream leaves the file open."""
+        """Return the file as plain bytes; closing the stream leaves the file open."""
         return os.fdopen(os.dup(self.descriptor), "rb", buffering=0)
 
     @contextmanager
     def open(self) -> Iterator[h5py.File]:
-        """The file as HDF5, for reading; blocks may nest and overlap, the last one closes it.
+        """Yield the file as HDF5, for reading; blocks may nest and overlap, the last one closes it.
 
         Raises ``OSError`` for a file that was written to since it was opened: what the checksum
         said no longer holds, and HDF5 must not see it.
@@ -153,13 +153,13 @@ def _lost(source: Source, error: Exception) -> Lost:
 
 def tables(session: Session) -> list[Mapping[str, NDArray]]:
     """All tables that may be long: steps, breakdown, memory, metrics, telemetry, of studies."""
-    found = list(session.telemetry.values())
+    tables = list(session.telemetry.values())
     for segment in session.segments:
-        found += [segment.steps, segment.breakdown, segment.memory]
-        found += [series.table for series in segment.metrics.values()]
+        tables += [segment.steps, segment.breakdown, segment.memory]
+        tables += [series.table for series in segment.metrics.values()]
     for study in session.studies:
-        found += study.tables.values()
-    return found
+        tables += study.tables.values()
+    return tables
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def kept_open(session: Session) -> Iterator[None]:
 
 @contextmanager
 def held_open(sessions: Iterable[Session]) -> Iterator[None]:
-    """As ``kept_open``, for what may have been read already.
+    """Open the files as ``kept_open`` does, for sessions that may have been read already.
 
     Opening HDF5 anew for each column takes ten times as long as reading it. A file that cannot be
     opened any more is refused by the first column that is missing, and not by those at hand.
@@ -190,7 +190,7 @@ def held_open(sessions: Iterable[Session]) -> Iterator[None]:
 
 
 def preload(session: Session, segments: Sequence[Segment], devices: Iterable[str]) -> None:
-    """Read all columns of these segments and devices, so that nobody waits for them later."""
+    """Read all columns of these segments and devices, so that later reads do not wait."""
     with held_open([session]):
         for segment in segments:
             series = [metric.table for metric in segment.metrics.values()]
@@ -206,7 +206,7 @@ def _sources(session: Session) -> list[Source]:
 
 
 def read_column(dataset: h5py.Dataset) -> NDArray:
-    """A whole column in memory: numbers in the machine's byte order, text as str objects."""
+    """Return a column in memory: numbers in the machine's byte order, text as str objects."""
     if h5py.check_string_dtype(dataset.dtype) is not None:
         return np.asarray(dataset.asstr()[()], dtype=object)
     column = dataset[()]

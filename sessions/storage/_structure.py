@@ -85,7 +85,7 @@ def _require_plain_column(column: h5d.DatasetID, shown: str) -> int:
     layout = properties.get_layout()
     if layout not in (h5d.COMPACT, h5d.CONTIGUOUS, h5d.CHUNKED):
         raise SessionError(f"its {shown} is virtual: it lies in other files or columns")
-    filters = [properties.get_filter(place)[0] for place in range(properties.get_nfilters())]
+    filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
     if not _FILTERS.issuperset(filters) or len(set(filters)) < len(filters):
         raise SessionError(f"its {shown} has filters that no session needs ({filters})")
     _require_plain_type(dtype, shown)
@@ -109,7 +109,7 @@ def _require_plain_type(dtype: h5t.TypeID, shown: str) -> None:
     """Raise ``SessionError`` for references, opaque bytes, arrays and sequences."""
     is_plain_type = dtype.get_class() in _CLASSES
     if isinstance(dtype, h5t.TypeCompoundID):
-        members = [dtype.get_member_type(place) for place in range(dtype.get_nmembers())]
+        members = [dtype.get_member_type(index) for index in range(dtype.get_nmembers())]
         is_plain_type = all(member.get_class() in (h5t.INTEGER, h5t.FLOAT) for member in members)
     if not is_plain_type:
         raise SessionError(f"its {shown} is not a column of numbers or text")

@@ -22,7 +22,7 @@ from sessions.model import MetricSeries, PairedComparison, Segment, Session, Stu
 from sessions.schema import ColumnInfo
 from sessions.storage import seal
 from sessions.storage._lazy import kept_open
-from sessions.studies.study_schema import columns_of
+from sessions.storage.study_schema import columns_of
 
 FORMAT = "gpu-optimization-workbench session"
 
@@ -59,7 +59,7 @@ def image(session: Session, key: bytes | None = None, *, compressed: bool = True
 
 
 def text(value: str) -> str:
-    """The text as HDF5 can hold it: NUL and lone surrogates become U+FFFD."""
+    """Return the text as HDF5 can hold it: NUL and lone surrogates become U+FFFD."""
     return _UNSTORABLE.sub("\ufffd", value)
 
 
@@ -119,7 +119,9 @@ def _write(file: h5py.File, session: Session) -> None:
             _study(studies, f"{number:04d}", study)
     if orders := list(session.orders):
         counts = ("segments", "comparisons", "studies")
-        columns = {name: np.array([getattr(one, name) for one in orders], "i8") for name in counts}
+        columns = {
+            name: np.array([getattr(order, name) for order in orders], "i8") for name in counts
+        }
         claims = [-1 if order.claims is None else order.claims for order in orders]
         _columns(
             file,
@@ -203,7 +205,7 @@ def _study(parent: h5py.Group, name: str, study: Study) -> None:
     group = _group(parent, name, text(study.title))
     group.attrs["kind"] = text(study.kind)
     group.attrs["start_s"] = float(study.start_s)
-    group.attrs["asked"] = _json(study.asked, f"what study {name} asked")
+    group.attrs["asked"] = _json(study.request, f"what study {name} asked")
     group.attrs["facts"] = _json(study.facts, f"facts of study {name}")
     tables = _group(group, "tables", "What the study found")
     for table, columns in sorted(study.tables.items()):
@@ -214,7 +216,7 @@ def _study(parent: h5py.Group, name: str, study: Study) -> None:
 
 
 def _group(parent: h5py.Group, name: str, description: str, ordered: bool = False) -> h5py.Group:
-    """A new group; where it is ``ordered``, what is in it is read in the order of writing."""
+    """Return a new group; if it is ``ordered``, its content is read in the order of writing."""
     group = parent.create_group(name, track_order=ordered)
     group.attrs["description"] = description
     return group
@@ -274,7 +276,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _json(value: object, what: str) -> str:
-    """JSON with NaN, infinities and integers of any size, which ``json.loads`` reads back."""
+    """Write JSON with NaN, infinities and integers of any size, which ``json.loads`` reads back."""
     try:
         return json.dumps(msgspec.to_builtins(value, enc_hook=_number))
     except (TypeError, ValueError, RecursionError) as error:

@@ -37,7 +37,7 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Session:
-    """The session at ``path``; its columns are read when they are first asked for.
+    """Return the session at ``path``; its columns are read when they are first used.
 
     Raises ``SessionError``, one sentence, for a file that is missing, foreign, newer, truncated or
     damaged.
@@ -86,7 +86,7 @@ def _refusing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _source(path: Path) -> Iterator[Source]:
-    """The opened file; closed again if the block fails, else with the last column that needs it."""
+    """Yield the opened file; close it if the block fails, else with its last column."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):

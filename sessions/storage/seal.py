@@ -29,10 +29,10 @@ _PIECE = 1 << 20
 
 
 class Seal(enum.Enum):
-    """What the first bytes of a file say about the rest."""
+    """The kinds of checksum that the first bytes of a file show."""
 
     NONE = "none"  # another program wrote it
-    INTACT = "intact"  # as some program wrote it, whoever that was
+    INTACT = "intact"  # as some program wrote it
     OWN = "own"  # as this program wrote it under this user account
 
 
@@ -82,7 +82,7 @@ def verify(stream: BinaryIO, size: int, key: bytes | None = None) -> Seal:
 
 
 def newer(version: int) -> SessionError:
-    """The refusal of a file of a later format version."""
+    """Return the refusal of a file of a later format version."""
     return SessionError(
         f"it has format version {version}, and this program reads up to version {VERSION}; "
         "update the workbench"
@@ -90,7 +90,7 @@ def newer(version: int) -> SessionError:
 
 
 def has_hdf5_signature(stream: BinaryIO, size: int) -> bool:
-    """Whether HDF5 would find its signature: at 0, 512, 1024, 2048 and so on."""
+    """Return True if HDF5 would find its signature: at 0, 512, 1024, 2048 and so on."""
     offset = 0
     while offset + len(HDF5_SIGNATURE) <= size:
         stream.seek(offset)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sessions.model import Evidence, Numerics
-from sessions.studies import attribution
+from sessions.studies import attribution, attribution_design
 
 Rows = dict[str, list[float | str | None]]
 
@@ -20,7 +20,7 @@ class Arm:
     measured.
     """
 
-    on: attribution.Subset
+    on: attribution_design.Subset
     title: str
     state: str = "measured"
     reason: str = ""
@@ -31,25 +31,30 @@ class Arm:
 
 
 def arm_rows(arms: Sequence[Arm], medians_ms: attribution.Table) -> Rows:
-    """One row an arm: ``ratio``, ``low`` and ``high`` are of its step time over the first arm's."""
+    """Return one row for each arm.
+
+    ``ratio``, ``low`` and ``high`` are of its step time over the first arm's.
+    """
     ratios = attribution.against_first(medians_ms)
     numerics = [arm.numerics for arm in arms]
     return {
         "arm": [*range(len(arms))],
         "title": [arm.title for arm in arms],
-        "on": [" ".join(str(place) for place in sorted(arm.on)) for arm in arms],
+        "on": [" ".join(str(toggle) for toggle in sorted(arm.on)) for arm in arms],
         "state": [arm.state for arm in arms],
         "reason": [arm.reason for arm in arms],
         "step_ms": [*attribution.typical_ms(medians_ms)],
-        "rounds": [one.n for one in ratios],
-        "ratio": [_exp(one.mean) for one in ratios],
-        "low": [_exp(one.low) for one in ratios],
-        "high": [_exp(one.high) for one in ratios],
+        "rounds": [ratio.n for ratio in ratios],
+        "ratio": [_exp(ratio.mean) for ratio in ratios],
+        "low": [_exp(ratio.low) for ratio in ratios],
+        "high": [_exp(ratio.high) for ratio in ratios],
         "peak_bytes": [arm.peak_bytes for arm in arms],
-        "wrong": [None if one is None or one.ok is None else float(not one.ok) for one in numerics],
-        "mse": [None if one is None else one.mse for one in numerics],
-        "max_error": [None if one is None else one.max_error for one in numerics],
-        "numerics": ["" if one is None else one.text for one in numerics],
+        "wrong": [
+            None if check is None or check.ok is None else float(not check.ok) for check in numerics
+        ],
+        "mse": [None if check is None else check.mse for check in numerics],
+        "max_error": [None if check is None else check.max_error for check in numerics],
+        "numerics": ["" if check is None else check.text for check in numerics],
         "evidence": [
             "; ".join(f"{e.toggle}={e.requested}: {e.status}: {e.text}" for e in arm.evidence)
             for arm in arms
@@ -59,25 +64,32 @@ def arm_rows(arms: Sequence[Arm], medians_ms: attribution.Table) -> Rows:
 
 
 def effect_rows(effects: Sequence[attribution.Effect], memory: Sequence[float]) -> Rows:
-    """One row an effect: on step time with interval and verdict, then on memory without."""
-    judged = [one.judgement for one in effects]
+    """Return one row for each effect: on step time with interval and verdict, then on memory."""
+    judged = [effect.judgement for effect in effects]
     reasons = [
-        one.reason if one.judgement is None else "; ".join(one.judgement.reasons) for one in effects
+        effect.reason if effect.judgement is None else "; ".join(effect.judgement.reasons)
+        for effect in effects
     ]
     blank: list[float | str | None] = [None] * len(memory)
-    contrasts = [one.contrast for one in effects]
+    contrasts = [effect.contrast for effect in effects]
     again = contrasts[: len(memory)]
     return {
         "quantity": [*["time"] * len(effects), *["memory"] * len(memory)],
-        "kind": [one.kind for one in [*contrasts, *again]],
-        "name": [one.name for one in [*contrasts, *again]],
-        "ratio": [*(None if one is None else one.ratio for one in judged), *memory],
-        "low": [*(None if one is None else one.low for one in judged), *blank],
-        "high": [*(None if one is None else one.high for one in judged), *blank],
-        "p": [*(None if one is None else one.p for one in judged), *blank],
-        "rounds": [*(0 if one is None else one.pairs for one in judged), *blank],
-        "verdict": [*("" if one is None else one.verdict for one in judged), *[""] * len(memory)],
-        "reason": [*reasons, *(one.reason for one in again)],
+        "kind": [contrast.kind for contrast in [*contrasts, *again]],
+        "name": [contrast.name for contrast in [*contrasts, *again]],
+        "ratio": [
+            *(None if judgement is None else judgement.ratio for judgement in judged),
+            *memory,
+        ],
+        "low": [*(None if judgement is None else judgement.low for judgement in judged), *blank],
+        "high": [*(None if judgement is None else judgement.high for judgement in judged), *blank],
+        "p": [*(None if judgement is None else judgement.p for judgement in judged), *blank],
+        "rounds": [*(0 if judgement is None else judgement.pairs for judgement in judged), *blank],
+        "verdict": [
+            *("" if judgement is None else judgement.verdict for judgement in judged),
+            *[""] * len(memory),
+        ],
+        "reason": [*reasons, *(contrast.reason for contrast in again)],
     }
 
 

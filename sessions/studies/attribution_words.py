@@ -36,26 +36,26 @@ _KINDS = {
 
 
 def attributions(session: Session) -> list[Study]:
-    """The session's attributions, the oldest first."""
+    """Return the session's attributions, the oldest first."""
     return [study for study in session.studies if study.kind == KIND]
 
 
 def newest(session: Session) -> Study | None:
-    """The session's last attribution."""
+    """Return the session's last attribution."""
     return next(reversed(attributions(session)), None)
 
 
 def rows(study: Study, table: str) -> list[dict[str, Any]]:
-    """The rows of one of a study's tables; none where it has no such table."""
+    """Return the rows of one of a study's tables; none if it has no such table."""
     columns: Mapping[str, Any] = study.tables.get(table, {})
     if not columns:
         return []
-    return [{name: column[place] for name, column in columns.items()}
-            for place in range(row_count(columns))]  # fmt: skip
+    return [{name: column[row] for name, column in columns.items()}
+            for row in range(row_count(columns))]  # fmt: skip
 
 
 def headline(study: Study) -> str:
-    """What all toggles did together, in a few words; wrong numbers before all."""
+    """Return what all toggles did together, in a few words; wrong results come first."""
     wrong, unchecked = wrong_arms(study), unchecked_arms(study)
     said = "nothing was measured yet"
     for row in rows(study, "effects"):
@@ -67,7 +67,7 @@ def headline(study: Study) -> str:
 
 
 def arms_table(study: Study) -> Table:
-    """One row an arm: step time, its ratio to the base with interval, peak memory, path, state."""
+    """Return one row for each arm: step time, ratio to the base, peak memory, path, state."""
     arms = rows(study, "arms")
     has_paths = any(path_of(row) for row in arms)
     unit, peaks = sized(float(row["peak_bytes"]) for row in arms)
@@ -104,7 +104,7 @@ def arms_table(study: Study) -> Table:
 
 
 def effects_table(study: Study) -> Table:
-    """One row an effect: on time with interval and verdict, and beside it on memory, exact."""
+    """Return one row for each effect: on time with interval and verdict, and on memory, exact."""
     columns = [
         Column("toggle"),
         Column(EFFECT),
@@ -137,7 +137,7 @@ def effects_table(study: Study) -> Table:
 
 
 def remarks(study: Study) -> list[str]:
-    """What a reader must know of how it was measured: sentences."""
+    """Return sentences on how it was measured that a reader must know."""
     facts = study.facts
     said = [
         f"Ratios of {timed_words(study)} with 95 % intervals, each; FASTER and SLOWER are "
@@ -152,7 +152,7 @@ def remarks(study: Study) -> list[str]:
         said.append(f"{count} round{'s' * (count != 1)} in {duration(seconds)}.")
         if facts.get("more_s") is not None:
             said.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
-    if note := study.asked.get("floor_note"):
+    if note := study.request.get("floor_note"):
         said.append(sentence(note))
     said += rebuilding(facts)
     for clause, arms in [*_paths(study).items(), *_without_effect(study).items()]:
@@ -170,22 +170,22 @@ def _paths(study: Study) -> dict[str, list[str]]:
 
 
 def _without_effect(study: Study) -> dict[str, list[str]]:
-    """What was asked for and did nothing, and in which arms."""
-    found: dict[str, list[str]] = {}
+    """Return the requested options that did nothing, and in which arms."""
+    arms: dict[str, list[str]] = {}
     for row in rows(study, "arms"):
-        for one in str(row["evidence"]).split("; "):
-            if ": no effect: " in one:
-                found.setdefault(one, []).append(str(row["title"]))
-    return found
+        for line in str(row["evidence"]).split("; "):
+            if ": no effect: " in line:
+                arms.setdefault(line, []).append(str(row["title"]))
+    return arms
 
 
 def wrong_arms(study: Study) -> list[str]:
-    """Titles of the arms whose numbers are out of tolerance."""
+    """Return the titles of the arms whose numbers are out of tolerance."""
     return [row["title"] for row in rows(study, "arms") if row["wrong"] == 1]
 
 
 def unchecked_arms(study: Study) -> list[str]:
-    """Titles of the arms whose numbers could not be checked."""
+    """Return the titles of the arms whose numbers could not be checked."""
     return [row["title"] for row in rows(study, "arms") if is_unchecked(row)]
 
 
@@ -195,12 +195,12 @@ def path_of(row: Mapping[str, Any]) -> str:
 
 
 def is_unchecked(row: Mapping[str, Any]) -> bool:
-    """Whether an arm was looked at and its numbers could not be checked."""
+    """Return True if an arm's results were looked at and could not be checked."""
     return math.isnan(row["wrong"]) and bool(row["numerics"])
 
 
 def is_measured(study: Study) -> bool:
-    """Whether any effect on time is known."""
+    """Return True if any effect on time is known."""
     return any(
         row["quantity"] == "time" and math.isfinite(row["ratio"]) for row in rows(study, "effects")
     )
@@ -208,29 +208,29 @@ def is_measured(study: Study) -> bool:
 
 def timed_words(study: Study) -> str:
     """Return what the study timed, for a sentence."""
-    timed = str(study.asked.get("timed", WHOLE_STEP))
+    timed = str(study.request.get("timed", WHOLE_STEP))
     return "step time" if timed == WHOLE_STEP else f"{timed} pass's time"
 
 
 def _said(study: Study, row: Mapping[str, Any]) -> str:
-    """One effect in words that claim no more than its verdict does."""
+    """Describe one effect in words that claim no more than its verdict does."""
     if not math.isfinite(row["ratio"]):
         return "not measured"
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
     said = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
     said = said.replace(STEP_TIME, _unit(study))
-    timed = str(study.asked.get("timed", WHOLE_STEP))
+    timed = str(study.request.get("timed", WHOLE_STEP))
     return said if timed == WHOLE_STEP or timed in said else f"{said} in the {timed} pass"
 
 
 def _unit(study: Study) -> str:
-    """The unit of ratios: what the study timed."""
+    """Return the unit of ratios: what the study timed."""
     return f"x {timed_words(study)}"
 
 
 def _verdict_of(study: Study, row: Mapping[str, Any]) -> str:
-    """The verdict of an effect, or "different models" where one of its toggles makes another."""
-    toggles = study.asked.get("toggles", [])
+    """Return the verdict of an effect, or "different models" if a toggle makes another."""
+    toggles = study.request.get("toggles", [])
     own = toggles if row["kind"] == "total" else str(row["name"]).replace("=", " ").split()
     is_other = any(makes_other_model(str(name).partition("=")[0]) for name in own)
     verdict = str(row["verdict"]) or "not measured"
@@ -238,7 +238,7 @@ def _verdict_of(study: Study, row: Mapping[str, Any]) -> str:
 
 
 def _region(study: Study) -> float:
-    return float(max(study.asked.get("region", REGION), study.asked.get("floor", 0.0)))
+    return float(max(study.request.get("region", REGION), study.request.get("floor", 0.0)))
 
 
 def _ratio_cells(study: Study, row: Mapping[str, Any]) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a step went: a profile as a study, and what it says.
+"""Time and memory of a step by module and kernel: a profile as a study, and its sentences.
 
 A profile is a ``Study`` of kind ``"profile"``, of one configuration. Its tables:
 
@@ -14,6 +14,7 @@ computes for several modules stands with the innermost that holds them all.
 sizes (NaN where there is none).
 ``gaps``: how long the GPU waited for the next kernel of a ``module``: ``count``, ``us``; with the
 profiler's own cost in them.
+``timeline``, ``labels``, ``tracks``: events of the profiled steps (``sessions.studies.timeline``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sessions.model import Session, Study
+from sessions.tracing.kinds import kind_of
 
 KIND = "profile"
 ROLE_TITLES = {
@@ -59,6 +61,8 @@ KINDS = (
     INPUT_WAIT,
     "other",
 )
+# Kinds of the tracks of a timeline.
+STEP_TRACK, HOST_TRACK, LAUNCH_TRACK, STREAM_TRACK = "steps", "host", "launches", "stream"
 # Modules that are none: where time goes that belongs to no module of the model.
 OUTSIDE = "(step)"
 INPUT = "(input)"
@@ -71,6 +75,7 @@ UNKNOWN = "(unknown)"
 _UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
 WATCHED = "watched"  # the fact of a profile that a run of a training script gave by itself
 COMPILED_SHARE = 0.05  # of a step in compiled code; with less, modules still say what changed
+NO_FLOPS = 0.05  # FLOP for each byte at which work without FLOPs is drawn
 LAUNCH_BOUND = 0.1  # of the step without work for the GPU; less is not worth a word
 
 
@@ -96,7 +101,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Change:
-    """How long a module, or a class, took in two profiles; NaN where one of them lacks it."""
+    """The time of a module, or a class, in two profiles; NaN if one of them lacks it."""
 
     module: str
     before_us: float
@@ -109,29 +114,29 @@ class Change:
 
 
 def profiles(session: Session) -> list[Study]:
-    """The session's profiles, the newest last, that have kernels to show."""
-    return [one for one in session.studies if one.kind == KIND and "kernels" in one.tables]
+    """Return the session's profiles, the newest last, that have kernels to show."""
+    return [study for study in session.studies if study.kind == KIND and "kernels" in study.tables]
 
 
 def total_us(study: Study) -> float:
-    """The time of all kernels of a step."""
+    """Return the time of all kernels of a step."""
     return float(np.sum(study.tables["kernels"]["us"]))
 
 
 def by(study: Study, column: str) -> dict[str, tuple[float, float]]:
-    """Calls and microseconds a step by ``name``, ``kind``, ``phase`` or ``module``."""
+    """Return calls and microseconds a step by ``name``, ``kind``, ``phase`` or ``module``."""
     table = study.tables["kernels"]
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for key, calls, us in zip(table[column], table["calls"], table["us"], strict=True):
-        found[str(key)][0] += float(calls)
-        found[str(key)][1] += float(us)
-    ordered = sorted(found.items(), key=lambda item: -item[1][1])
+        sums[str(key)][0] += float(calls)
+        sums[str(key)][1] += float(us)
+    ordered = sorted(sums.items(), key=lambda item: -item[1][1])
     return {key: (calls, us) for key, (calls, us) in ordered}
 
 
 @dataclass(frozen=True)
 class Achieved:
-    """What an operator, or all others of a class, took in a step, and what it needs at least."""
+    """The time of an operator, or all others of a class, in a step, and the least that it needs."""
 
     name: str
     calls: float  # of the operator, not of its kernels; NaN where it is not known
@@ -140,7 +145,7 @@ class Achieved:
 
     @property
     def share(self) -> float:
-        """How near it is to the roof, 0 to 1."""
+        """Return how near it is to the roof, 0 to 1."""
         return self.least_us / self.us if self.us > 0 else float("nan")
 
 
@@ -155,13 +160,82 @@ def achieved(study: Study) -> list[Achieved]:
     columns = (least["name"], least["calls"], least["us"])
     known = {str(name): (float(n), float(us)) for name, n, us in zip(*columns, strict=True)}
     nothing = (float("nan"), float("nan"))
-    found = [Achieved(name, known.get(name, nothing)[0], us, known.get(name, nothing)[1])
+    rows = [Achieved(name, known.get(name, nothing)[0], us, known.get(name, nothing)[1])
              for name, us in took.items()]  # fmt: skip
-    return sorted(found, key=lambda one: -one.us)
+    return sorted(rows, key=lambda row: -row.us)
+
+
+def shares_by_kernel(study: Study) -> dict[str, float]:
+    """Return by kernel what its operator, or its class, reaches of what is attainable, 0 to 1.
+
+    NaN for a kernel of several operators or classes, or of one whose least time is not known.
+    """
+    shares = {row.name: row.share for row in achieved(study)}
+    table = study.tables["kernels"]
+    if not shares:
+        return {}
+    groups: dict[str, set[str]] = defaultdict(set)
+    for name, operator, kind in zip(table["name"], table["operator"], table["kind"], strict=True):
+        groups[str(name)].add(str(operator) or str(kind))
+    unknown = float("nan")
+    return {
+        name: shares.get(next(iter(group)), unknown) if len(group) == 1 else unknown
+        for name, group in groups.items()
+    }
+
+
+@dataclass(frozen=True)
+class RoofPoint:
+    """An operator of the library, or all others of a class, under the roof."""
+
+    name: str
+    kind: str
+    us: float
+    intensity: float  # FLOP for each byte; ``NO_FLOPS`` for work without any
+    achieved: float  # FLOP/s
+    share: float  # of what is attainable, 0 to 1
+
+
+def ceilings(study: Study) -> tuple[float, dict[str, float]]:
+    """Return the bytes/s of a large copy, and the FLOP/s of a large matrix product by dtype.
+
+    NaN and nothing if the profile does not state the ceilings.
+    """
+    names, rates = (study.facts.get(f"ceiling_{name}", []) for name in ("dtypes", "flops_per_s"))
+    known = isinstance(names, list) and isinstance(rates, list) and len(names) == len(rates)
+    flops = dict(zip(map(str, names), map(float, rates), strict=True)) if known else {}  # type: ignore[arg-type]
+    return _number(study.facts, "ceiling_bytes_per_s"), flops
+
+
+def roof_points(study: Study) -> list[RoofPoint]:
+    """Return every operator whose work is known; empty for an older or a foreign profile."""
+    rate, flops = ceilings(study)
+    if not (rate > 0 and flops):
+        return []
+    least = study.tables["least"]
+    columns = (least[name] for name in ("name", "bytes", "flops"))
+    work = {str(name): (float(b), float(f)) for name, b, f in zip(*columns, strict=True)}
+    points = []
+    for row in achieved(study):
+        moved, operations = work.get(row.name, (0.0, 0.0))
+        if moved > 0 and row.us > 0:
+            intensity = max(operations / moved, NO_FLOPS)
+            achieved_rate = intensity * moved / (1e-6 * row.us)
+            points.append(
+                RoofPoint(
+                    row.name,
+                    row.name if row.name in KINDS else kind_of(row.name),
+                    row.us,
+                    intensity,
+                    achieved_rate,
+                    row.share,
+                )
+            )
+    return points
 
 
 def tree(study: Study) -> Node:
-    """The modules of a profile as they lie in one another, the whole step at the root."""
+    """Return the modules of a profile as they lie in one another, the complete step at the root."""
     root = Node("step", "")
     table = study.tables["kernels"]
     for module, kind, us in zip(table["module"], table["kind"], table["us"], strict=True):
@@ -177,19 +251,19 @@ def tree(study: Study) -> Node:
 
 def totals(study: Study) -> dict[str, float]:
     """Microseconds a step by module, with all that is in it."""
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     waiting = [tree(study)]
     while waiting:
         node = waiting.pop()
         waiting += node.children.values()
         if node.path:
-            found[node.path] = node.total_us
-    return found
+            sums[node.path] = node.total_us
+    return sums
 
 
 def not_by_module(before: Study, after: Study) -> str:
-    """Why two profiles cannot be aligned by module, as a sentence; empty where they can."""
-    shares = [_compiled_share(one) for one in (before, after)]
+    """Return why two profiles cannot be aligned by module, as a sentence; empty if they can."""
+    shares = [_compiled_share(profile) for profile in (before, after)]
     sides = [side for side, share in zip("AB", shares, strict=True) if share > COMPILED_SHARE]
     if not sides:
         return ""
@@ -200,7 +274,7 @@ def not_by_module(before: Study, after: Study) -> str:
 
 
 def _compiled_share(study: Study) -> float:
-    """The share of the time in compiled code of no module; what only calls it left out."""
+    """Return the share of the time in compiled code of no module, without what only calls it."""
     table = study.tables["kernels"]
     lost = (table["module"] == COMPILED) & (table["kind"] != "host")
     return float(np.sum(table["us"][lost])) / (total_us(study) or 1.0)
@@ -225,31 +299,31 @@ def difference(before: Study, after: Study, column: str = "module") -> list[Chan
 
 
 def unattributed(study: Study) -> float:
-    """The share of the time that no module can be named for, 0 to 1."""
-    whole = total_us(study)
+    """Return the share of the time that no module can be named for, 0 to 1."""
+    total = total_us(study)
     modules = by(study, "module")
     lost = sum(modules[name][1] for name in _UNATTRIBUTED if name in modules)
-    return lost / whole if whole else 0.0
+    return lost / total if total else 0.0
 
 
 def idle_share(study: Study) -> float:
-    """The share of an unprofiled step in which the GPU had nothing to do; NaN on the CPU."""
+    """Return the share of an unprofiled step in which the GPU was idle; NaN on the CPU."""
     step_us, busy_us = (_number(study.facts, name) for name in ("step_us", "busy_us"))
     share = 1 - busy_us / step_us if step_us > 0 else float("nan")
     return float(np.maximum(share, 0.0))  # NaN stays NaN
 
 
 def words(study: Study) -> list[str]:
-    """What the profile says, in sentences; the first is the most important."""
+    """Return what the profile says, in sentences; the first is the most important."""
     facts = study.facts
     lines = []
     idle = idle_share(study)
     if np.isfinite(idle):
         lines.append(_waiting(idle, _number(facts, "step_us")))
     kinds = by(study, "kind")
-    whole = total_us(study)
-    if kinds and whole:
-        shares = [f"{name} {100 * us / whole:.0f} %" for name, (_, us) in list(kinds.items())[:4]]
+    total = total_us(study)
+    if kinds and total:
+        shares = [f"{name} {100 * us / total:.0f} %" for name, (_, us) in list(kinds.items())[:4]]
         lines.append(f"Most time: {', '.join(shares)}.")
     lost = unattributed(study)
     if lost > 0.005:
@@ -271,7 +345,7 @@ def peak(study: Study) -> dict[str, tuple[float, float]]:
 
 
 def highest(study: Study) -> dict[str, float]:
-    """The most bytes that each role held at any time of the step, its own peak."""
+    """Return the most bytes that each role held at any time of the step, its own peak."""
     table = study.tables.get("memory", {})
     return {role: float(np.max(table[role])) for role in ROLES if role in table}
 
@@ -281,20 +355,17 @@ def fragmentation(study: Study) -> float:
     table = study.tables.get("memory", {})
     if not table:
         return float("nan")
-    held = np.sum([np.asarray(table[role], np.float64) for role in ROLES], axis=0)
-    place = int(np.argmax(held))
-    reserved = float(table["reserved"][place])
-    return max(0.0, reserved - float(held[place])) if reserved > 0 else float("nan")
+    allocated = np.sum([np.asarray(table[role], np.float64) for role in ROLES], axis=0)
+    peak = int(np.argmax(allocated))
+    reserved = float(table["reserved"][peak])
+    return max(0.0, reserved - float(allocated[peak])) if reserved > 0 else float("nan")
 
 
 def _waiting(idle: float, step_us: float) -> str:
     spare = f"{idle * step_us / 1e3:.2f} ms of {step_us / 1e3:.2f} ms"
     if idle < LAUNCH_BOUND:
         return f"The GPU works {100 * (1 - idle):.0f} % of the step: it is not launch-bound."
-    return (
-        f"Launch-bound: in {100 * idle:.0f} % of the step ({spare}) the GPU waits for the host. "
-        "CUDA graphs, torch.compile or a larger batch would fill it."
-    )
+    return f"Launch-bound: in {100 * idle:.0f} % of the step ({spare}) the GPU waits for the host."
 
 
 def _number(facts: Mapping[str, object], name: str) -> float:

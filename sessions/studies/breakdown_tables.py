@@ -21,21 +21,30 @@ DEPTH = 3  # of modules within the model that are shown
 
 
 def kernels_table(study: Study, most: int = MOST) -> Table:
-    """The kernels that took longest, whatever module they ran for."""
-    whole = breakdown.total_us(study) or math.nan
-    rows: list[list[Cell]] = [
-        [brief(name), _whole(calls), us, 100 * us / whole]
-        for name, (calls, us) in list(breakdown.by(study, "name").items())[:most]
-    ]
-    what = "Operator" if study.asked.get("device") == "cpu" else "Kernel"
-    return Table(f"{what}s: {study.title}", _columns(what), rows)
+    """Return the kernels that took longest, for all modules together.
+
+    "Of attainable" is what the kernel's operator, or the other kernels of its class, reach of what
+    the measured ceilings allow; it is left out where that is not known.
+    """
+    total = breakdown.total_us(study) or math.nan
+    shares = breakdown.shares_by_kernel(study)
+    known = any(math.isfinite(share) for share in shares.values())
+    rows: list[list[Cell]] = []
+    for name, (calls, us) in list(breakdown.by(study, "name").items())[:most]:
+        row: list[Cell] = [brief(name), _count(calls), us, 100 * us / total]
+        if known:
+            row.append(100 * shares.get(name, math.nan))
+        rows.append(row)
+    what = "Operator" if study.request.get("device") == "cpu" else "Kernel"
+    columns = [*_columns(what), *[Column("Of attainable", "%")] * known]
+    return Table(f"{what}s: {study.title}", columns, rows)
 
 
 def kinds_table(study: Study) -> Table:
     """Time by operator class."""
-    whole = breakdown.total_us(study) or math.nan
+    total = breakdown.total_us(study) or math.nan
     rows: list[list[Cell]] = [
-        [name, _whole(calls), us, 100 * us / whole]
+        [name, _count(calls), us, 100 * us / total]
         for name, (calls, us) in breakdown.by(study, "kind").items()
     ]
     return Table(f"Operator classes: {study.title}", _columns("Class"), rows)
@@ -44,8 +53,14 @@ def kinds_table(study: Study) -> Table:
 def achieved_table(study: Study) -> Table:
     """Each operator of the library, and class of the others: its time against the roof's."""
     rows: list[list[Cell]] = [
-        [one.name, _whole(one.calls), one.us, one.least_us, 100 * one.share]
-        for one in breakdown.achieved(study)
+        [
+            operator.name,
+            _count(operator.calls),
+            operator.us,
+            operator.least_us,
+            100 * operator.share,
+        ]
+        for operator in breakdown.achieved(study)
     ]
     columns = [
         Column("Operator"),
@@ -59,16 +74,16 @@ def achieved_table(study: Study) -> Table:
 
 def modules_table(study: Study, depth: int = DEPTH) -> Table:
     """Time by module, each with what is in it, down to some depth."""
-    whole = breakdown.total_us(study) or math.nan
+    total = breakdown.total_us(study) or math.nan
     rows: list[list[Cell]] = []
 
     def add(node: Node, level: int) -> None:
         us = node.total_us
         name = node.path or "step"
         rows.append([f"{'. ' * level}{name}", us, node.own_us])
-        rows[-1].append(100 * us / whole)
+        rows[-1].append(100 * us / total)
         if level <= depth:
-            for child in sorted(node.children.values(), key=lambda one: -one.total_us):
+            for child in sorted(node.children.values(), key=lambda node: -node.total_us):
                 add(child, level + 1)
 
     add(breakdown.tree(study), 0)
@@ -83,13 +98,13 @@ def modules_table(study: Study, depth: int = DEPTH) -> Table:
 
 def memory_table(study: Study) -> Table:
     """Bytes by role where most was allocated, each role's own most, and the estimate."""
-    found, most = breakdown.peak(study), breakdown.highest(study)
+    peaks, most = breakdown.peak(study), breakdown.highest(study)
     rows: list[tuple[str, Sequence[float]]] = [
-        (breakdown.ROLE_TITLES.get(role, role), (held, most.get(role, held), estimate))
-        for role, (held, estimate) in found.items()
-        if most.get(role, held) or estimate > 0
+        (breakdown.ROLE_TITLES.get(role, role), (size, most.get(role, size), estimate))
+        for role, (size, estimate) in peaks.items()
+        if most.get(role, size) or estimate > 0
     ]
-    sums = [[pair[side] for pair in found.values()] for side in (0, 1)]
+    sums = [[pair[side] for pair in peaks.values()] for side in (0, 1)]
     known = [estimate for estimate in sums[1] if math.isfinite(estimate)]
     estimated = math.fsum(known) if known else math.nan
     rows.append(("together", (math.fsum(sums[0]), math.nan, estimated)))
@@ -98,12 +113,12 @@ def memory_table(study: Study) -> Table:
 
 
 def gaps_table(study: Study) -> Table:
-    """How long the GPU waited for each module's next kernel, under the profiler."""
+    """Return how long the GPU waited for each module's next kernel, under the profiler."""
     table = study.tables.get("gaps", {})
     rows: list[list[Cell]] = []
     if table:
         columns = (table["module"], table["count"], table["us"])
-        rows = [[str(m), _whole(float(n)), float(us)] for m, n, us in zip(*columns, strict=True)]
+        rows = [[str(m), _count(float(n)), float(us)] for m, n, us in zip(*columns, strict=True)]
     heads = [Column("Before a kernel of"), Column("Times"), Column("Waited", "µs")]
     return Table(f"The GPU waits, under the profiler: {study.title}", heads, rows)
 
@@ -112,8 +127,8 @@ def difference_table(before: Study, after: Study, most: int = MOST) -> Table:
     """Two profiles aligned by module, or by class if not all have modules; largest change first."""
     why_not = breakdown.not_by_module(before, after)
     rows: list[list[Cell]] = [
-        [one.module, one.before_us, one.after_us, one.difference_us]
-        for one in breakdown.difference(before, after, "kind" if why_not else "module")[:most]
+        [change.module, change.before_us, change.after_us, change.difference_us]
+        for change in breakdown.difference(before, after, "kind" if why_not else "module")[:most]
     ]
     head = "Class" if why_not else "Module"
     columns = [Column(head), Column("A", "µs"), Column("B", "µs"), Column("B less A", "µs")]
@@ -125,9 +140,9 @@ def memory_difference_table(before: Study, after: Study) -> Table:
     a, b = breakdown.peak(before), breakdown.peak(after)
     rows: list[tuple[str, Sequence[float]]] = []
     for role in breakdown.ROLES:
-        held = [side.get(role, (math.nan, math.nan))[0] for side in (a, b)]
-        if any(size > 0 for size in held):
-            rows.append((breakdown.ROLE_TITLES[role], (*held, held[1] - held[0])))
+        sizes = [side.get(role, (math.nan, math.nan))[0] for side in (a, b)]
+        if any(size > 0 for size in sizes):
+            rows.append((breakdown.ROLE_TITLES[role], (*sizes, sizes[1] - sizes[0])))
     return _of_sizes("Memory at the peaks of A and B", ("A", "B", "B less A"), rows)
 
 
@@ -137,12 +152,12 @@ def _of_sizes(
     """Bytes by role, all in one unit."""
     unit, cells = sized(size for _, sizes in rows for size in sizes)
     width = len(heads)
-    made = [[role, *cells[place * width :][:width]] for place, (role, _) in enumerate(rows)]
+    made = [[role, *cells[row * width :][:width]] for row, (role, _) in enumerate(rows)]
     return Table(title, [Column("Role"), *(Column(head, unit) for head in heads)], made)
 
 
-def _whole(count: float) -> float | int:
-    """A mean of counts, as a count where it is one."""
+def _count(count: float) -> float | int:
+    """Return a mean of counts, as an integer if it is one."""
     return int(count) if float(count).is_integer() else count
 
 

@@ -40,17 +40,17 @@ class Row:
 
 
 def newest(session: Session) -> Study | None:
-    """The last checklist of a session."""
-    found = [study for study in session.studies if study.kind == KIND]
-    return found[-1] if found else None
+    """Return the last checklist of a session."""
+    checklists = [study for study in session.studies if study.kind == KIND]
+    return checklists[-1] if checklists else None
 
 
 def rows(study: Study) -> list[Row]:
-    """Every check, those that are not done yet too."""
+    """Return every check, also those that are not done yet."""
     done = study.tables.get("checks", {})
     names = [str(name) for name in done.get("check", [])]
     lines = study.tables.get("lines", {})
-    found = []
+    checks = []
     for name, title in CHECKS.items():
         own = [
             str(line)
@@ -58,42 +58,42 @@ def rows(study: Study) -> list[Row]:
             if check == name
         ]
         if name in names:
-            place = names.index(name)
-            status, evidence = str(done["status"][place]), str(done["evidence"][place])
+            row = names.index(name)
+            status, evidence = str(done["status"][row]), str(done["evidence"][row])
         else:
             status, evidence = WAITING, ""
-        found.append(Row(name, title, status, evidence, own))
-    return found
+        checks.append(Row(name, title, status, evidence, own))
+    return checks
 
 
 def checks_table(study: Study) -> Table:
-    """One row a check: how it ended, and how one can tell."""
+    """Return one row for each check: how it ended, and how one can tell."""
     columns = [Column("check"), Column("result"), Column("evidence")]
     cells = [[row.title, row.status, row.evidence or "not done"] for row in rows(study)]
     return Table("Checks", columns, cells)
 
 
 def lines_table(study: Study) -> Table:
-    """One row for each line of source that a check found."""
+    """Return one row for each line of source that a check found."""
     cells = [[row.title, line] for row in rows(study) for line in row.lines]
     return Table("Lines of source", [Column("check"), Column("line")], cells)
 
 
 def failed(study: Study) -> list[Row]:
-    """The checks that failed."""
+    """Return the checks that failed."""
     return [row for row in rows(study) if row.status == FAIL]
 
 
 def is_open(study: Study) -> bool:
-    """Whether all that keeps the configuration from being shown is that too little was measured."""
+    """Return True if only a lack of measurements keeps the configuration from being shown."""
     states = {row.status for row in rows(study)}
     return UNDECIDED in states and states <= {PASS, NOT_APPLICABLE, UNDECIDED}
 
 
 def budget_s(study: Study) -> float | None:
-    """The budget, in whole seconds, with which what is undecided should be decided.
+    """Return the budget, in whole seconds, with which what is undecided should be decided.
 
-    None where nothing is undecided, or nobody knows.
+    None if nothing is undecided, or if it is unknown.
     """
     if "more_s" not in study.facts:
         return None
@@ -101,20 +101,24 @@ def budget_s(study: Study) -> float | None:
 
 
 def complete(study: Study) -> bool:
-    """Whether every check was done, or at least tried."""
+    """Return True if every check was done, or at least tried."""
     return all(row.status != WAITING for row in rows(study))
 
 
 def is_shown(study: Study) -> bool:
-    """Whether every check that applies was made, and none failed."""
+    """Return True if every check that applies was made, and none failed."""
     return all(row.status in (PASS, NOT_APPLICABLE) for row in rows(study))
 
 
 def headline(study: Study) -> str:
-    """How the checks ended, counted."""
+    """Return how the checks ended, counted."""
     states = [row.status for row in rows(study)]
-    parts = [f"{states.count(each)} {each}" for each in (PASS, FAIL, NOT_APPLICABLE)]
-    parts += [f"{states.count(each)} {each}" for each in (UNDECIDED, NOT_CHECKED) if each in states]
+    parts = [f"{states.count(status)} {status}" for status in (PASS, FAIL, NOT_APPLICABLE)]
+    parts += [
+        f"{states.count(status)} {status}"
+        for status in (UNDECIDED, NOT_CHECKED)
+        if status in states
+    ]
     if WAITING in states:
         parts.append(f"{states.count(WAITING)} not done")
     return ", ".join(parts)

@@ -1,6 +1,6 @@
 """Claims of documents beside what was measured of them: a study's rows, in words and tables.
 
-The study's table ``claims`` has a row for each claim that was asked for, its columns the fields of
+The study's table ``claims`` has a row for each requested claim, its columns the fields of
 ``Row``. A result is tentative while it is ``MEASURING``; whatever has no result is no pass.
 """
 
@@ -37,7 +37,7 @@ class Row:
     ``says`` is in the document's own words, ``least`` and ``most`` are the bounds that it sets, NaN
     where there is none. ``low`` and ``high`` are the ends of the 95 % interval, NaN where the
     number is exact, or the ``rounds`` too few for one; these are NaN where there were none, as in
-    files of before they were kept. ``result`` is one of ``RESULTS``, or empty where nobody asked;
+    files of before they were kept. ``result`` is one of ``RESULTS``, or empty if not requested;
     ``reason`` what there is to say of it.
     """
 
@@ -59,59 +59,59 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
-        """What tells a claim from every other."""
+        """Return what distinguishes a claim from every other."""
         return self.document, self.experiment, self.claim, self.says, self.unit
 
     @property
     def final(self) -> bool:
-        """Whether it is known how this ended."""
+        """Return True if it is known how this ended."""
         return self.result not in (MEASURING, WAITING, "")
 
 
-def columns(found: Sequence[Row]) -> dict[str, list[float | str | None]]:
-    """The rows as columns of a study's table; None is NaN."""
+def columns(claims: Sequence[Row]) -> dict[str, list[float | str | None]]:
+    """Return the rows as columns of a study's table; None is NaN."""
     names = [field.name for field in dataclasses.fields(Row)]
-    return {name: [_wire(getattr(row, name)) for row in found] for name in names}
+    return {name: [_wire(getattr(row, name)) for row in claims] for name in names}
 
 
 def rows(study: Study) -> list[Row]:
-    """The rows of a study of claims; a column that it lacks is as if nothing was written there."""
+    """Return the rows of a study of claims; a missing column is as if it was empty."""
     table = study.tables.get(TABLE, {})
     known = [field.name for field in dataclasses.fields(Row) if field.name in table]
     texts = {field.name for field in dataclasses.fields(Row) if field.type == "str"}
     blank: dict[str, Any] = dict.fromkeys(texts, "") | {
-        "document": str(study.asked.get("document", ""))
+        "document": str(study.request.get("document", ""))
     }
     return [
-        Row(**blank | {n: _typed(table[n][place], n in texts) for n in known})
-        for place in range(row_count(table) if table else 0)
+        Row(**blank | {n: _typed(table[n][row], n in texts) for n in known})
+        for row in range(row_count(table) if table else 0)
     ]
 
 
 def studies(session: Session) -> list[Study]:
-    """The session's studies of claims, in the order in which they were asked for."""
+    """Return the session's studies of claims, in the order of their requests."""
     return [study for study in session.studies if study.kind == KIND]
 
 
 def newest(session: Session, running: bool = False) -> dict[tuple[str, ...], Row]:
-    """What is known of each claim by its key: of the newest study that came to know it.
+    """Return what is known of each claim by its key, from the newest study that knows it.
 
     ``running``: the last study goes on, so that what it has not measured yet is still to come.
     """
-    found: dict[tuple[str, ...], Row] = {}
-    asked = studies(session)
-    for study in asked:
-        goes_on = running and study is asked[-1]
+    newest_rows: dict[tuple[str, ...], Row] = {}
+    requested = studies(session)
+    for study in requested:
+        goes_on = running and study is requested[-1]
         for row in rows(study):
             if row.final or goes_on:
-                found[row.key] = row
-            elif row.key not in found:
-                found[row.key] = _cut_short(row)
-    return found
+                newest_rows[row.key] = row
+            elif row.key not in newest_rows:
+                newest_rows[row.key] = _cut_short(row)
+    return newest_rows
 
 
 def measured_text(row: Row) -> str:
-    """The measured number with its interval and unit, or nothing: "1.23x (1.19 to 1.30)"."""
+    """Return the measured number with its interval and unit: "1.23x (1.19 to 1.30)", or nothing."""
     if not math.isfinite(row.measured):
         return ""
     value, low, high = _rounded(row)
@@ -121,16 +121,18 @@ def measured_text(row: Row) -> str:
     return f"{value}{'x' if factor else ''}{interval} {rest if factor else row.unit}".strip()
 
 
-def count(found: Iterable[Row]) -> str:
-    """How many claims came out how."""
-    results = [row.result for row in found]
-    found_as = [(results.count(one), one) for one in RESULTS if one in results]
-    shown = ", ".join(f"{n} {_PLURAL.get(one, one) if n > 1 else one}" for n, one in found_as)
+def count(claims: Iterable[Row]) -> str:
+    """Return how many claims ended with each result."""
+    results = [row.result for row in claims]
+    counts = [(results.count(result), result) for result in RESULTS if result in results]
+    shown = ", ".join(
+        f"{n} {_PLURAL.get(result, result) if n > 1 else result}" for n, result in counts
+    )
     return f"{len(results)} claim{'s' * (len(results) != 1)}: {shown}"
 
 
-def claims_table(found: Sequence[Row], title: str) -> Table:
-    """One row a claim: what the document says, what was measured, whether it holds and why not."""
+def claims_table(claims: Sequence[Row], title: str) -> Table:
+    """Return one row for each claim: the document's value, ours, whether it holds, why not."""
     headings = [Column(name) for name in (
         "document", "claim", "document says", "measured", "from", "to", "unit", "result",
         "experiment", "note",
@@ -146,13 +148,13 @@ def claims_table(found: Sequence[Row], title: str) -> Table:
             row.experiment,
             row.reason,
         ]
-        for row in found
+        for row in claims
     ]
     return Table(title, headings, cells)
 
 
-def summary_table(found: Sequence[Row], title: str) -> Table:
-    """The same in four columns, as a page about the results shows it."""
+def summary_table(claims: Sequence[Row], title: str) -> Table:
+    """Return the same in four columns, as a page about the results shows it."""
     headings = [Column(name) for name in ("claim", "document", "measured (interval)", "verdict")]
     cells: list[list[Cell]] = [
         [
@@ -161,7 +163,7 @@ def summary_table(found: Sequence[Row], title: str) -> Table:
             measured_text(row) or None,
             f"{row.result}: {row.reason}" if row.reason else row.result,
         ]
-        for row in found
+        for row in claims
     ]
     return Table(title, headings, cells)
 
@@ -175,7 +177,7 @@ def _cells(row: Row) -> list[Cell]:
 
 
 def _interval_cells(row: Row) -> list[Cell]:
-    """Number and interval, with the digits that show on which side of the bounds the ends lie."""
+    """Return number and interval, with enough digits to show on which side of bounds they lie."""
     error = (row.high - row.low) / 2
     edges = [bound for bound in (row.least, row.most) if math.isfinite(bound)]
     return [Measured(row.measured, error), *(Measured(end, error, edges)
@@ -191,7 +193,7 @@ def _rounded(row: Row) -> tuple[str, str, str]:
 
 
 def _cut_short(row: Row) -> Row:
-    """A row of a run that was killed, so that nobody wrote how it ended."""
+    """Return the row of a run that was killed before it wrote how it ended."""
     return dataclasses.replace(
         row,
         result=NOT_MEASURED,

@@ -16,23 +16,23 @@ _WORK = re.compile(r"\w*[fF]unctor\w*|\w+_kernel(?:_cuda|_impl)?(?=\()|\w+Epilog
 
 
 def brief(name: str) -> str:
-    """``vectorized_elementwise_kernel, FillFunctor`` for ATen's hundreds of characters.
+    """Return ``vectorized_elementwise_kernel, FillFunctor`` for ATen's hundreds of characters.
 
     A name that is no C++ signature stays as it is.
     """
     signature = name.replace(_NOWHERE, "")
-    found = _SIGNATURE.match(signature)
-    if found is None:
+    match = _SIGNATURE.match(signature)
+    if match is None:
         return name
-    work = _WORK.search(_template(signature[found.end() :])) if found["template"] else None
-    return f"{found[1]}, {work[0]}" if work else found[1]
+    work = _WORK.search(_template(signature[match.end() :])) if match["template"] else None
+    return f"{match[1]}, {work[0]}" if work else match[1]
 
 
 def _template(rest: str) -> str:
-    """The arguments of a template, whose opening bracket was taken off already."""
+    """Return the arguments of a template, whose opening bracket was taken off already."""
     depth = 1
-    for place, character in enumerate(rest):
+    for position, character in enumerate(rest):
         depth += (character == "<") - (character == ">")
         if not depth:
-            return rest[:place]
+            return rest[:position]
     return rest

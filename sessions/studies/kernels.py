@@ -50,7 +50,7 @@ _COLUMNS = [
 
 
 def kernels_table(session: Session) -> Table:
-    """One row for each implementation that was timed or could not be, in the order of timing.
+    """Return one row for each implementation that was timed or could not be, in order of timing.
 
     "Of the limit" is the time that the bytes and FLOPs of the mathematics need at the rates of a
     large copy and a large matrix product, measured in the same run, over the time taken. Speed-ups
@@ -63,7 +63,7 @@ def kernels_table(session: Session) -> Table:
 
 
 def tuned_tiles(session: Session) -> str:
-    """Each tile that was tuned, with its time and the heuristic's, and how long tuning took."""
+    """Return each tuned tile with its time, the heuristic's time and how long tuning took."""
     lines: dict[str, None] = {}
     took_s: dict[tuple[str, str], float] = {}  # each direction of a case tells the same
     for segment in session.segments:
@@ -97,23 +97,24 @@ class Roof:
     flops_per_s: float  # of a large matrix product
 
     def at(self, intensity: ArrayLike) -> NDArray:
-        """FLOP/s that work of this intensity (FLOP a byte) can reach (Williams, Waterman and
-        Patterson, Roofline, CACM 52, 2009).
+        """Return the FLOP/s that work of this intensity (FLOP a byte) can reach.
+
+        Source: Williams, Waterman and Patterson, Roofline, CACM 52, 2009.
         """
         slope = self.bytes_per_s * np.asarray(intensity, np.float64)
         return np.minimum(slope, self.flops_per_s)
 
 
 def rated(session: Session) -> list[Rated]:
-    """Every timed kernel whose work has FLOPs and bytes, in the order of timing."""
-    found = []
+    """Return every timed kernel whose work has FLOPs and bytes, in the order of timing."""
+    kernels = []
     for segment in session.segments:
         configuration, ledger = segment.configuration, segment.ledger
         if configuration.family != KERNELS or (us := _median_us(segment)) is None:
             continue
         flops, moved, floor_us = (float(ledger[name]) for name in ("flops", "bytes", "floor_us"))
         if flops > 0 and moved > 0 and floor_us > 0:
-            found.append(
+            kernels.append(
                 Rated(
                     configuration.preset,
                     str(configuration.settings["case"]),
@@ -125,45 +126,45 @@ def rated(session: Session) -> list[Rated]:
                     1e6 * flops / floor_us,
                 )
             )
-    return found
+    return kernels
 
 
 def roofs(session: Session) -> list[Roof]:
-    """The ceilings that the session's kernels were timed under, one for each dtype of products."""
-    found = {}
+    """Return the ceilings that kernels were timed under, one for each matrix dtype."""
+    roofs_by_dtype = {}
     for segment in session.segments:
         rates = [segment.ledger.get(name) for name in ("bytes_per_s", "flops_per_s")]
         if segment.configuration.family == KERNELS and all(rates):
             # Sessions of earlier versions have no roofs of 8-bit matrix units.
             plain = segment.configuration.settings["dtype"]
             dtype = str(segment.ledger.get("matrix_dtype", plain))
-            found[dtype] = Roof(dtype, *(float(rate) for rate in rates if rate))
-    return list(found.values())
+            roofs_by_dtype[dtype] = Roof(dtype, *(float(rate) for rate in rates if rate))
+    return list(roofs_by_dtype.values())
 
 
 def speedups(segment: Segment, session: Session) -> dict[str, dict[str, float | int]]:
-    """How many times faster than PyTorch, and than ``torch.compile`` makes it, for programs.
+    """Return how many times faster a kernel is than PyTorch, and than ``torch.compile`` makes it.
 
     Each with ``ratio``, the ends ``low`` and ``high`` of its 95 % interval, NaN where there is
     none, and the ``rounds`` that it comes of; without what was not timed.
     """
-    segments = [each for each in session.segments if each.configuration.family == KERNELS]
+    segments = [other for other in session.segments if other.configuration.family == KERNELS]
     bases = [base for base in (EAGER, COMPILED) if base != _implementation(segment)]
-    found = {base: _against(segment, segments, base) for base in bases}
+    ratios = {base: _against(segment, segments, base) for base in bases}
     return {
         base: {
-            "ratio": math.exp(one.mean),
-            "low": math.exp(one.low),
-            "high": math.exp(one.high),
-            "rounds": one.n,
+            "ratio": math.exp(ratio.mean),
+            "low": math.exp(ratio.low),
+            "high": math.exp(ratio.high),
+            "rounds": ratio.n,
         }
-        for base, one in found.items()
-        if one is not None and math.isfinite(one.mean)
+        for base, ratio in ratios.items()
+        if ratio is not None and math.isfinite(ratio.mean)
     }
 
 
 def speedup(base: Segment, other: Segment) -> verdict.Interval:
-    """The logarithm of how many times faster the second is, with its 95 % interval.
+    """Return the logarithm of how many times faster the second is, with its 95 % interval.
 
     Both in the same rounds, each a short block of calls of either, in random order: a round is a
     pair as in ``sessions.verdicts``, and the interval is that of a verdict. Single calls say
@@ -175,10 +176,11 @@ def speedup(base: Segment, other: Segment) -> verdict.Interval:
     logs = paired_logs(calls(base), calls(other))
     if len(logs):
         return verdict.interval(logs)
-    times = [statistics.steady_ms(each) for each in (base, other)]
+    times = [statistics.steady_ms(kernel) for kernel in (base, other)]
     if not all(map(len, times)):
         return verdict.interval(logs)
-    mean = math.log(float(np.median(times[0]) / np.median(times[1])))
+    medians_ms = [float(np.median(series)) for series in times]
+    mean = math.log(medians_ms[0] / medians_ms[1]) if min(medians_ms) > 0 else math.nan
     return verdict.Interval(0, mean, math.nan, math.nan, math.nan)
 
 
@@ -216,7 +218,7 @@ def _row(segment: Segment, segments: Sequence[Segment]) -> list[Cell]:
 
 
 def _doubt(share: float) -> str:
-    """Why a kernel may take clearly less than the least that its work needs; empty elsewhere."""
+    """Return why a kernel may take clearly less than the least that its work needs; else empty."""
     if share <= _BEYOND:
         return ""
     return "beyond the limit: its data lie in a cache, or the ceilings were measured too low"
@@ -224,15 +226,16 @@ def _doubt(share: float) -> str:
 
 def _median_us(segment: Segment) -> float | None:
     times = statistics.steady_ms(segment)
-    return 1e3 * statistics.summarize(times).median if len(times) else None
+    median_ms = statistics.summarize(times).median
+    return 1e3 * median_ms if median_ms > 0 else None
 
 
 def _speedup_cells(segment: Segment, segments: Sequence[Segment], base: str) -> list[Cell]:
-    """How many times faster than another implementation, and the ends of the interval."""
-    found = _against(segment, segments, base)
-    if found is None or not math.isfinite(found.mean):
+    """Return how many times faster it is than another implementation, with the interval."""
+    ratio = _against(segment, segments, base)
+    if ratio is None or not math.isfinite(ratio.mean):
         return [None] * 3
-    value, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
+    value, low, high = (math.exp(end) for end in (ratio.mean, ratio.low, ratio.high))
     if not high > low:  # no interval, or the implementation against itself
         return [value, None, None]
     return interval_cells(value, low, high, verdict.REGION)
@@ -241,7 +244,7 @@ def _speedup_cells(segment: Segment, segments: Sequence[Segment], base: str) -> 
 def _against(
     segment: Segment, segments: Sequence[Segment], implementation: str
 ) -> verdict.Interval | None:
-    """``speedup`` over the other implementation of the same case and direction, if it is there."""
+    """Return ``speedup`` over the other implementation of the same case and direction, if any."""
     own = segment.configuration
     for other in segments:
         configuration = other.configuration

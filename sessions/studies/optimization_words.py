@@ -194,7 +194,7 @@ def payoff_words(facts: Mapping[str, Any]) -> str:
 
 def question(study: Study) -> Mapping[str, Any]:
     """Return what the command of a study names."""
-    return study.asked
+    return study.request
 
 
 def _certainty(study: Study) -> str:

@@ -28,17 +28,19 @@ class Least:
 
 
 def none(why: str) -> Prediction:
-    """No prediction, and the reason."""
+    """Return no prediction, and the reason."""
     return Prediction(ratio=None, text=why)
 
 
 def predict(base: Least, other: Least, idle: float = math.nan) -> Prediction:
-    """The ratio of two least times. ``idle``: the share of the base's steps, 0 to 1, in which the
-    GPU had nothing to do; it matters where CUDA graphs come in, and is NaN where it is not known.
+    """Return the ratio of two least times.
+
+    ``idle``: the share of the base's steps, 0 to 1, in which the GPU had nothing to do. It matters
+    if CUDA graphs are added, and is NaN if unknown.
     """
-    for one in (base, other):
-        if one.us is None or not one.us > 0:
-            return none(one.why or "the step has no work that the roofline could count")
+    for step in (base, other):
+        if step.us is None or not step.us > 0:
+            return none(step.why or "the step has no work that the roofline could count")
     assert base.us is not None and other.us is not None
     ratio = other.us / base.us
     text = f"at the measured ceilings A needs {_ms(base.us)} at least, B {_ms(other.us)}"
@@ -56,16 +58,16 @@ def predict(base: Least, other: Least, idle: float = math.nan) -> Prediction:
 
 
 def of(comparison: PairedComparison) -> Prediction | None:
-    """The prediction that was made before the comparison; None where nobody asked for one."""
-    found = comparison.facts.get("prediction")
-    if not isinstance(found, dict) or not isinstance(found.get("text"), str):
+    """Return the prediction that was made before the comparison; None without one."""
+    stored = comparison.facts.get("prediction")
+    if not isinstance(stored, dict) or not isinstance(stored.get("text"), str):
         return None
-    ratio, *ends = (_positive(found.get(name)) for name in ("ratio", "base_us", "other_us"))
-    return Prediction(ratio=ratio, text=found["text"], base_us=ends[0], other_us=ends[1])
+    ratio, *ends = (_positive(stored.get(name)) for name in ("ratio", "base_us", "other_us"))
+    return Prediction(ratio=ratio, text=stored["text"], base_us=ends[0], other_us=ends[1])
 
 
 def residual(comparison: PairedComparison) -> float | None:
-    """Measured less predicted ratio: below 0, B is better than its prediction."""
+    """Return measured less predicted ratio: below 0, B is better than its prediction."""
     made = of(comparison)
     if made is None or made.ratio is None or not math.isfinite(comparison.ratio):
         return None
@@ -73,14 +75,14 @@ def residual(comparison: PairedComparison) -> float | None:
 
 
 def line(made: Prediction) -> str:
-    """The prediction in a sentence without its full stop."""
+    """Return the prediction as a sentence without its full stop."""
     if made.ratio is None:
         return f"{NO_PREDICTION}: {made.text}"
     return f"predicted by the roofline: {_ratio(made.ratio)} {STEP_TIME} ({made.text})"
 
 
 def outcome(comparison: PairedComparison) -> str:
-    """Prediction, measured ratio and residual in a line; empty where nothing was asked for."""
+    """Return prediction, measured ratio and residual in a line; empty without a prediction."""
     made, left = of(comparison), residual(comparison)
     if made is None:
         return ""

@@ -1,4 +1,4 @@
-"""How a quantity grows with another: the exponent of a power law, and how sure it is.
+"""The exponent of a power law that relates two quantities, and its interval.
 
 A line is fitted to log y over log x. Two things keep points off it: their own noise, whose standard
 errors are known from the blocks that measured them, and that nothing grows exactly as a power (a
@@ -77,7 +77,7 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
 
 
 def longer_half(x: ArrayLike) -> NDArray:
-    """Which points lie in the upper half of x, the middle one among them: (n,) bools.
+    """Mark the points in the upper half of x, the middle one among them: (n,) bools.
 
     Small sizes are bound by launches, which do not grow; what is claimed of scaling is claimed of
     the large ones.
@@ -88,7 +88,7 @@ def longer_half(x: ArrayLike) -> NDArray:
 
 
 def steps_between(x: ArrayLike, y: ArrayLike) -> NDArray:
-    """The exponent from each point's neighbour below to itself: (n,) of ascending x, first NaN."""
+    """Return the exponent from each point's lower neighbour: (n,) of ascending x, first NaN."""
     with np.errstate(all="ignore"):
         log_x, log_y = (np.log(np.asarray(values, np.float64)) for values in (x, y))
         return np.concatenate([[math.nan], np.diff(log_y) / np.diff(log_x)])[: len(log_x)]
@@ -97,7 +97,7 @@ def steps_between(x: ArrayLike, y: ArrayLike) -> NDArray:
 def _points(
     x: ArrayLike, y: ArrayLike, errors: ArrayLike | None
 ) -> tuple[NDArray, NDArray, NDArray]:
-    """Logarithms of the points that have any, and the variances of log y."""
+    """Return logarithms of the points that have any, and the variances of log y."""
     places, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
     spread = np.zeros(len(places)) if errors is None else np.array(errors, np.float64)
     if not len(places) == len(values) == len(spread):
@@ -113,7 +113,7 @@ def _points(
 
 
 def _line(x: NDArray, y: NDArray, weight: NDArray) -> tuple[float, float, float, float]:
-    """Slope, intercept, the slope's standard error and the weighted sum of squares."""
+    """Fit slope, intercept, the slope's standard error and the weighted sum of squares."""
     share = weight / weight.sum()
     mean_x, mean_y = float(share @ x), float(share @ y)
     spread = float(weight @ (x - mean_x) ** 2)
@@ -123,7 +123,7 @@ def _line(x: NDArray, y: NDArray, weight: NDArray) -> tuple[float, float, float,
 
 
 def _scatter(x: NDArray, y: NDArray, variance: NDArray) -> float:
-    """The variance that all points have beyond their own, so that chi square is as expected."""
+    """Return the variance of all points beyond their own, so that chi square is as expected."""
     freedom = len(x) - 2
     plain = _line(x, y, np.ones(len(x)))[3] / freedom
     if not variance.max() > 0:

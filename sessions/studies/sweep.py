@@ -5,7 +5,7 @@ Its study has two tables. ``points`` has one row a point, in the order in which 
 ``median_ms`` with ``low_ms`` and ``high_ms`` (95 %), ``error`` (standard error of its logarithm),
 ``tokens_per_s``, ``peak_bytes`` (in the timed steps) and ``blocks``. ``fits`` has the exponent of
 time over the first field for each arm and value of the second, over all sizes and the longer half.
-``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN where nobody knows) and
+``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN if unknown) and
 ``text``, found at the smallest size and telling of every point. Where a field is no size (a toggle,
 a workload), it has one for each of its values too, which ``x`` or ``y`` name.
 """
@@ -58,7 +58,7 @@ class Typical:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Whether numbers are right (None: nobody knows), and how that was found or why it was not."""
+    """The result of a numerics check (None: unknown), and how it was checked or why it was not."""
 
     right: bool | None
     text: str
@@ -66,7 +66,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Curve:
-    """What was measured of one arm, at one value of the second field; ascending in x.
+    """The measurements of one arm, at one value of the second field; ascending in x.
 
     ``x`` are numbers, or places along the axis where its values are words. All are (n,).
     """
@@ -87,18 +87,18 @@ class Curve:
 
     @property
     def right(self) -> bool | None:
-        """Whether all numbers are right: False where some are wrong, None where nobody knows."""
+        """Return True if all results are right, False if some are wrong, None if unknown."""
         known = {of.right for of in self.numbers if of is not None}
         return False if False in known else None if None in known or not known else True
 
     @property
-    def is_told(self) -> bool:
-        """Whether it was found out, or found that nobody can know."""
+    def was_checked(self) -> bool:
+        """Return True if the results were checked, or the reason for no check is known."""
         return any(of is not None for of in self.numbers)
 
 
 def typical(medians_ms: ArrayLike) -> Typical:
-    """The geometric mean of block medians, with Student's interval of its logarithm.
+    """Return the geometric mean of block medians, with Student's interval of its logarithm.
 
     Blocks are to be few and long, so that they hardly depend on one another (batch means).
     """
@@ -126,18 +126,18 @@ def balanced_order(counts: Sequence[int], draw: random.Random) -> list[tuple[int
     times = np.arange(len(places))
     while True:
         draw.shuffle(places)
-        along = (np.corrcoef(times, [place[axis] for place in places])[0, 1] for axis in axes)
+        along = (np.corrcoef(times, [index[axis] for index in places])[0, 1] for axis in axes)
         if all(abs(correlation) <= _MOST_CORRELATION for correlation in along):
             return places
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of an axis is one that can be fitted and drawn to scale."""
+    """Return True if a value of an axis can be fitted and drawn to scale."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_values(text: str, field: str = "") -> list[Scalar]:
-    """Values of an axis as a person writes them, between commas: numbers, true, false or words.
+    """Join values of an axis with commas, as a person writes them: numbers, true, false or words.
 
     Options of a toggle are words, all of them where one is. Raises ``ValueError`` where one is
     missing.
@@ -145,26 +145,26 @@ def read_values(text: str, field: str = "") -> list[Scalar]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ValueError(f"{text!r}: expected VALUE,VALUE,...")
-    found = [_read(part) for part in parts]
-    if field.startswith("toggles.") and not all(map(is_number, found)):
+    values = [_read(part) for part in parts]
+    if field.startswith("toggles.") and not all(map(is_number, values)):
         return [*parts]
-    return found
+    return values
 
 
 def fits(points: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """The rows of ``fits`` from columns of ``points`` so far; empty where x is in words."""
-    found: dict[str, list[Any]] = {}
+    """Return the rows of ``fits`` from columns of ``points`` so far; empty if x is in words."""
+    rows: dict[str, list[Any]] = {}
     if not all(map(is_number, points["x"])):
-        return found
+        return rows
     second = points.get("y", [None] * len(points["x"]))
     for arm, y in sorted(set(zip(points["arm"], second, strict=True)), key=str):
         chosen = [
-            place
-            for place, of in enumerate(zip(points["arm"], second, strict=True))
-            if of == (arm, y) and points["outcome"][place] == MEASURED
+            index
+            for index, of in enumerate(zip(points["arm"], second, strict=True))
+            if of == (arm, y) and points["outcome"][index] == MEASURED
         ]
         x, times, errors = (
-            np.array([points[name][place] for place in chosen], np.float64)
+            np.array([points[name][index] for index in chosen], np.float64)
             for name in ("x", "median_ms", "error")
         )
         for part in (ALL, LONGER):
@@ -174,180 +174,183 @@ def fits(points: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
             fitted = scaling.fit(x[taken], times[taken], errors[taken])
             row = {"arm": arm, "part": part, **vars(fitted)} | ({} if y is None else {"y": y})
             for name, cell in row.items():
-                found.setdefault(name, []).append(cell)
-    return found
+                rows.setdefault(name, []).append(cell)
+    return rows
 
 
 # Reading a study
 
 
 def sweeps(studies: Sequence[Study]) -> list[Study]:
-    """The studies that are sweeps and have a point."""
+    """Return the studies that are sweeps and have a point."""
     return [study for study in studies if study.kind == KIND and POINTS in study.tables]
 
 
-def axis(study: Study, place: int) -> list[Value]:
-    """The values of the first field (0) or the second (1), numbers ascending, words as asked."""
-    asked = study.asked.get(f"values_{place}", [])
-    if all(map(is_number, asked)):
-        return sorted(float(value) for value in asked)
-    return [str(value) for value in asked]
+def axis(study: Study, field: int) -> list[Value]:
+    """Return the values of the first field (0) or second (1): numbers sorted, words in order."""
+    values = study.request.get(f"values_{field}", [])
+    if all(map(is_number, values)):
+        return sorted(float(value) for value in values)
+    return [str(value) for value in values]
 
 
-def is_numeric(study: Study, place: int = 0) -> bool:
-    """Whether that field's values are numbers."""
-    return all(map(is_number, study.asked.get(f"values_{place}", [])))
+def is_numeric(study: Study, field: int = 0) -> bool:
+    """Return True if that field's values are numbers."""
+    return all(map(is_number, study.request.get(f"values_{field}", [])))
 
 
-def field_title(study: Study, place: int = 0) -> str:
-    """The field as axes name it: ``sequence`` of ``settings.sequence``, ``layers`` of
-    ``model.n_layers``.
+def field_title(study: Study, field: int = 0) -> str:
+    """Return the field as axes name it.
+
+    ``sequence`` of ``settings.sequence``, ``layers`` of ``model.n_layers``.
     """
-    name = str(study.asked["fields"][place]).rpartition(".")[2]
+    name = str(study.request["fields"][field]).rpartition(".")[2]
     return name.removeprefix("n_").replace("_", " ")
 
 
 def dimensions(study: Study) -> int:
-    """How many fields were varied."""
-    return len(study.asked["fields"])
+    """Return how many fields were varied."""
+    return len(study.request["fields"])
 
 
 def curves(study: Study) -> list[Curve]:
-    """Every arm at every value of the second field, as far as it was measured."""
+    """Return every arm at every value of the second field, as far as it was measured."""
     table = study.tables.get(POINTS)
     if table is None:
         return []
     xs, ys = axis(study, 0), axis(study, 1) if "y" in table else [None]
     arms = table["arm"].astype(int)
     words = not is_numeric(study)
-    found = []
-    told = _told(study)
-    for arm, label in enumerate(study.asked["arms"]):
+    curves_measured = []
+    checks = _checks(study)
+    for arm, label in enumerate(study.request["arms"]):
         for y in ys:
             own = [
-                place
-                for place in np.flatnonzero(arms == arm).tolist()
-                if y is None or _value(table["y"][place]) == y
+                row
+                for row in np.flatnonzero(arms == arm).tolist()
+                if y is None or _value(table["y"][row]) == y
             ]
-            at = {place: _value(table["x"][place]) for place in own}
-            own = sorted((place for place in own if at[place] in xs), key=lambda p: xs.index(at[p]))
+            at = {row: _value(table["x"][row]) for row in own}
+            own = sorted((row for row in own if at[row] in xs), key=lambda p: xs.index(at[p]))
             if not own:
                 continue
-            x = [xs.index(at[place]) if words else at[place] for place in own]
-            outcomes = [str(table["outcome"][place]) for place in own]
-            found.append(
+            x = [xs.index(at[row]) if words else at[row] for row in own]
+            outcomes = [str(table["outcome"][row]) for row in own]
+            curves_measured.append(
                 Curve(
                     arm=arm,
                     label=str(label),
                     y=y,
                     x=np.array(x, np.float64),
                     outcomes=outcomes,
-                    reasons=[str(table["reason"][place]) for place in own],
+                    reasons=[str(table["reason"][row]) for row in own],
                     columns={name: table[name][own] for name in _NUMBERS},
                     numbers=[
-                        _numbers_at(told, arm, at[place], y) if outcome == MEASURED else None
-                        for place, outcome in zip(own, outcomes, strict=True)
+                        _numbers_at(checks, arm, at[row], y) if outcome == MEASURED else None
+                        for row, outcome in zip(own, outcomes, strict=True)
                     ],
                 )
             )
-    return found
+    return curves_measured
 
 
-def _told(study: Study) -> dict[tuple[int, Value | None, Value | None], Numbers]:
-    """What was found of the numbers, by arm, x and y; None for a field that makes no difference."""
+def _checks(study: Study) -> dict[tuple[int, Value | None, Value | None], Numbers]:
+    """Return the check results by arm, x and y; None for a field that makes no difference."""
     table = study.tables.get(NUMBERS, {})
-    found = {}
-    for place in range(len(table["arm"]) if table else 0):
-        x, y = (_value(table[name][place]) if name in table else None for name in "xy")
-        right = float(table["right"][place])
-        found[int(table["arm"][place]), x, y] = Numbers(
-            None if math.isnan(right) else bool(right), str(table["text"][place])
+    checks = {}
+    for row in range(len(table["arm"]) if table else 0):
+        x, y = (_value(table[name][row]) if name in table else None for name in "xy")
+        right = float(table["right"][row])
+        checks[int(table["arm"][row]), x, y] = Numbers(
+            None if math.isnan(right) else bool(right), str(table["text"][row])
         )
-    return found
+    return checks
 
 
 def _numbers_at(
-    told: Mapping[tuple[int, Value | None, Value | None], Numbers],
+    checks: Mapping[tuple[int, Value | None, Value | None], Numbers],
     arm: int,
     x: Value,
     y: Value | None,
 ) -> Numbers | None:
     keys = ((arm, x, y), (arm, x, None), (arm, None, y), (arm, None, None))
-    return next((told[key] for key in keys if key in told), None)
+    return next((checks[key] for key in keys if key in checks), None)
 
 
 def wrong_arms(study: Study) -> list[str]:
-    """The arms whose numbers are out of tolerance: wrong however fast."""
-    wrong = {arm for (arm, *_), found in _told(study).items() if found.right is False}
-    return [str(name) for arm, name in enumerate(study.asked["arms"]) if arm in wrong]
+    """Return the arms whose results are out of tolerance: wrong however fast."""
+    wrong = {arm for (arm, *_), numbers in _checks(study).items() if numbers.right is False}
+    return [str(name) for arm, name in enumerate(study.request["arms"]) if arm in wrong]
 
 
 def numbers_lines(study: Study) -> list[str]:
-    """One sentence for each arm whose numbers were looked at, or for each of its values."""
-    told = sorted(_told(study).items(), key=lambda item: item[0][0])
+    """Return one sentence for each arm whose numbers were looked at, or for each of its values."""
+    checks = sorted(_checks(study).items(), key=lambda item: item[0][0])
     return [
-        f"{study.asked['arms'][arm]}: numbers {MARKS[found.right]}: {found.text}"
-        for (arm, *_), found in told
+        f"{study.request['arms'][arm]}: numbers {MARKS[numbers.right]}: {numbers.text}"
+        for (arm, *_), numbers in checks
     ]
 
 
 def marked(curve: Curve) -> str:
-    """The curve's arm, and first that its numbers are wrong or not checked: ends are elided."""
-    if not curve.is_told or curve.right:
+    """Return the curve's arm, after "wrong" or "not checked": the ends of labels are elided."""
+    if not curve.was_checked or curve.right:
         return curve.label
     return f"{'numbers not checked' if curve.right is None else 'WRONG numbers'}: {curve.label}"
 
 
 def fit_of(study: Study, curve: Curve, part: str = ALL) -> Scaling | None:
-    """The fit of one curve, or None where there is none."""
+    """Return the fit of one curve, or None if there is none."""
     table = study.tables.get(FITS)
     if table is None:
         return None
-    for place in range(len(table["arm"])):
-        same = int(table["arm"][place]) == curve.arm and str(table["part"][place]) == part
-        if same and (curve.y is None or _value(table["y"][place]) == curve.y):
-            values = {each.name: table[each.name][place] for each in fields(Scaling)}
+    for row in range(len(table["arm"])):
+        same = int(table["arm"][row]) == curve.arm and str(table["part"][row]) == part
+        if same and (curve.y is None or _value(table["y"][row]) == curve.y):
+            values = {field.name: table[field.name][row] for field in fields(Scaling)}
             return Scaling(**values | {"n": int(values["n"]), "reason": str(values["reason"])})
     return None
 
 
 def toggles(study: Study) -> list[dict[str, str]]:
-    """What each arm switched over the base."""
-    return [dict(json.loads(text)) for text in study.asked.get("toggles", [])]
+    """Return what each arm switched over the base."""
+    return [dict(json.loads(text)) for text in study.request.get("toggles", [])]
 
 
 # In words and tables
 
 
-def exponent_text(found: Scaling | None) -> str:
-    """``1.02 (0.98 to 1.06)``, or why there is none."""
-    if found is None or not math.isfinite(found.exponent):
-        return "no exponent" if found is None else f"no exponent: {found.reason}"
-    if not math.isfinite(found.low):
-        return f"{number(found.exponent, _EXPONENT)}, no interval: {found.reason}"
-    error = (found.high - found.low) / 2
-    middle, low, high = (number(end, error) for end in (found.exponent, found.low, found.high))
+def exponent_text(scaling_fit: Scaling | None) -> str:
+    """Return ``1.02 (0.98 to 1.06)``, or why there is none."""
+    if scaling_fit is None or not math.isfinite(scaling_fit.exponent):
+        return "no exponent" if scaling_fit is None else f"no exponent: {scaling_fit.reason}"
+    if not math.isfinite(scaling_fit.low):
+        return f"{number(scaling_fit.exponent, _EXPONENT)}, no interval: {scaling_fit.reason}"
+    error = (scaling_fit.high - scaling_fit.low) / 2
+    middle, low, high = (
+        number(end, error) for end in (scaling_fit.exponent, scaling_fit.low, scaling_fit.high)
+    )
     return f"{middle} ({low} to {high})"
 
 
 def name_of(study: Study, curve: Curve) -> str:
-    """The curve's arm, and its value of the second field."""
+    """Return the curve's arm, and its value of the second field."""
     if curve.y is None:
         return marked(curve)
     return f"{field_title(study, 1)} {shown(curve.y)}, {marked(curve)}"
 
 
 def peak_title(study: Study) -> str:
-    """What a point's memory is: where no allocator counts, all that the process holds."""
+    """Return what a point's memory is: all that the process holds if no allocator counts."""
     return RESIDENT if str(study.facts.get("memory", "")).startswith("resident") else PEAK
 
 
 def points_table(study: Study) -> Table:
-    """One row a point, ascending, each arm in turn; the last column says what went wrong."""
+    """Return one row for each point, ascending, each arm in turn; the last column is the error."""
     numeric = is_numeric(study)
-    first = [Column(field_title(study, place)) for place in range(dimensions(study))]
-    found = curves(study)
-    unit, peaks = sized(float(size) for one in found for size in one.columns["peak_bytes"])
+    first = [Column(field_title(study, axis_number)) for axis_number in range(dimensions(study))]
+    swept = curves(study)
+    unit, peaks = sized(float(size) for curve in swept for size in curve.columns["peak_bytes"])
     peak = iter(peaks)
     columns = [
         *first,
@@ -363,30 +366,30 @@ def points_table(study: Study) -> Table:
     ]
     rows: list[list[Cell]] = []
     xs = axis(study, 0)
-    for curve in found:
+    for curve in swept:
         column = curve.columns
         local = scaling.steps_between(curve.x, column["median_ms"])
-        for place, x in enumerate(curve.x.tolist()):
-            low, high = column["low_ms"][place], column["high_ms"][place]
-            middle, half = float(column["median_ms"][place]), float(high - low) / 2
-            rate = float(column["tokens_per_s"][place])
+        for point, x in enumerate(curve.x.tolist()):
+            low, high = column["low_ms"][point], column["high_ms"][point]
+            middle, half = float(column["median_ms"][point]), float(high - low) / 2
+            rate = float(column["tokens_per_s"][point])
             row: list[Cell] = [shown(x if numeric else xs[int(x)])]
             row += [] if curve.y is None else [shown(curve.y)]
-            row += [curve.label, curve.outcomes[place], Measured(middle, half)]
-            row += [float(local[place])] if numeric else []
+            row += [curve.label, curve.outcomes[point], Measured(middle, half)]
+            row += [float(local[point])] if numeric else []
             row += [
                 Measured(rate, rate * half / middle if middle > 0 else math.nan),
                 next(peak),
-                int(column["blocks"][place]),
-                "" if (of := curve.numbers[place]) is None else MARKS[of.right],
-                curve.reasons[place],
+                int(column["blocks"][point]),
+                "" if (of := curve.numbers[point]) is None else MARKS[of.right],
+                curve.reasons[point],
             ]
             rows.append(row)
     return Table(study.title, columns, rows)
 
 
 def fits_table(study: Study) -> Table:
-    """One row a curve and part: the exponent of time over the first field, with its interval."""
+    """Return one row for each curve and part: the exponent of time over the first field."""
     field = field_title(study)
     columns = [
         Column("curve"),
@@ -400,19 +403,19 @@ def fits_table(study: Study) -> Table:
     rows: list[list[Cell]] = []
     for curve in curves(study):
         for part in (ALL, LONGER):
-            if (found := fit_of(study, curve, part)) is None:
+            if (fitted := fit_of(study, curve, part)) is None:
                 continue
-            error = (found.high - found.low) / 2
-            ends = [number(end, error) for end in (found.low, found.high)]
+            error = (fitted.high - fitted.low) / 2
+            ends = [number(end, error) for end in (fitted.low, fitted.high)]
             rows.append(
                 [
                     name_of(study, curve),
                     part,
-                    Measured(found.exponent, error),
+                    Measured(fitted.exponent, error),
                     " to ".join(ends) if math.isfinite(error) else None,
-                    100 * found.scatter,
-                    found.n,
-                    found.reason,
+                    100 * fitted.scatter,
+                    fitted.n,
+                    fitted.reason,
                 ]
             )
     return Table("Exponents", columns, rows)
@@ -426,7 +429,7 @@ def _value(cell: Any) -> Value:
 
 
 def shown(value: Value) -> str:
-    """A value of an axis as text: 512, 0.5, base."""
+    """Return a value of an axis as text: 512, 0.5, base."""
     return str(value) if isinstance(value, str) else f"{value:.15g}"
 
 

@@ -1,4 +1,4 @@
-"""How far builds of one configuration differ, for the interval of a ratio."""
+"""The scatter between builds of one configuration, for the interval of a ratio."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ LEAST_BUILDS = 3  # the fewest whose scatter gives an interval
 
 @dataclass(frozen=True)
 class Builds:
-    """The scatter between builds: how many there are, and of their mean log ratios the mean and
-    the standard deviation.
+    """The scatter between builds.
+
+    Their number, and the mean and the standard deviation of their mean log ratios.
     """
 
     n: int

@@ -39,7 +39,7 @@ class Arm:
 
     @property
     def other_work(self) -> bool:
-        """Whether its steps do other work than the baseline's: the ratio is no speed-up."""
+        """Return True if its steps do other work than the baseline's: the ratio is no speed-up."""
         return self.ratio is not None and self.ratio.verdict in (DIFFERENT_MODELS, OTHER_WORK)
 
     @property
@@ -58,7 +58,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` found; arms and the values of differences are in the sessions' order."""
+    """The result of ``compare``; arms and the values of differences are in the sessions' order."""
 
     baseline: int
     arms: list[Arm]
@@ -71,19 +71,19 @@ def compare(
 ) -> Comparison:
     """Compare 2 to 10 sessions by one segment each with the baseline's.
 
-    ``segments`` gives the place of each session's segment in its list; None, the default, takes the
+    ``segments`` gives the index of each session's segment in its list; None, the default, takes the
     one with the most steady steps. Raises ``SessionError`` where there is nothing to compare.
     """
     if not 2 <= len(sessions) <= MOST:
         raise SessionError(f"{len(sessions)} sessions were chosen; compare 2 to {MOST} at a time.")
-    places: Sequence[int | None] = [None] * len(sessions) if segments is None else segments
-    if len(places) != len(sessions):
-        raise SessionError(f"{len(places)} segments were named for {len(sessions)} sessions.")
-    chosen = [choose(session, place) for session, place in zip(sessions, places, strict=True)]
+    indices: Sequence[int | None] = [None] * len(sessions) if segments is None else segments
+    if len(indices) != len(sessions):
+        raise SessionError(f"{len(indices)} segments were named for {len(sessions)} sessions.")
+    chosen = [choose(session, index) for session, index in zip(sessions, indices, strict=True)]
     runs = list(zip(sessions, chosen, strict=True))
     arms, drifted = compare_segments(runs, [session.title for session in sessions], baseline)
-    found = _differences([_described(*run) for run in runs])
-    return Comparison(baseline, arms, found, _warnings(found, arms) + drifted)
+    differing = _differences([_described(*run) for run in runs])
+    return Comparison(baseline, arms, differing, _warnings(differing, arms) + drifted)
 
 
 def compare_segments(
@@ -102,8 +102,15 @@ def compare_segments(
     ]
     ratios = segment_ratios(measured, baseline)
     arms = [
-        Arm(title, one.segment, one.clock, one.summary, ratio, steady_peak_bytes(one.segment))
-        for title, one, ratio in zip(titles, measured, ratios, strict=True)
+        Arm(
+            title,
+            measurement.segment,
+            measurement.clock,
+            measurement.summary,
+            ratio,
+            steady_peak_bytes(measurement.segment),
+        )
+        for title, measurement, ratio in zip(titles, measured, ratios, strict=True)
     ]
     one_session = len({id(session) for session, _ in runs}) == 1
     drifted = drift_sentence(measured, "segments" if one_session else "sessions")
@@ -111,26 +118,26 @@ def compare_segments(
 
 
 def steady_peak_bytes(segment: Segment) -> float:
-    """The highest peak of the steady steps: what compiling or tuning took before is no part."""
+    """Return the highest peak of the steady steps, without what compiling or tuning took before."""
     measured = segment.steps["peak"][steady(segment)]
     measured = measured[np.isfinite(measured)]
     return float(measured.max()) if len(measured) else math.nan
 
 
-def choose(session: Session, place: int | None = None) -> Segment:
-    """The session's segment at ``place``, or the one with the most steady steps.
+def choose(session: Session, index: int | None = None) -> Segment:
+    """Return the session's segment at ``index``, or the one with the most steady steps.
 
     Raises ``Lacking`` where there is none, or none of its steps are steady.
     """
     if not session.segments:
         raise Lacking(f"{session.title!r} has no segments; run something in it first.")
-    if place is None:
-        segment = max(session.segments, key=lambda one: np.count_nonzero(steady(one)))
-    elif 0 <= place < len(session.segments):
-        segment = session.segments[place]
+    if index is None:
+        segment = max(session.segments, key=lambda candidate: np.count_nonzero(steady(candidate)))
+    elif 0 <= index < len(session.segments):
+        segment = session.segments[index]
     else:
         raise Lacking(
-            f"{session.title!r} has no segment {place}; expected 0 to {len(session.segments) - 1}."
+            f"{session.title!r} has no segment {index}; expected 0 to {len(session.segments) - 1}."
         )
     if not steady(segment).any():
         raise Lacking(f"{session.title!r} has no steady steps to compare; run it longer.")
@@ -140,19 +147,19 @@ def choose(session: Session, place: int | None = None) -> Segment:
 def differences(
     sessions: Sequence[Session], segments: Sequence[int | None] | None = None
 ) -> list[Difference]:
-    """Configuration (of the chosen segments, as in ``compare``) and environment, where they differ.
+    """Return configuration (of the chosen segments) and environment entries that differ.
 
     Names are flat: ``settings.batch``, ``toggles.compile``, ``environment.GPU``.
     """
-    places: Sequence[int | None] = [None] * len(sessions) if segments is None else segments
-    chosen = [choose(session, place) for session, place in zip(sessions, places, strict=True)]
+    indices: Sequence[int | None] = [None] * len(sessions) if segments is None else segments
+    chosen = [choose(session, index) for session, index in zip(sessions, indices, strict=True)]
     return _differences(
         [_described(session, segment) for session, segment in zip(sessions, chosen, strict=True)]
     )
 
 
 def configuration_differences(configurations: Sequence[Configuration]) -> list[Difference]:
-    """Where the configurations differ, in the order of ``Configuration.flat``."""
+    """Return the entries that differ, in the order of ``Configuration.flat``."""
     return _differences([configuration.flat() for configuration in configurations])
 
 
@@ -174,9 +181,9 @@ def _differences(described: Sequence[Mapping[str, Scalar]]) -> list[Difference]:
     return differences
 
 
-def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
+def _warnings(differing: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
     warnings = []
-    names = [one.name for one in found]
+    names = [difference.name for difference in differing]
     if models := ", ".join(filter(is_of_model, names)):
         warnings.append(f"Different models ({models}): a ratio of their step times is no speed-up.")
     if workloads := ", ".join(filter(is_of_workload, names)):
@@ -184,7 +191,7 @@ def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
             f"Steps do different work ({workloads}): a ratio of their times is no speed-up."
         )
     decisive = set().union(*(_DECISIVE[arm.clock] for arm in arms))
-    for difference in found:
+    for difference in differing:
         group, _, name = difference.name.partition(".")
         words = re.split(r"[^a-z]+", name.lower())
         if group == "environment" and not decisive.isdisjoint(words):
@@ -198,7 +205,7 @@ def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
 
 
 def _listed(arms: Sequence[Arm], values: Sequence[str]) -> str:
-    """Who has which value; of many sessions, how many have it."""
+    """Say who has which value; of many sessions, how many have it."""
     if len(arms) > _NAMED:
         counts = Counter(values).items()
         return ", ".join(f"{value}: {count} of {len(arms)}" for value, count in counts)

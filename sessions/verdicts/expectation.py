@@ -1,4 +1,4 @@
-"""Whether a paired comparison shows what somebody expects of it, does not, or leaves it open."""
+"""The answer to an expected ratio of a paired comparison: it holds, does not hold, or is open."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def at_most(
     judgement: Judgement,
     most: float,
     region: float,
-    found: Interval | None = None,
+    time: Interval | None = None,
     seconds: float = math.nan,
 ) -> Answer:
-    """Whether the second arm takes at most ``most`` of the first's step time.
+    """Return whether the second arm takes at most ``most`` of the first's step time.
 
-    It is open with the verdict where there are too few pairs, clocks that differed, or means that
-    refute the medians; the edges of the ``region`` (the larger of it and the floor) do not matter,
-    those of ``most`` do, for the means too. ``found`` is the interval of the log ratio, ``seconds``
+    The answer is open with the verdict if pairs are too few, clocks differed, or means refute the
+    medians; the edges of the ``region`` (the larger of it and the floor) do not matter,
+    those of ``most`` do, for the means too. ``time`` is the interval of the log ratio, ``seconds``
     how long its pairs took: for ``more_s``.
     """
     low, high = judgement.low, judgement.high
-    more_s = None if found is None else seconds_to_tell(found, math.log(most), seconds)
+    more_s = None if time is None else seconds_to_tell(time, math.log(most), seconds)
     if judgement.pairs < MIN_PAIRS or low is None or high is None:
         return Answer(None, judgement.reasons, more_s)
     below, above = 1 / (1 + region), 1 + region
@@ -47,14 +47,14 @@ def at_most(
     holds = _side(low, high, most)
     if holds is None:
         return Answer(None, ["the interval reaches over that"], more_s)
-    whole = [each for each in judgement.whole or [] if each is not None]
-    if len(whole) == 3 and _side(whole[1], whole[2], most) is (not holds):
+    mean_ratio = [end for end in judgement.of_means or [] if end is not None]
+    if len(mean_ratio) == 3 and _side(mean_ratio[1], mean_ratio[2], most) is (not holds):
         said = "holds" if holds else "does not hold"
-        ratio = interval_text(whole[0], whole[1], whole[2], most - 1)
+        ratio = interval_text(mean_ratio[0], mean_ratio[1], mean_ratio[2], most - 1)
         return Answer(None, [f"by the median step it {said}, but {of_all_steps(ratio)}"])
     return Answer(holds, [])
 
 
 def _side(low: float, high: float, most: float) -> bool | None:
-    """Whether an interval lies at or below ``most``; None where it reaches over."""
+    """Return True if an interval lies at or below ``most``; None if it reaches over."""
     return None if low <= most < high else high <= most

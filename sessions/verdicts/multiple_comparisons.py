@@ -17,35 +17,35 @@ from sessions.verdicts.verdict import corrected
 
 
 def side_by_side(comparisons: Sequence[PairedComparison]) -> list[PairedComparison]:
-    """The comparisons with verdicts that hold together.
+    """Return the comparisons with verdicts that hold together.
 
     Where more than one counts, ``facts`` say ``of``, their number, ``p_holm``, the adjusted p
     value, and ``alone``, the verdict of the comparison by itself.
     """
-    places = [place for place, one in enumerate(comparisons) if counts(one)]
-    found = list(comparisons)
-    if len(places) < 2:
-        return found
-    judged = corrected([judgement_of(comparisons[place]) for place in places])
-    for place, judgement in zip(places, judged, strict=True):
-        one = comparisons[place]
-        more = {"of": len(places), "p_holm": judgement.p, "alone": one.verdict}
-        found[place] = msgspec.structs.replace(
-            one,
+    indices = [index for index, comparison in enumerate(comparisons) if counts(comparison)]
+    adjusted = list(comparisons)
+    if len(indices) < 2:
+        return adjusted
+    judged = corrected([judgement_of(comparisons[index]) for index in indices])
+    for index, judgement in zip(indices, judged, strict=True):
+        comparison = comparisons[index]
+        more = {"of": len(indices), "p_holm": judgement.p, "alone": comparison.verdict}
+        adjusted[index] = msgspec.structs.replace(
+            comparison,
             verdict=judgement.verdict,
-            facts={**one.facts, **more, "reasons": judgement.reasons},
+            facts={**comparison.facts, **more, "reasons": judgement.reasons},
         )
-    return found
+    return adjusted
 
 
 def counts(comparison: PairedComparison) -> bool:
-    """Whether it was judged, and claims something."""
+    """Return True if the comparison was judged, and claims something."""
     facts = comparison.facts
     return isinstance(facts.get("p"), int | float) and not facts.get("identical")
 
 
 def judgement_of(comparison: PairedComparison) -> Judgement:
-    """What the comparison was judged to show, by itself."""
+    """Return the judgement of the comparison by itself."""
     facts = comparison.facts
     return Judgement(
         verdict=comparison.verdict,
@@ -53,7 +53,7 @@ def judgement_of(comparison: PairedComparison) -> Judgement:
         ratio=None if math.isnan(comparison.ratio) else comparison.ratio,
         low=None if math.isnan(comparison.low) else comparison.low,
         high=None if math.isnan(comparison.high) else comparison.high,
-        whole=facts.get("whole"),
+        of_means=facts.get("whole"),
         p=facts.get("p", 1.0),
         reasons=facts.get("reasons", []),
     )

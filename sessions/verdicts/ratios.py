@@ -9,88 +9,39 @@ their ratio has no interval and claims nothing (*unpaired*). There are two sourc
   log median of the segments (or sessions) of one configuration that follow one another, so that the
   visits of the two alternate. What drifts more slowly than they alternate scatters the visits of
   each configuration more than it moves their means apart. The interval is that of Welch's t with
-  the critical value of ``sessions.verdicts.verdict``, because somebody watches while visits are
+  the critical value of ``sessions.verdicts.verdict``, because a person watches while visits are
   added.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.model import KERNELS, Configuration, PairedComparison, Segment, Session
+from sessions.model import KERNELS, Configuration, PairedComparison, Session
 from sessions.verdicts import work
+from sessions.verdicts.measurements import PAIRED as PAIRED
+from sessions.verdicts.measurements import UNPAIRED as UNPAIRED
+from sessions.verdicts.measurements import Measurement as Measurement
+from sessions.verdicts.measurements import SegmentRatio as SegmentRatio
 from sessions.verdicts.multiple_comparisons import side_by_side
+from sessions.verdicts.repeats import of_repeats, visits_in_turn
 from sessions.verdicts.rounds import calls, paired_logs
-from sessions.verdicts.statistics import Summary
 from sessions.verdicts.verdict import (
     ALPHA,
     REGION,
-    Interval,
-    critical,
     decide,
     interval,
-    reading,
     region_of,
 )
 
-PAIRED, REPEATS, UNPAIRED = "paired", "repeats", "unpaired"
-LEAST_VISITS = 3  # of each configuration
 _SWAPPED = {"FASTER": "SLOWER", "SLOWER": "FASTER"}
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A segment that a ratio can be made of: its session, its clock and its typical step."""
-
-    session: Session
-    segment: Segment
-    clock: str
-    summary: Summary
-
-    @property
-    def configuration(self) -> Configuration:
-        """What ran."""
-        return self.segment.configuration
-
-    @property
-    def start(self) -> float:
-        """Unix time at which the segment began."""
-        return self.session.created + self.segment.start_s
-
-
-@dataclass(frozen=True)
-class SegmentRatio:
-    """Step time of a segment over the baseline's: below 1 is faster.
-
-    ``low`` and ``high`` bound the 95 % interval; both are None where the ratio is unpaired.
-    ``verdict`` is FASTER, SLOWER, SAME or UNDECIDED; ``UNPAIRED`` where nothing can be claimed, and
-    "different models" or "other work" where the ratio is no speed-up. ``note`` says what it rests
-    on, or why there is none.
-    """
-
-    ratio: float
-    low: float | None = None
-    high: float | None = None
-    source: str = UNPAIRED
-    verdict: str = UNPAIRED
-    note: str = ""
-    region: float = REGION
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The ends of the interval, NaN where there is none."""
-        if self.low is None or self.high is None:
-            return math.nan, math.nan
-        return self.low, self.high
 
 
 def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[SegmentRatio | None]:
@@ -103,30 +54,32 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
     groups = _groups(measurements)
     own = groups.get(_key(base), [])
     rounds = {
-        place: logs
-        for place, other in enumerate(measurements)
-        if place != baseline and len(logs := _rounds(base, other))
+        index: logs
+        for index, other in enumerate(measurements)
+        if index != baseline and len(logs := _rounds(base, other))
     }
     repeated = {
         key: group
         for key, group in groups.items()
-        if key != _key(base) and _is_comparable(base, group[0]) and _visits(own, group) is not None
+        if key != _key(base)
+        and _is_comparable(base, group[0])
+        and visits_in_turn(own, group) is not None
     }
     paired = _paired(measurements)
-    found: list[SegmentRatio | None] = []
-    for place, other in enumerate(measurements):
-        if place == baseline:
-            found.append(None)
+    ratios: list[SegmentRatio | None] = []
+    for index, other in enumerate(measurements):
+        if index == baseline:
+            ratios.append(None)
             continue
         ratio = None
         if _is_comparable(base, other):
             ratio = _of_pairs(base, other, paired)
-            if place in rounds:
-                ratio = _of_rounds(rounds[place], len(rounds))
+            if index in rounds:
+                ratio = _of_rounds(rounds[index], len(rounds))
             elif ratio is None and _key(other) in repeated:
-                ratio = _of_repeats(own, repeated[_key(other)], len(repeated))
-        found.append(_with_work(ratio or _unpaired(base, other), base, other))
-    return found
+                ratio = of_repeats(own, repeated[_key(other)], len(repeated))
+        ratios.append(_with_work(ratio or _unpaired(base, other), base, other))
+    return ratios
 
 
 def drift_sentence(measurements: Sequence[Measurement], between: str) -> str:
@@ -144,30 +97,34 @@ def drift_sentence(measurements: Sequence[Measurement], between: str) -> str:
 
 
 def _spread(group: Sequence[Measurement]) -> float:
-    """Ratio of the longest to the shortest median if their intervals exclude each other, else 1."""
-    known = [one.summary for one in group if math.isfinite(one.summary.error)]
+    """Return longest over shortest median if their intervals exclude each other, else 1."""
+    known = [summary.summary for summary in group if math.isfinite(summary.summary.error)]
     if len(known) < 2:
         return 1.0
     # Bonferroni's: of many intervals of 95 % some two exclude each other by chance.
     normal = statistics.NormalDist()
     stretch = normal.inv_cdf(1 - ALPHA / 2 / len(known)) / normal.inv_cdf(1 - ALPHA / 2)
-    low = max(one.median - stretch * one.error for one in known)
-    high = min(one.median + stretch * one.error for one in known)
-    medians = [one.median for one in known]
+    low = max(summary.median - stretch * summary.error for summary in known)
+    high = min(summary.median + stretch * summary.error for summary in known)
+    medians = [summary.median for summary in known]
     return max(medians) / min(medians) if low > high else 1.0
 
 
-def _key(one: Measurement) -> tuple[str, str, str]:
-    """What measurements of one configuration on one machine share."""
-    return repr(one.configuration.flat()), one.clock, repr(machine(one.session.environment))
+def _key(measurement: Measurement) -> tuple[str, str, str]:
+    """Return what measurements of one configuration on one machine share."""
+    return (
+        repr(measurement.configuration.flat()),
+        measurement.clock,
+        repr(machine(measurement.session.environment)),
+    )
 
 
 def _groups(measurements: Sequence[Measurement]) -> dict[Any, list[Measurement]]:
     """Return the measurements by configuration and machine, without those that have no time."""
     groups: dict[Any, list[Measurement]] = {}
-    for one in measurements:
-        if one.summary.median > 0:
-            groups.setdefault(_key(one), []).append(one)
+    for measurement in measurements:
+        if measurement.summary.median > 0:
+            groups.setdefault(_key(measurement), []).append(measurement)
     return groups
 
 
@@ -189,11 +146,11 @@ def _is_comparable(base: Measurement, other: Measurement) -> bool:
 
 
 def _unpaired(base: Measurement, other: Measurement) -> SegmentRatio:
-    for name, one in (("base", base), ("other", other)):
-        if not one.summary.n:
+    for name, measurement in (("base", base), ("other", other)):
+        if not measurement.summary.n:
             return SegmentRatio(math.nan, verdict="", note=f"the {name} has no steady steps")
-        if not one.summary.median > 0:
-            median = f"{one.summary.median:g} ms, expected above 0"
+        if not measurement.summary.median > 0:
+            median = f"{measurement.summary.median:g} ms, expected above 0"
             return SegmentRatio(math.nan, verdict="", note=f"the median of the {name} is {median}")
     if base.clock != other.clock:
         clocks = f"{other.clock} times cannot be compared with {base.clock} times"
@@ -222,16 +179,18 @@ def _paired(
     measurements: Sequence[Measurement],
 ) -> list[tuple[Session, list[Configuration], PairedComparison]]:
     """Return the comparisons of all sessions with their arms, verdicts corrected (Holm)."""
-    sessions = {id(one.session): one.session for one in measurements}.values()
-    found = []
+    sessions = {
+        id(measurement.session): measurement.session for measurement in measurements
+    }.values()
+    paired = []
     for session in sessions:
         for comparison in side_by_side(session.comparisons):
             arms = work.arms_of(session, comparison)
             ends = (comparison.ratio, comparison.low, comparison.high)
             known = all(map(math.isfinite, ends)) and not comparison.facts.get(work.INVALID)
             if len(arms) == 2 and known:
-                found.append((session, arms, comparison))
-    return found
+                paired.append((session, arms, comparison))
+    return paired
 
 
 def _of_pairs(
@@ -280,60 +239,11 @@ def _rounds(base: Measurement, other: Measurement) -> NDArray:
 
 def _of_rounds(logs: NDArray, of: int) -> SegmentRatio:
     """Return the ratio of interleaved rounds; ``of`` verdicts share the error rate (Bonferroni)."""
-    found, (verdict, _) = interval(logs), decide(interval(logs, ALPHA / of), math.log1p(REGION))
-    if not math.isfinite(found.low):
-        return SegmentRatio(math.exp(found.mean), note=f"{found.n} rounds")
-    ratio, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
-    return SegmentRatio(ratio, low, high, PAIRED, verdict, f"{found.n} rounds")
+    time, (verdict, _) = interval(logs), decide(interval(logs, ALPHA / of), math.log1p(REGION))
+    if not math.isfinite(time.low):
+        return SegmentRatio(math.exp(time.mean), note=f"{time.n} rounds")
+    ratio, low, high = (math.exp(end) for end in (time.mean, time.low, time.high))
+    return SegmentRatio(ratio, low, high, PAIRED, verdict, f"{time.n} rounds")
 
 
 # Repeats
-
-
-def _visits(
-    base: Sequence[Measurement], other: Sequence[Measurement]
-) -> tuple[list[float], list[float]] | None:
-    """Return the log medians of alternating visits of two configurations; None if too few."""
-    sides = [(one, False) for one in base] + [(one, True) for one in other]
-    sides.sort(key=lambda item: item[0].start)
-    visits: tuple[list[float], list[float]] = ([], [])
-    for is_other, run in itertools.groupby(sides, key=lambda item: item[1]):
-        visits[is_other].append(statistics.fmean(math.log(one.summary.median) for one, _ in run))
-    return visits if min(map(len, visits)) >= LEAST_VISITS else None
-
-
-def _of_repeats(
-    base: Sequence[Measurement], other: Sequence[Measurement], of: int
-) -> SegmentRatio | None:
-    """Return the ratio of repeats; ``of`` verdicts share the error rate (Bonferroni)."""
-    visits = _visits(base, other)
-    if visits is None:
-        return None
-    found, strict = (welch(*visits, alpha=alpha) for alpha in (ALPHA, ALPHA / of))
-    if not math.isfinite(found.low):
-        return None
-    verdict = reading(strict, math.log1p(REGION))
-    counts = " and ".join(str(len(side)) for side in visits)
-    ratio, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
-    return SegmentRatio(ratio, low, high, REPEATS, verdict, f"{counts} visits in turn")
-
-
-def welch(base: Sequence[float], other: Sequence[float], alpha: float = ALPHA) -> Interval:
-    """Return the interval of the difference of two means of unequal variance, valid at each look.
-
-    Welch's statistic and its degrees of freedom, with the critical value of as many pairs. NaN ends
-    where there are too few values for one.
-    """
-    sides = [np.asarray(values, np.float64) for values in (base, other)]
-    mean = float(sides[1].mean() - sides[0].mean())
-    shares = [float(side.var(ddof=1)) / len(side) for side in sides]
-    variance, n = sum(shares), min(map(len, sides))
-    if not variance > 0:
-        return Interval(n, mean, math.nan, math.nan, math.nan)
-    freedom = variance**2 / sum(
-        share**2 / (len(side) - 1) for share, side in zip(shares, sides, strict=True)
-    )
-    half = float(critical(freedom + 1, alpha)) * math.sqrt(variance)
-    if not math.isfinite(half):
-        return Interval(n, mean, math.nan, math.nan, math.nan)
-    return Interval(n, mean, mean - half, mean + half, math.sqrt(variance))

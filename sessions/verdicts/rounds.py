@@ -1,4 +1,4 @@
-"""Rounds: the calls of several implementations in turn, of which each round makes a pair."""
+"""Rounds: calls of several implementations in turn; each round makes a pair."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Calls = tuple[ArrayLike, ArrayLike]  # times of single calls, and the round of e
 
 def paired_logs(base: Calls, other: Calls) -> NDArray:
     """Return the log ratio of median time, base over other, of each shared round: (rounds,)."""
-    first, second = (_medians(*each) for each in (base, other))
-    shared = [number for number in first if number in second]
+    first, second = (_medians(*kernel) for kernel in (base, other))
+    shared = [number for number in first if number in second and first[number] * second[number] > 0]
     return np.log([first[number] / second[number] for number in shared])
 
 
@@ -28,9 +28,9 @@ def _medians(times: ArrayLike, rounds: ArrayLike) -> dict[int, float]:
     """Return the median time of each round."""
     series, numbers = np.asarray(times, np.float64), np.asarray(rounds, int)
     order = np.argsort(numbers, kind="stable")
-    found, starts = np.unique(numbers[order], return_index=True)
+    round_numbers, starts = np.unique(numbers[order], return_index=True)
     ends = np.append(starts, len(order))[1:]
     return {
         int(number): float(np.median(series[order[start:end]]))
-        for number, start, end in zip(found, starts, ends, strict=True)
+        for number, start, end in zip(round_numbers, starts, ends, strict=True)
     }

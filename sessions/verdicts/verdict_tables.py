@@ -9,48 +9,74 @@ from sessions.model import PairedComparison
 from sessions.numbers import STEP_TIME, interval_cells
 from sessions.studies import prediction
 from sessions.tables import Cell, Column, Measured, Table
+from sessions.verdicts.arm_results import are_right, wrong_arms
 from sessions.verdicts.multiple_comparisons import counts, side_by_side
-from sessions.verdicts.verdict import are_right, region_of, wrong_arms
+from sessions.verdicts.verdict import region_of
 from sessions.verdicts.verdict_words import p_text, verdict_word
 from sessions.verdicts.work import DIFFERENCE
 
 
 def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
-    """One row a comparison: arms, ratio, interval, the verdict that holds among all, numbers."""
+    """Return one row for each comparison: arms, ratio, interval, overall verdict, numbers."""
     columns = [
         *(Column(name) for name in ("A", "B")),
         *(Column(name, STEP_TIME) for name in ("ratio", "ratio from", "ratio to")),
         *(Column(name) for name in ("pairs", "verdict", "p (Holm)", "by itself", "numbers")),
     ]
-    foretold = any(prediction.of(one) for one in comparisons)
+    foretold = any(prediction.of(comparison) for comparison in comparisons)
     if foretold:
         columns.append(Column("predicted", STEP_TIME))
     rows: list[list[Cell]] = []
-    for one in side_by_side(comparisons):
+    for comparison in side_by_side(comparisons):
         rows.append(
             [
-                *[*one.arms, "", ""][:2],
-                *interval_cells(one.ratio, one.low, one.high, region_of(one)),
-                one.facts.get("pairs", len(one.order) // 2),
-                verdict_word(one),
-                p_text(one.facts["p_holm"]) if "p_holm" in one.facts else None,
-                one.facts.get(DIFFERENCE) or one.facts.get("alone", one.verdict),
-                _numbers(one),
+                *[*comparison.arms, "", ""][:2],
+                *interval_cells(
+                    comparison.ratio, comparison.low, comparison.high, region_of(comparison)
+                ),
+                comparison.facts.get("pairs", len(comparison.order) // 2),
+                verdict_word(comparison),
+                p_text(comparison.facts["p_holm"]) if "p_holm" in comparison.facts else None,
+                comparison.facts.get(DIFFERENCE)
+                or comparison.facts.get("alone", comparison.verdict),
+                _numbers(comparison),
             ]
         )
         if foretold:
-            made = prediction.of(one)
+            made = prediction.of(comparison)
             ratio = None if made is None else made.ratio
-            error = (one.high - one.low) / 2
+            error = (comparison.high - comparison.low) / 2
             rows[-1].append(None if ratio is None else Measured(ratio, error))
     of = sum(map(counts, comparisons))
     return Table(f"Verdicts, of {of} comparisons" if of > 1 else "Verdicts", columns, rows)
 
 
+_ERRORS = (  # of a check, each with its limit if it has one
+    ("relative_error", "relative error", "tolerance"),
+    ("max_error", "largest error", ""),
+    ("mse", "mean squared error", ""),
+    ("cosine", "cosine", ""),
+    ("loss_difference", "difference of the loss", ""),
+    ("curve_difference", "largest difference of the losses", ""),
+)
+
+
+def numerics_table(comparison: PairedComparison) -> Table:
+    """Return the errors of each arm's results: measured, and the limit where there is one."""
+    rows: list[list[Cell]] = [
+        ["AB"[int(arm)], title, Measured(check[name], 0.01 * abs(check[name])), check.get(limit)]
+        for arm, check in sorted(comparison.facts.get("numerics", {}).items())
+        for name, title, limit in _ERRORS
+        if check.get(name) is not None
+    ]
+    columns = [Column("arm"), Column("error"), Column("measured"), Column("limit")]
+    return Table("Results against the reference", columns, rows)
+
+
 def blocks_table(comparison: PairedComparison) -> Table:
-    """One row a block, as they ran; an empty "void" is of a block that counts."""
+    """Return one row for each block, as they ran; an empty "void" is of a block that counts."""
     count = len(comparison.order)
-    pairs = comparison.pairs or [place // 2 for place in range(count)]
+    pairs = comparison.pairs or [block // 2 for block in range(count)]
     clocks = comparison.clocks_mhz or [math.nan] * count
     voids = comparison.voids or [""] * count
     means = comparison.means_ms or [math.nan] * count
@@ -69,12 +95,12 @@ def blocks_table(comparison: PairedComparison) -> Table:
 
 
 def _fine(ms: float) -> Measured:
-    """A time with the digits that a ratio of two needs: verdicts are about parts of a percent."""
+    """Return a time with the digits that a ratio needs: verdicts are about parts of a percent."""
     return Measured(ms, 1e-5 * ms)
 
 
 def _numbers(comparison: PairedComparison) -> str:
-    """Whether the arms computed what they should."""
+    """Return the cell that says if the arms computed what they should."""
     wrong = " and ".join(arm for arm, _ in wrong_arms(comparison))
     if wrong:
         return f"{wrong} WRONG"

@@ -10,8 +10,9 @@ from sessions.model import Judgement, PairedComparison, Segment
 from sessions.numbers import STEP_TIME, interval_text, number, ratio_words
 from sessions.numerics import MARKS
 from sessions.sizes import size_text
+from sessions.verdicts.arm_results import are_right, unchecked_arms, wrong_arms
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
-from sessions.verdicts.verdict import are_right, region_of, unchecked_arms, wrong_arms
+from sessions.verdicts.verdict import region_of
 from sessions.verdicts.work import DIFFERENCE, DIFFERING, INVALID
 
 SMALL_P = 0.001
@@ -122,16 +123,16 @@ def _ratio_of(comparison: PairedComparison) -> str:
     return ratio_words(*ends, region_of(comparison))
 
 
-def judgement_words(found: Judgement, region: float) -> str:
+def judgement_words(judgement: Judgement, region: float) -> str:
     """Say a judgement's ratio in words."""
     ratio, low, high = (
-        math.nan if end is None else end for end in (found.ratio, found.low, found.high)
+        math.nan if end is None else end for end in (judgement.ratio, judgement.low, judgement.high)
     )
     return ratio_words(ratio, low, high, region)
 
 
 def _results(comparison: PairedComparison) -> str:
-    """Whether the results of both arms are right."""
+    """Return a clause that says if the results of both arms are right."""
     if wrong := wrong_arms(comparison):
         return f"WRONG results of {' and '.join(arm for arm, _ in wrong)}"
     references = _references(comparison)
@@ -147,7 +148,7 @@ def _references(comparison: PairedComparison) -> list[str]:
 
 
 def standing(comparison: PairedComparison) -> str:
-    """How it stands among the others of its session; empty where it is alone."""
+    """Return how it stands among the comparisons of its session; empty if it is alone."""
     of = comparison.facts.get("of")
     if of is None:
         return ""
@@ -155,16 +156,16 @@ def standing(comparison: PairedComparison) -> str:
 
 
 def p_text(p: float) -> str:
-    """A p value as a person reads it; nobody needs more digits of a very small one."""
+    """Return a p value as a person reads it, without the digits of a very small one."""
     return number(p) if p >= SMALL_P else f"below {SMALL_P:g}"
 
 
 def remarks(comparison: PairedComparison) -> list[str]:
-    """Why the verdict is not a clearer one, and what would make it so: sentences."""
+    """Return sentences that say why the verdict is not clearer, and what would make it so."""
     facts = comparison.facts
     said = [sentence(reason) for reason in facts.get("reasons", [])]
-    if others := facts.get("others"):
-        said.append(sentence(f"{others} while A and B alternated"))
+    if disturbance := facts.get("others"):
+        said.append(sentence(f"{disturbance} while A and B alternated"))
     if note := facts.get("floor_note"):
         said.append(sentence(note))
     said += rebuilding(facts)
@@ -178,18 +179,18 @@ def remarks(comparison: PairedComparison) -> list[str]:
 
 
 def more_text(more_s: float, seconds: float) -> str:
-    """How much longer measuring should take, and how long that is from the beginning: a clause."""
+    """Return a clause with how much longer measuring should take, also from the beginning."""
     more = duration(math.ceil(more_s)) if math.isfinite(more_s) else "an unknown time"
     return f"measuring about {more} more should decide, {budget_of(more_s, seconds):,.0f} s in all"
 
 
 def budget_of(more_s: float, seconds: float) -> float:
-    """The budget, in whole seconds, of measuring once more from the beginning and as long."""
+    """Return the budget, in whole seconds, of measuring again from the beginning and as long."""
     return float(math.ceil(more_s + seconds)) if math.isfinite(more_s + seconds) else math.nan
 
 
 def rebuilding(facts: Mapping[str, Any]) -> list[str]:
-    """That each block built its arm anew, and why, where it did: a sentence."""
+    """Return a sentence with the reason if each block built its arm anew."""
     if not facts.get("rebuilt_each_block"):
         return []
     # Sessions from before captures were told apart hold no reason.
@@ -198,16 +199,16 @@ def rebuilding(facts: Mapping[str, Any]) -> list[str]:
 
 
 def numerics_lines(comparison: PairedComparison) -> list[str]:
-    """One line for each arm whose numbers were looked at."""
+    """Return one line for each arm whose numbers were looked at."""
     lines = []
-    for arm, found in sorted(comparison.facts.get("numerics", {}).items()):
-        against = f" against {found['reference']}" if found["reference"] else ""
-        mark = MARKS[are_right(found)]
-        line = f"{'AB'[int(arm)]}: numbers {mark}{against}: {found['text']}"
+    for arm, check in sorted(comparison.facts.get("numerics", {}).items()):
+        against = f" against {check['reference']}" if check["reference"] else ""
+        mark = MARKS[are_right(check)]
+        line = f"{'AB'[int(arm)]}: numbers {mark}{against}: {check['text']}"
         measures = [
-            f"{title} {found[name]:{digits}}"
+            f"{title} {check[name]:{digits}}"
             for name, title, digits in _MEASURES
-            if found.get(name) is not None
+            if check.get(name) is not None
         ]
         line += "; " * bool(measures) + ", ".join(measures)
         lines.append(line)
@@ -215,7 +216,7 @@ def numerics_lines(comparison: PairedComparison) -> list[str]:
 
 
 def memory_words(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> str:
-    """Arm "A"'s or "B"'s highest memory, apart from what others held; empty where not counted."""
+    """Return the highest memory of arm "A" or "B", without others'; empty where not counted."""
     places, arm = comparison.facts.get("segments", []), "AB".index(side)
     if arm >= len(places) or places[arm] >= len(segments):
         return ""
@@ -223,12 +224,16 @@ def memory_words(comparison: PairedComparison, side: str, segments: Sequence[Seg
     if OWN_PEAK not in ledger:
         return ""
     said = f"peak memory {size_text(float(ledger[OWN_PEAK]))} of its own"
-    others = float(ledger.get(OTHERS, 0.0))
-    return f"{said}, beside {size_text(others)} held for other configurations" if others else said
+    others_bytes = float(ledger.get(OTHERS, 0.0))
+    return (
+        f"{said}, beside {size_text(others_bytes)} held for other configurations"
+        if others_bytes
+        else said
+    )
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 8 s, 3 min, 2 h."""
+    """Say seconds as a person does: 8 s, 3 min, 2 h."""
     if seconds < 9.95:
         return f"{seconds:.1f} s" if seconds < 2 else f"{seconds:.0f} s"
     if seconds < 120:
@@ -237,5 +242,5 @@ def duration(seconds: float) -> str:
 
 
 def sentence(reason: str) -> str:
-    """A clause as a sentence."""
+    """Return a clause as a sentence."""
     return f"{reason[:1].upper()}{reason[1:]}."

@@ -1,4 +1,4 @@
-"""What makes the steps of two configurations different work: another model, or another workload.
+"""The settings that make the steps of two configurations different work: model or workload.
 
 A ratio of step times is a speed-up only between two ways to compute the same mathematics. Precision
 and quantization are such ways, within a tolerance that the numerical check states.
@@ -91,14 +91,14 @@ def facts_of(arms: Sequence[Configuration]) -> dict[str, Any]:
 
 def arms_of(session: Session, comparison: PairedComparison) -> list[Configuration]:
     """Return the configurations of a comparison's arms; empty if the session lacks a segment."""
-    places, known = comparison.facts.get("segments", []), range(len(session.segments))
-    if not isinstance(places, list) or any(place not in known for place in places):
+    indices, known = comparison.facts.get("segments", []), range(len(session.segments))
+    if not isinstance(indices, list) or any(index not in known for index in indices):
         return []
-    return [session.segments[place].configuration for place in places]
+    return [session.segments[index].configuration for index in indices]
 
 
 def explained(session: Session, comparison: PairedComparison) -> PairedComparison:
-    """Return the comparison with ``facts_of`` its arms, which files of before lack."""
+    """Return the comparison with ``facts_of`` its arms, which older files lack."""
     more = facts_of(arms_of(session, comparison))
     if not more or DIFFERENCE in comparison.facts:
         return comparison
@@ -111,4 +111,6 @@ def _differing(
     flat = first.flat(), second.flat()
     names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if matters(name)]
     # repr, because 1, 1.0 and True are equal, and NaN is not equal to itself
-    return [name for name in names if len({repr(one.get(name, _LACKING)) for one in flat}) > 1]
+    return [
+        name for name in names if len({repr(settings.get(name, _LACKING)) for settings in flat}) > 1
+    ]

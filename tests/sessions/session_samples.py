@@ -43,13 +43,13 @@ def steps(
 
 
 def series(n: int, seed: int = 0, median: float = 10.0, phi: float = 0.0) -> np.ndarray:
-    """A first-order autoregressive series about ``median``, of standard deviation 2 %."""
+    """Return a first-order autoregressive series about ``median``, of standard deviation 2 %."""
     noise = np.random.default_rng(seed).standard_normal(n + 200) * math.sqrt(1 - phi**2)
     return median * (1 + 0.02 * signal.lfilter([1], [1, -phi], noise)[200:])
 
 
 def metric(samples: int, rows: int = 2, columns: int = 3) -> MetricSeries:
-    """A metric of which one number was not measured."""
+    """Return a metric of which one number was not measured."""
     values = np.random.default_rng(samples).random((samples, rows, columns)).astype("f4")
     values[:1, 0, 0] = math.nan
     return MetricSeries(
@@ -64,7 +64,7 @@ def metric(samples: int, rows: int = 2, columns: int = 3) -> MetricSeries:
 
 
 def session(n: int = 300, segments: int = 2, title: str = "sample") -> Session:
-    """A session with something in each of its parts."""
+    """Return a session with something in each of its parts."""
     telemetry = {name: np.arange(5, dtype=info.dtype) for name, info in schema.TELEMETRY.items()}
     return Session(
         title=title,
@@ -123,7 +123,7 @@ def session(n: int = 300, segments: int = 2, title: str = "sample") -> Session:
                 kind="survey",
                 title="batch 1 to 4",
                 start_s=2.5,
-                asked={"values": [1, 4]},
+                request={"values": [1, 4]},
                 facts={"exponent": 0.9},
                 tables={
                     "points": {
@@ -202,7 +202,7 @@ segments = st.builds(
 
 @st.composite
 def comparisons(draw: st.DrawFn) -> PairedComparison:
-    """A paired comparison of any outcome."""
+    """Return a paired comparison of any outcome."""
     order = draw(st.lists(st.integers(0, 3), max_size=4))
     medians = draw(st.lists(floats, min_size=len(order), max_size=len(order)))
     ratio, low, high = draw(floats), draw(floats), draw(floats)
@@ -226,13 +226,13 @@ def comparisons(draw: st.DrawFn) -> PairedComparison:
 
 @st.composite
 def studies(draw: st.DrawFn) -> Study:
-    """A study with any numbers and texts in its tables; at times none."""
+    """Return a study with any numbers and texts in its tables; at times none."""
     columns = {"value": schema.ColumnInfo("f8", "", ""), "text": schema.ColumnInfo("str", "", "")}
     return Study(
         kind=draw(texts),
         title=draw(texts),
         start_s=draw(floats),
-        asked=draw(st.dictionaries(texts, json_values, max_size=2)),
+        request=draw(st.dictionaries(texts, json_values, max_size=2)),
         facts=draw(st.dictionaries(texts, json_values, max_size=2)),
         tables=draw(st.dictionaries(st.sampled_from("abc"), tables(columns), max_size=2)),
     )
@@ -265,9 +265,9 @@ sessions = st.builds(
 )
 
 
-def content(whole: Session) -> object:
+def content(saved: Session) -> object:
     """All of a session as plain values in which NaN equals NaN and -0.0 does not equal 0.0."""
-    return _plain(vars(whole))
+    return _plain(vars(saved))
 
 
 def _plain(value: object) -> object:

@@ -47,14 +47,14 @@ BASE = Configuration(
 PLACES = ("family", "preset", "workload", "field", "setting", "toggle", "option")
 
 
-def spoiled(place: str, text: str) -> Configuration:
+def spoiled(part: str, text: str) -> Configuration:
     """Return the configuration with the text in one place of it."""
     change = {
         "field": {"model": {text: 1}},
         "setting": {"settings": {text: 1}},
         "toggle": {"toggles": {text: "all"}},
         "option": {"toggles": {"triton": text}},
-    }.get(place, {place: text})
+    }.get(part, {part: text})
     return msgspec.structs.replace(BASE, **change)
 
 
@@ -67,15 +67,15 @@ def is_sentence(text: str) -> bool:
     return text.endswith(".") and "\n" not in text and text.isprintable()
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("part", PLACES)
 @pytest.mark.parametrize("text", ATTACKS, ids=range(len(ATTACKS)))
-def test_a_script_is_refused_for_a_name_that_is_none_and_the_field_is_named(place, text):
-    session = session_of(spoiled(place, text))
+def test_a_script_is_refused_for_a_name_that_is_none_and_the_field_is_named(part, text):
+    session = session_of(spoiled(part, text))
     for make in (reproduce.session_commands, reproduce.session_python):
         with pytest.raises(SessionError) as caught:
             make(session)
         assert is_sentence(str(caught.value)), caught.value
-        assert place.removeprefix("setting") in str(caught.value)
+        assert part.removeprefix("setting") in str(caught.value)
     with pytest.raises(SessionError):
         reproduce.segment_command(session.segments[0])
 
@@ -137,7 +137,7 @@ def commands(text: str) -> list[dict]:
         bench | {"dtype": text},
         bench | {"every_case": text},
         {"type": text},
-        *(start | {"configuration": configured(spoiled(place, text))} for place in PLACES),
+        *(start | {"configuration": configured(spoiled(part, text))} for part in PLACES),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a configuration is called."""
+"""Titles of configurations."""
 
 from sessions.model import OWN, Configuration
 

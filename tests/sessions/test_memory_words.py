@@ -1,4 +1,4 @@
-"""What a verdict says of each arm's memory: its own, apart from what was held for the other."""
+"""Words of a verdict about each arm's memory, apart from what was held for the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def words(side, *ledgers, segments=(0, 1)):
         verdict="UNDECIDED", facts={"segments": list(segments)} if segments else {},
     )  # fmt: skip
     configuration = Configuration(family="hydra", preset="tiny")
-    made = [Segment(place, configuration, "", ledger=one) for place, one in enumerate(ledgers)]
+    made = [
+        Segment(index, configuration, "", ledger=ledger) for index, ledger in enumerate(ledgers)
+    ]
     return memory_words(comparison, side, made)
 
 

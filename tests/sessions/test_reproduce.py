@@ -40,7 +40,7 @@ configurations = st.builds(
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line as the issue describes it, in argparse's understanding."""
+    """Parse the command line as the issue describes it."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     run = parser.add_subparsers().add_parser("run", exit_on_error=False)
     run.add_argument("family")
@@ -60,17 +60,17 @@ def test_command_says_all_of_the_configuration(configuration, steps, output):
     line = reproduce.command(configuration, steps, output).splitlines()[-1]
     program, *arguments = shlex.split(line)
     assert program == "workbench"
-    found = parse(arguments)
+    parsed = parse(arguments)
     plain = {True: "true", False: "false"}
     settings = [*sorted(configuration.model.items()), *sorted(configuration.settings.items())]
-    assert found.family == configuration.family
-    assert (found.preset, found.workload) == (configuration.preset, configuration.workload)
-    assert found.set == [
+    assert parsed.family == configuration.family
+    assert (parsed.preset, parsed.workload) == (configuration.preset, configuration.workload)
+    assert parsed.set == [
         f"{name}={plain[value] if isinstance(value, bool) else value}" for name, value in settings
     ]
-    assert found.toggle == [f"{k}={v}" for k, v in sorted(configuration.toggles.items())]
-    assert (found.seed, found.data) == (configuration.seed, configuration.data)
-    assert (found.steps, found.o) == (steps, output)
+    assert parsed.toggle == [f"{k}={v}" for k, v in sorted(configuration.toggles.items())]
+    assert (parsed.seed, parsed.data) == (configuration.seed, configuration.data)
+    assert (parsed.steps, parsed.o) == (steps, output)
 
 
 @given(configurations, words)
@@ -81,7 +81,7 @@ def test_python_and_shell_make_the_same_calls(configuration, stem):
     with pytest.raises(SystemExit):
         exec(script, {"main": calls.append})
     assert calls == [
-        reproduce.arguments(configuration, 3, f"{stem}-{place:04d}.h5") for place in range(2)
+        reproduce.arguments(configuration, 3, f"{stem}-{index:04d}.h5") for index in range(2)
     ]
     shell = reproduce.session_commands(session, stem)
     assert all(f"\n{shlex.join(['workbench', *call])}\n" in shell for call in calls)
@@ -128,10 +128,10 @@ ENDINGS = pytest.mark.parametrize(
 
 
 def is_told(said: str, codes: list[int]) -> bool:
-    """Whether each call that did not end with 0, and no other, is named with its exit code."""
-    told = [(line.split(": workbench ")[0], line.split()[-1]) for line in said.splitlines()]
-    return told == [
-        (f"exit code {code}", f"again-{place:04d}.h5") for place, code in enumerate(codes) if code
+    """Return True if exactly the calls that did not end with 0 are named with their exit code."""
+    lines = [(line.split(": workbench ")[0], line.split()[-1]) for line in said.splitlines()]
+    return lines == [
+        (f"exit code {code}", f"again-{index:04d}.h5") for index, code in enumerate(codes) if code
     ]
 
 
@@ -156,7 +156,7 @@ def test_a_shell_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
 
 @pytest.fixture
 def not_ignored():
-    """As in a terminal: who runs the tests in the background has Ctrl+C ignored in all of them."""
+    """Handle Ctrl+C as in a terminal: tests in the background ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -195,22 +195,22 @@ def test_a_python_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
 def test_a_study_of_a_file_without_orders_is_said_not_to_be_repeated_in_shell_and_in_python():
     session = samples.session(n=17)
     session.studies[0].title = "a title\nrm -rf of two lines"
-    told = "# The survey 'a title rm -rf of two lines' is not repeated: this file does not tell"
-    assert told in reproduce.session_commands(session)
+    refusal = "# The survey 'a title rm -rf of two lines' is not repeated: this file does not tell"
+    assert refusal in reproduce.session_commands(session)
     script = reproduce.session_python(session)
-    assert told in script
+    assert refusal in script
     ast.parse(script)
     after = reproduce.session_commands(session).partition("}\n\n")[2].partition("\n\n")[0]
     assert all(line.startswith(("#", "workbench run ")) for line in after.splitlines())
 
 
 def calls_of(session: Session) -> list[list[str]]:
-    """The calls, without what is said of parts that have none."""
+    """Return the calls, without what is said of parts that have none."""
     return [call for call in reproduce._calls(session, "again") if isinstance(call, list)]
 
 
 def compared(base: dict, other: dict, segments=(0, 1), **changes) -> Session:
-    """A session of three segments, two of which were compared."""
+    """Return a session of three segments, two of which were compared."""
     session = samples.session(n=17, segments=3)
     for segment, toggles in zip(session.segments, (base, other), strict=False):
         segment.configuration = msgspec.structs.replace(

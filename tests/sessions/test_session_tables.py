@@ -165,17 +165,17 @@ def test_a_number_of_unknown_error_keeps_three_digits(value):
 def session_of(*medians: float, n: int = 600) -> Session:
     segments = [
         Segment(
-            index=place,
+            index=index,
             configuration=Configuration(
                 family="hydra",
                 preset="tiny",
                 settings={"batch": 4},
-                toggles={"compile": "off" if place == 0 else "default"},
+                toggles={"compile": "off" if index == 0 else "default"},
             ),
-            label=f"s{place}",
-            steps=samples.steps(n, seed=place, median_ms=median),
+            label=f"s{index}",
+            steps=samples.steps(n, seed=index, median_ms=median),
         )
-        for place, median in enumerate(medians)
+        for index, median in enumerate(medians)
     ]
     return Session(title="one", segments=segments)
 
@@ -232,17 +232,19 @@ def test_a_segment_without_memory_leaves_the_resident_set_of_the_others_its_name
 
 def test_memory_that_others_held_is_told_apart_where_any_was():
     session = session_of(10.0, 8.0)
-    for segment, others in zip(session.segments, (0.0, 0.0), strict=True):
-        segment.ledger |= {"own_peak_bytes": 1.9e9, "others_bytes": others}
+    for segment, others_bytes in zip(session.segments, (0.0, 0.0), strict=True):
+        segment.ledger |= {"own_peak_bytes": 1.9e9, "others_bytes": others_bytes}
     headings = [column.heading for column in tables.segments_table(session).columns]
     assert "of its own (GiB)" not in headings, "the whole peak is"
     session.segments[1].ledger |= {"own_peak_bytes": 0.7e9, "others_bytes": 1.2e9}
     table = tables.segments_table(session)
-    place = [column.heading for column in table.columns].index("of its own (GiB)")
-    assert table.columns[place - 1].heading == "peak memory (GiB)"
-    assert [row[place] for row in table.rows] == pytest.approx([1.9e9 / 2**30, 0.7e9 / 2**30])
+    column_index = [column.heading for column in table.columns].index("of its own (GiB)")
+    assert table.columns[column_index - 1].heading == "peak memory (GiB)"
+    assert [row[column_index] for row in table.rows] == pytest.approx(
+        [1.9e9 / 2**30, 0.7e9 / 2**30]
+    )
     del session.segments[0].ledger["own_peak_bytes"]
-    assert tables.segments_table(session).rows[0][place] is None, "of an earlier version"
+    assert tables.segments_table(session).rows[0][column_index] is None, "of an earlier version"
 
 
 def test_segments_table_states_the_models_share_of_the_measured_matrix_rate():
@@ -250,9 +252,11 @@ def test_segments_table_states_the_models_share_of_the_measured_matrix_rate():
     assert "MFU (%)" not in [column.heading for column in tables.segments_table(session).columns]
     session.segments[0].ledger |= {"model_flops": 4e9, "matrix_flops_per_s": 1e12}
     table = tables.segments_table(session)
-    place = [column.heading for column in table.columns].index("MFU (%)")
-    assert table.rows[0][place].value == pytest.approx(4e2 / table.rows[0][place - 7].value)
-    assert tables.text(table.rows[1][place]) == tables.MISSING  # no FLOPs are known of it
+    column_index = [column.heading for column in table.columns].index("MFU (%)")
+    assert table.rows[0][column_index].value == pytest.approx(
+        4e2 / table.rows[0][column_index - 7].value
+    )
+    assert tables.text(table.rows[1][column_index]) == tables.MISSING  # no FLOPs are known of it
 
 
 def test_a_share_above_all_of_the_ceiling_is_told_as_the_ceilings_fault():
@@ -270,8 +274,8 @@ def test_segments_table_says_of_each_segment_whether_its_numbers_were_right():
     for segment, ok in zip(session.segments, (True, False, None), strict=False):
         segment.ledger |= numerics.facts(Numerics(reference="float64", ok=ok, text="why"))
     table = tables.segments_table(session)
-    place = [column.name for column in table.columns].index("numbers")
-    assert [row[place] for row in table.rows] == ["right", "WRONG", "unknown", None]
+    column_index = [column.name for column in table.columns].index("numbers")
+    assert [row[column_index] for row in table.rows] == ["right", "WRONG", "unknown", None]
     assert [numerics.text(segment.ledger) for segment in session.segments] == [
         "against float64: why", "against float64: why", "why", ""
     ]  # fmt: skip
@@ -322,8 +326,10 @@ def test_toggles_that_not_every_session_has_leave_the_comparison_its_columns():
         Configuration(family="f", preset="p", toggles={"triton": "off"}, model={"dim": 8}),
     ]
     sessions = [
-        Session(title=str(place), segments=[Segment(0, one, "s", steps=samples.steps(200))])
-        for place, one in enumerate(made)
+        Session(
+            title=str(index), segments=[Segment(0, configuration, "s", steps=samples.steps(200))]
+        )
+        for index, configuration in enumerate(made)
     ]
     comparison = compare(sessions)
     names = [column.name for column in tables.comparison_table(comparison).columns]

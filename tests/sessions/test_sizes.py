@@ -9,7 +9,7 @@ from sessions.sizes import UNITS, size_text, sized
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "told"),
+    ("size_bytes", "expected"),
     [
         (0, "0 B"),
         (712, "712 B"),
@@ -20,8 +20,8 @@ from sessions.sizes import UNITS, size_text, sized
         (math.nan, "–"),
     ],
 )
-def test_a_size_is_told_in_the_largest_unit_of_which_there_is_one(size_bytes, told):
-    assert size_text(size_bytes) == told
+def test_a_size_is_told_in_the_largest_unit_of_which_there_is_one(size_bytes, expected):
+    assert size_text(size_bytes) == expected
 
 
 def test_no_size_is_told_as_less_than_one_or_more_than_1024_of_its_unit():

@@ -21,6 +21,7 @@ import time
 import traceback
 import unicodedata
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
@@ -30,7 +31,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 import h5py
 import profile_samples
 from fuzzed_window import HUNG_S, SLOWEST_S, WindowProcess, used_s
-from session_mutations import damage, mutate
+from session_mutations import column_cases, damage, fill_columns, mutate
 from synthetic import bench_session, cpu_session, gpu_session, sweep_study
 from whole_session import everything
 
@@ -78,6 +79,18 @@ def make(path: Path, number: int, contents: list[bytes]) -> str:
         content[: seal.SIZE] = bytes(seal.SIZE)
     path.write_bytes(content)
     return "; ".join(done)
+
+
+def make_case(path: Path, case: tuple[int, str, float], contents: list[bytes]) -> str:
+    """Write a sealed file in which whole columns hold one extreme number."""
+    base, pattern, value = case
+    path.write_bytes(contents[base])
+    with h5py.File(path, "r+") as file:
+        done = fill_columns(file, pattern, value)
+    content = bytearray(path.read_bytes())
+    seal.stamp(memoryview(content))
+    path.write_bytes(content)
+    return done
 
 
 def use(path: Path, other: Path, drawn: bool, checked: Path) -> str:
@@ -163,7 +176,7 @@ def forked_copy(source: Source, sealed: bool = False) -> Source:
     if not (child := os.fork()):
         os.close(reader)
         with contextlib.suppress(BaseException):
-            _check._limit_resources(source.size)
+            _check.limit_resources(source.size, _check._limit_s(source.size))
             why = _check.refusal(
                 Source(Path("it"), os.dup(source.descriptor)), sealed, copy.fileno()
             )
@@ -191,7 +204,9 @@ def checked_path(folder: Path, number: int) -> Path:
     return folder / f"{number}.checked.h5"
 
 
-def attempt(number: int, contents: list[bytes], other: Path, drawn: bool, folder: Path) -> str:
+def attempt(
+    number: int, make_file: Callable[[Path, int], str], other: Path, drawn: bool, folder: Path
+) -> str:
     """Make and use one file in a process of its own; return how it ended."""
     reader, writer = os.pipe()
     if not (child := os.fork()):
@@ -201,7 +216,7 @@ def attempt(number: int, contents: list[bytes], other: Path, drawn: bool, folder
         resource.setrlimit(resource.RLIMIT_AS, (LARGEST_BYTES, LARGEST_BYTES))
         try:
             path = folder / f"{number}.h5"
-            done = make(path, number, contents)
+            done = make_file(path, number)
             ended = use(path, other, drawn, checked_path(folder, number))
         except BaseException:  # noqa: BLE001 - whatever it was is the finding
             ended = f"{number}: {done}\n{traceback.format_exc()[-2500:]}"
@@ -231,18 +246,26 @@ def attempt(number: int, contents: list[bytes], other: Path, drawn: bool, folder
 
 
 def fuzz(
-    first: int, files: int, drawn: int, folder: Path, windows: bool = False
+    first: int, files: int, drawn: int, folder: Path, windows: bool = False, columns: bool = False
 ) -> tuple[Counter[str], list[str]]:
-    """Use so many files from seed ``first`` on; return counts, and what was wrong."""
+    """Use so many files from seed ``first`` on; return counts, and what was wrong.
+
+    With ``columns`` the numbers count the cases of ``column_cases`` instead.
+    """
     window = WindowProcess(folder)
     contents = bases()
+    cases = column_cases(contents, folder / "columns.h5") if columns else []
+
+    def make_file(path: Path, number: int) -> str:
+        return make_case(path, cases[number], contents) if columns else make(path, number, contents)
+
     other = folder / "other.h5"
     hdf5.save(gpu_session(steps=40), other)
     hdf5.checked_copy = forked_copy
     counts: Counter[str] = Counter()
     wrong = []
-    for number in range(first, first + files):
-        ended = attempt(number, contents, other, bool(drawn) and number % drawn == 0, folder)
+    for number in range(first, min(first + files, len(cases) if columns else first + files)):
+        ended = attempt(number, make_file, other, bool(drawn) and number % drawn == 0, folder)
         if windows and ended == "used":
             counts["windows"] += 1
             if complaints := window.open(checked_path(folder, number)):
@@ -263,13 +286,21 @@ def _main() -> int:
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--drawn", type=int, default=20, help="0: no file is drawn")
+    parser.add_argument(
+        "--columns", action="store_true", help="fill each column with each extreme number instead"
+    )
     parser.add_argument("--windows", action="store_true", help="open each file in a window too")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_STATE_HOME"] = folder
         counts, wrong = fuzz(
-            options.first, options.files, options.drawn, Path(folder), options.windows
+            options.first,
+            options.files,
+            options.drawn,
+            Path(folder),
+            options.windows,
+            options.columns,
         )
     sys.stdout.write(f"{dict(counts)} in {time.monotonic() - began:.0f} s\n")
     return int(bool(wrong))

@@ -47,7 +47,10 @@ class WindowProcess:
                 self.close()
                 return [f"the window did not show it within {used:.0f} s of processor time"]
         if answer := process.stdout.readline():
-            return list(json.loads(answer))
+            complaints = list(json.loads(answer))
+            if complaints:  # the next file gets a window without the traces of this one
+                self.close()
+            return complaints
         self._process = None
         return [f"the window ended with {process.wait()}"]
 
@@ -167,8 +170,6 @@ def _main(folder: Path) -> None:
         if not wrong:
             wrong = show_beside(window, other, _wait)
         answers.write(f"{json.dumps(wrong)}\n")
-        if wrong:  # the next file gets a window without its traces
-            return
     errors.end()
 
 

@@ -77,7 +77,7 @@ def messages(
     }
     title = "moe train: best configuration"
     yield protocol.StudyStarted(
-        t_s=now, index=index, kind="optimization", title=title, asked=question
+        t_s=now, index=index, kind="optimization", title=title, request=question
     )
     counted = "counted by the allocator" if memory else "not measured: on the CPU"
     yield protocol.StudyFacts(t_s=now, study=index, facts={"memory": counted})

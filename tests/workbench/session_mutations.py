@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -65,6 +67,33 @@ def mutate(file: h5py.File, rng: random.Random, count: int) -> list[str]:
         except _UNCHANGEABLE as error:
             done.append(f"{change.__name__} failed: {error}")
     return done
+
+
+def column_cases(contents: list[bytes], path: Path) -> list[tuple[int, str, float]]:
+    """Return a case for each column of numbers of each file and each extreme number.
+
+    Columns that differ in the numbers of their groups alone are one column. ``path`` is scratch.
+    """
+    cases: dict[tuple[int, str, float], None] = {}
+    for number, content in enumerate(contents):
+        path.write_bytes(content)
+        with h5py.File(path) as file:
+            for name in things(file, h5py.Dataset):
+                if file[name].dtype.kind in "fiu":
+                    pattern = re.sub(r"\d+", "*", name)
+                    cases |= dict.fromkeys((number, pattern, float(value)) for value in NUMBERS)
+    return list(cases)
+
+
+def fill_columns(file: h5py.File, pattern: str, value: float) -> str:
+    """Put a number into all rows of the columns of this pattern; return what was done."""
+    for name in things(file, h5py.Dataset):
+        if re.sub(r"\d+", "*", name) == pattern:
+            values = file[name][()]
+            with np.errstate(all="ignore"):
+                values[...] = np.array(value).astype(values.dtype)
+            file[name][...] = values
+    return f"{pattern} {value}"
 
 
 def things(file: h5py.File, kind: type) -> list[str]:
@@ -287,11 +316,11 @@ def _changed(value: Any, rng: random.Random) -> Any:
         if isinstance(value, dict) and rng.random() < 0.5:
             return value | {rng.choice([*LEDGER, *TEXTS]): rng.choice(VALUES)}
         return rng.choice(VALUES)
-    place = rng.choice(inner)
+    key = rng.choice(inner)
     if rng.random() < 0.15:
-        del value[place]
+        del value[key]
     else:
-        value[place] = _changed(value[place], rng)
+        value[key] = _changed(value[key], rng)
     return value
 
 
@@ -308,7 +337,7 @@ CHANGES: list[Callable[[h5py.File, random.Random], str]] = [
 
 def damage(content: bytearray, rng: random.Random) -> str:
     """Change bytes of the HDF5 part; headers of objects get checksums that fit again."""
-    headers = [place for place in _places_of(content, b"OHDR") if content[place + 4] == 2]
+    headers = [offset for offset in _places_of(content, b"OHDR") if content[offset + 4] == 2]
     if headers and rng.random() < 0.7:
         start = rng.choice(headers)
         flags = content[start + 5]

@@ -13,6 +13,7 @@ import pytest
 from sessions.storage import hdf5
 
 # Seeds of CI; a file whose seed once failed belongs here too.
+FAILED = (1309, 2057, 2601, 5317)
 FIRST, FILES = 0, int(os.environ.get("WORKBENCH_FUZZED_FILES", "10"))
 
 
@@ -21,6 +22,13 @@ def test_changed_files_are_used_or_refused_with_a_sentence(monkeypatch, tmp_path
     counts, wrong = fuzz_sessions.fuzz(FIRST, FILES, drawn=0, folder=tmp_path)
     assert not wrong, "\n".join(wrong)
     assert counts["used"] and counts["refused"], counts
+
+
+@pytest.mark.parametrize("seed", FAILED)
+def test_files_that_once_failed_are_used_or_refused(seed, monkeypatch, tmp_path):
+    monkeypatch.setattr(hdf5, "checked_copy", hdf5.checked_copy)
+    _, wrong = fuzz_sessions.fuzz(seed, 1, drawn=0, folder=tmp_path)
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("number", [3, pytest.param(8, marks=pytest.mark.slow)])

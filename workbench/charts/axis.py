@@ -34,7 +34,7 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
         self.texts = True  # False: grid only, for all but the last of a stack
         self.least_px = 0.0  # so that stacked plots line up
         self._ticks_key: object = None
-        self._ticks_found: tuple[list[float], list[str], str] = ([], [], "")
+        self._ticks_cached: tuple[list[float], list[str], str] = ([], [], "")
         self._fitted_for: object = None
         self.categories: list[tuple[float, str]] | None = None
         self.setGrid(1.0 if orientation != "right" else False)
@@ -45,7 +45,7 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
         self.update()
 
     def describe(self, unit: Unit, title: str) -> None:
-        """What the axis measures."""
+        """Set what the axis measures."""
         self.unit, self.title = unit, title
         self.fit()
 
@@ -82,17 +82,17 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
         return True
 
     def _category_px(self) -> float:
-        whole = self.parentItem()
-        width = 0.0 if whole is None else whole.boundingRect().width()
+        plot = self.parentItem()
+        width = 0.0 if plot is None else plot.boundingRect().width()
         return min(_CATEGORY_PX, _CATEGORY_SHARE * width) if width > 0 else _CATEGORY_PX
 
     def caption(self) -> str:
-        """The axis's title with the unit that its ticks are in."""
+        """Return the axis's title with the unit that its ticks are in."""
         symbol = self._ticks()[2] if self.categories is None else ""
         return f"{self.title} ({symbol})" if symbol and self.title else self.title
 
     def _fitted(self, metrics: QFontMetricsF, length: float) -> str:
-        """The caption, or the unit alone where a small plot has no room for it."""
+        """Return the caption, or the unit alone if a small plot has no room for it."""
         caption = self.caption()
         if metrics.horizontalAdvance(caption) <= length or self.orientation == "bottom":
             return metrics.elidedText(caption, Qt.TextElideMode.ElideRight, max(length, 40.0))
@@ -112,8 +112,8 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
             if len(places) < 2:  # a small plot still says how far its axis reaches
                 places, texts, symbol = self.unit.ticks(low, high, 2 * wanted)
             self._ticks_key = key
-            self._ticks_found = [place / self.factor for place in places], texts, symbol
-        return self._ticks_found
+            self._ticks_cached = [position / self.factor for position in places], texts, symbol
+        return self._ticks_cached
 
     @guarded
     def paint(
@@ -128,7 +128,7 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
             return
         area = self.mapRectFromItem(view, view.rect())
         if self.categories is not None:
-            places = [place for place, _ in self.categories]
+            places = [position for position, _ in self.categories]
             texts = [text for _, text in self.categories]
         else:
             places, texts, _ = self._ticks()

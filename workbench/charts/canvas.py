@@ -7,6 +7,7 @@ what is visible.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pyqtgraph as pg
 from PySide6.QtCore import QPointF, QRectF, Qt, Signal
@@ -88,17 +89,17 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
             self.broken.emit()
 
     def axis(self, name: str) -> Axis:
-        """The ``left``, ``bottom`` or ``right`` axis."""
+        """Return the ``left``, ``bottom`` or ``right`` axis."""
         axis: Axis = self.axes[name]["item"]
         return axis
 
     def describe(self, x: tuple[Unit, str], y: tuple[Unit, str]) -> None:
-        """Units and titles of the two axes."""
+        """Set units and titles of the two axes."""
         self.axis("bottom").describe(*x)
         self.axis("left").describe(*y)
 
     def show_right(self, unit: Unit, title: str, factor: float) -> None:
-        """A second scale: one unit of the left axis is ``factor`` of this ``unit``."""
+        """Show a second scale: one unit of the left axis is ``factor`` of this ``unit``."""
         right = self.axis("right")
         right.factor = factor
         self.showAxis("right", True)
@@ -110,7 +111,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         layer.setParentItem(self.vb)
 
     def clear_layers(self) -> None:
-        """Back to an empty canvas; ranges stay."""
+        """Empty the canvas; ranges stay."""
         for layer in self.layers:
             layer.setParentItem(None)
             if layer.scene() is not None:
@@ -151,8 +152,8 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.relook()
 
     def x_span(self) -> tuple[float, float] | None:
-        """First and last place of all data, and of what is to come."""
-        spans = [span for layer in self.layers if (span := layer.x_span()) is not None]
+        """Return first and last place of all data, and of what is to come."""
+        spans = _finite_spans(layer.x_span() for layer in self.layers)
         if not spans:
             return None
         spans += [] if self.least_x is None else [self.least_x]
@@ -179,11 +180,11 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
 
     @property
     def cursor(self) -> float | None:
-        """Where on x the cursor's line is; None where there is none."""
-        return self._cursor.place
+        """Return the x of the cursor's line; None if there is none."""
+        return self._cursor.line_x
 
     def entries(self) -> list[Entry]:
-        """All entries of the legend, the series before the phases."""
+        """Return all entries of the legend, the series before the phases."""
         entries = [
             entry
             for layer in self.layers
@@ -249,12 +250,10 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         if self.fixed_y is not None:
             self._set_y(*self.fixed_y)
             return
-        spans = [span for layer in self.layers if (span := layer.y_span()) is not None]
-        loose = [
-            span
-            for layer in self.layers
-            if isinstance(layer, TrackLayer) and (span := layer.extremes()) is not None
-        ]
+        spans = _finite_spans(layer.y_span() for layer in self.layers)
+        loose = _finite_spans(
+            layer.extremes() for layer in self.layers if isinstance(layer, TrackLayer)
+        )
         if not loose and not spans:
             return
         spans = spans or loose
@@ -307,7 +306,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
 
 
 def canvas_view() -> pg.GraphicsView:
-    """An empty view for one canvas.
+    """Return an empty view for one canvas.
 
     Its scene has no index of its items: the grid's axes grow with the view box and do not tell, so
     that an index would go on naming, and painting, a canvas that is gone.
@@ -325,20 +324,20 @@ class Cursor(Layer):
     def __init__(self, style: Style) -> None:
         super().__init__()
         self._style = style
-        self.place: float | None = None
+        self.line_x: float | None = None
 
-    def show_at(self, place: float | None) -> None:
+    def show_at(self, x: float | None) -> None:
         """Move the line; only two strips are painted anew."""
-        for x in (self.place, place):
-            if x is not None and self.frame is not None:
-                left = float(self.frame.px(x)) - 2
+        for line_x in (self.line_x, x):
+            if line_x is not None and self.frame is not None:
+                left = float(self.frame.px(line_x)) - 2
                 self.update(QRectF(left, 0, 4, self.frame.height))
-        self.place = place
+        self.line_x = x
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        if self.place is None or not frame.x[0] <= self.place <= frame.x[1]:
+        if self.line_x is None or not frame.x[0] <= self.line_x <= frame.x[1]:
             return
-        x = (self.place - frame.x[0]) * frame.width / (frame.x[1] - frame.x[0])
+        x = (self.line_x - frame.x[0]) * frame.width / (frame.x[1] - frame.x[0])
         painter.setPen(QPen(shade(self._style.theme.text, 0.7), 1))
         painter.drawLine(QPointF(x, 0), QPointF(x, frame.height))
 
@@ -354,7 +353,7 @@ class OffScale(Layer):
         self.text = ""
 
     def left(self, frame: Frame) -> float:
-        """Where the note begins, in pixels; the right edge where there is none."""
+        """Return the left edge of the note, in pixels; the frame's right edge without a note."""
         metrics = QFontMetricsF(self._style.font(small=True))
         left = frame.width - metrics.horizontalAdvance(self.text) - 24
         return left if self.text and left > -4 else frame.width
@@ -383,3 +382,8 @@ class OffScale(Layer):
         painter.setFont(font)
         painter.setPen(shade(style.theme.muted))
         painter.drawText(QPointF(left, plate.top() + 1 + metrics.ascent()), self.text)
+
+
+def _finite_spans(spans: Iterable[tuple[float, float] | None]) -> list[tuple[float, float]]:
+    """Return the spans that can be shown; a file may hold numbers that have no logarithm."""
+    return [span for span in spans if span is not None and all(map(math.isfinite, span))]

@@ -1,4 +1,4 @@
-"""What happens when an item of a plot cannot be painted: the canvas learns of it."""
+"""Protection against items of a plot that cannot be painted: the canvas learns of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands above a plot: its title and its legend, wrapped to the width there is."""
+"""The header of a plot: its title and its legend, wrapped to the available width."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class Header(QGraphicsWidget):
             if rows <= most:
                 break
         row_px = self._row_px()
-        kept = [place for place in self._places if place[1] < most * row_px]
-        self._left_out, self._places = len(self._places) - len(kept), kept
+        visible = [corner for corner in self._places if corner[1] < most * row_px]
+        self._left_out, self._places = len(self._places) - len(visible), visible
         if self._left_out:  # the last that is kept makes room to say so
-            self._left_out, self._places = self._left_out + 1, kept[:-1]
-            self._said_at = kept[-1]
-        self._ends = self._rooms(kept)
+            self._left_out, self._places = self._left_out + 1, visible[:-1]
+            self._said_at = visible[-1]
+        self._ends = self._rooms(visible)
         height = min(rows, most) * row_px + 2 if self.title or self._entries else 0.0
         if height != self._height:
             self._height = height
@@ -98,16 +98,16 @@ class Header(QGraphicsWidget):
             self.setPreferredHeight(height)
 
     def _rooms(self, places: list[tuple[float, float]]) -> list[float]:
-        """Where each of these places ends: at the next in its row, or with the row."""
+        """Return where each of these places ends: at the next in its row, or with the row."""
         width = self.size().width()
         ends = [width - (self.spare_px if y == 0 else 0.0) for _, y in places]
-        for place, ((_, y), (x, below)) in enumerate(itertools.pairwise(places)):
+        for index, ((_, y), (x, below)) in enumerate(itertools.pairwise(places)):
             if y == below:
-                ends[place] = x - _GAP_PX
+                ends[index] = x - _GAP_PX
         return ends
 
     def _most_rows(self) -> int:
-        """How many rows leave the plot below its room."""
+        """Return how many rows leave the plot below its room."""
         host = self.parentWidget()
         if host is None or not host.size().height():
             return _LEAST_ROWS
@@ -175,8 +175,8 @@ class Header(QGraphicsWidget):
             self._texts = [""] * len(self._entries)
             return
         self._read_at = time.monotonic()
-        place = math.nan if self._cursor is None else self._cursor
-        self._texts = [entry.reading(place) if entry.reading else "" for entry in self._entries]
+        x = math.nan if self._cursor is None else self._cursor
+        self._texts = [entry.reading(x) if entry.reading else "" for entry in self._entries]
         metrics = QFontMetricsF(self._style.font())
         for entry, text in zip(self._entries, self._texts, strict=True):
             grown = max(self._grown.get(entry.name, 0.0), metrics.horizontalAdvance(text))
@@ -217,7 +217,7 @@ class Header(QGraphicsWidget):
             painter.drawText(QPointF(left, y + metrics.ascent()), text)
 
     def _name(self, entry: Entry, metrics: QFontMetricsF, free_px: float = 0.0) -> str:
-        """Its name, elided where not even a row of its own would hold it, or it is capped.
+        """Elide its name where even a row of its own would not hold it, or it is capped.
 
         ``free_px``: what its place has, which it may take in any case.
         """

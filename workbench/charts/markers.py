@@ -22,7 +22,7 @@ from sessions.plain_text import LONGEST_SHOWN, one_line, wrapped
 from workbench.charts.drawn import MOST_SEGMENTS
 from workbench.charts.guard import guarded
 from workbench.charts.layers import Frame, Layer
-from workbench.charts.plot import Run
+from workbench.charts.runs import Run
 from workbench.charts.style import Style, shade
 
 MARKED = ("toggle", "note", "warning", "error")
@@ -30,7 +30,7 @@ _LOW_PX = 100.0  # a plot this low under one row of labels has no second
 _LABEL_PX = 200.0  # a longer label is elided; hovering shows it whole
 _LEAST_PX = 96.0  # a label makes room for those after it, but becomes no shorter
 MOST_MARKS = 256  # the newest; lines of more would cover the plot
-_SAME_S = 0.5  # a segment that begins this close to a toggle's mark is told by that mark
+_SAME_S = 0.5  # a segment that begins this close to a toggle's mark needs no mark of its own
 
 
 @dataclass(frozen=True)
@@ -43,26 +43,26 @@ class Mark:
 
 
 def marks(session: Session, titled: Callable[[str], str] = str) -> list[Mark]:
-    """The events worth a mark, and the segments that no toggle announces, in order of time.
+    """Return the events worth a mark, and the segments that no toggle announces, in order of time.
 
     ``titled`` gives each text as people are to read it.
     """
     events = [event for event in session.events if event.kind in MARKED]
-    found = [
+    marks_made = [
         Mark(event.t_s, event.kind, titled(one_line(event.text, LONGEST_SHOWN)))
         for event in events[-MOST_MARKS:]
     ]
-    told = [mark.t_s for mark in found if mark.kind == "toggle"]
-    found += [
+    toggle_times = [mark.t_s for mark in marks_made if mark.kind == "toggle"]
+    marks_made += [
         Mark(segment.start_s, "toggle", titled(_begun(segment, before)))
         for before, segment in itertools.pairwise(session.segments[-MOST_SEGMENTS:])
-        if not any(abs(segment.start_s - t_s) <= _SAME_S for t_s in told)
+        if not any(abs(segment.start_s - t_s) <= _SAME_S for t_s in toggle_times)
     ]
-    return sorted(found, key=lambda mark: mark.t_s)
+    return sorted(marks_made, key=lambda mark: mark.t_s)
 
 
 def _begun(segment: Segment, before: Segment) -> str:
-    """What a segment is called, after the model and workload where these are others than before."""
+    """Return a segment's name, after the model and workload if these differ from those before."""
     now = segment.configuration.title
     return segment.label if now == before.configuration.title else f"{now}: {segment.label}"
 
@@ -109,7 +109,7 @@ class Lane(QGraphicsWidget):
         self.setMaximumHeight(0.0)
 
     def show_marks(self, marks: Sequence[Mark], frame: Frame) -> bool:
-        """Label these marks over the plot that shows ``frame``; whether that changed the height."""
+        """Label these marks over the plot that shows ``frame``; True if the height changed."""
         # By the room of plot and lane: by the plot's alone a second row could take itself away.
         one_row = self._row_px() + 2
         high = frame.height + self.size().height() - one_row > _LOW_PX
@@ -129,10 +129,10 @@ class Lane(QGraphicsWidget):
             most = min(_LABEL_PX, max(_LEAST_PX, after - x - 14))
             text = metrics.elidedText(mark.text, Qt.TextElideMode.ElideRight, most)
             width = metrics.horizontalAdvance(text)
-            for row, place in itertools.product(range(rows), (x + 4, x - 4 - width)):
-                if place >= free[row] and place + width <= frame.width:
-                    self._labels.append((x, place, row, text, mark))
-                    free[row] = max(place + width, x) + 10
+            for row, left in itertools.product(range(rows), (x + 4, x - 4 - width)):
+                if left >= free[row] and left + width <= frame.width:
+                    self._labels.append((x, left, row, text, mark))
+                    free[row] = max(left + width, x) + 10
                     break
             else:
                 self._labels.append((x, x, 0, "", mark))
@@ -162,13 +162,13 @@ class Lane(QGraphicsWidget):
             painter.setPen(_pen(mark, self._style))
             painter.drawLine(QPointF(x, top + 2), QPointF(x, height))
         ground = shade(self._style.theme.surface)
-        for _, place, row, text, mark in self._labels:
+        for _, left, row, text, mark in self._labels:
             if text:
                 top = row * self._row_px()
                 width = metrics.horizontalAdvance(text)
-                painter.fillRect(QRectF(place - 2, top, width + 4, self._row_px()), ground)
+                painter.fillRect(QRectF(left - 2, top, width + 4, self._row_px()), ground)
                 painter.setPen(shade(_color(mark, self._style, text=True)))
-                painter.drawText(QPointF(place, top + metrics.ascent()), text)
+                painter.drawText(QPointF(left, top + metrics.ascent()), text)
 
     def hoverMoveEvent(self, event: QGraphicsSceneHoverEvent) -> None:
         near = [label for label in self._labels if abs(label[0] - event.pos().x()) < 5]
@@ -177,8 +177,8 @@ class Lane(QGraphicsWidget):
             for label in self._labels
             if label[1] <= event.pos().x() <= label[1] + _LABEL_PX and label[3]
         ]
-        found = near or inside[-1:]
-        self.setToolTip(wrapped("\n".join(label[4].text for label in found)))
+        hovered = near or inside[-1:]
+        self.setToolTip(wrapped("\n".join(label[4].text for label in hovered)))
 
     def _row_px(self) -> float:
         return QFontMetricsF(self._style.font(small=True)).height()

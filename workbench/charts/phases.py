@@ -10,7 +10,7 @@ from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
 
 from sessions.model import Phase, PhaseSpan
 from workbench.charts.layers import Entry, Frame, Layer
-from workbench.charts.plot import Run
+from workbench.charts.runs import Run
 from workbench.charts.style import Style, shade
 
 _ALPHA = 0.16
@@ -28,10 +28,10 @@ class Phases(Layer):
         self._spans: list[PhaseSpan] = []
         self._named_until = math.inf
 
-    def name_left_of(self, place: float) -> None:
+    def name_left_of(self, left: float) -> None:
         """Leave ``place`` and what is right of it, in pixels, to another text."""
-        if place != self._named_until:
-            self._named_until = place
+        if left != self._named_until:
+            self._named_until = left
             self.fresh = -math.inf
 
     def pull(self) -> None:
@@ -62,7 +62,7 @@ class Phases(Layer):
         ]
 
     def areas(self, frame: Frame) -> Iterator[tuple[QRectF, int, str]]:
-        """Where each phase is, in pixels, which it is, and its name, empty without room for it."""
+        """Yield each phase's area in pixels, the phase, and its name, empty without room for it."""
         metrics = QFontMetricsF(self._style.font(small=True))
         for span in self._spans:
             if not 0 <= span.phase < len(self._style.theme.phases):

@@ -1,63 +1,19 @@
-"""What a plot is, and what it is drawn from."""
+"""The descriptor of a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
-from sessions.model import Segment, Session, Study
 from workbench.charts.drawn import MOST_SEGMENTS
+from workbench.charts.runs import Run as Run
 
 if TYPE_CHECKING:
     from workbench.charts.canvas import Canvas
     from workbench.charts.style import Style
-
-Kept = TypeVar("Kept")
-
-
-@dataclass
-class Run:
-    """One session as a plot shows it: its label, its colour, and which of its segments.
-
-    It keeps what plots derive from the session (tracks, rolling percentiles), so that several plots
-    share them and drawing anew is cheap. ``segments`` are numbers; None is all of them. The
-    ``selected`` one is tinted.
-    """
-
-    session: Session
-    label: str = ""
-    color: int = 0
-    segments: tuple[int, ...] | None = None
-    selected: int | None = None
-    comparison: int = -1  # which of the session's paired comparisons; -1: the last requested
-    titled: Callable[[str], str] = field(default=str, repr=False, compare=False)  # names in texts
-    _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def title(self) -> str:
-        """The label, or else the session's title."""
-        return self.label or self.session.title
-
-    def alone(self, study: Study) -> Run:
-        """The run as if the session had that study only, so that plots show it."""
-        session = replace(self.session, studies=[study])
-        return replace(self, session=session, _kept={})
-
-    def chosen(self) -> list[Segment]:
-        """Return the segments to show, in order: the newest ``MOST_SEGMENTS`` if none was named."""
-        segments = self.session.segments
-        if self.segments is None:
-            return segments[-MOST_SEGMENTS:]
-        return [segments[number] for number in self.segments if 0 <= number < len(segments)]
-
-    def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:
-        """What was kept under ``key``, made when it is first asked for."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]  # type: ignore[no-any-return]
 
 
 def note_beside_title(plot_item: Canvas, text: str) -> None:
@@ -89,12 +45,12 @@ class Plot:
     can_show: Callable[[Sequence[Run]], str | None]
     axis: str  # "time" (x is the session's clock; may be live) or "value"
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    found: Callable[[Sequence[Run]], Mapping[str, tuple[str, ...]]] = lambda runs: {}
+    choices_in: Callable[[Sequence[Run]], Mapping[str, tuple[str, ...]]] = lambda runs: {}
     key: Callable[[Sequence[Run]], object] = lambda runs: None
 
     def choices(self, runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
-        """All options with their choices for these runs."""
-        return {**self.found(runs), **self.options}
+        """Return all options with their choices for these runs."""
+        return {**self.choices_in(runs), **self.options}
 
     def paint(self, plot_item: Canvas, runs: Sequence[Run], style: Style, **options: str) -> None:
         """Draw on an empty canvas, titled."""

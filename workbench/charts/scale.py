@@ -11,8 +11,8 @@ _SCALE = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 18
 
 
 def scale_color(share: float) -> QColor:
-    """The colour at a share of the scale, 0 to 1."""
-    place = min(max(share, 0.0), 1.0) * (len(_SCALE) - 1)
-    first = min(int(place), len(_SCALE) - 2)
+    """Return the colour at a share of the scale, 0 to 1."""
+    position = min(max(share, 0.0), 1.0) * (len(_SCALE) - 1)
+    first = min(int(position), len(_SCALE) - 2)
     pairs = zip(_SCALE[first], _SCALE[first + 1], strict=True)
-    return QColor(*(round(a + (b - a) * (place - first)) for a, b in pairs))
+    return QColor(*(round(a + (b - a) * (position - first)) for a, b in pairs))

@@ -1,4 +1,4 @@
-"""What a layer reads: a track, or a track seen in other units or from another origin."""
+"""Sources of a layer: a track, or a track in other units or from another origin."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Source(Protocol):
         """Take in what is new."""
 
     def view(self, start: float, stop: float, width: float) -> View:
-        """What is to be seen between ``start`` and ``stop``, in bins of ``width``."""
+        """Return what is to be seen between ``start`` and ``stop``, in bins of ``width``."""
 
     def at(self, x: float) -> float:
-        """The value of the last sample at or before ``x``; NaN where there is none near."""
+        """Return the value of the last sample at or before ``x``; NaN if there is none near."""
 
 
 class Inverse:
@@ -52,7 +52,7 @@ class Inverse:
         self._track.pull()
 
     def view(self, start: float, stop: float, width: float) -> View:
-        """As the track's; the fastest step of a bin is its highest throughput."""
+        """Return the track's view; the fastest step of a bin is its highest throughput."""
         view = self._track.view(start, stop, width)
         with np.errstate(divide="ignore", invalid="ignore"):
             low, high = self._factor / view.high, self._factor / view.low
@@ -61,7 +61,7 @@ class Inverse:
         return View(view.x, low, high, view.dense)
 
     def at(self, x: float) -> float:
-        """As the track's."""
+        """Return the throughput at ``x``."""
         value = self._track.at(x)
         return self._factor / value if value else float("nan")
 
@@ -90,11 +90,11 @@ class Moved:
         self._track.pull()
 
     def view(self, start: float, stop: float, width: float) -> View:
-        """As the track's."""
+        """Return the track's view in other units."""
         view = self._track.view(start - self._offset, stop - self._offset, width)
         low, high = view.low * self._factor, view.high * self._factor
         return View(view.x + self._offset, low, high, view.dense)
 
     def at(self, x: float) -> float:
-        """As the track's."""
+        """Return the value at ``x`` in other units."""
         return self._track.at(x - self._offset) * self._factor

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from pyqtgraph.functions import arrayToQPolygonF
 from pyqtgraph.Qt.internals import PrimitiveArray
@@ -11,13 +9,11 @@ from PySide6.QtCore import QLineF, Qt
 from PySide6.QtGui import QBrush, QPainter, QPen
 
 from workbench.charts.arrays import Array
-
-if TYPE_CHECKING:
-    from workbench.charts.layers import Frame
+from workbench.charts.frame import Frame
 
 
 def zigzag(x: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """A line that runs through the lowest and highest value of every place: (2n,) each."""
+    """Return a line through the lowest and highest value of every x: (2n,) for x and y."""
     y = np.empty(2 * len(x))
     y[0::4], y[1::4] = low[0::2], high[0::2]
     y[2::4], y[3::4] = high[1::2], low[1::2]
@@ -27,7 +23,7 @@ def zigzag(x: Array, low: Array, high: Array) -> tuple[Array, Array]:
 def merged(
     x: Array, top: Array, bottom: Array, gap: float, width: float
 ) -> tuple[Array, Array, Array]:
-    """Neighbouring places within ``width`` as one, from the highest to the lowest of them.
+    """Merge neighbouring places within ``width``, from the highest to the lowest of them.
 
     Those are left apart that NaN, or a leap of x by more than ``gap``, divides.
     """
@@ -49,7 +45,7 @@ def polyline(
     *,
     joined: bool,
 ) -> None:
-    """A line through the points, broken at NaN and where x leaps by more than ``gap``.
+    """Draw a line through the points, broken at NaN and where x leaps by more than ``gap``.
 
     A point without a neighbour becomes a dot. ``joined`` draws paths with proper joins, otherwise
     separate segments: Qt's raster engine takes 0.5 ms for those and up to 200 ms for a wide path.
@@ -83,7 +79,7 @@ def polyline(
 
 
 def _without_level(x: Array, y: Array, linked: Array) -> Array:
-    """Segments (n, 4) between linked neighbours, level stretches as one segment each.
+    """Return segments (n, 4) between linked neighbours, level stretches as one segment each.
 
     Level is what moves by less than half a pixel: a constant is one line and not a thousand.
     """
@@ -92,15 +88,15 @@ def _without_level(x: Array, y: Array, linked: Array) -> Array:
     # A point between two level links is not needed.
     needed = np.ones(len(x), bool)
     needed[1:-1] = ~(level[:-1] & level[1:])
-    kept = np.flatnonzero(needed)
-    starts, stops = kept[:-1], kept[1:]
+    corners = np.flatnonzero(needed)
+    starts, stops = corners[:-1], corners[1:]
     joined = linked[starts]
     starts, stops = starts[joined], stops[joined]
     return np.column_stack([x[starts], y[starts], x[stops], y[stops]])
 
 
 def dashed(segments: Array, pattern: list[float], origin: float) -> Array:
-    """The parts of segments (n, 4, x ascending) that a dash pattern leaves, by distance in x.
+    """Return the parts of segments (n, 4, x ascending) that a dash pattern leaves, by x.
 
     ``pattern`` is on, off, on, off ... in pixels, repeated from the pixel ``origin`` on, so that
     dashes stay with the data when the view scrolls. Qt's own start anew with every segment, and as
@@ -143,7 +139,7 @@ def area(
     gap: float,
     frame: Frame,
 ) -> None:
-    """The area between ``top`` and ``bottom``, broken at NaN and at leaps of x above ``gap``."""
+    """Fill the area between ``top`` and ``bottom``, broken at NaN and at leaps above ``gap``."""
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(brush)
     finite = np.isfinite(top) & np.isfinite(bottom)
@@ -170,7 +166,7 @@ def area(
 def columns(
     painter: QPainter, pen: QPen, x: Array, top: Array, bottom: Array, frame: Frame
 ) -> None:
-    """One upright line per place, from ``top`` to ``bottom`` and at least a pixel tall."""
+    """Draw one upright line per place, from ``top`` to ``bottom`` and at least a pixel tall."""
     with np.errstate(invalid="ignore"):
         seen = (bottom >= 0) & (top <= frame.height) & (x >= 0) & (x <= frame.width)
     x, top, bottom = x[seen], top[seen].clip(0, frame.height), bottom[seen].clip(0, frame.height)
@@ -187,7 +183,7 @@ def ragged(
     gap: float,
     frame: Frame,
 ) -> None:
-    """A ragged line as upright lines that touch their neighbours, without antialiasing.
+    """Draw a ragged line as upright lines that touch their neighbours, without antialiasing.
 
     What a zigzag of slanted lines would fill, in a fifth of the time; for the screen.
     """
@@ -199,15 +195,15 @@ def ragged(
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
     pattern = np.cumsum([length * pen.widthF() for length in pen.dashPattern()])
     if len(pattern):
-        place = np.mod(x - frame.px(0.0), pattern[-1])
-        drawn = np.searchsorted(pattern, place, side="right") % 2 == 0
+        phase = np.mod(x - frame.px(0.0), pattern[-1])
+        drawn = np.searchsorted(pattern, phase, side="right") % 2 == 0
         x, top, bottom = x[drawn], top[drawn], bottom[drawn]
     columns(painter, QPen(pen.color(), 1), x, top, bottom, frame)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
 
 
 def points(painter: QPainter, pen: QPen, x: Array, y: Array, frame: Frame) -> None:
-    """Dots of the pen's width."""
+    """Draw dots of the pen's width."""
     with np.errstate(invalid="ignore"):
         seen = (x >= 0) & (x <= frame.width) & (y >= 0) & (y <= frame.height)
     if seen.any():
@@ -216,7 +212,10 @@ def points(painter: QPainter, pen: QPen, x: Array, y: Array, frame: Frame) -> No
 
 
 def clipped(segments: Array, width: float, height: float) -> Array:
-    """The parts of segments (n, 4: x0 y0 x1 y1) inside 0..width and 0..height (Liang, Barsky)."""
+    """Return the parts of segments (n, 4: x0 y0 x1 y1) inside 0..width and 0..height.
+
+    The algorithm is that of Liang and Barsky.
+    """
     start, delta = segments[:, :2], segments[:, 2:] - segments[:, :2]
     enter, leave = np.zeros(len(segments)), np.ones(len(segments))
     limits = np.array([width, height])
@@ -229,9 +228,9 @@ def clipped(segments: Array, width: float, height: float) -> Array:
             enter = np.where(still, enter, np.maximum(enter, np.minimum(at_zero, at_limit)))
             leave = np.where(still, leave, np.minimum(leave, np.maximum(at_zero, at_limit)))
             leave = np.where(outside, -1.0, leave)
-    kept = enter <= leave
-    start, delta, enter, leave = start[kept], delta[kept], enter[kept], leave[kept]
-    ends = segments[kept].copy()
+    visible = enter <= leave
+    start, delta, enter, leave = start[visible], delta[visible], enter[visible], leave[visible]
+    ends = segments[visible].copy()
     ends[:, :2] = np.where(enter[:, None] > 0, start + delta * enter[:, None], ends[:, :2])
     ends[:, 2:] = np.where(leave[:, None] < 1, start + delta * leave[:, None], ends[:, 2:])
     return ends

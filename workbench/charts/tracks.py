@@ -1,4 +1,4 @@
-"""What curves read: columns of a session, decimated to the pixels that show them.
+"""Sources of curves: columns of a session, decimated to the pixels that show them.
 
 A ``Track`` follows one column as it grows, without a copy; ``Rolling`` derives the rolling median
 and percentiles of a segment's steps. Both take in only what is new when they are pulled.
@@ -19,7 +19,7 @@ from workbench.charts.arrays import Array
 from workbench.charts.pyramid import Pyramid, reduce_bins
 
 WINDOW = 41  # steps; puts the 5th, 50th and 95th percentile exactly on the 3rd, 21st and 39th
-FEWEST = 20  # steps of which 5 % are one: of fewer, the outer percentiles are the extremes
+FEWEST = 20  # 5 % of these steps are one: of fewer, the outer percentiles are the extremes
 # Up to how many steps every how many get rolling values: as many as a screen can show apart.
 _HOPS = ((4096, 1), (65_536, 8), (np.inf, 32))
 _EVERY = ((np.inf, 1),)
@@ -48,7 +48,7 @@ class View:
 
 
 class Grid:
-    """Where bins of x begin among the samples; found once for all tracks of the same x."""
+    """The beginnings of bins of x among the samples; computed once for all tracks of the same x."""
 
     def __init__(self) -> None:
         self._key: tuple[float, ...] = ()
@@ -127,7 +127,7 @@ class Track:
         return max(1.0, 20.0 * float(self.x[-1] - self.x[0]) / (len(self.x) - 1))
 
     def view(self, start: float, stop: float, width: float) -> View:
-        """What is to be seen between ``start`` and ``stop``, in bins of ``width`` (units of x).
+        """Return the samples to show from ``start`` to ``stop``, in bins of ``width`` (units of x).
 
         One sample beyond either end is included, so that lines leave the view at its edge.
         """
@@ -147,7 +147,7 @@ class Track:
         return View(self.x[bins_.starts], bins_.low, bins_.high, dense=True)
 
     def _grown(self, first: int, last: int, start: float, stop: float, width: float) -> Bins | None:
-        """The bins of the last view and those of the samples since; None where that is no help.
+        """Return the bins of the last view and those of the samples since; None if that is no help.
 
         While a session grows only its last bin does, and new ones follow.
         """
@@ -159,16 +159,16 @@ class Track:
             return None
         edges = self._grid.edges(self.x, begin, last, float(self.x[begin]), stop, width)
         starts, low, high = reduce_bins(self.y, edges)
-        kept = slice(max(0, int(np.searchsorted(known.starts, first, side="right")) - 1), -1)
+        reused = slice(max(0, int(np.searchsorted(known.starts, first, side="right")) - 1), -1)
         return Bins(
             start,
-            np.concatenate([known.starts[kept], starts]),
-            np.concatenate([known.low[kept], low]),
-            np.concatenate([known.high[kept], high]),
+            np.concatenate([known.starts[reused], starts]),
+            np.concatenate([known.low[reused], low]),
+            np.concatenate([known.high[reused], high]),
         )
 
     def at(self, x: float) -> float:
-        """The value of the last sample at or before ``x``; NaN where there is none near."""
+        """Return the value of the last sample at or before ``x``; NaN if there is none near."""
         index = int(np.searchsorted(self.x, x, side="right")) - 1
         if index < 0 or x - self.x[index] > self.gap:
             return float("nan")
@@ -237,7 +237,7 @@ class Rolling:
 
 
 def rolling_percentiles(windows: Array) -> tuple[Array, Array, Array]:
-    """5th, 50th and 95th percentile of every window (n, WINDOW); leading NaN is passed over.
+    """Compute percentiles 5, 50 and 95 of every window (n, WINDOW); leading NaN is passed over.
 
     The outer two are NaN where fewer than ``FEWEST`` values are left.
 
@@ -247,10 +247,10 @@ def rolling_percentiles(windows: Array) -> tuple[Array, Array, Array]:
     results = np.empty((3, len(windows)), np.float32)
     partial = int(np.count_nonzero(np.isnan(windows[:WINDOW, 0])))
     for index in range(partial):
-        held = windows[index][~np.isnan(windows[index])]
-        results[:, index] = np.nan, np.median(held), np.nan
-        if len(held) >= FEWEST:
-            results[[0, 2], index] = np.percentile(held, (5, 95), method="nearest")
+        values = windows[index][~np.isnan(windows[index])]
+        results[:, index] = np.nan, np.median(values), np.nan
+        if len(values) >= FEWEST:
+            results[[0, 2], index] = np.percentile(values, (5, 95), method="nearest")
     ranks = [(WINDOW - 1) * percent // 100 for percent in (5, 50, 95)]
     for start in range(partial, len(windows), _CHUNK):
         chunk = slice(start, start + _CHUNK)

@@ -28,7 +28,7 @@ class Unit:
     kind: str = "si"
 
     def scaling(self, low: float, high: float) -> tuple[float, str]:
-        """Factor from stored numbers to ticks over this range, and the unit that ticks are in."""
+        """Return the factor from stored numbers to ticks over this range, and the unit of ticks."""
         largest = max(abs(low), abs(high)) * self.scale
         if self.kind == "binary":
             power = power_of(largest)
@@ -43,7 +43,7 @@ class Unit:
         return self.scale, self.symbol
 
     def ticks(self, low: float, high: float, most: int) -> tuple[list[float], list[str], str]:
-        """Ticks between ``low`` and ``high``, at most about ``most``: places, texts, their unit."""
+        """Return about ``most`` ticks at most between ``low`` and ``high``: places, texts, unit."""
         factor, symbol = self.scaling(low, high)
         if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
             return [], [], symbol
@@ -67,7 +67,7 @@ class Unit:
         return nice_step(rough)
 
     def text(self, value: float, digits: int = 3) -> str:
-        """A reading such as ``12.3 ms`` or ``1.25 GiB``; ``–`` where nothing was measured."""
+        """Return a reading such as ``12.3 ms`` or ``1.25 GiB``; ``–`` if nothing was measured."""
         if not math.isfinite(value):
             return "–"
         factor, symbol = self.scaling(value, value)
@@ -84,8 +84,9 @@ class Logarithmic(Unit):
     """A unit of numbers whose decimal logarithms are drawn: ticks and readings are in the unit."""
 
     def ticks(self, low: float, high: float, most: int) -> tuple[list[float], list[str], str]:
-        """Ticks at 1, 2 and 5 of every decade, at fewer where those are too many, and at even
-        steps where the range is shorter than that.
+        """Return ticks at 1, 2 and 5 of every decade, or fewer if those are too many.
+
+        A range that is too short for them has even steps.
         """
         if not (-_MOST_DECADES < low < high < _MOST_DECADES):  # NaN too
             return [], [], self.symbol
@@ -103,21 +104,21 @@ class Logarithmic(Unit):
         if len(shown) < 2:
             step = nice_step((last - first) / max(2, most))
             places = range(math.ceil(first / step), math.floor(last / step) + 1)
-            shown = [float(f"{place * step:.12g}") for place in places]
+            shown = [float(f"{multiple * step:.12g}") for multiple in places]
         shown = shown[:: max(1, -(-len(shown) // max(1, most)))]
         return [math.log10(value) - shift for value in shown], [f"{v:g}" for v in shown], symbol
 
     def text(self, value: float, digits: int = 3) -> str:
-        """A reading of the number whose logarithm is given."""
+        """Return a reading of the number whose logarithm is given."""
         return super().text(10.0**value if math.isfinite(value) else value, digits)
 
 
 @dataclass(frozen=True)
 class Ratio(Unit):
-    """A ratio about 1, of which parts of a percent matter: a reading has one more digit."""
+    """A ratio about 1 whose parts of a percent matter: a reading has one more digit."""
 
     def text(self, value: float, digits: int = 3) -> str:
-        """A reading such as ``0.812 x``."""
+        """Return a reading such as ``0.812 x``."""
         return super().text(value, digits + 1)
 
 
@@ -135,7 +136,7 @@ STEPS_PER_SECOND = Unit("steps/s")
 
 
 def nice_step(rough: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is not below ``rough``."""
+    """Return the smallest of 1, 2, 5 times a power of ten that is not below ``rough``."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(
         (mantissa * power for mantissa in (1, 2, 5) if mantissa * power >= rough * (1 - 1e-9)),
@@ -144,10 +145,10 @@ def nice_step(rough: float) -> float:
 
 
 def clock(seconds: float) -> str:
-    """``75`` as ``1:15``, ``3675`` as ``1:01:15``, parts of a second kept to milliseconds."""
+    """Format ``75`` as ``1:15``, ``3675`` as ``1:01:15``, parts of a second to milliseconds."""
     sign = "−" if seconds < 0 else ""
-    whole, thousandths = divmod(round(abs(seconds) * 1000), 1000)
-    minutes, rest = divmod(whole, 60)
+    whole_s, thousandths = divmod(round(abs(seconds) * 1000), 1000)
+    minutes, rest = divmod(whole_s, 60)
     hours, minutes = divmod(minutes, 60)
     text = f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
     return sign + text + (f".{thousandths:03d}".rstrip("0") if thousandths else "")

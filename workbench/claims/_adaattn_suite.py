@@ -69,12 +69,12 @@ def planned(catalogue: protocol.Catalogue, seconds: float) -> list[Planned]:
             model=fields,
         )
 
-    def timed(category: str, title: str, asked: Configuration) -> Planned:
-        return Planned(category, protocol.Start(configuration=asked, seconds=seconds), (title,))
+    def timed(category: str, title: str, requested: Configuration) -> Planned:
+        return Planned(category, protocol.Start(configuration=requested, seconds=seconds), (title,))
 
     batch, tokens = (4, 1024) if gpu else (1, 128)
     fast = {"triton": "on"} if gpu else {}
-    found = [
+    plan = [
         timed(IMPLEMENTATIONS, title, base(batch, tokens, **precision, **toggles))
         for title, toggles in (
             ("standard attention", {"attention": "manual"}),
@@ -85,16 +85,16 @@ def planned(catalogue: protocol.Catalogue, seconds: float) -> list[Planned]:
     ]
     for option in ("amp_fp16", "amp_bf16") if gpu else ("amp_bf16",):
         compared = ladder(base(batch, tokens), seconds, precision=option)
-        found.append(Planned(PRECISIONS, compared, ("FP32", option.removeprefix("amp_").upper())))
+        plan.append(Planned(PRECISIONS, compared, ("FP32", option.removeprefix("amp_").upper())))
     for long in (4096, 8192) if gpu else (256, 512):
         for attention in ("manual", "chunked", "auto"):
-            asked = base(1, long, **precision, attention=attention)
-            found.append(timed(MEMORY, f"{attention} attention", asked))
+            requested = base(1, long, **precision, attention=attention)
+            plan.append(timed(MEMORY, f"{attention} attention", requested))
     sizes = ((1, 1024), (4, 1024), (16, 1024), (4, 256), (4, 4096))
     for count, long in sizes if gpu else ((1, 64), (4, 64), (1, 256)):
-        asked = base(count, long, **precision, **fast)
-        found.append(timed(SCALABILITY, "automatic backend", asked))
-    return found
+        requested = base(count, long, **precision, **fast)
+        plan.append(timed(SCALABILITY, "automatic backend", requested))
+    return plan
 
 
 class Suite:
@@ -121,9 +121,9 @@ class Suite:
             self._waiting = planned(catalogue, self._seconds)
         if not self._waiting:
             return None
-        session, one = self._session, self._waiting.pop(0)
-        self._done.append(_Done(one, len(session.segments), len(session.studies)))
-        return one.command
+        session, planned_command = self._session, self._waiting.pop(0)
+        self._done.append(_Done(planned_command, len(session.segments), len(session.studies)))
+        return planned_command.command
 
     def heed(self, message: protocol.AnyMessage) -> Iterator[protocol.AnyMessage]:
         """Keep why a command failed."""
@@ -153,9 +153,9 @@ class Suite:
         for done in self._done:
             last = self._session.segments[done.segment :][: len(done.planned.titles)]
             mse = self._mse(done)
-            for place, title in enumerate(done.planned.titles):
-                segment = last[place] if place < len(last) else None
-                made.append(self._row(done, title, segment, mse.get(place, math.nan)))
+            for index, title in enumerate(done.planned.titles):
+                segment = last[index] if index < len(last) else None
+                made.append(self._row(done, title, segment, mse.get(index, math.nan)))
         unit, peaks = sized(peak for _, peak, _ in made)
         columns = [
             Column("category"), Column("configuration"), Column("batch"), Column("tokens"),

@@ -1,4 +1,4 @@
-"""What a claim is: what a document says, the experiment that measures it, and the judgement.
+"""The descriptor of a claim: what a document says, its experiment, and the judgement.
 
 Bounds are the document's number with its own rounding: "1.5x" is kept by 1.45 and by all that is
 better. A claim holds only where it was measured and its 95 % interval lies within the bounds; it
@@ -47,7 +47,7 @@ class Reading:
     seconds: float = math.nan
     wrong: str = ""  # whose numbers were out of tolerance, so that the speed counts for nothing
     note: str = ""
-    whole: tuple[float, float] | None = None
+    of_means: tuple[float, float] | None = None
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -58,8 +58,8 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one experiment left in the session.
+class Results:
+    """The results of one experiment in the session.
 
     ``studies``: one for each command, None where it made none. ``left_out``: for each command the
     clauses that say what was not measured and why; a clause stands once. ``compile_s``: for each
@@ -72,13 +72,13 @@ class Found:
     left_out: Sequence[Sequence[str]] = ()
     compile_s: Sequence[float] = ()
 
-    def of(self, commands: Sequence[int]) -> Found:
+    def of(self, commands: Sequence[int]) -> Results:
         """Return what some of the commands left; segments are those of all."""
 
         def chosen(values: Sequence[Any]) -> list[Any]:
-            return [values[place] for place in commands if place < len(values)]
+            return [values[index] for index in commands if index < len(values)]
 
-        return Found(
+        return Results(
             self.session,
             self.segments,
             chosen(self.studies),
@@ -88,7 +88,7 @@ class Found:
 
     @property
     def reasons(self) -> list[str]:
-        """What was left out and why, by command where there are several."""
+        """Return what was left out and why, by command if there are several."""
         count = len(self.left_out)
         return [
             f"{number} of {count}: {clause}" if count > 1 else clause
@@ -111,7 +111,7 @@ class Claim:
     name: str
     says: str  # in the document's own numbers
     unit: str
-    read: Callable[[Found], Reading]
+    read: Callable[[Results], Reading]
     least: float = -math.inf
     most: float = math.inf
     needs_gpu: str = ""
@@ -176,24 +176,24 @@ class Outcome:
 
 
 def why_not(experiment: Experiment, claim: Claim, device: str) -> str:
-    """Why a claim cannot be measured on a device; empty where it can."""
+    """Return why a claim cannot be measured on a device; empty if it can."""
     if device == "cuda":
         return experiment.needs_cpu or claim.needs_cpu
     return experiment.needs_gpu or claim.needs_gpu
 
 
-def judge(experiment: Experiment, claim: Claim, device: str, found: Found | None) -> Outcome:
-    """What an experiment shows of a claim; ``found`` is None where it was not run."""
+def judge(experiment: Experiment, claim: Claim, device: str, results: Results | None) -> Outcome:
+    """Return what an experiment shows of a claim; ``results`` is None if it was not run."""
     if reason := why_not(experiment, claim, device):
         return Outcome(experiment, claim, NOT_HERE, reason=reason)
-    if found is None:
+    if results is None:
         return Outcome(experiment, claim, NOT_MEASURED, reason="the experiment was not run")
     if claim.commands is not None:
-        found = found.of(claim.commands)
+        results = results.of(claim.commands)
     try:
-        reading = claim.read(found)
+        reading = claim.read(results)
     except Unmeasured as error:
-        reason = "; ".join([str(error), *found.reasons])
+        reason = "; ".join([str(error), *results.reasons])
         return Outcome(experiment, claim, NOT_MEASURED, reason=reason)
     if not math.isfinite(reading.value):
         return Outcome(experiment, claim, NOT_MEASURED, reason="no number came of it")
@@ -201,18 +201,18 @@ def judge(experiment: Experiment, claim: Claim, device: str, found: Found | None
         reason = f"{reading.wrong} computed wrong numbers"
         return Outcome(experiment, claim, FAILS, reading, reason)
     verdict, why = _by_bounds(claim, reading)
-    left_out = found.reasons if verdict == UNDECIDED else []
+    left_out = results.reasons if verdict == UNDECIDED else []
     reason = "; ".join(filter(None, (why, reading.note, *left_out)))
     return Outcome(experiment, claim, verdict, reading, reason)
 
 
 def _by_bounds(claim: Claim, reading: Reading) -> tuple[str, str]:
-    """The verdict, and what would make an undecided one clearer."""
+    """Return the verdict, and what would make an undecided one clearer."""
     if reading.rounds is not None and reading.rounds < verdicts.MIN_PAIRS:
         few = f"{reading.rounds} of at least {verdicts.MIN_PAIRS} rounds were measured"
         return UNDECIDED, "; ".join(filter(None, (few, _more(claim, reading))))
     verdict = _side(claim, *reading.ends)
-    low, high = reading.whole or reading.ends
+    low, high = reading.of_means or reading.ends
     if {verdict, _side(claim, low, high)} == {HOLDS, FAILS}:
         return UNDECIDED, (
             f"by the median step it {verdict}, but "
@@ -222,30 +222,30 @@ def _by_bounds(claim: Claim, reading: Reading) -> tuple[str, str]:
 
 
 def _side(claim: Claim, low: float, high: float) -> str:
-    """On which side of the bounds an interval lies."""
+    """Return on which side of the bounds an interval lies."""
     if high < claim.least or low > claim.most:
         return FAILS
     return HOLDS if claim.least <= low and high <= claim.most else UNDECIDED
 
 
 def _more(claim: Claim, reading: Reading) -> str:
-    """How much more measuring should tell on which side of the bound a ratio is: a clause."""
+    """Return a clause with how much more measuring should tell on which side of the bound it is."""
     if reading.rounds is None:
         return ""
     bound = min(
         filter(math.isfinite, (claim.least, claim.most)),
         key=lambda end: abs(math.log(reading.value / end)),
     )
-    found = _interval(reading, reading.rounds)
-    if reading.rounds >= verdicts.MIN_PAIRS and found.half_width <= verdicts.HALF_WIDTH:
+    interval = _interval(reading, reading.rounds)
+    if reading.rounds >= verdicts.MIN_PAIRS and interval.half_width <= verdicts.HALF_WIDTH:
         width = 100 * verdicts.HALF_WIDTH
         return f"{bound:g} lies within ±{width:g} % of what was measured, where measuring ends"
-    more_s = verdicts.seconds_to_tell(found, math.log(bound), reading.seconds)
+    more_s = verdicts.seconds_to_tell(interval, math.log(bound), reading.seconds)
     return "" if more_s is None else more_text(more_s, reading.seconds)
 
 
 def _interval(reading: Reading, rounds: int) -> verdicts.Interval:
-    """The interval of the ratio's logarithm, and the scatter of the rounds that it speaks of."""
+    """Return the interval of the ratio's logarithm, and the scatter of its rounds."""
     low, high = (math.log(end) if end > 0 else math.nan for end in reading.ends)
     mean = math.log(reading.value)
     deviation = (high - low) / 2 / float(verdicts.critical(rounds)) * math.sqrt(rounds)

@@ -10,13 +10,13 @@ from sessions.model import Configuration, Scalar
 from workbench import protocol
 
 
-def eager(catalogue: protocol.Catalogue, **others: str) -> dict[str, str]:
-    """Every toggle that leaves the model alone, but for ``others``."""
-    return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles} | others
+def eager(catalogue: protocol.Catalogue, **chosen: str) -> dict[str, str]:
+    """Return every toggle that leaves the model alone, but for ``chosen``."""
+    return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles} | chosen
 
 
 def on_gpu(catalogue: protocol.Catalogue) -> bool:
-    """Whether the runner has a GPU."""
+    """Return True if the runner has a GPU."""
     return catalogue.device == "cuda"
 
 
@@ -30,7 +30,7 @@ def configuration(
     sequence: int = 64,
     model: Mapping[str, Scalar] | None = None,
 ) -> Configuration:
-    """What a claim is measured at: all of it, so that no default of the device takes part."""
+    """Return a claim's configuration: all of it, so that no default of the device takes part."""
     return Configuration(
         family=family,
         preset=preset,
@@ -47,7 +47,7 @@ def checked_run(configuration: Configuration, steps: int = 5) -> protocol.Start:
 
 
 def ladder(base: Configuration, budget_s: float, **toggles: str) -> protocol.Attribute:
-    """Toggles added to a base one after the other."""
+    """Add toggles to a base one after the other."""
     return protocol.Attribute(base=base, toggles=toggles, budget_s=budget_s)
 
 
@@ -59,13 +59,13 @@ def backward(base: Configuration, budget_s: float, **toggles: str) -> protocol.A
 def profiles(base: Configuration, steps: int = 3, **toggles: str) -> list[protocol.Command]:
     """Return a profile of a base, and one of the base with toggles."""
     changed = msgspec.structs.replace(base, toggles={**base.toggles, **toggles})
-    return [protocol.Profile(configurations=[one], steps=steps) for one in (base, changed)]
+    return [protocol.Profile(configurations=[arm], steps=steps) for arm in (base, changed)]
 
 
 def forward(
     kernels: Iterable[Sequence], implementations: Iterable[str], budget_s: float
 ) -> protocol.Bench:
-    """Operators, each at one case, of which a claim reads the forward time: (name, case, ...)."""
+    """Return a benchmark of operators, each at one case: a claim reads the forward time."""
     chosen = [(str(name), str(case)) for name, case, *_ in kernels]
     return protocol.Bench(
         operators=[name for name, _ in chosen],

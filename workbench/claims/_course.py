@@ -1,6 +1,6 @@
 """A run through experiments: which command is next, how long it may take, and what came of each.
 
-Whoever owns the runner, the command line or the window, asks for ``next``, hands on every message
+The owner of the runner, the command line or the window, calls ``next``, hands on every message
 once it is recorded, and records what comes back: the claims as a study of the session, at every
 moment as they are known by then. A command that takes longer than it may is cut off, and what it
 left unmeasured says so; the experiments after it go on, with another runner where it took that.
@@ -18,7 +18,7 @@ from sessions.model import Phase, Session
 from sessions.studies import claims
 from sessions.studies.claims import MEASURING, NOT_HERE, NOT_MEASURED, WAITING, Row
 from workbench import protocol
-from workbench.claims._claim import Document, Experiment, Found, Outcome, judge, why_not
+from workbench.claims._claim import Document, Experiment, Outcome, Results, judge, why_not
 
 SLACK_S = 30.0  # beyond what a command may build and measure: starting, checking numbers, ending
 CPU_TIMES = 4.0  # as long as on a GPU may building take on a CPU, which runs what it compiles too
@@ -45,7 +45,7 @@ class _Part:
 class _Now:
     """The experiment that is being measured."""
 
-    place: int  # in what was chosen
+    index: int  # in what was chosen
     parts: list[_Part]
     first_segment: int
     sent: _Part | None = None  # the latest
@@ -81,7 +81,7 @@ class Course:
         self._session = Session()
         self._now: _Now | None = None
         # What is measured first; claims are shown as they were chosen.
-        self._order = sorted(range(len(chosen)), key=lambda place: chosen[place][1].priority)
+        self._order = sorted(range(len(chosen)), key=lambda index: chosen[index][1].priority)
         self._next = 0  # of these, the experiment to begin
         self._command: protocol.Command | None = None  # in flight
         self._sent_at = 0.0
@@ -102,7 +102,7 @@ class Course:
         self.over = False
         self.ended = ""
 
-    # For whoever owns the runner
+    # For the owner of the runner
 
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
@@ -110,15 +110,15 @@ class Course:
         """Take the session that is recorded, and the device; what to record first."""
         self._session, self._device, self.begun = session, catalogue.device, True
         for outcomes in self._outcomes:
-            for place, one in enumerate(outcomes):
-                if why_not(one.experiment, one.claim, self._device):
-                    outcomes[place] = judge(one.experiment, one.claim, self._device, None)
+            for index, outcome in enumerate(outcomes):
+                if why_not(outcome.experiment, outcome.claim, self._device):
+                    outcomes[index] = judge(outcome.experiment, outcome.claim, self._device, None)
         documents = list(dict.fromkeys(document.name for document, _ in self._chosen))
         yield protocol.StudyStarted(
             index=protocol.OWN_STUDY,
             kind=claims.KIND,
             title=f"claims: {', '.join(documents)}",
-            asked={
+            request={
                 "documents": [*documents],
                 "experiments": [experiment.name for _, experiment in self._chosen],
                 "budget_s": self._budget_s,
@@ -128,7 +128,7 @@ class Course:
         yield from self.tell()
 
     def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
-        """The next command for an idle runner; None where all is done."""
+        """Return the next command for an idle runner; None if all is done."""
         self._end_command()
         while not self._out_of_time() and not self.over:
             if self._now is not None and self._now.waiting:
@@ -139,7 +139,7 @@ class Course:
         return None
 
     def lost(self) -> bool:
-        """The runner is gone, and with it the command in flight: whether another one is needed."""
+        """Return True if another runner is needed after this one is gone with its command."""
         self._end_command()
         more = self._now is not None and bool(self._now.waiting)
         return not self._out_of_time() and (more or self._next < len(self._chosen))
@@ -167,7 +167,7 @@ class Course:
         return self._allowed_s
 
     def cut(self, command: protocol.Command | None) -> bool:
-        """A command took too long: True where it is still in flight, and to be cancelled.
+        """Return True if a command that took too long is still in flight, and to be cancelled.
 
         May be called from another thread.
         """
@@ -191,7 +191,7 @@ class Course:
         )
 
     def tell(self) -> Iterator[protocol.AnyMessage]:
-        """The claims as they are known, where that has changed; to be recorded once begun."""
+        """Yield the claims as they are known, if that has changed; to be recorded once begun."""
         rows = self.rows
         if self.begun and rows and rows != self._told:
             self._told = rows
@@ -213,10 +213,10 @@ class Course:
 
     @property
     def doing(self) -> str:
-        """What is measured now, in a few words."""
+        """Return what is measured, in a few words."""
         if self._now is None:
             return ""
-        document, experiment = self._chosen[self._now.place]
+        document, experiment = self._chosen[self._now.index]
         return f"{document.name}: {experiment.name}"
 
     # One experiment after the other
@@ -224,34 +224,36 @@ class Course:
     def _take_up(self, catalogue: protocol.Catalogue) -> bool:
         """Begin the next experiment that can be measured here; False where there is none."""
         while self._next < len(self._order):
-            place, self._next = self._order[self._next], self._next + 1
-            _, experiment = self._chosen[place]
+            index, self._next = self._order[self._next], self._next + 1
+            _, experiment = self._chosen[index]
             if all(why_not(experiment, claim, self._device) for claim in experiment.claims):
                 continue
             parts = self._parts(experiment, catalogue)
-            self._now = _Now(place, parts, len(self._session.segments))
-            self._outcomes[place] = [
-                Outcome(one.experiment, one.claim, MEASURING) if one.verdict == WAITING else one
-                for one in self._outcomes[place]
+            self._now = _Now(index, parts, len(self._session.segments))
+            self._outcomes[index] = [
+                Outcome(outcome.experiment, outcome.claim, MEASURING)
+                if outcome.verdict == WAITING
+                else outcome
+                for outcome in self._outcomes[index]
             ]
             return True
         return False
 
     def _parts(self, experiment: Experiment, catalogue: protocol.Catalogue) -> list[_Part]:
-        """Its commands, of which those are sent that a claim is read from on this device."""
+        """Return its commands; those without a claim on this device are not sent."""
         claims_here = [c for c in experiment.claims if not why_not(experiment, c, self._device)]
         everything = any(claim.commands is None for claim in claims_here)
-        places = {place for claim in claims_here for place in claim.commands or ()}
+        places = {index for claim in claims_here for index in claim.commands or ()}
         return [
-            _Part(command if everything or place in places else None)
-            for place, command in enumerate(experiment.commands(catalogue, self._budget_s))
+            _Part(command if everything or index in places else None)
+            for index, command in enumerate(experiment.commands(catalogue, self._budget_s))
         ]
 
     def _send(
         self, catalogue: protocol.Catalogue, now: _Now, part: _Part
     ) -> protocol.Command | None:
         command = part.command
-        building_s, measuring_s = self._chosen[now.place][1].build_s, 0.0
+        building_s, measuring_s = self._chosen[now.index][1].build_s, 0.0
         building_s *= 1.0 if self._device == "cuda" else CPU_TIMES
         share_s = self._share_s(catalogue, now)
         if isinstance(command, protocol.Attribute):
@@ -273,7 +275,7 @@ class Course:
         return command
 
     def _share_s(self, catalogue: protocol.Catalogue, now: _Now) -> float:
-        """Seconds that the next command may take of what is left of the limit.
+        """Return seconds that the next command may take of what is left of the limit.
 
         The commands of an experiment have equal shares, and what one does not need is shared anew.
         Before that, ``LEAST_S`` is kept for each command of the experiments after it that have its
@@ -285,11 +287,11 @@ class Course:
                 sum(part.command is not None for part in self._parts(experiment, catalogue))
                 for _, experiment in self._chosen
             ]
-        priority = self._chosen[now.place][1].priority
+        priority = self._chosen[now.index][1].priority
         later = sum(
-            self._counts[place]
-            for place in self._order[self._next :]
-            if self._chosen[place][1].priority <= priority
+            self._counts[index]
+            for index in self._order[self._next :]
+            if self._chosen[index][1].priority <= priority
         )
         own = len(now.waiting)
         if math.isinf(left_s):
@@ -298,7 +300,7 @@ class Course:
         return (left_s - kept_s) / own
 
     def _end_command(self) -> None:
-        """What is to be told of the command that was in flight, if it was cut off."""
+        """Record that the command in flight was cut off, if it was."""
         now = self._now
         if self._command is None or now is None or now.sent is None:
             return
@@ -315,11 +317,11 @@ class Course:
             sent.left_out.append(f"{self._share} was {self._allowed_s:.0f} s")
 
     def _left_s(self) -> float:
-        """Seconds that are left of the limit."""
+        """Return seconds that are left of the limit."""
         return (self._limit_s or math.inf) - (self._clock() - self._began)
 
     def _out_of_time(self) -> bool:
-        """Whether the limit for all is reached; then it is over."""
+        """Return True if the limit for all is reached; then it is over."""
         if self._left_s() > 0:
             return False
         why = f"the limit of {self._limit_s:g} s for all was reached before it"
@@ -347,27 +349,27 @@ class Course:
         """Judge the experiment that has ended, for good; ``unsent``: why commands are left."""
         if (now := self._now) is None:
             return
-        experiment, found = self._chosen[now.place][1], self._found(now, unsent)
-        self._outcomes[now.place] = [
-            judge(experiment, claim, self._device, found) for claim in experiment.claims
+        experiment, results = self._chosen[now.index][1], self._found(now, unsent)
+        self._outcomes[now.index] = [
+            judge(experiment, claim, self._device, results) for claim in experiment.claims
         ]
         self._now = None
 
     def _look(self) -> Iterator[protocol.AnyMessage]:
-        """What the experiment shows by now; none of it is a result yet."""
+        """Yield what the experiment shows so far; none of it is a result yet."""
         now = self._now
         assert now is not None
-        experiment = self._chosen[now.place][1]
-        found = self._found(now)
-        for place, claim in enumerate(experiment.claims):
-            seen = judge(experiment, claim, self._device, found)
+        experiment = self._chosen[now.index][1]
+        results = self._found(now)
+        for number, claim in enumerate(experiment.claims):
+            seen = judge(experiment, claim, self._device, results)
             if seen.verdict != NOT_HERE:
-                self._outcomes[now.place][place] = Outcome(
+                self._outcomes[now.index][number] = Outcome(
                     experiment, claim, MEASURING, seen.reading
                 )
         yield from self.tell()
 
-    def _found(self, now: _Now, unsent: str = "") -> Found:
+    def _found(self, now: _Now, unsent: str = "") -> Results:
         made = self._session.studies
         studies = [None if part.study is None else made[part.study] for part in now.parts]
         left_out = [
@@ -376,22 +378,24 @@ class Course:
         ]
         segments = self._session.segments[now.first_segment :]
         compile_s = [part.first_compile_s for part in now.parts]
-        return Found(self._session, segments, studies, left_out, compile_s)
+        return Results(self._session, segments, studies, left_out, compile_s)
 
     def _give_up(self, why: str) -> None:
-        """What was not begun is not measured."""
+        """Mark what was not begun as not measured."""
         for outcomes in self._outcomes:
-            for place, one in enumerate(outcomes):
-                if one.verdict in (WAITING, MEASURING):
-                    outcomes[place] = Outcome(one.experiment, one.claim, NOT_MEASURED, reason=why)
+            for index, outcome in enumerate(outcomes):
+                if outcome.verdict in (WAITING, MEASURING):
+                    outcomes[index] = Outcome(
+                        outcome.experiment, outcome.claim, NOT_MEASURED, reason=why
+                    )
 
 
 def _compiling_clause(part: _Part) -> list[str]:
     return [f"compiling took {part.compiling_s:.0f} s"] if part.compiling_s >= 1 else []
 
 
-def _row(document: Document, one: Outcome) -> Row:
-    claim, reading = one.claim, one.reading
+def _row(document: Document, outcome: Outcome) -> Row:
+    claim, reading = outcome.claim, outcome.reading
     known = {}
     if reading is not None:
         known = {"measured": reading.value}
@@ -401,15 +405,15 @@ def _row(document: Document, one: Outcome) -> Row:
             known["rounds"] = float(reading.rounds)
     return Row(
         document=document.name,
-        experiment=one.experiment.name,
+        experiment=outcome.experiment.name,
         row=claim.row,
         claim=claim.name,
         says=claim.says,
         unit=claim.unit,
         least=claim.least,
         most=claim.most,
-        result=one.verdict,
-        reason=one.reason,
-        how=one.experiment.how,
+        result=outcome.verdict,
+        reason=outcome.reason,
+        how=outcome.experiment.how,
         **known,
     )

@@ -1,58 +1,59 @@
-"""How claims read what their experiments measured: attributions, kernels, step times."""
+"""The readers of claims: attributions, kernels, step times."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from sessions.model import KERNELS, Segment, Study
+from sessions.model import Study
 from sessions.studies import attribution, scaling
 from sessions.studies.attribution_words import is_unchecked, path_of, rows
-from sessions.studies.kernels import speedup
 from sessions.verdicts import statistics, verdict
-from workbench.claims._claim import Found, Reading, Unmeasured
+from workbench.claims._claim import Reading, Results, Unmeasured
 
-Read = Callable[[Found], Reading]
+Read = Callable[[Results], Reading]
 LEAST_STEPS = 5  # of a size, so that one step that was held up does not make its median
 LEAST_SIZES = 4  # for an exponent: with three, one degree of freedom is left
 
 
 def speed_up(toggle: str = "") -> Read:
-    """How many times faster than the base: the ladder up to the rung ``toggle``, or all of it."""
+    """Return a reader of how many times faster than the base the ladder is, up to ``toggle``."""
 
-    def read(found: Found) -> Reading:
-        row = _arm(found, toggle)
-        return _faster(found, row, row, 0)
+    def read(results: Results) -> Reading:
+        row = _arm(results, toggle)
+        return _faster(results, row, row, 0)
 
     return read
 
 
 def slow_down(toggle: str = "") -> Read:
-    """Step time over the base's."""
+    """Return a reader of the step time over the base's."""
 
-    def read(found: Found) -> Reading:
-        faster = speed_up(toggle)(found)
+    def read(results: Results) -> Reading:
+        faster = speed_up(toggle)(results)
         low, high = faster.ends
-        whole = faster.whole and (1 / faster.whole[1], 1 / faster.whole[0])
-        return replace(faster, value=1 / faster.value, low=1 / high, high=1 / low, whole=whole)
+        of_means = faster.of_means and (1 / faster.of_means[1], 1 / faster.of_means[0])
+        return replace(
+            faster, value=1 / faster.value, low=1 / high, high=1 / low, of_means=of_means
+        )
 
     return read
 
 
 def step_speed_up(toggle: str) -> Read:
-    """How many times faster a rung is than the one before."""
+    """Return a reader of how many times faster a rung is than the one before."""
 
-    def read(found: Found) -> Reading:
-        row = _arm(found, toggle)
-        before = [arm["arm"] for arm in rows(_study(found), "arms") if arm["state"] == "measured"
+    def read(results: Results) -> Reading:
+        row = _arm(results, toggle)
+        before = [arm["arm"] for arm in rows(_study(results), "arms") if arm["state"] == "measured"
                   and arm["arm"] < row["arm"]]  # fmt: skip
-        for effect in rows(_study(found), "effects"):
+        for effect in rows(_study(results), "effects"):
             if effect["quantity"] == "time" and effect["name"].startswith(f"{toggle}="):
-                return _faster(found, row, effect, int(before[-1]))
+                return _faster(results, row, effect, int(before[-1]))
         raise Unmeasured(f"the effect of {toggle} alone is not known")
 
     return read
@@ -61,7 +62,7 @@ def step_speed_up(toggle: str) -> Read:
 def with_effect(toggle: str, read: Read) -> Read:
     """Return a reading that counts only if a rung of the ladder took effect."""
 
-    def effective(results: Found) -> Reading:
+    def effective(results: Results) -> Reading:
         for clause in _idle(_arm(results, toggle)):
             if clause.startswith(f"{toggle}="):
                 raise Unmeasured(clause)
@@ -71,11 +72,11 @@ def with_effect(toggle: str, read: Read) -> Read:
 
 
 def arms_right() -> Read:
-    """Share of the configurations asked for that ran, and with right numbers."""
+    """Return a reader of the share of the configurations that ran, and with right numbers."""
 
-    def read(found: Found) -> Reading:
-        studies = [study for study in found.studies if study is not None]
-        if not studies or len(studies) < len(found.studies):
+    def read(results: Results) -> Reading:
+        studies = [study for study in results.studies if study is not None]
+        if not studies or len(studies) < len(results.studies):
             raise Unmeasured("the attribution did not begin")
         shares = [_arms_right(study) for study in studies]
         right, count = sum(share[0] for share in shares), sum(share[1] for share in shares)
@@ -101,10 +102,10 @@ def _arms_right(made: Study) -> tuple[int, int, str]:
 
 
 def ledger_ratio(numerator: str, denominator: str) -> Read:
-    """The ratio of two facts of the experiment's last segment."""
+    """Return a reader of the ratio of two facts of the experiment's last segment."""
 
-    def read(found: Found) -> Reading:
-        for segment in reversed(found.segments):
+    def read(results: Results) -> Reading:
+        for segment in reversed(results.segments):
             if numerator in segment.ledger and float(segment.ledger.get(denominator, 0)) > 0:
                 return Reading(float(segment.ledger[numerator]) / segment.ledger[denominator])
         raise Unmeasured(f"no segment says its {denominator}")
@@ -113,13 +114,13 @@ def ledger_ratio(numerator: str, denominator: str) -> Read:
 
 
 def memory_share(toggle: str = "") -> Read:
-    """Peak memory over the base's: the ladder up to the rung ``toggle``, or all of it."""
+    """Return a reader of peak memory over the base's: the ladder up to ``toggle``, or all of it."""
 
-    def read(found: Found) -> Reading:
-        row, base = _rung(found, toggle), _arm(found, None)
+    def read(results: Results) -> Reading:
+        row, base = _rung(results, toggle), _arm(results, None)
         share = float(row["peak_bytes"]) / float(base["peak_bytes"])  # known before any round
         if not math.isfinite(share):
-            _arm(found, toggle)  # says why, if it was not measured at all
+            _arm(results, toggle)  # says why, if it was not measured at all
             raise Unmeasured("the peak memory of an arm is not known")
         return Reading(share, wrong=_wrong(row), note=_note(row, base))
 
@@ -127,10 +128,10 @@ def memory_share(toggle: str = "") -> Read:
 
 
 def error(column: str, toggle: str = "") -> Read:
-    """``mse`` or ``max_error`` of an arm's outputs against the reference."""
+    """Return a reader of ``mse`` or ``max_error`` of an arm's outputs against the reference."""
 
-    def read(found: Found) -> Reading:
-        value = float(_arm(found, toggle)[column])
+    def read(results: Results) -> Reading:
+        value = float(_arm(results, toggle)[column])
         if not math.isfinite(value):
             raise Unmeasured("the outputs were not compared with a reference")
         return Reading(value)
@@ -138,41 +139,12 @@ def error(column: str, toggle: str = "") -> Read:
     return read
 
 
-def kernel(operator: str, case: str, other: str = "triton", base: str = "torch") -> Read:
-    """How many times faster one implementation of an operator is than another, forward."""
-
-    def read(found: Found) -> Reading:
-        first, second = (_kernel(found, operator, case, name) for name in (base, other))
-        times = [statistics.steady_ms(one) for one in (first, second)]
-        if not all(len(each) for each in times):
-            slower = first if not len(times[0]) else second
-            raise Unmeasured(str(slower.ledger.get("failure", "it was not timed")))
-        faster = speedup(first, second)
-        value, low, high = (math.exp(end) for end in (faster.mean, faster.low, faster.high))
-        note = f"{case}: {1e3 * np.median(times[0]):.3g} us to {1e3 * np.median(times[1]):.3g} us"
-        seconds = _timing_s(found, first)
-        return Reading(value, low, high, rounds=faster.n, seconds=seconds, note=note)
-
-    return read
-
-
-def slowest_kernel(kernels: Sequence[tuple[str, str]]) -> Read:
-    """Return the least of the speed-ups of several kernels, (operator, case) each."""
-
-    def read(found: Found) -> Reading:
-        readings = [(kernel(operator, case)(found), operator) for operator, case in kernels]
-        least, operator = min(readings, key=lambda one: one[0].value)
-        return replace(least, note=f"the least, {operator} {least.note}")
-
-    return read
-
-
 def with_times(read: Read) -> Read:
     """Return a reading whose note names the step times of a ladder's first and last arm."""
 
-    def noted(found: Found) -> Reading:
-        reading = read(found)
-        arms = rows(_study(found), "arms")
+    def noted(results: Results) -> Reading:
+        reading = read(results)
+        arms = rows(_study(results), "arms")
         base, last = (float(arm["step_ms"]) for arm in (arms[0], arms[-1]))
         note = "; ".join(filter(None, (f"{base:.3g} ms and {last:.3g} ms here", reading.note)))
         return replace(reading, note=note)
@@ -180,35 +152,19 @@ def with_times(read: Read) -> Read:
     return noted
 
 
-def kernel_difference(operator: str, implementation: str, which: str = "max") -> Read:
-    """The largest (``"mean"``: mean) difference of an output from FP64's, over all cases timed."""
-
-    def read(found: Found) -> Reading:
-        values = [
-            float(one.ledger[f"{which}_difference"])
-            for one in found.segments
-            if _is(one, operator, "", implementation) and f"{which}_difference" in one.ledger
-        ]
-        if not values:
-            raise Unmeasured(f"{operator} did not run as {implementation}")
-        return Reading(max(values))
-
-    return read
-
-
 def exponent(setting: str) -> Read:
-    """The exponent of step time in a setting: the slope of logs over segments, t interval."""
+    """Return a reader of the exponent of step time in a setting: the slope of logs, t interval."""
 
-    def read(found: Found) -> Reading:
+    def read(results: Results) -> Reading:
         points = {}
-        for segment in found.segments:
+        for segment in results.segments:
             times = statistics.steady_ms(segment)
             if len(times) >= LEAST_STEPS:
                 size = float(segment.configuration.settings[setting])
                 points[size] = float(np.median(times))
         if len(points) < LEAST_SIZES:
             raise Unmeasured(
-                f"{len(points)} of {len(found.segments)} sizes were measured in {LEAST_STEPS} or "
+                f"{len(points)} of {len(results.segments)} sizes were measured in {LEAST_STEPS} or "
                 f"more steady steps, and {LEAST_SIZES} are needed"
             )
         line = scaling.fit(list(points), list(points.values()))
@@ -218,58 +174,46 @@ def exponent(setting: str) -> Read:
     return read
 
 
-def _faster(found: Found, arm: Mapping[str, Any], row: Mapping[str, Any], base: int) -> Reading:
-    """How many times faster an arm is than ``base``, of a row whose ratio is that of step times."""
+def _faster(results: Results, arm: Mapping[str, Any], row: Mapping[str, Any], base: int) -> Reading:
+    """Return how many times faster an arm is than ``base``, of a row with a ratio of step times."""
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
     rounds = int(row["rounds"])
     if not math.isfinite(ratio):
         raise Unmeasured("no round was measured")
-    seconds = float(_study(found).facts.get("seconds", math.nan))
-    whole = _whole(found, int(arm["arm"]), base)
-    note = _note(arm, rows(_study(found), "arms")[base])
-    return Reading(1 / ratio, 1 / high, 1 / low, rounds, seconds, _wrong(arm), note, whole)
+    seconds = float(_study(results).facts.get("seconds", math.nan))
+    of_means = _of_means(results, int(arm["arm"]), base)
+    note = _note(arm, rows(_study(results), "arms")[base])
+    return Reading(1 / ratio, 1 / high, 1 / low, rounds, seconds, _wrong(arm), note, of_means)
 
 
-def _whole(found: Found, arm: int, base: int) -> tuple[float, float] | None:
-    """How many times faster by the blocks' mean steps: the interval, where it can be known."""
-    blocks = _study(found).tables.get("blocks", {})
+def _of_means(results: Results, arm: int, base: int) -> tuple[float, float] | None:
+    """Return how many times faster by the blocks' mean steps: the interval, if it is known."""
+    blocks = _study(results).tables.get("blocks", {})
     if "mean_ms" not in blocks:  # of before it was kept
         return None
-    place, arms = (blocks["round"], blocks["arm"]), len(rows(_study(found), "arms"))
+    columns, arms = (blocks["round"], blocks["arm"]), len(rows(_study(results), "arms"))
     voids = [str(void) for void in blocks["void"]]
-    logs = np.log(attribution.rounds(*place, blocks["mean_ms"], voids, arms))
+    logs = np.log(attribution.rounds(*columns, blocks["mean_ms"], voids, arms))
     faster = logs[:, base] - logs[:, arm]
-    one = verdict.interval(faster[np.isfinite(faster)])
-    return (math.exp(one.low), math.exp(one.high)) if one.n >= verdict.MIN_PAIRS else None
+    by_means = verdict.interval(faster[np.isfinite(faster)])
+    return (
+        (math.exp(by_means.low), math.exp(by_means.high))
+        if by_means.n >= verdict.MIN_PAIRS
+        else None
+    )
 
 
-def _timing_s(found: Found, segment: Segment) -> float:
-    """How long the rounds of a kernel's case took, times the cases that shared the budget."""
-
-    def case(one: Segment) -> tuple[str, str]:
-        return one.configuration.preset, str(one.configuration.settings["case"])
-
-    there = [one for one in found.segments if one.configuration.family == KERNELS]
-    ends = [
-        one.steps["t_s"][place]
-        for one in there
-        if case(one) == case(segment) and len(one.steps["t_s"])
-        for place in (0, -1)
-    ]
-    return float(max(ends) - min(ends)) * len({case(one) for one in there})
-
-
-def _arm(found: Found, toggle: str | None) -> Mapping[str, Any]:
-    """The arm that ``_rung`` finds, if it was measured."""
-    row = _rung(found, toggle)
+def _arm(results: Results, toggle: str | None) -> Mapping[str, Any]:
+    """Return the arm that ``_rung`` finds, if it was measured."""
+    row = _rung(results, toggle)
     if row["state"] != "measured":
         raise Unmeasured(f"{row['title']}: {row['state']}: {row['reason']}")
     return row
 
 
-def _rung(found: Found, toggle: str | None) -> Mapping[str, Any]:
-    """The ladder's arm whose rung is ``toggle``; the last where empty, the base where None."""
-    made = _study(found)
+def _rung(results: Results, toggle: str | None) -> Mapping[str, Any]:
+    """Return the ladder's arm whose rung is ``toggle``; the last if empty, the base for None."""
+    made = _study(results)
     arms = rows(made, "arms")
     if not arms:
         raise Unmeasured("no arm was looked at")
@@ -288,8 +232,8 @@ def _rung(found: Found, toggle: str | None) -> Mapping[str, Any]:
     return row
 
 
-def _study(found: Found) -> Study:
-    made = found.studies[0] if found.studies else None
+def _study(results: Results) -> Study:
+    made = results.studies[0] if results.studies else None
     if made is None:
         raise Unmeasured("the attribution did not begin")
     return made
@@ -316,21 +260,3 @@ def _note(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
 def _idle(row: Mapping[str, Any]) -> list[str]:
     """Return the evidence of the options that did nothing."""
     return [clause for clause in str(row["evidence"]).split("; ") if ": no effect: " in clause]
-
-
-def _kernel(found: Found, operator: str, case: str, implementation: str) -> Segment:
-    for segment in found.segments:
-        if _is(segment, operator, case, implementation):
-            return segment
-    raise Unmeasured(f"{operator} {case} did not run as {implementation}")
-
-
-def _is(segment: Segment, operator: str, case: str, implementation: str) -> bool:
-    configuration = segment.configuration
-    return (
-        configuration.family == KERNELS
-        and configuration.preset == operator
-        and configuration.workload == "forward"
-        and case in ("", configuration.settings["case"])
-        and configuration.toggles["implementation"] == implementation
-    )

@@ -1,4 +1,4 @@
-"""How claims read profiles, facts of segments, and compile times."""
+"""The readers of claims: profiles, facts of segments, and compile times."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from sessions.model import Segment, Study
 from sessions.sizes import sized
 from sessions.studies import breakdown
 from sessions.verdicts import statistics
-from workbench.claims._claim import Found, Reading, Unmeasured
+from workbench.claims._claim import Reading, Results, Unmeasured
 
-Read = Callable[[Found], Reading]
+Read = Callable[[Results], Reading]
 
 
 def activation_share() -> Read:
     """Return activations kept for the backward pass, of the second profile over the first."""
 
-    def read(found: Found) -> Reading:
-        before, after = (breakdown.highest(one).get("activations", 0) for one in _profiles(found))
+    def read(results: Results) -> Reading:
+        before, after = (
+            breakdown.highest(profile).get("activations", 0) for profile in _profiles(results)
+        )
         if not before:
             raise Unmeasured("the profile shows no activations that are kept for the backward pass")
         return Reading(after / before, note=_sizes(before, after))
@@ -32,8 +34,10 @@ def activation_share() -> Read:
 def peak_share() -> Read:
     """Return the peak memory of a whole step, of the second profile over the first."""
 
-    def read(found: Found) -> Reading:
-        before, after = (float(one.facts.get("peak_bytes", 0)) for one in _profiles(found))
+    def read(results: Results) -> Reading:
+        before, after = (
+            float(profile.facts.get("peak_bytes", 0)) for profile in _profiles(results)
+        )
         if not before or not math.isfinite(before):
             raise Unmeasured("the peak memory of a step is not known")
         return Reading(after / before, note=_sizes(before, after))
@@ -44,8 +48,10 @@ def peak_share() -> Read:
 def fewer_launches() -> Read:
     """Return how many times fewer kernels the second profile's step launches than the first's."""
 
-    def read(found: Found) -> Reading:
-        before, after = (float(np.sum(one.tables["kernels"]["calls"])) for one in _profiles(found))
+    def read(results: Results) -> Reading:
+        before, after = (
+            float(np.sum(profile.tables["kernels"]["calls"])) for profile in _profiles(results)
+        )
         return Reading(before / after, note=f"{before:.0f} kernels a step become {after:.0f}")
 
     return read
@@ -54,10 +60,10 @@ def fewer_launches() -> Read:
 def compile_seconds() -> Read:
     """Return the seconds of the command's first compilation, tuning included."""
 
-    def read(found: Found) -> Reading:
-        seconds = found.compile_s[0] if found.compile_s else 0.0
+    def read(results: Results) -> Reading:
+        seconds = results.compile_s[0] if results.compile_s else 0.0
         if not seconds:
-            raise Unmeasured("; ".join(["nothing was compiled", *found.reasons]))
+            raise Unmeasured("; ".join(["nothing was compiled", *results.reasons]))
         return Reading(seconds)
 
     return read
@@ -66,8 +72,8 @@ def compile_seconds() -> Read:
 def ledger_value(name: str, preset: str = "", scale: float = 1.0) -> Read:
     """Return a fact of the last segment that has it, divided by ``scale``."""
 
-    def read(found: Found) -> Reading:
-        return Reading(_fact(found.segments, name, preset) / scale)
+    def read(results: Results) -> Reading:
+        return Reading(_fact(results.segments, name, preset) / scale)
 
     return read
 
@@ -75,8 +81,8 @@ def ledger_value(name: str, preset: str = "", scale: float = 1.0) -> Read:
 def ledger_difference(larger: str, smaller: str, scale: float = 1.0) -> Read:
     """Return by how much one fact of the last segment exceeds another, divided by ``scale``."""
 
-    def read(found: Found) -> Reading:
-        values = [_fact(found.segments, name) for name in (larger, smaller)]
+    def read(results: Results) -> Reading:
+        values = [_fact(results.segments, name) for name in (larger, smaller)]
         return Reading((values[0] - values[1]) / scale)
 
     return read
@@ -85,14 +91,14 @@ def ledger_difference(larger: str, smaller: str, scale: float = 1.0) -> Read:
 def growth(name: str, setting: str) -> Read:
     """Return a fact at the largest value of a setting over that at the smallest."""
 
-    def read(found: Found) -> Reading:
+    def read(results: Results) -> Reading:
         sizes = {
-            _setting(one, setting): float(one.ledger[name])
-            for one in found.segments
-            if name in one.ledger
+            _setting(segment, setting): float(segment.ledger[name])
+            for segment in results.segments
+            if name in segment.ledger
         }
         if len(sizes) < 2:
-            raise Unmeasured(f"{name} is known at {len(sizes)} of {len(found.segments)} sizes")
+            raise Unmeasured(f"{name} is known at {len(sizes)} of {len(results.segments)} sizes")
         least, most = min(sizes), max(sizes)
         note = f"{setting} {least:g}: {sizes[least]:,.0f}, {most:g}: {sizes[most]:,.0f}"
         return Reading(sizes[most] / sizes[least], note=note)
@@ -103,17 +109,19 @@ def growth(name: str, setting: str) -> Read:
 def longest_right(setting: str) -> Read:
     """Return the largest value of a setting that ran with right numbers."""
 
-    def read(found: Found) -> Reading:
-        if not found.segments:
+    def read(results: Results) -> Reading:
+        if not results.segments:
             raise Unmeasured("no size was measured")
-        right = [one for one in found.segments if _is_right(one)]
-        others = [one for one in found.segments if not _is_right(one)]
+        right = [segment for segment in results.segments if _is_right(segment)]
+        wrong = [segment for segment in results.segments if not _is_right(segment)]
         note = "; ".join(
-            f"{one.configuration.settings[setting]}: {_why_not(one)}" for one in others
+            f"{segment.configuration.settings[setting]}: {_why_not(segment)}" for segment in wrong
         )
         if not right:
             raise Unmeasured(note)
-        return Reading(max(float(one.configuration.settings[setting]) for one in right), note=note)
+        return Reading(
+            max(float(segment.configuration.settings[setting]) for segment in right), note=note
+        )
 
     return read
 
@@ -125,12 +133,16 @@ def passed_share(ladder: Read, alone: int) -> Read:
     ladder, which is the last command, passes if all of its configurations ran with right numbers.
     """
 
-    def read(found: Found) -> Reading:
-        segments = found.segments[:alone]
+    def read(results: Results) -> Reading:
+        segments = results.segments[:alone]
         if len(segments) < alone:
             raise Unmeasured(f"{len(segments)} of {alone} components were run")
-        compiled = ladder(found.of([len(found.studies) - 1]))
-        bad = [f"{_title(one)}: {_why_not(one)}" for one in segments if not _is_right(one)]
+        compiled = ladder(results.of([len(results.studies) - 1]))
+        bad = [
+            f"{_title(segment)}: {_why_not(segment)}"
+            for segment in segments
+            if not _is_right(segment)
+        ]
         bad += [compiled.note] if compiled.value < 1 else []
         return Reading(1 - len(bad) / (alone + 1), note="; ".join(bad))
 
@@ -143,9 +155,13 @@ def growth_of(exponent: Read, setting: str) -> Read:
     It follows from the fitted exponent, with its interval.
     """
 
-    def read(found: Found) -> Reading:
-        fitted = exponent(found)
-        sizes = [_setting(one, setting) for one in found.segments if len(statistics.steady_ms(one))]
+    def read(results: Results) -> Reading:
+        fitted = exponent(results)
+        sizes = [
+            _setting(segment, setting)
+            for segment in results.segments
+            if len(statistics.steady_ms(segment))
+        ]
         times = max(sizes) / min(sizes)
         value, low, high = (times ** (end - 1) for end in (fitted.value, *fitted.ends))
         return Reading(value, low, high, note=f"{min(sizes):g} to {max(sizes):g}: {fitted.note}")
@@ -153,10 +169,14 @@ def growth_of(exponent: Read, setting: str) -> Read:
     return read
 
 
-def _profiles(found: Found) -> tuple[Study, Study]:
+def _profiles(results: Results) -> tuple[Study, Study]:
     """Return the first and the last command's profile."""
-    made = [one for one in found.studies if one is not None and "kernels" in one.tables]
-    if len(made) < 2 or len(made) < len(found.studies):
+    made = [
+        profile
+        for profile in results.studies
+        if profile is not None and "kernels" in profile.tables
+    ]
+    if len(made) < 2 or len(made) < len(results.studies):
         raise Unmeasured("the profiles were not finished")
     return made[0], made[-1]
 

@@ -121,7 +121,7 @@ def _on_cpu(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Com
     ]
 
 
-def _on_cpu_claim(place: int, batch: int, tokens: int, ms: int) -> Claim:
+def _on_cpu_claim(index: int, batch: int, tokens: int, ms: int) -> Claim:
     """Return the claim that both columns of the document's CPU table say: the same time."""
     return Claim(
         row="A10",
@@ -131,7 +131,7 @@ def _on_cpu_claim(place: int, batch: int, tokens: int, ms: int) -> Claim:
         least=(ms - 0.5) / (ms + 0.5),
         most=(ms + 0.5) / (ms - 0.5),
         read=with_times(slow_down()),
-        study=place,
+        study=index,
         quotes=("67ms    | 257ms   | 477ms",),
     )
 
@@ -247,7 +247,7 @@ DOCUMENT = Document(
             ),
             priority=1,
         ),
-        *(_precision_experiment(*one) for one in PRECISIONS),
+        *(_precision_experiment(*precision) for precision in PRECISIONS),
         Experiment(
             name="chunked attention",
             how="attention in chunks against attention that holds the whole matrix of weights, at "
@@ -262,10 +262,10 @@ DOCUMENT = Document(
                     unit="memory of standard attention",
                     most=0.995,
                     read=memory_share(),
-                    study=place,
+                    study=index,
                     quotes=(f"for sequences >{threshold} tokens",),
                 )
-                for place, threshold in enumerate(("2K", "4K"))
+                for index, threshold in enumerate(("2K", "4K"))
             ),
             needs_gpu="nothing counts the memory of one arm on the CPU",
             priority=1,
@@ -295,7 +295,7 @@ DOCUMENT = Document(
             "of the author's machine, and the times here stand beside the ratio",
             commands=_on_cpu,
             claims=(
-                *(_on_cpu_claim(place, *size) for place, size in enumerate(ON_CPU)),
+                *(_on_cpu_claim(index, *size) for index, size in enumerate(ON_CPU)),
                 Claim(
                     row="A7",
                     name="on a CPU",

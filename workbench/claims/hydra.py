@@ -14,7 +14,8 @@ from workbench.claims._command import (
     on_gpu,
     profiles,
 )
-from workbench.claims._read import kernel, ledger_ratio, slow_down, slowest_kernel
+from workbench.claims._read import ledger_ratio, slow_down
+from workbench.claims._read_kernels import kernel, slowest_kernel
 from workbench.claims._read_profiles import activation_share, ledger_difference, peak_share
 
 # The guide times batch 4, 512 tokens, width 768 on an RTX 4090: ms in PyTorch, ms in Triton, ratio.
@@ -60,8 +61,8 @@ def _checkpointing(catalogue: protocol.Catalogue, budget_s: float) -> list[proto
 
 
 def _sizes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
-    """TF32 takes as much memory as FP32, and less time."""
-    toggles, found = eager(catalogue, precision="tf32"), []
+    """Return the profiles of each size in TF32: it takes as much memory as FP32, and less time."""
+    toggles, commands = eager(catalogue, precision="tf32"), []
     for _, fields, *_ in SIZES[1:]:
         base = configuration(
             "hydra",
@@ -72,12 +73,12 @@ def _sizes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Comm
             sequence=TOKENS,
             model={**fields},
         )
-        found += profiles(base, steps=1, checkpointing="full")
-    return found
+        commands += profiles(base, steps=1, checkpointing="full")
+    return commands
 
 
-def _size_claim(place: int, study: tuple[int, int]) -> Claim:
-    name, _, quote, before, after = SIZES[place]
+def _size_claim(index: int, study: tuple[int, int]) -> Claim:
+    name, _, quote, before, after = SIZES[index]
     return Claim(
         row="H10",
         name=f"gradient checkpointing, {name} parameters",

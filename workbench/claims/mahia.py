@@ -87,10 +87,10 @@ DOCUMENT = Document(
                     unit="x faster than the standard path",
                     least=3.0,
                     read=with_times(speed_up()),
-                    study=place,
+                    study=index,
                     quotes=("**3-8x Speed Improvement**",),
                 )
-                for place, (component, *_) in enumerate(COMPONENTS)
+                for index, (component, *_) in enumerate(COMPONENTS)
             ),
             needs_gpu=GPU_CLAIM,
         ),

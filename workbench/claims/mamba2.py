@@ -10,7 +10,8 @@ from sessions.studies.sweep import balanced_order
 from workbench import protocol
 from workbench.claims._claim import Claim, Document, Experiment, Omission
 from workbench.claims._command import configuration, eager, on_gpu
-from workbench.claims._read import exponent, kernel_difference
+from workbench.claims._read import exponent
+from workbench.claims._read_kernels import kernel_difference
 from workbench.claims._read_profiles import growth, growth_of, ledger_value
 
 LINEAR = 1.05  # an exponent up to this is called linear here; the document gives no number
@@ -41,7 +42,7 @@ def _scan(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Comma
 def _lengths(
     catalogue: protocol.Catalogue, budget_s: float, attention_every: int
 ) -> list[protocol.Command]:
-    """The document's 96M in BF16; on the CPU the tiny one in FP32."""
+    """Return the runs of the document's 96M in BF16; on the CPU of the tiny one in FP32."""
     gpu = on_gpu(catalogue)
     sequences = (4096, 8192, 16384, 32768, 65536) if gpu else (512, 1024, 2048, 4096)
     # Captured: launches take the host as long for few tokens as for many, and would hide the rest.
@@ -56,8 +57,8 @@ def _lengths(
             seconds=min(SECONDS, budget_s),
         )
         # Not ascending: a machine that drifts would look like an exponent.
-        for (place,) in balanced_order([len(sequences)], random.Random(0))
-        for sequence in [sequences[place]]
+        for (index,) in balanced_order([len(sequences)], random.Random(0))
+        for sequence in [sequences[index]]
     ]
 
 
@@ -108,7 +109,7 @@ def _difference(which: str, word: str, implementation: str, title: str) -> Claim
 
 
 def _sizes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
-    """One step of each, which counts the parameters; the largest in half precision."""
+    """Run one step of each size, which counts its parameters; the largest in half precision."""
     toggles = eager(catalogue, precision="bf16" if on_gpu(catalogue) else "fp32")
     return [
         protocol.Start(configuration=configuration("mamba2", preset, toggles, sequence=64), steps=1)
@@ -221,13 +222,13 @@ DOCUMENT = Document(
                     least=millions * (1 - SIZE_TOLERANCE),
                     most=millions * (1 + SIZE_TOLERANCE),
                     read=ledger_value("parameters", preset, 1e6),
-                    study=place,
+                    study=index,
                     needs_gpu=f"{preset} parameters do not fit into every host's memory"
                     if preset == "2.8B"
                     else "",
                     quotes=(says,),
                 )
-                for place, (preset, says, millions) in enumerate(SIZES)
+                for index, (preset, says, millions) in enumerate(SIZES)
             ),
             priority=1,
         ),

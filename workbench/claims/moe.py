@@ -54,7 +54,7 @@ SLOWER = (
 
 
 def _base(catalogue: protocol.Catalogue, workload: str) -> Configuration:
-    """The document's experts, 32 of them, at its own batch; on the CPU the tiny model."""
+    """Return the document's 32 experts at its own batch; on the CPU the tiny model."""
     # Only fused AdamW can be captured, and an optimizer is none of the rungs.
     toggles = eager(catalogue, **({"adamw": "fused"} if workload == "train" else {}))
     if on_gpu(catalogue):
@@ -123,7 +123,7 @@ def _kernels(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Co
 
 
 def _mode(mode: str) -> Commands:
-    """Of the small preset: tuning the kernels of a large model takes many minutes."""
+    """Return the commands of the small preset: tuning a large model's kernels takes minutes."""
 
     def commands(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
         toggles, model = eager(catalogue), {"n_layers": LAYERS}
@@ -136,7 +136,7 @@ def _mode(mode: str) -> Commands:
 def _mode_experiment(
     mode: str, says: str, least: float, takes: str, most_s: float, build_s: float
 ) -> Experiment:
-    """A row of the guide's table: how long a mode compiles, and how much faster the step is."""
+    """Return a row of the guide's table: how long a mode compiles, and how much faster it is."""
     return Experiment(
         name=f"torch.compile {mode}",
         how=f"torch.compile {mode} against eager, forward pass of the small preset with {LAYERS} "
@@ -168,7 +168,7 @@ def _mode_experiment(
 
 
 def _rung(toggle: str, name: str, speed: float, memory: float) -> tuple[Claim, Claim]:
-    """A row of the document's table: at least this fast, at most this much memory."""
+    """Return a row of the document's table: at least this fast, at most this much memory."""
     row = f"| {name.replace('checkpointing', 'Checkpointing')} | {speed:.1f}x | {memory:.1f}x |"
     return (
         Claim(
@@ -301,10 +301,10 @@ DOCUMENT = Document(
                     unit="x faster than without graphs",
                     least=speed - 0.05,
                     read=with_times(speed_up()),
-                    study=place,
+                    study=index,
                     quotes=(row,),
                 )
-                for place, (name, _, row, speed) in enumerate(GRAPHS)
+                for index, (name, _, row, speed) in enumerate(GRAPHS)
             ),
             needs_gpu=GRAPH_GPU,
             priority=1,

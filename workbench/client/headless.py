@@ -37,30 +37,30 @@ class Plan(Protocol):
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterable[protocol.AnyMessage]:
-        """Take the session, before anything is asked for."""
+        """Take the session, before the first command."""
 
     def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
-        """The next command for an idle runner; None where all is done."""
+        """Return the next command for an idle runner; None if all is done."""
 
     def heed(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
         """Take a message of the runner, once it is recorded."""
 
     def tell(self) -> Iterable[protocol.AnyMessage]:
-        """What there is to record between two commands."""
+        """Return what there is to record between two commands."""
 
     def cut(self, command: protocol.Command | None) -> bool:
-        """The time of a command is over: whether it is to be cancelled. From any thread."""
+        """Return True if a command whose time is over is to be cancelled; from any thread."""
 
     def lost(self) -> bool:
-        """The runner is gone: whether to go on with another."""
+        """Return True to go on with another runner after this one is gone."""
 
     def finish(self, why: str = "") -> Iterable[protocol.AnyMessage]:
-        """No command will come any more; ``why`` where there would have been some."""
+        """End: no command will come any more; ``why`` where there would have been some."""
 
 
 @dataclass
 class Outcome:
-    """What a run gave: its session, how it ended, and what went wrong.
+    """The result of a run: its session, how it ended, and what went wrong.
 
     ``journal`` is for the caller to remove once the session is safe; without a segment there is
     nothing to keep, and it is gone already.
@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def mistake(self) -> str:
-        """Why nothing ran, where what was asked cannot be; otherwise empty."""
+        """Return why nothing ran, if the request cannot be fulfilled; otherwise empty."""
         mistakes = [failure.sentence for failure in self.failures if failure.kind == "mistake"]
         return mistakes[-1] if mistakes and self.reason == "failed" else ""
 
@@ -143,8 +143,8 @@ class _Driver:
             if self._interrupt.pressed:
                 if self._outcome.reason == "died":
                     self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
-                told = f"interrupted with {self._interrupt.by} {self._at}"
-                self._own([protocol.Note(kind="warning", text=told)])
+                interruption = f"interrupted with {self._interrupt.by} {self._at}"
+                self._own([protocol.Note(kind="warning", text=interruption)])
             self._own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
             if complaint := self._journal.complaint():  # that no runner was left to bring
                 self._record(complaint)
@@ -159,9 +159,9 @@ class _Driver:
         return Runner(self._journal, self._command)
 
     def _drive(self, runner: Runner) -> bool:
-        """Ask one runner as long as it lives; True where another one is to go on."""
-        self._interrupt.asked, self._interrupt.runner = False, runner
-        outcome, asked = self._outcome, False
+        """Drive one runner process. Return True if it must be restarted."""
+        self._interrupt.is_busy, self._interrupt.runner = False, runner
+        outcome, is_busy = self._outcome, False
         catalogue: protocol.Catalogue | None = None
         try:
             for message in runner.messages():
@@ -178,8 +178,8 @@ class _Driver:
                         if not self._begun:
                             self._begun = True
                             self._own(self._plan.begin(catalogue, self._recorder.session))
-                        asked = self._ask(runner, catalogue)
-                        if not asked:
+                        is_busy = self._ask(runner, catalogue)
+                        if not is_busy:
                             outcome.reason = "done"
                             return False
                     case protocol.State() if not self._interrupt.pressed:
@@ -202,14 +202,14 @@ class _Driver:
         finally:
             self._disarm()
             runner.close()
-        goes_on = asked and not self._interrupt.pressed and self._plan.lost()
+        goes_on = is_busy and not self._interrupt.pressed and self._plan.lost()
         self._own(self._plan.tell())
         return goes_on
 
     def _ask(self, runner: Runner, catalogue: protocol.Catalogue) -> bool:
-        """Send the next command, and see that it does not take too long; False where none is."""
+        """Send the next command and limit its time. Return False if there is none."""
         self._disarm()
-        self._interrupt.asked = True
+        self._interrupt.is_busy = True
         command = self._plan.next(catalogue)
         self._own(self._plan.tell())
         if command is None:
@@ -241,7 +241,7 @@ class _Driver:
             self._watch(message)
 
     def _record(self, message: protocol.AnyMessage) -> protocol.AnyMessage:
-        """The message once it is recorded, or the failure that it does not fit."""
+        """Return the message once it is recorded, or the failure that it does not fit."""
         self._last_s = message.t_s = message.t_s or self._last_s
         try:
             self._recorder.record(message)
@@ -256,7 +256,7 @@ class _Driver:
 
 
 def _is_obituary(message: protocol.AnyMessage, runner: Runner) -> bool:
-    """Whether it tells that the runner was ended because it did not hear Cancel."""
+    """Return True if the runner was ended because it did not hear Cancel."""
     died = isinstance(message, protocol.Failure) and message.kind == "died"
     return died and runner.ended_by_force
 
@@ -296,7 +296,7 @@ class _Interrupt:
         self.pressed = earlier is not None
         self.by = interrupts.SIGNALS[earlier] if earlier else ""
         self.runner: Runner | None = None
-        self.asked = False  # for anything: until then there is nothing to wait for
+        self.is_busy = False  # for anything: until then there is nothing to wait for
         self.patience_s: float | None = PATIENCE_S  # with a runner that is asked to end
 
     def cancel(self, number: int, frame: FrameType | None) -> None:
@@ -307,7 +307,7 @@ class _Interrupt:
         if self.runner is None:
             return
         end: Callable[[], None] = self.runner.abandon
-        if self.asked:
+        if self.is_busy:
             patient = functools.partial(self.runner.cancel, self.patience_s)
             end = self.runner.terminate if again else patient
         # Not here: the interrupted code may hold the lock that sending takes.

@@ -2,7 +2,7 @@
 
 A session that was never saved is rebuilt by replaying its journal. Lines are written unbuffered: a
 killed window loses no line that it had read, and the last line may be cut short. A journal that
-cannot be written (a full disk) ends no run: it ends there, and a person is told so once.
+cannot be written (a full disk) ends no run: it ends there, and one failure reports it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Journal:
     def __init__(self, path: Path | None = None) -> None:
         self._file: io.FileIO | None = None
         self._lock = contextlib.ExitStack()
-        self._untold: protocol.Failure | None = None
+        self._unreported: protocol.Failure | None = None
         self._checked_s = time.monotonic()
         self.path = _new_path() if path is None else path
         try:
@@ -78,9 +78,9 @@ class Journal:
             self._end("was removed or moved by another program")
 
     def complaint(self) -> protocol.Failure | None:
-        """What a person is to be told of a journal that could not be written; once."""
-        untold, self._untold = self._untold, None
-        return untold
+        """Return the failure of a journal that could not be written; once."""
+        failure, self._unreported = self._unreported, None
+        return failure
 
     def _end(self, why: str) -> None:
         """Write nothing more: lines after a gap would be replayed as if there were none."""
@@ -88,7 +88,7 @@ class Journal:
         if file is not None:
             with contextlib.suppress(OSError):
                 file.close()
-        self._untold = protocol.Failure(
+        self._unreported = protocol.Failure(
             kind=protocol.JOURNAL,
             sentence=f"The journal {self.path} {why}: what is measured goes on, but a crash would "
             "lose what is not saved.",
@@ -111,7 +111,7 @@ class Journal:
 
 
 def discard(path: Path) -> None:
-    """Remove a journal that nobody needs; one that cannot be removed, or never was, is left."""
+    """Remove a journal that is not needed; leave one that cannot be removed or never was."""
     for file in (path, _lock_of(path)):
         with contextlib.suppress(OSError):
             file.unlink()
@@ -141,7 +141,7 @@ def _messages_within(line: bytes) -> Iterator[bytes]:
 
 
 def without_message(path: Path) -> str:
-    """Why a file is no journal."""
+    """Return why a file is no journal."""
     return f"{path}: no message in it; a journal holds one JSON message a line"
 
 
@@ -204,7 +204,7 @@ def has_segment(path: Path) -> bool:
 
 
 def _new_path() -> Path:
-    """A path that no other session has; the process number alone returns in every container."""
+    """Return a path that no other session has; process numbers repeat in containers."""
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     path = state_folder.path() / f"{stem}.journal"
     number = 1
@@ -215,7 +215,7 @@ def _new_path() -> Path:
 
 
 def _by_age(directory: Path) -> list[Path]:
-    """The folder's journals, oldest first."""
+    """Return the folder's journals, oldest first."""
     ages = {}
     for path in directory.glob("*.journal"):
         with contextlib.suppress(FileNotFoundError):  # another process may have removed it

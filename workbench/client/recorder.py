@@ -82,8 +82,8 @@ class Recorder:
                 session.environment = {**session.environment, **message.facts}
             case protocol.CeilingsFound():
                 if message.ceilings is not None:
-                    kept = message.source == "kept"
-                    source = "kept from an earlier run" if kept else "measured in this one"
+                    is_stored = message.source == "kept"
+                    source = "kept from an earlier run" if is_stored else "measured in this one"
                     session.environment["ceilings"] = f"{describe(message.ceilings)} ({source})"
             case protocol.Ordered():
                 session.orders.append(self._order(message))
@@ -133,9 +133,9 @@ class Recorder:
             case protocol.ComparisonFacts():
                 self._state(self._comparison(message.comparison), **message.facts)
             case protocol.BlockDone():
-                place = self._comparison(message.comparison)
-                session.comparisons[place] = _with_blocks(
-                    session.comparisons[place], [message.block]
+                number = self._comparison(message.comparison)
+                session.comparisons[number] = _with_blocks(
+                    session.comparisons[number], [message.block]
                 )
             case protocol.NumericsChecked():
                 self._take_numerics(message)
@@ -144,15 +144,15 @@ class Recorder:
             case protocol.StudyStarted():
                 self._studies[message.index] = len(session.studies)
                 start_s = message.t_s + self._offset_s
-                asked = dict(message.asked)
-                session.studies.append(Study(message.kind, message.title, start_s, asked))
+                request = dict(message.request)
+                session.studies.append(Study(message.kind, message.title, start_s, request))
             case protocol.StudyRows():
                 self._take_rows(message)
             case protocol.StudyFacts():
-                place = self._study(message.study)
-                study = session.studies[place]
+                number = self._study(message.study)
+                study = session.studies[number]
                 facts = {**study.facts, **message.facts}
-                session.studies[place] = dataclasses.replace(study, facts=facts)
+                session.studies[number] = dataclasses.replace(study, facts=facts)
             case protocol.Note():
                 self._event(message.t_s, message.kind, message.text)
             case protocol.Described():
@@ -186,7 +186,7 @@ class Recorder:
         session.titles = {**session.titles, **titles.offered(catalogue)}
 
     def _order(self, message: protocol.Ordered) -> Order:
-        """What was asked for; the blocks that a comparison goes on from are the session's own."""
+        """Return the received order, without the blocks of before: they are the session's own."""
         session = self.session
         claims = self._studies.get(protocol.OWN_STUDY)
         if claims is not None and session.studies[claims].facts.get("final"):
@@ -215,11 +215,11 @@ class Recorder:
         return segment
 
     def _is_beside(self, segment: Segment) -> bool:
-        """Return True for a baseline that is over, of which blocks are run beside the open one."""
+        """Return True for an ended baseline whose blocks run beside the open segment."""
         return self._paired and segment is not self._open
 
     def _end_segment(self, stop_s: float) -> None:
-        """The last phase ends with its run: nothing builds or warms up until the next begins."""
+        """End the last phase with its run: nothing builds or warms up until the next begins."""
         self._paired = False
         if self._open is not None:
             _close_phase(self._open, stop_s)
@@ -239,13 +239,13 @@ class Recorder:
     def _new_series(self, segment: Segment, name: str, shape: tuple[int, ...]) -> MetricSeries:
         rows, columns = shape
         dtypes = METRIC_COLUMNS | {"values": f"({rows},{columns}){METRIC_COLUMNS['values']}"}
-        found = self._described.get((segment.configuration.family, name))
+        description = self._described.get((segment.configuration.family, name))
         return MetricSeries(
-            title=found.title if found else name,
-            unit=found.unit if found else "",
-            help=found.help if found else "",
-            row=found.row if found else "row",
-            column=found.column if found else "column",
+            title=description.title if description else name,
+            unit=description.unit if description else "",
+            help=description.help if description else "",
+            row=description.row if description else "row",
+            column=description.column if description else "column",
             shape=(rows, columns),
             table=Columns(dtypes),
         )
@@ -258,7 +258,7 @@ class Recorder:
 
     def _begin_comparison(self, message: protocol.ComparisonStarted) -> None:
         comparisons = self.session.comparisons
-        self._paired = bool(message.asked.get(BACKGROUND))
+        self._paired = bool(message.request.get(BACKGROUND))
         segments = [self._segment(index).index for index in message.segments]
         started = PairedComparison(
             arms=message.arms,
@@ -269,20 +269,22 @@ class Recorder:
             high=math.nan,
             verdict="UNDECIDED",
             facts={
-                **message.asked,
+                **message.request,
                 "segments": segments,
                 "history": [],
-                **work.facts_of([self.session.segments[place].configuration for place in segments]),
+                **work.facts_of(
+                    [self.session.segments[segment].configuration for segment in segments]
+                ),
                 **_foretold(message),
             },
         )
         started = _with_blocks(started, message.before)
-        for place, earlier in enumerate(comparisons):
+        for number, earlier in enumerate(comparisons):
             if message.before and _blocks_of(earlier) == _blocks_of(started):
                 history = earlier.facts.get("history", [])
                 facts = {**started.facts, "history": history}
-                comparisons[place] = msgspec.structs.replace(started, facts=facts)
-                self._comparisons[message.index] = place
+                comparisons[number] = msgspec.structs.replace(started, facts=facts)
+                self._comparisons[message.index] = number
                 return
         self._comparisons[message.index] = len(comparisons)
         comparisons.append(started)
@@ -294,25 +296,25 @@ class Recorder:
             raise protocol.WireError(f"comparison {index} was never started") from None
 
     def _take_numerics(self, message: protocol.NumericsChecked) -> None:
-        place = self._comparison(message.comparison)
-        if not 0 <= message.arm < len(self.session.comparisons[place].arms):
+        number = self._comparison(message.comparison)
+        if not 0 <= message.arm < len(self.session.comparisons[number].arms):
             raise protocol.WireError(f"comparison {message.comparison} has no arm {message.arm}")
-        numerics = self.session.comparisons[place].facts.get("numerics", {})
-        found = {**numerics, str(message.arm): msgspec.to_builtins(message.numerics)}
-        self._state(place, numerics=found)
+        numerics = self.session.comparisons[number].facts.get("numerics", {})
+        checked = {**numerics, str(message.arm): msgspec.to_builtins(message.numerics)}
+        self._state(number, numerics=checked)
 
     def _take_judgement(self, message: protocol.Judged) -> None:
-        place = self._comparison(message.comparison)
-        found = message.judgement
-        history = self.session.comparisons[place].facts["history"]
-        if found.low is not None and (not history or history[-1][0] != found.pairs):
-            history = [*history, [found.pairs, found.ratio, found.low, found.high]]
-        told = msgspec.to_builtins(found)
-        ends = {name: told.pop(name) for name in ("ratio", "low", "high")}
-        verdict = told.pop("verdict")
-        self._state(place, history=history, seconds=message.seconds, final=message.final, **told)
-        self.session.comparisons[place] = msgspec.structs.replace(
-            self.session.comparisons[place],
+        number = self._comparison(message.comparison)
+        judgement = message.judgement
+        history = self.session.comparisons[number].facts["history"]
+        if judgement.low is not None and (not history or history[-1][0] != judgement.pairs):
+            history = [*history, [judgement.pairs, judgement.ratio, judgement.low, judgement.high]]
+        facts = msgspec.to_builtins(judgement)
+        ends = {name: facts.pop(name) for name in ("ratio", "low", "high")}
+        verdict = facts.pop("verdict")
+        self._state(number, history=history, seconds=message.seconds, final=message.final, **facts)
+        self.session.comparisons[number] = msgspec.structs.replace(
+            self.session.comparisons[number],
             verdict=verdict,
             **{name: math.nan if end is None else end for name, end in ends.items()},
         )
@@ -325,12 +327,14 @@ class Recorder:
 
     def _take_rows(self, message: protocol.StudyRows) -> None:
         # A new study each time: another thread may be saving the old one.
-        place = self._study(message.study)
-        study = self.session.studies[place]
+        number = self._study(message.study)
+        study = self.session.studies[number]
         more = _study_columns(message)
         known = {} if message.replace else study.tables.get(message.table, {})
         if known:
-            kinds = [{name: c.dtype.kind for name, c in each.items()} for each in (known, more)]
+            kinds = [
+                {name: c.dtype.kind for name, c in columns.items()} for columns in (known, more)
+            ]
             if kinds[0] != kinds[1]:
                 raise protocol.WireError(
                     f"table {message.table[:40]!r}: columns {sorted(more)} in a study where they "
@@ -338,18 +342,18 @@ class Recorder:
                 )
             more = {name: np.concatenate([known[name], more[name]]) for name in known}
         tables = {**study.tables, message.table: more}
-        self.session.studies[place] = dataclasses.replace(study, tables=tables)
+        self.session.studies[number] = dataclasses.replace(study, tables=tables)
 
-    def _state(self, place: int, **facts: Any) -> None:
-        comparison = self.session.comparisons[place]
-        self.session.comparisons[place] = msgspec.structs.replace(
+    def _state(self, number: int, **facts: Any) -> None:
+        comparison = self.session.comparisons[number]
+        self.session.comparisons[number] = msgspec.structs.replace(
             comparison, facts={**comparison.facts, **facts}
         )
 
     def _columns(
         self, columns: Mapping[str, list[float | None]], dtypes: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """The columns as numbers that their dtypes can hold, on the session's clock."""
+        """Return the columns as numbers that their dtypes can hold, on the session's clock."""
         if "t_s" not in columns or not columns.keys() <= dtypes.keys():
             raise protocol.WireError(
                 f"columns {sorted(columns)}: expected t_s, and others of {sorted(dtypes)}"
@@ -357,14 +361,14 @@ class Recorder:
         if len({len(values) for values in columns.values()}) > 1:
             lengths = {name: len(values) for name, values in columns.items()}
             raise protocol.WireError(f"columns of one batch differ in length: {lengths}")
-        found = {name: np.asarray(values, np.float64) for name, values in columns.items()}
-        for name, values in found.items():
+        arrays = {name: np.asarray(values, np.float64) for name, values in columns.items()}
+        for name, values in arrays.items():
             if np.dtype(dtypes[name]).kind in "iu":
-                _check_whole(name, values, np.iinfo(dtypes[name]))
-        if "phase" in found and found["phase"].size:
-            _check_phase(int(found["phase"].max()))
-        found["t_s"] += self._offset_s
-        return found
+                _check_integers(name, values, np.iinfo(dtypes[name]))
+        if "phase" in arrays and arrays["phase"].size:
+            _check_phase(int(arrays["phase"].max()))
+        arrays["t_s"] += self._offset_s
+        return arrays
 
     def _event(self, t_s: float, kind: str, text: str) -> None:
         event = Event(t_s + self._offset_s, kind, clip(text, LONGEST_NOTE))
@@ -377,24 +381,24 @@ def _foretold(message: protocol.ComparisonStarted) -> dict[str, Any]:
 
 
 def _study_columns(message: protocol.StudyRows) -> dict[str, np.ndarray]:
-    """The rows' columns: FP64, or objects where they are text."""
+    """Return the rows' columns: FP64, or objects if they are text."""
     for name in (message.table, *message.columns):
         if not name.isidentifier() or not name.isascii():
             raise protocol.WireError(f"{name[:40]!r} is no name of a table or column of a study")
     lengths = {name: len(values) for name, values in message.columns.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise protocol.WireError(f"columns of one batch are empty or differ in length: {lengths}")
-    found = {}
+    columns = {}
     for name, values in message.columns.items():
         is_text = {isinstance(value, str) for value in values}
         if len(is_text) > 1:
             raise protocol.WireError(f"column {name[:40]!r} of a study mixes text and numbers")
-        found[name] = np.array(values, object if True in is_text else np.float64)
-    return found
+        columns[name] = np.array(values, object if True in is_text else np.float64)
+    return columns
 
 
 def _matrix(name: str, rows: list[list[float | None]], known: MetricSeries | None) -> np.ndarray:
-    """The numbers (rows, columns) of one metric, FP32, NaN for None."""
+    """Return the numbers (rows, columns) of one metric, FP32, NaN for None."""
     lengths = {len(row) for row in rows}
     if len(lengths) != 1 or lengths == {0}:
         raise protocol.WireError(f"metric {name[:40]!r}: rows of {sorted(lengths)} columns")
@@ -423,7 +427,7 @@ def _close_phase(segment: Segment, stop_s: float) -> None:
 
 
 def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> PairedComparison:
-    """The comparison with more blocks: a new one, for another thread may be saving the old one."""
+    """Return a new comparison with more blocks: another thread may be saving the old one."""
     clocks = [math.nan if block.clock_mhz is None else block.clock_mhz for block in blocks]
     means = [math.nan if block.mean_ms is None else block.mean_ms for block in blocks]
     return msgspec.structs.replace(
@@ -439,14 +443,14 @@ def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> 
 
 
 def _blocks_of(comparison: PairedComparison) -> object:
-    """What tells a comparison from every other."""
+    """Return what distinguishes a comparison from every other."""
     return comparison.arms, comparison.order, comparison.medians_ms, comparison.pairs
 
 
-def _check_whole(name: str, values: np.ndarray, limits: np.iinfo) -> None:
+def _check_integers(name: str, values: np.ndarray, limits: np.iinfo) -> None:
     # NaN and what is too large would turn into some other number, with no more than a warning.
-    whole = (values >= limits.min) & (values <= limits.max) & (values == np.floor(values))
-    if not whole.all():
+    is_integer = (values >= limits.min) & (values <= limits.max) & (values == np.floor(values))
+    if not is_integer.all():
         raise protocol.WireError(
             f"column {name}: expected whole numbers from {limits.min} to {limits.max}"
         )

@@ -24,40 +24,40 @@ HELP = (
     f"Default: {VARIABLE}, or else a runner here"
 )
 
-_asked: tuple[str, ...] = ()
+_chosen: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
-def asked(option: str | None) -> Iterator[None]:
+def use(option: str | None) -> Iterator[None]:
     """Let runners be started by the option's command, or else by the environment's.
 
     Raises ``ValueError`` with one sentence for what is no command.
     """
-    global _asked
-    before, _asked = _asked, _named(option)
+    global _chosen
+    before, _chosen = _chosen, _named(option)
     try:
         yield
     finally:
-        _asked = before
+        _chosen = before
 
 
 def command() -> tuple[str, ...]:
-    """The words of the command that starts a runner now."""
-    return _asked or HERE
+    """Return the words of the command that starts a runner."""
+    return _chosen or HERE
 
 
-def is_asked() -> bool:
-    """Whether a person named the command, so that the runner may be on another host."""
-    return bool(_asked)
+def is_custom() -> bool:
+    """Return True if a person named the command, so that the runner may be on another host."""
+    return bool(_chosen)
 
 
 def shown(words: tuple[str, ...]) -> str:
-    """The command as one gives it to a shell."""
+    """Return the command as a person gives it to a shell."""
     return shlex.join(words)
 
 
 def split(text: str, source: str) -> tuple[str, ...]:
-    """The words of a command; raises ``ValueError`` that names where it is from."""
+    """Return the words of a command; raises ``ValueError`` that names its source."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
@@ -70,13 +70,13 @@ def split(text: str, source: str) -> tuple[str, ...]:
 
 
 def path(given: Path) -> str:
-    """A path for the runner: absolute, or as it was given where it may be another host's."""
-    return str(given) if is_asked() else str(given.expanduser().absolute())
+    """Return a path for the runner: absolute, or unchanged if it may be another host's."""
+    return str(given) if is_custom() else str(given.expanduser().absolute())
 
 
-def place(environment: Mapping[str, str]) -> str:
-    """`` on HOST`` where a person's command starts the runner; empty for a runner here."""
-    return f" on {environment.get('host') or 'the host of the runner'}" if is_asked() else ""
+def host_suffix(environment: Mapping[str, str]) -> str:
+    """Return `` on HOST`` where a person's command starts the runner; empty for a runner here."""
+    return f" on {environment.get('host') or 'the host of the runner'}" if is_custom() else ""
 
 
 def _named(option: str | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What is said of a runner that did not start, spoke something else, or ended unasked."""
+"""Failures of a runner that did not start, spoke something else, or ended unasked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = 200  # characters of a line
 
 
 def not_started(command: tuple[str, ...], error: OSError) -> Failure:
-    """The system could not start the command."""
+    """Return the failure of a command that the system could not start."""
     reason = error.strerror or str(error)
     if command == HERE:
         sentence = f"The runner could not be started: {reason}."
@@ -31,7 +31,7 @@ def not_started(command: tuple[str, ...], error: OSError) -> Failure:
 def never_spoke(
     command: tuple[str, ...], code: int, babble: Sequence[str], log: Sequence[str]
 ) -> Failure:
-    """A person's command ended before the first message."""
+    """Return the failure of a person's command that ended before the first message."""
     last = next((line for line in reversed(log) if line.strip()), "")
     said = f"the last on its standard error was {_brief(last)!r}" if last else (
         "it wrote nothing to its standard error")  # fmt: skip
@@ -42,7 +42,7 @@ def never_spoke(
 
 
 def no_runner(command: tuple[str, ...], babble: Sequence[str], log: Sequence[str]) -> Failure:
-    """A command goes on and on, and nothing that it says is a message."""
+    """Return the failure of a command that goes on without any message."""
     last = f"; the last on its standard error was {_brief(log[-1])!r}" if log else ""
     sentence = (
         f"The command `{shown(command)}` does not speak the runner's protocol: its standard "
@@ -52,7 +52,7 @@ def no_runner(command: tuple[str, ...], babble: Sequence[str], log: Sequence[str
 
 
 def banner(command: tuple[str, ...], babble: Sequence[str]) -> Failure:
-    """Something stood before the first message; the runner itself is well."""
+    """Return the failure for text before the first message; the runner itself is well."""
     return Failure(
         kind="wire",
         sentence=f"The command `{shown(command)}` printed {_brief(babble[0])!r} before the "
@@ -63,14 +63,14 @@ def banner(command: tuple[str, ...], babble: Sequence[str]) -> Failure:
 
 
 def other_version(command: tuple[str, ...], version: int) -> Failure:
-    """The runner speaks another version of the protocol than this program."""
+    """Return the failure of a runner that speaks another version of the protocol."""
     which = "" if command == HERE else f", started by `{shown(command)}`,"
     sentence = f"The runner{which} speaks version {version} of the protocol, this side {VERSION}."
     return _fatal(sentence, "Install the same version of the workbench on both sides.")
 
 
 def ended(code: int, cancelled_by: str | None, log: Sequence[str]) -> Failure:
-    """A runner that had spoken ended unasked, or was ended because it did not hear Cancel."""
+    """Return the failure of a runner that ended unasked, or by force after Cancel."""
     if cancelled_by:
         sentence = f"The run did not stop when cancelled, so its runner was {cancelled_by}."
     else:

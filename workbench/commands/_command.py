@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sessions.errors import SessionError
 from sessions.plain_text import json_escaped, plain
 from sessions.storage import atomic_write, seal
+from sessions.tracing.files import is_foreign
 from workbench import interrupts, plugins
 from workbench.client import runner_command
 from workbench.titles import Titles
@@ -49,7 +50,8 @@ class Command:
     """``workbench NAME``: ``help`` is one line, ``run`` returns the exit code.
 
     What ``drives`` a runner takes ``--runner`` too. ``takes_script``: words behind ``--`` are the
-    command line of a training script, as ``script`` of the arguments.
+    command line of a training script, as ``script`` of the arguments. What is ``tabular`` prints
+    tables, and takes ``--markdown``.
     """
 
     name: str
@@ -58,14 +60,18 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     drives: bool = False
     takes_script: bool = False
+    tabular: bool = False
 
 
 def load(path: Path) -> Session:
-    """The session of a file; raises ``Mistaken`` where there is none, else ``SessionError``."""
-    from sessions.storage import hdf5
+    """The session of a file, or of another profiler's trace.
+
+    Raises ``Mistaken`` where there is none, else ``SessionError``.
+    """
+    from sessions.storage import foreign, hdf5
 
     try:
-        return hdf5.load(path)
+        return foreign.load(path) if is_foreign(path) else hdf5.load(path)
     except SessionError:
         with contextlib.suppress(PermissionError):  # which the first error names
             if not path.exists():
@@ -157,7 +163,7 @@ def check_session(path: Path | None, other: Path | None = None) -> None:
 
 def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
     """``check_output`` for what the runner writes; of another host's folders nothing is known."""
-    check_output(Path(path.name) if runner_command.is_asked() else path, suffixes)
+    check_output(Path(path.name) if runner_command.is_custom() else path, suffixes)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -229,6 +235,8 @@ def _finite(value: Any) -> Any:
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
+    if hasattr(value, "item"):  # a number of numpy
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -9,9 +9,10 @@ import msgspec
 
 from sessions.model import Judgement, PairedComparison, Session
 from sessions.studies import prediction
+from sessions.verdicts.arm_results import wrong_arms
 from sessions.verdicts.expectation import at_most
 from sessions.verdicts.multiple_comparisons import judgement_of
-from sessions.verdicts.verdict import LEAST_BUILDS, region_of, wrong_arms
+from sessions.verdicts.verdict import LEAST_BUILDS, region_of
 from sessions.verdicts.verdict_words import (
     budget_of,
     headline,
@@ -30,6 +31,7 @@ from workbench.commands._arguments import (
     positive_int,
     region_argument,
     result_arguments,
+    verbose_argument,
 )
 from workbench.commands._command import (
     DONE,
@@ -43,6 +45,7 @@ from workbench.commands._command import (
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import evidence_lines
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -93,6 +96,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if the verdict is another, with 3 if it is UNDECIDED; with 2, before "
         "anything is measured, if A and B are different models: their ratio is no speed-up",
     )
+    verbose_argument(parser)
     result_arguments(parser)
 
 
@@ -144,7 +148,7 @@ def _report(arguments: argparse.Namespace, outcome: Outcome) -> int:
         answer_json(_as_data(outcome, saved))
     else:
         if comparisons:
-            answer("\n".join(_lines(outcome.session, comparisons[-1])))
+            answer("\n".join(_lines(outcome.session, comparisons[-1], arguments.verbose)))
         if saved:
             answer(f"saved {saved}")
     return _code(arguments, outcome)
@@ -187,7 +191,7 @@ def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     return found
 
 
-def _lines(session: Session, comparison: PairedComparison) -> list[str]:
+def _lines(session: Session, comparison: PairedComparison, verbose: bool) -> list[str]:
     lines = [headline(comparison), ratio_line(comparison)]
     lines += [*filter(None, [prediction.outcome(comparison)]), *_basis(comparison), ""]
     for side, arm in zip("AB", comparison.arms, strict=True):
@@ -208,9 +212,7 @@ def _lines(session: Session, comparison: PairedComparison) -> list[str]:
         if said := memory_words(comparison, side, session.segments):
             lines.append(f"{side}: {said}")
     for side, place in zip("AB", comparison.facts.get("segments", []), strict=False):
-        for evidence in session.segments[place].evidence:
-            option = f"{evidence.toggle}={evidence.requested}"
-            lines.append(f"{side}: {option}: {evidence.status}: {evidence.text}")
+        lines += evidence_lines(session.segments[place].evidence, verbose, f"{side}: ")
     return lines
 
 

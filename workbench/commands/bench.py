@@ -11,6 +11,7 @@ from workbench.client import headless
 from workbench.commands._arguments import positive_float, result_arguments
 from workbench.commands._command import Command, Mistaken, answer, answer_json, check_session
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.run import summary
 
 
@@ -88,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.model_shapes is not None and session.segments:
             answer(leaders_table(session).to_markdown())
         if session.segments:
-            answer(kernels_table(session).to_markdown())
+            answer(render(kernels_table(session)))
         if arguments.tune and session.segments:
             answer(tuned_tiles(session))
         if saved:
@@ -96,4 +97,6 @@ def _run(arguments: argparse.Namespace) -> int:
     return exit_code(outcome)
 
 
-COMMAND = Command(name="bench", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="bench", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

@@ -33,7 +33,7 @@ def _run(arguments: argparse.Namespace) -> int:
         command = protocol.MeasureCeilings(anew=arguments.measure)
         outcome = headless.run(lambda _: command, watch=watch)
     settle(outcome, None)
-    where = runner_command.place(outcome.session.environment)
+    where = runner_command.host_suffix(outcome.session.environment)
     for why in dict.fromkeys(one.why for one in heard if one.why):
         say(f"warning{where}: {why}")
     last, code = heard[-1] if heard else None, exit_code(outcome)

@@ -112,7 +112,7 @@ def _window() -> Check:
 
 def _where(facts: Mapping[str, str]) -> str:
     """The runner's host and Python, where a person's command starts it."""
-    if not runner_command.is_asked():
+    if not runner_command.is_custom():
         return ""
     command = runner_command.shown(runner_command.command())
     return f"{facts.get('host', 'another host')}, by `{command}`; Python {facts['python']}, "

@@ -42,6 +42,7 @@ from workbench.commands._command import (
     check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.run import configuration_arguments, configure
 
 BUDGET = "10m"
@@ -150,8 +151,8 @@ def study_lines(study: Study) -> list[str]:
     """Return the study for a person."""
     lines = [headline(study), ""]
     if study.tables.get(EFFECTS):
-        lines.append(verdicts_table(study).to_markdown())
-    lines += [candidates_table(study).to_markdown(), options_table(study).to_markdown()]
+        lines.append(render(verdicts_table(study)))
+    lines += [render(candidates_table(study)), render(options_table(study))]
     lines += remarks(study)
     best = best_row(study)
     if options := [] if best is None else sorted(changed_options(best)):
@@ -175,11 +176,13 @@ def _as_data(outcome: Outcome, saved: str | None, study: Study | None) -> dict[s
     if study is None:
         return data
     best = best_row(study)
-    data |= {**study.asked, **study.facts, "headline": headline(study)}
+    data |= {**study.request, **study.facts, "headline": headline(study)}
     data["best"] = None if best is None else toggles_of(study, best)
     for table in (CANDIDATES, OPTIONS, EFFECTS, BLOCKS):
         data[table] = rows(study, table)
     return data
 
 
-COMMAND = Command(name="optimize", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="optimize", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

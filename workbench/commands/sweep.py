@@ -27,6 +27,7 @@ from workbench.commands._command import (
     check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -119,11 +120,11 @@ def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:
 
 def study_lines(study: Study) -> list[str]:
     """The study for a person."""
-    lines = [sweep.points_table(study).to_markdown()]
+    lines = [render(sweep.points_table(study))]
     for curve in sweep.curves(study):
         lines += _exponents(study, curve)
     lines += sweep.numbers_lines(study)
-    lines.append(f"{study.asked['order']}, seed {study.asked['seed']}")
+    lines.append(f"{study.request['order']}, seed {study.request['seed']}")
     return lines
 
 
@@ -145,14 +146,16 @@ def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> 
     """The outcome for programs."""
     found = as_data(outcome, saved)
     for study in measured[-1:]:
-        found |= {**study.asked, **study.facts}
+        found |= {**study.request, **study.facts}
         for name in (sweep.POINTS, sweep.FITS, sweep.NUMBERS):
             table = {key: column.tolist() for key, column in study.tables.get(name, {}).items()}
             rows = zip(*table.values(), strict=True)
             found[name] = [dict(zip(table, row, strict=True)) for row in rows]
         found["wrong"] = sweep.wrong_arms(study)
-        found["points_asked"] = study.asked["points"]
+        found["points_asked"] = study.request["points"]
     return found
 
 
-COMMAND = Command(name="sweep", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="sweep", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

@@ -97,7 +97,7 @@ def _as_data(outcome: Outcome, study: Study | None, saved: str | None) -> dict[s
     return {
         **as_data(outcome, saved),
         "title": None if study is None else study.title,
-        "asked": None if study is None else study.asked,
+        "asked": None if study is None else study.request,
         "undecided": study is not None and checklist.is_open(study),
         "budget_s": None if study is None else checklist.budget_s(study),
         "checks": [] if study is None else [vars(row) for row in checklist.rows(study)],

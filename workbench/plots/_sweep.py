@@ -63,7 +63,7 @@ def curves_plot(name: str, title: str, text: str, column: Column, *, fits: bool 
         table=numbers,
         can_show=no_sweep,
         axis="value",
-        found=choices,
+        choices_in=choices,
         key=key,
     )
 
@@ -262,7 +262,8 @@ class FittedLine(Layer):
         sizes = curve.x[curve.measured & (curve.x > 0)]
         # Many places: on a plain axis, which a size of 0 makes, a power law is no straight line.
         along = np.geomspace(sizes.min(), sizes.max(), _LINE_PLACES)
-        self._x, self._y = place(along), np.log10(fitted.at(along))
+        with np.errstate(divide="ignore"):
+            self._x, self._y = place(along), np.log10(fitted.at(along))
 
     def entries(self) -> list[Entry]:
         pen = self._style.pen(self._color)
@@ -373,7 +374,7 @@ def table(runs: Sequence[Run], sweep_choice: str = LATEST) -> dict[str, Array]:
     for curve in found:
         count = len(curve.x)
         row = {"arm": np.full(count, curve.label, object)}
-        fields = [str(field).replace(".", "_") for field in study.asked["fields"]]
+        fields = [str(field).replace(".", "_") for field in study.request["fields"]]
         row[fields[0]] = curve.x if words is None else words[curve.x.astype(int)]
         if curve.y is not None:
             row[fields[1]] = np.full(count, curve.y, object)

@@ -56,7 +56,7 @@ def waterfall(study: Study) -> Waterfall:
     effects = [row for row in rows(study, "effects") if row["kind"] != "total"]
     totals = [row for row in rows(study, "effects") if row["kind"] == "total"]
     steps = [row for row in effects if row["quantity"] == "time"]
-    cumulative = study.asked.get("mode") == "ladder"
+    cumulative = study.request.get("mode") == "ladder"
     names = [_name(row) for row in steps]
     reasons = {place: row["reason"] for place, row in enumerate(steps) if not row["verdict"]}
     for row in rows(study, "blocked"):

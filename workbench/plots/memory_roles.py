@@ -135,6 +135,6 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="value",
-    found=_profiles.choices,
+    choices_in=_profiles.choices,
     key=_profiles.key,
 )

@@ -131,6 +131,6 @@ PLOT = Plot(
     can_show=no_metrics,
     axis="time",
     options={"lines": ("columns", "rows")},
-    found=choices,
+    choices_in=choices,
     key=key,
 )

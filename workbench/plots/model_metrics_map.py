@@ -203,6 +203,6 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="time",
-    found=choices,
+    choices_in=choices,
     key=key,
 )

@@ -243,6 +243,6 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="value",
-    found=choices,
+    choices_in=choices,
     key=_key,
 )

@@ -200,6 +200,6 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="value",
-    found=_choices,
+    choices_in=_choices,
     key=lambda runs: len(_found(runs)),
 )

@@ -165,7 +165,7 @@ def table(
 
 def _choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:
     study = _sweep.shown(runs)
-    arms = tuple(map(str, study.asked["arms"])) if study is not None else ()
+    arms = tuple(map(str, study.request["arms"])) if study is not None else ()
     return {**_sweep.choices(runs), **({"arm": arms} if len(arms) > 1 else {})}
 
 
@@ -213,6 +213,6 @@ PLOT = Plot(
     can_show=can_show,
     axis="value",
     options={"metric": tuple(_METRICS)},
-    found=_choices,
+    choices_in=_choices,
     key=_sweep.key,
 )

@@ -1,4 +1,4 @@
-"""What the catalogue is made of: families, workloads, toggles, and what blocks an option."""
+"""The parts of the catalogue: families, workloads, toggles, and what blocks an option."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANY = 40  # names that a sentence can list
 
 
 def expected(name: str, allowed: Collection[str]) -> str:
-    """What an unknown name could have been: "one of ...", or the nearest where there are many."""
+    """Return what an unknown name could have been: "one of ...", or the nearest of many."""
     if len(allowed) <= MANY:
         return f"one of {', '.join(allowed)}"
     near = difflib.get_close_matches(name, allowed, n=5, cutoff=0)
@@ -21,9 +21,11 @@ def expected(name: str, allowed: Collection[str]) -> str:
 
 
 def ended(*texts: str) -> str:
-    """Texts one after the other, each ending as a sentence."""
+    """Join texts one after the other, each ending as a sentence."""
     said = [text.strip() for text in texts if text.strip()]
-    return " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said)
+    return " ".join(
+        sentence if sentence.endswith((".", "!", "?")) else f"{sentence}." for sentence in said
+    )
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +94,7 @@ class ToggleInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Blocked(msgspec.Struct, frozen=True):
-    """Why an option cannot be used, and what would enable it.
+    """The reason why an option cannot be used, and what would enable it.
 
     ``set`` names the choices that would unblock it, so that a click can make them: keys are toggle
     names, or ``"workload"``. It is empty where only the machine could change (an install, a GPU).
@@ -106,5 +108,5 @@ class Blocked(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """Why not, and what to do, for one line."""
+        """Return why not, and what to do, for one line."""
         return ended(self.reason, self.fix)

@@ -18,19 +18,19 @@ class WireError(Exception):
 
 
 def encodable(value: Any) -> Any:
-    """The value with U+FFFD for what UTF-8 cannot hold."""
+    """Return the value with U+FFFD for what UTF-8 cannot hold."""
     match value:
         case str():
             return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
         case list():
-            return [encodable(each) for each in value]
+            return [encodable(member) for member in value]
         case dict():
-            return {encodable(key): encodable(each) for key, each in value.items()}
+            return {encodable(key): encodable(member) for key, member in value.items()}
     return value
 
 
 def decoded(decoder: msgspec.json.Decoder[_Line], line: bytes) -> _Line:
-    """What the line holds; raises ``WireError``."""
+    """Return the content of the line; raises ``WireError``."""
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -45,7 +45,7 @@ _introductions = msgspec.json.Decoder(_Introduction)
 
 
 def encode(item: Command | Message) -> bytes:
-    """One line, newline included; what UTF-8 cannot hold (a file name's odd byte) is U+FFFD."""
+    """Write a line with its newline; what UTF-8 cannot hold (a file name's odd byte) is U+FFFD."""
     try:
         return _encoder.encode(item) + b"\n"
     except UnicodeEncodeError:
@@ -58,12 +58,12 @@ def round_trip(item: _Line) -> _Line:
 
 
 def decode_command(line: bytes) -> AnyCommand:
-    """The command on one line; raises ``WireError``."""
+    """Return the command on one line; raises ``WireError``."""
     return decoded(_commands, line)
 
 
 def version_of(line: bytes) -> int | None:
-    """The version of a catalogue, of whatever version; None for any other line."""
+    """Return the version of a catalogue, of any version; None for any other line."""
     try:
         return _introductions.decode(line).version
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -71,5 +71,5 @@ def version_of(line: bytes) -> int | None:
 
 
 def decode_message(line: bytes) -> AnyMessage:
-    """The message on one line; raises ``WireError``."""
+    """Return the message on one line; raises ``WireError``."""
     return decoded(_messages, line)

@@ -40,7 +40,7 @@ class Message(msgspec.Struct, kw_only=True, tag_field="type"):
 
 
 class Catalogue(Message, tag="catalogue"):
-    """What this runner has; always its first message."""
+    """The content of this runner; always its first message."""
 
     version: int
     created: float  # Unix time at t_s = 0
@@ -56,7 +56,7 @@ class Catalogue(Message, tag="catalogue"):
 
 
 class _Introduction(msgspec.Struct, tag_field="type", tag="catalogue"):
-    """What the catalogues of all versions have."""
+    """The fields that the catalogues of all versions have."""
 
     version: int
 
@@ -81,8 +81,10 @@ class Availability(Message, tag="availability"):
 
 
 class CeilingsFound(Message, tag="ceilings"):
-    """What the device reaches at best. ``source``: "kept" from an earlier run, or "measured" now.
-    ``why``: what is wrong with the kept file, if anything; None: nothing usable is kept.
+    """The best rates of the device.
+
+    ``source``: "kept" from an earlier run, or "measured" by this one. ``why``: what is wrong with
+    the stored file, if anything. None: nothing usable is stored.
     """
 
     ceilings: Ceilings | None
@@ -99,14 +101,14 @@ class Predicted(Message, tag="predicted"):
 
 
 class State(Message, tag="state"):
-    """What the runner does now: idle, building, running, paused, stopping."""
+    """The runner's activity: idle, building, running, paused, stopping."""
 
     state: str
     text: str = ""
 
 
 class Progress(Message, tag="progress"):
-    """How far a long operation is; ``fraction`` is None where the end is not known."""
+    """The progress of a long operation; ``fraction`` is None if the end is not known."""
 
     task: str
     fraction: float | None = None
@@ -144,8 +146,9 @@ class Steps(Message, tag="steps"):
 
 
 class Metrics(Message, tag="metrics"):
-    """What the segment's model measured of itself at ``t_s``: rows of columns by metric; None is
-    NaN.
+    """The measurements of the segment's model at ``t_s``.
+
+    Rows of columns by metric; None is NaN.
     """
 
     segment: int
@@ -174,7 +177,7 @@ class TelemetrySamples(Message, tag="telemetry"):
 
 
 class Sampling(Message, tag="sampling"):
-    """How often each column of a device's telemetry is sampled, or ``ABSENT`` and why it is not."""
+    """The sampling period of each column of a device's telemetry, or ``ABSENT`` and the reason."""
 
     device: str
     how: dict[str, str]
@@ -188,14 +191,14 @@ class Facts(Message, tag="facts"):
 
 
 class EvidenceFound(Message, tag="evidence"):
-    """What showed that the segment's options took effect, or did not."""
+    """Observations which show that the segment's options took effect, or did not."""
 
     segment: int
     evidence: list[Evidence]
 
 
 class ComparisonStarted(Message, tag="comparison"):
-    """Two arms are built and begin to alternate; ``asked`` is what the command asked for.
+    """Two arms are built and begin to alternate; ``request`` is what the command asks for.
 
     With ``before`` it takes the place of the comparison that consists of these blocks.
     """
@@ -203,13 +206,13 @@ class ComparisonStarted(Message, tag="comparison"):
     index: int
     arms: list[str]  # labels, the base first
     segments: list[int]  # that the arms' steps belong to
-    asked: dict[str, Scalar]
+    request: dict[str, Scalar] = msgspec.field(name="asked")
     before: list[Block] = []
-    prediction: Prediction | None = None  # where it was asked for
+    prediction: Prediction | None = None  # if it was requested
 
 
 class ComparisonFacts(Message, tag="compared"):
-    """More of how a comparison is measured, as ``asked`` holds it."""
+    """More of how a comparison is measured, as ``request`` holds it."""
 
     comparison: int
     facts: dict[str, Scalar]
@@ -223,7 +226,7 @@ class BlockDone(Message, tag="block"):
 
 
 class NumericsChecked(Message, tag="numerics"):
-    """How far an arm's outputs are from the reference's."""
+    """The difference between an arm's outputs and the reference's."""
 
     comparison: int
     arm: int
@@ -231,7 +234,7 @@ class NumericsChecked(Message, tag="numerics"):
 
 
 class Judged(Message, tag="judged"):
-    """What the pairs so far show; ``seconds`` is how long they took, with those of before."""
+    """The judgement of the pairs so far; ``seconds`` is their duration, with those of before."""
 
     comparison: int
     judgement: Judgement
@@ -240,12 +243,12 @@ class Judged(Message, tag="judged"):
 
 
 class StudyStarted(Message, tag="study"):
-    """A study begins; ``kind`` names it ("sweep" ...), ``asked`` is what the command asked for."""
+    """A study begins; ``kind`` names it ("sweep" ...), ``request`` is what the command asks for."""
 
     index: int
     kind: str
     title: str
-    asked: dict[str, Scalar | list[Scalar]]
+    request: dict[str, Scalar | list[Scalar]] = msgspec.field(name="asked")
 
 
 class StudyRows(Message, tag="rows"):
@@ -300,7 +303,7 @@ class Failure(Message, tag="failure"):
 
     @property
     def said(self) -> str:
-        """What went wrong and what to do, for one line."""
+        """Return what went wrong and what to do, for one line."""
         return ended(self.sentence, self.fix)
 
 

@@ -17,7 +17,7 @@ from workbench.runner.workloads import all_workloads
 
 
 def catalogue(device: torch.device, created: float) -> protocol.Catalogue:
-    """What the window builds its forms from; ``created`` is the Unix time at t_s = 0."""
+    """Return what the window builds its forms from; ``created`` is the Unix time at t_s = 0."""
     facts = environment(device) | _further_toggles()
     work.learn_toggles(facts)  # the verdicts of this process need it too
     return protocol.Catalogue(

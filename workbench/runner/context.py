@@ -1,4 +1,4 @@
-"""What every run of one runner shares: the device, its instruments and what was built on it."""
+"""The state that all runs of one runner share: the device, its instruments and what was built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,16 +25,15 @@ from workbench.runner.instruments.contention import BUSY, CPU_BUSY, Alarm
 from workbench.runner.instruments.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.instruments.rank_telemetry import Companions
-from workbench.runner.instruments.telemetry import Sample, Sampler, Telemetry, make_sampler
+from workbench.runner.instruments.samplers import Sample, Sampler, make_sampler
+from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.instruments.watchdog import Watchdog
 from workbench.runner.roofline.ceilings import Roof, matrix_dtype
 from workbench.runner.roofline.predict import Predictor
+from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm, Arms
 from workbench.runner.wire import Wire
-
-if TYPE_CHECKING:
-    from workbench.runner.experiments.pairing import SteadySegment
 
 SAMPLES = 1200  # of telemetry that are kept: a minute
 RECENT_NS = 200_000_000
@@ -85,26 +83,26 @@ class Rig:
         Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
 
     def follow(self, arm: Arm | None) -> None:
-        """Another arm steps than before, or none: watch its memory, and the devices it uses."""
+        """Follow the arm that steps from here on, if any: watch its memory and its devices."""
         self.memory.follow(arm)
         self._arm = None if arm is None else weakref.ref(arm)
         self._companions.follow()
 
     def begin_segment(self) -> int:
-        """The number of a new segment, to which steps and phases belong from here on.
+        """Begin a segment and return its number; steps and phases belong to it from here on.
 
         On a GPU with nothing built on it, ceilings that are not known are measured before; on the
-        CPU only when asked for.
+        CPU only on request.
         """
         self.clock.drain(wait=True)  # what is left is of steps before a failure, and of another
-        if self.device.type == "cuda" and self.roof.found is None and not self.arms.count:
+        if self.device.type == "cuda" and self.roof.measured is None and not self.arms.count:
             with contextlib.suppress(torch.OutOfMemoryError):  # others have the memory
                 self.roof.measure()
         self.segment, self.segments = self.segments, self.segments + 1
         return self.segment
 
     def telemetry_between(self, start_ns: int, stop_ns: int) -> list[Sample]:
-        """What telemetry read in a stretch of ``perf_counter_ns``, or else just before it."""
+        """Return what telemetry read in a stretch of ``perf_counter_ns``, or just before it."""
         samples = list(self.samples)
         first = bisect.bisect_left(samples, start_ns, key=lambda sample: sample[0])
         inside = [sample for taken_ns, sample in samples[first:] if taken_ns <= stop_ns]
@@ -113,27 +111,27 @@ class Rig:
         return inside
 
     def others_percent(self, start_ns: int, stop_ns: int) -> float | None:
-        """Median share of the device that other processes used; None where it is not known."""
-        found = [sample["others"] for sample in self.telemetry_between(start_ns, stop_ns)
+        """Return the median share of the device that other processes used; None where unknown."""
+        shares = [sample["others"] for sample in self.telemetry_between(start_ns, stop_ns)
                  if "others" in sample]  # fmt: skip
-        return statistics.median(found) if found else None
+        return statistics.median(shares) if shares else None
 
     def disturbance(self, start_ns: int, stop_ns: int) -> str:
-        """Who else worked on the device in that stretch, and how much: a clause, or nothing."""
+        """Say in a clause who else used the device in that stretch, and how much; or nothing."""
         share = self.others_percent(start_ns, stop_ns)
         on_gpu = self.device.type == "cuda"
         if share is None or share < (BUSY if on_gpu else CPU_BUSY):
             return ""
-        who = "others" if self._sampler is None else self._sampler.others.who
+        who = "others" if self._sampler is None else self._sampler.other_processes.who
         return f"{who} used {share:.0f} % of the {'GPU' if on_gpu else 'CPU'}"
 
     def sm_clock_mhz(self, start_ns: int, stop_ns: int) -> float | None:
-        """The GPU's mean SM clock in a stretch of time, by readings; None where it is not known."""
+        """Return the GPU's mean SM clock in a stretch of time, by readings; None if unknown."""
         if self.device.type != "cuda":
             return None
-        found = [sample["sm_clock"] for sample in self.telemetry_between(start_ns, stop_ns)
+        clocks_mhz = [sample["sm_clock"] for sample in self.telemetry_between(start_ns, stop_ns)
                  if sample.get("sm_clock")]  # fmt: skip
-        return statistics.fmean(found) if found else None
+        return statistics.fmean(clocks_mhz) if clocks_mhz else None
 
     def synchronize(self) -> None:
         """Wait until the device has done all that was queued."""
@@ -142,7 +140,7 @@ class Rig:
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Nothing steps in here, which would count as a hang; what raises ends the run."""
+        """Pause the watch for hangs where nothing steps; what raises inside ends the run."""
         watched, self.watchdog.active = self.watchdog.active, False
         yield
         if watched:
@@ -150,7 +148,7 @@ class Rig:
             self.watchdog.begin(self.phases.phase)
 
     def check_cancelled(self) -> None:
-        """Raise ``Cancelled`` if that was asked for."""
+        """Raise ``Cancelled`` if the run was cancelled."""
         if self.wire.cancelled.is_set():
             raise Cancelled
 
@@ -194,36 +192,36 @@ class Rig:
     def _tell_own(self, memory: Memory) -> None:
         """Tell the segment's highest peak without what was held for other configurations."""
         arm = None if self._arm is None else self._arm()
-        peaks = [memory.peak - memory.others]
+        peaks = [memory.peak - memory.others_bytes]
         if self.device.type == "cuda" and arm is not None and arm.divided is not None:
             peaks += arm.divided.peaks[1:]
         own = max(peaks)  # of the rank that needs most
         if not own > self._own_peaks.get(self.segment, 0.0):
             return
         self._own_peaks[self.segment] = own
-        facts: dict[str, Scalar] = {OWN_PEAK: own, OTHERS: memory.others}
+        facts: dict[str, Scalar] = {OWN_PEAK: own, OTHERS: memory.others_bytes}
         self.wire.send(protocol.Facts(segment=self.segment, ledger=facts))
 
     def facts_of(self, arm: Arm, segment: int) -> dict[str, Scalar]:
-        """The arm's ledger, and what the segment's steps are set against, or will be once known."""
+        """Return the arm's ledger, and the ceilings for the segment's steps if they are known."""
         facts = {**arm.ledger, **arm.counted}
         devices = 1 if arm.divided is None or self.device.type == "cpu" else arm.divided.ranks
         dtype = matrix_dtype(arm.situation)
-        if self.roof.found is None:
+        if self.roof.measured is None:
             self._roofless[segment] = dtype, devices
             return facts
-        return {**facts, **_roof_facts(self.roof.found, dtype, devices)}
+        return {**facts, **_roof_facts(self.roof.measured, dtype, devices)}
 
-    def _ceilings_known(self, found: Ceilings) -> None:
+    def _ceilings_known(self, ceilings: Ceilings) -> None:
         for segment, (dtype, devices) in self._roofless.items():
-            facts = _roof_facts(found, dtype, devices)
+            facts = _roof_facts(ceilings, dtype, devices)
             self.wire.send(protocol.Facts(segment=segment, ledger=facts))
         self._roofless.clear()
 
-    def answer(self, asked: protocol.Predict) -> None:
+    def answer(self, request: protocol.Predict) -> None:
         """Say what the roofline makes of two configurations."""
-        made = self.predictor.of(asked.base, asked.other)
-        self.wire.send(protocol.Predicted(base=asked.base, other=asked.other, prediction=made))
+        made = self.predictor.of(request.base, request.other)
+        self.wire.send(protocol.Predicted(base=request.base, other=request.other, prediction=made))
 
     def _no_cycles(self, why: str) -> None:
         self.note("warning", f"the clock of a block is the mean of its readings: {why}")
@@ -235,7 +233,7 @@ class Rig:
             self.wire.send(protocol.PhaseChanged(segment=self.segment, phase=int(phase)))
 
     def _telemetry_seen(self, sample: Sample) -> None:
-        who = "" if self._sampler is None else self._sampler.others.who
+        who = "" if self._sampler is None else self._sampler.other_processes.who
         share, other = self._companions.busiest_others()
         if share > sample.get("others", 0.0):  # it disturbs the step on whichever device
             sample, who = {**sample, "others": share}, other
@@ -244,12 +242,12 @@ class Rig:
             return
         if "sm_clock" in sample:
             self.phases.clock_mhz(sample["sm_clock"])
-        if told := self._alarm.told(sample.get("others"), who, time.perf_counter()):
-            self.wire.send(protocol.Note(kind="warning", text=told))
+        if warning := self._alarm.warning(sample.get("others"), who, time.perf_counter()):
+            self.wire.send(protocol.Note(kind="warning", text=warning))
 
 
 def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:
-    """What the ledger says of the ceilings that steps in ``dtype`` on so many devices have."""
+    """Return the ledger's facts on the ceilings of steps in ``dtype`` on so many devices."""
     facts: dict[str, Scalar] = {
         "bytes_per_s": known.bytes_per_s,
         "ceilings_created": known.created,

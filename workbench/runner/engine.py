@@ -19,19 +19,19 @@ from workbench.runner.context import Rig
 from workbench.runner.experiments.attribute import AttributeRun
 from workbench.runner.experiments.bench import BenchRun
 from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.measure_ceilings import CeilingsRun
 from workbench.runner.experiments.optimize import OptimizeRun
 from workbench.runner.experiments.profile import ProfileRun
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.experiments.validate import ValidateRun
 from workbench.runner.failures import Cancelled, explain
-from workbench.runner.roofline.ceilings import CeilingsRun
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.wire import Wire
 
 
 class LongRun(Protocol):
-    """What a command starts: it goes on until it is done, or ends with one of run's exceptions."""
+    """The run of a command: it goes on until it is done, or ends with one of run's exceptions."""
 
     @property
     def steps(self) -> int:
@@ -116,7 +116,7 @@ class Engine:
     def _run(
         self, command: protocol.Command
     ) -> tuple[protocol.Failure | None, protocol.Command | None]:
-        """One run to its end: what failed, if anything, and the command that ended it."""
+        """Run one run to its end; returns what failed, if anything, and which command ended it."""
         assert isinstance(command, protocol.RunCommand)
         self._wire.send(protocol.Ordered(command=command))
         run = RUNS[type(command)](self._rig, command)
@@ -133,8 +133,8 @@ class Engine:
         except BaseException as error:  # noqa: BLE001
             reason, failure = "failed", explain(error)
         if failure is not None:
-            asked = getattr(run, "configuration", getattr(command, "configuration", None))
-            failure = cure(failure, asked, self._rig.device)
+            configuration = getattr(run, "configuration", getattr(command, "configuration", None))
+            failure = cure(failure, configuration, self._rig.device)
             self._wire.send(failure)
             # A mistake took no memory: what was built, and perhaps compiled for minutes, is kept.
             if not failure.fatal and failure.kind != "mistake":

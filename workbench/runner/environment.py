@@ -13,7 +13,7 @@ from kernels import hardware
 from sessions.model import SAMPLING
 from workbench.runner.instruments.host_facts import host as host
 from workbench.runner.instruments.host_facts import host_facts
-from workbench.runner.instruments.telemetry import sensors
+from workbench.runner.instruments.samplers import sensors
 
 OPTIONAL = (
     "flash-attn",
@@ -29,7 +29,7 @@ OPTIONAL = (
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Everything about this machine that a measurement may depend on, as text by name."""
+    """Return as text by name whatever on this machine a measurement may depend on."""
     facts = {
         "device": hardware.of(device).name,
         "torch": str(torch.__version__),
@@ -39,22 +39,22 @@ def environment(device: torch.device) -> dict[str, str]:
     for package in ("triton", "numpy", *OPTIONAL):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
-    if found := compiler(device):
-        facts["compiler"] = found
+    if path := compiler(device):
+        facts["compiler"] = path
     if device.type == "cuda":
         facts |= _gpu_facts(device)
     return facts | {f"{SAMPLING}{name}": how for name, how in sensors(device).items()}
 
 
 def compiler(device: torch.device) -> str:
-    """The compiler that Triton (C) or, on the CPU, torch.compile (C++) finds; empty for none."""
+    """Return the compiler of Triton (C) or, on the CPU, of torch.compile (C++); empty if none."""
     gpu = device.type == "cuda"
     names = (os.environ.get("CC", ""), "gcc", "clang") if gpu else ("g++", "clang++", "c++")
     return next(filter(None, map(shutil.which, names)), "")
 
 
 def driver(device: torch.device) -> str:
-    """The version of the GPU's driver; empty on the CPU, and where it does not tell."""
+    """Return the version of the GPU's driver; empty on the CPU, and if it is unknown."""
     if device.type != "cuda":
         return ""
     import pynvml

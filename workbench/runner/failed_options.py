@@ -9,16 +9,16 @@ from workbench.runner.toggles import all_toggles
 
 
 def failed_options(
-    error: BaseException, asked: Configuration, before: Configuration | None = None
+    error: BaseException, failed: Configuration, before: Configuration | None = None
 ) -> list[Evidence]:
-    """The options that failed with ``error``; ``before`` is the configuration that still worked.
+    """Return the options that failed with ``error``; ``before`` still worked.
 
-    Of what was changed since, the part that the error names; all of it where it names none. With
-    nothing to go back to only what the error names: anything may be short of memory.
+    These are the changed options that the error names, or all that changed if it names none. With
+    nothing to go back to, only options that the error names: anything may be short of memory.
     """
     changed = {
         name: option
-        for name, option in asked.toggles.items()
+        for name, option in failed.toggles.items()
         if name in all_toggles()
         and option != (all_toggles()[name].off if before is None else before.toggles.get(name))
     }

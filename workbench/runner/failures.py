@@ -1,4 +1,4 @@
-"""What can go wrong while building or running, as a sentence for a person and a way out."""
+"""Failures while building or running: a sentence for a person and a way out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PREAMBLE = re.compile(r"backend='\w+' raised:|CppCompileError: .*|Command:|[\w.
 
 
 class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
-    """What was asked cannot be: one sentence with the values, what is allowed, what to do."""
+    """A request that cannot be fulfilled: one sentence with values, what is allowed, what to do."""
 
 
 class OwnModelError(RuntimeError):
@@ -57,7 +57,7 @@ class Cancelled(Exception):  # noqa: N818 - a request, not an error
 
 
 def explain(error: BaseException) -> Failure:
-    """The failure that tells a person about ``error``; the traceback goes to the log."""
+    """Return the failure that tells a person about ``error``; the traceback goes to the log."""
     detail = "".join(traceback.format_exception(error))
     first = str(error).strip().split("\n")[0]
     if isinstance(error, (Mistake, kernels.Mistake, models.ConfigurationError)):
@@ -136,22 +136,22 @@ def explain(error: BaseException) -> Failure:
 
 
 def trying_again(failure: Failure) -> str:
-    """What is done about a failure that more memory may cure, and what it was."""
+    """Return a sentence on a failure that more memory may cure, and that it is tried again."""
     return f"trying again with the memory free: {failure.sentence}"
 
 
 def is_of_compiler(error: BaseException) -> bool:
-    """Whether it is ``torch.compile`` that failed."""
+    """Return True if ``torch.compile`` failed."""
     return type(error).__module__.startswith(_COMPILERS)
 
 
 def is_of_triton(error: BaseException) -> bool:
-    """Whether it is Triton that failed, with a kernel written in it."""
+    """Return True if Triton failed, with a kernel written in it."""
     return type(error).__module__.startswith(_TRITON)
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether the CUDA context is lost, so that only a new process helps."""
+    """Return True if the CUDA context is lost, so that only a new process helps."""
     if isinstance(error, (CaptureError, RankError)) or lacks_memory(error):
         # A capture that failed leaves the context usable, and so does what did not fit; what
         # another rank has lost is not this one's.
@@ -161,10 +161,10 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def _why_not_compiled(text: str) -> str:
-    """The reason and the line of the model's source, where Dynamo tells both."""
-    reason, told, source = text.strip().partition("from user code:")
+    """Return the reason and the line of the model's source, if Dynamo tells both."""
+    reason, separator, source = text.strip().partition("from user code:")
     frames = re.findall(r'File "(.+)", line (\d+), in .+\n\s*(.+)', source)
-    if not told or not frames:
+    if not separator or not frames:
         return ""
     what = reason.split("\n")[0].rstrip(". ")
     if explained := re.search(r"Explanation: (.+)", reason):
@@ -174,7 +174,7 @@ def _why_not_compiled(text: str) -> str:
 
 
 def unwritten(what: str, path: Path | str, error: OSError) -> Failure:
-    """The failure to write a file beside what a run measures, which is none of the latter."""
+    """Return the failure to write a file beside a run's measurements."""
     return Failure(
         kind="unwritten",
         sentence=f"{what} could not be written to {path} on {host()}: {error.strerror}.",
@@ -183,34 +183,35 @@ def unwritten(what: str, path: Path | str, error: OSError) -> Failure:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether it, or what a compiler or a capture wrapped in it, is a lack of memory, here or on
-    another rank.
+    """Return True if the error, or its cause, is a lack of memory, here or on another rank.
+
+    The cause is what a compiler or a capture wrapped.
     """
     return any(
-        isinstance(each, (torch.OutOfMemoryError, MemoryError))
-        or (isinstance(each, RankError) and each.lacks_memory)
-        or any(words in str(each) for words in _NO_MEMORY)
-        for each in _chain(error)
+        isinstance(cause, (torch.OutOfMemoryError, MemoryError))
+        or (isinstance(cause, RankError) and cause.lacks_memory)
+        or any(words in str(cause) for words in _NO_MEMORY)
+        for cause in _chain(error)
     )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from."""
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__
+    """Yield the error and what it was raised from."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__
 
 
 def _where(error: BaseException) -> str:
-    """The line in which it went wrong first."""
-    stacks = [traceback.extract_tb(each.__traceback__) for each in _chain(error)]
-    found = _lines.innermost(stacks[-1])
-    return f" at {found}" if found is not None else ""
+    """Return the line in which it went wrong first."""
+    stacks = [traceback.extract_tb(cause.__traceback__) for cause in _chain(error)]
+    line = _lines.innermost(stacks[-1])
+    return f" at {line}" if line is not None else ""
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of a compiler's error that says what was wrong."""
+    """Return the first line of a compiler's error that says what was wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not _PREAMBLE.fullmatch(line)]
     return (said or lines or [type(error).__name__])[0]

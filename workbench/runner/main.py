@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _engine() -> type[Engine]:
-    """Imported after the wire: importing torch may print.
+    """Import the engine after the wire: importing torch may print.
 
     It makes some 200,000 objects that stay: none is garbage, to be looked for now or in a run.
     """

@@ -1,4 +1,4 @@
-"""What to change when a run fails: the one choice that is most likely to help, and can be made.
+"""The change that is most likely to help when a run fails, and that can be made.
 
 Which choices are tried, and in what order, follows the kind of failure; the first that changes
 something and is not blocked is offered, with what it costs.
@@ -27,7 +27,7 @@ _Choice = tuple[dict[str, str], str]  # what to set, and what that means
 def cure(
     failure: protocol.Failure, configuration: Configuration | None, device: torch.device
 ) -> protocol.Failure:
-    """The failure with the choice that should help, if there is one for it."""
+    """Return the failure with the choice that should help, if there is one."""
     if configuration is None or failure.kind not in _CURES or failure.clears:
         return failure
     try:
@@ -42,7 +42,7 @@ def cure(
 
 
 def not_finite(what: str) -> protocol.Failure:
-    """The failure of steps whose ``what`` (loss, output) is not finite."""
+    """Return the failure of steps whose ``what`` (loss, output) is not finite."""
     return protocol.Failure(
         kind="nan",
         sentence=f"The {what} is not finite (NaN or infinite): the steps go on, but their numbers "
@@ -53,15 +53,20 @@ def not_finite(what: str) -> protocol.Failure:
 
 
 def slower_when_compiled(
-    base: Configuration, other: Configuration, found: Judgement
+    base: Configuration, other: Configuration, judgement: Judgement
 ) -> protocol.Failure | None:
-    """That torch.compile made it slower, where a verdict says so."""
-    before, after = (one.toggles.get("compile", "off") for one in (base, other))
-    if found.verdict != "SLOWER" or found.ratio is None or before != "off" or after == "off":
+    """Return advice if a verdict says that torch.compile made the step slower."""
+    before, after = (configuration.toggles.get("compile", "off") for configuration in (base, other))
+    if (
+        judgement.verdict != "SLOWER"
+        or judgement.ratio is None
+        or before != "off"
+        or after == "off"
+    ):
         return None
     return protocol.Failure(
         kind="slower",
-        sentence=f"torch.compile made it {judgement_words(found, REGION)}.",
+        sentence=f"torch.compile made it {judgement_words(judgement, REGION)}.",
         fix="Set torch.compile to Off. Graph breaks, recompiles for changing shapes, or operators "
         "that a hand-written kernel already does well are the usual causes; the evidence and the "
         "checklist name lines.",
@@ -129,7 +134,7 @@ _CURES = {
 
 
 def _possible(situation: Situation, choices: dict[str, str]) -> bool:
-    """Whether the choices change something and can be made."""
+    """Return True if the choices change something and can be made."""
     toggles = {name: option for name, option in choices.items() if name != BATCH}
     before = situation.configuration
     after = msgspec.structs.replace(before, toggles={**before.toggles, **toggles})

@@ -23,7 +23,7 @@ from workbench.scripts.launch import ScriptProcess
 from workbench.scripts.plan import NOT_STARTED, failed, not_started, wait_for
 
 LEAST_STEADY = 5  # steps of a process, without which its block is void
-HOPELESS_PAIRS = 3  # pairs of which none counts, after which the comparison ends
+HOPELESS_PAIRS = 3  # void pairs, after which the comparison ends
 INDEX = 0  # of the comparison; the watcher makes none of its own
 
 
@@ -137,7 +137,7 @@ class ScriptComparison:
                 index=INDEX,
                 arms=[label_of(self._argv, chosen) for chosen in self._sides],
                 segments=[self._segments[0], self._segments[1]],
-                asked=self._facts,
+                request=self._facts,
             )
         new = self._blocks[self._written :]
         self._written = len(self._blocks)

@@ -7,33 +7,33 @@ from PySide6.QtWidgets import QApplication
 
 
 def small(font: QFont | None = None) -> QFont:
-    """For notes and captions: nine tenths of the interface's size."""
+    """Return the font of notes and captions: nine tenths of the interface's size."""
     return _scaled(font, 0.92)
 
 
 def heading(font: QFont | None = None) -> QFont:
-    """For the names of groups: small, bold."""
+    """Return the font of names of groups: small, bold."""
     font = _scaled(font, 0.92)
     font.setWeight(QFont.Weight.DemiBold)
     return font
 
 
 def title(font: QFont | None = None) -> QFont:
-    """For the one line that a panel or dialog begins with."""
+    """Return the font of the one line that a panel or dialog begins with."""
     font = _scaled(font, 1.15)
     font.setWeight(QFont.Weight.DemiBold)
     return font
 
 
 def numbers(font: QFont | None = None) -> QFont:
-    """The interface's face with tabular figures, so that columns of numbers line up."""
+    """Return the interface's face with tabular figures, so that columns of numbers line up."""
     font = QFont(font or QApplication.font())
     font.setFeature(QFont.Tag("tnum"), 1)
     return font
 
 
 def fixed() -> QFont:
-    """The system's face of fixed width, for tracebacks and logs."""
+    """Return the system's face of fixed width, for tracebacks and logs."""
     font: QFont = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont)
     return font
 

@@ -89,7 +89,7 @@ NAMES = {
 
 @lru_cache(maxsize=512)
 def icon(name: str, theme: Theme, role: str = "text") -> QIcon:
-    """The icon for a purpose, coloured by a token of the theme: ``text``, ``muted``, ``bad``."""
+    """Return the icon for a purpose in a colour of the theme: ``text``, ``muted``, ``bad``."""
     faint = mixed(theme.muted, theme.surface, 0.5)
     return QIcon(GlyphEngine(_glyphs()[NAMES[name]], getattr(theme, role), faint))
 
@@ -113,7 +113,7 @@ class GlyphEngine(QIconEngine):
         painter.restore()
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
-        """The icon on a transparent ground; ``size`` is in the pixels of the screen."""
+        """Return the icon on a transparent ground; ``size`` is in the pixels of the screen."""
         made = QPixmap(size)
         made.fill(Qt.GlobalColor.transparent)
         if size.isEmpty():  # Qt asks for these while it lays out; there is nothing to paint on
@@ -124,7 +124,7 @@ class GlyphEngine(QIconEngine):
         return made
 
     def clone(self) -> QIconEngine:
-        """Another engine for the same icon."""
+        """Return another engine for the same icon."""
         return GlyphEngine(self._glyph, self._colour, self._disabled)
 
 
@@ -141,6 +141,6 @@ def _family() -> str:
 
 
 def mixed(over: str, under: str, share: float) -> str:
-    """A colour between two ``#rrggbb`` ones, ``share`` of the way from ``under`` to ``over``."""
+    """Return a ``#rrggbb`` colour that is ``share`` of the way from ``under`` to ``over``."""
     parts = [(int(over[i : i + 2], 16), int(under[i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in parts)

@@ -195,7 +195,7 @@ def apply(application: QApplication, theme: Theme) -> None:
 
 
 def palette(theme: Theme) -> QPalette:
-    """The tokens as Qt's colour roles, for what the style sheet does not reach."""
+    """Return the tokens as Qt's colour roles, for what the style sheet does not reach."""
     roles = QPalette.ColorRole
     colours = {
         roles.Window: theme.window,
@@ -230,7 +230,7 @@ def palette(theme: Theme) -> QPalette:
 
 
 def sheet(theme: Theme) -> str:
-    """The style sheet in one theme's colours."""
+    """Return the style sheet in one theme's colours."""
     tokens = {
         "hover": mixed(theme.text, theme.raised, 0.10),
         "faint": _faint(theme),

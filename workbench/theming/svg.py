@@ -22,7 +22,7 @@ _Point = tuple[int, int]  # in tenths of a pixel
 
 
 def compact(drawing: bytes) -> bytes:
-    """The same drawing, every line and area as a path of steps in tenths of a pixel.
+    """Return the same drawing, every line and area as a path of steps in tenths of a pixel.
 
     Qt writes six digits for each coordinate and a group for each change of pen. A corner is left
     out where the line without it passes within ``APART`` of it.
@@ -33,32 +33,32 @@ def compact(drawing: bytes) -> bytes:
 
 
 def _merged(drawing: bytes) -> bytes:
-    """Groups that follow one another and say the same become one."""
+    """Return the drawing with adjacent equal groups merged."""
     tokens = _TAG.split(drawing)  # text, tag, text, tag ... text
-    kept: list[bytes] = []
+    merged: list[bytes] = []
     closed = b""  # how the group began that has just ended
     opened: list[bytes] = []
-    for place, token in enumerate(tokens):
-        if place % 2 == 0:
+    for index, token in enumerate(tokens):
+        if index % 2 == 0:
             if token.strip():
                 closed = b""
-            kept.append(token)
+            merged.append(token)
         elif token == b"</g>":
             closed = opened.pop()
-            kept.append(token)
+            merged.append(token)
         else:
             opened.append(token)
             if token == closed:
-                while kept.pop() != b"</g>":
+                while merged.pop() != b"</g>":
                     pass
             else:
-                kept.append(token)
+                merged.append(token)
             closed = b""
-    return b"".join(kept)
+    return b"".join(merged)
 
 
-def _path(found: re.Match[bytes]) -> bytes:
-    kind, before, points, after = found.groups()
+def _path(match: re.Match[bytes]) -> bytes:
+    kind, before, points, after = match.groups()
     numbers = [round(float(number) * _TENTHS) for number in points.replace(b",", b" ").split()]
     corners = _straightened(list(zip(numbers[0::2], numbers[1::2], strict=True)))
     steps = [b"m" + _pair(corners[0])]
@@ -79,21 +79,23 @@ def _path(found: re.Match[bytes]) -> bytes:
 
 
 def _straightened(points: list[_Point]) -> list[_Point]:
-    """The points without those that a straight line passes near: one pass, by the cone of
-    directions in which a line from the last corner passes near all points since.
+    """Return the points without those that a straight line passes near.
+
+    One pass, by the cone of directions in which a line from the last corner passes near all points
+    since.
     """
-    kept = points[:1]
+    corners = points[:1]
     low, high, passed = -math.pi, math.pi, points[0] if points else (0, 0)
     towards: float | None = None  # the middle of the cone
     farthest = 0.0
     for point in points[1:]:
-        x, y = point[0] - kept[-1][0], point[1] - kept[-1][1]
+        x, y = point[0] - corners[-1][0], point[1] - corners[-1][1]
         far = math.hypot(x, y)
         angle = math.atan2(y, x)
         if towards is not None:
             turn = math.remainder(angle - towards, math.tau)
             if far < farthest - _APART or not low <= turn <= high:
-                kept.append(passed)
+                corners.append(passed)
                 x, y = point[0] - passed[0], point[1] - passed[1]
                 far, towards, farthest = math.hypot(x, y), None, 0.0
                 angle = math.atan2(y, x)
@@ -107,19 +109,19 @@ def _straightened(points: list[_Point]) -> list[_Point]:
             turn = math.remainder(angle - towards, math.tau)
             low, high = max(low, turn - half), min(high, turn + half)
         farthest = max(farthest, far)
-    return [*kept, *points[-1:]] if len(points) > 1 else kept
+    return [*corners, *points[-1:]] if len(points) > 1 else corners
 
 
 def _pair(point: _Point) -> bytes:
-    """Two numbers, a space between them where a minus does not tell them apart."""
+    """Join two numbers, with a space where a minus does not tell them apart."""
     first, second = map(_tenths, point)
     return first + (b"" if second.startswith(b"-") else b" ") + second
 
 
 def _tenths(count: int) -> bytes:
-    """A number of tenths as SVG reads it, no digit more than it needs: -3, .5, 12.1."""
-    whole, tenth = divmod(abs(count), _TENTHS)
+    """Return a number of tenths as SVG reads it, no digit more than it needs: -3, .5, 12.1."""
+    units, tenth = divmod(abs(count), _TENTHS)
     sign = b"-" if count < 0 else b""
     if not tenth:
-        return b"%s%d" % (sign, whole)
-    return b"%s%s.%d" % (sign, b"%d" % whole if whole else b"", tenth)
+        return b"%s%d" % (sign, units)
+    return b"%s%s.%d" % (sign, b"%d" % units if units else b"", tenth)

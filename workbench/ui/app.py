@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Open the window and return the exit code: 0, 1 failed, 2 mistaken, 130 interrupted."""
     arguments = parse(argv)
-    with runner_command.asked(arguments.runner):
+    with runner_command.use(arguments.runner):
         return _open(arguments)
 
 
@@ -129,7 +129,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if arguments.replay and arguments.runner is not None:
         parser.error(f"--replay plays a journal, and starts no runner for {runner_command.OPTION}")
     try:
-        with runner_command.asked(arguments.runner):
+        with runner_command.use(arguments.runner):
             pass
     except ValueError as error:
         parser.error(str(error))

@@ -1,4 +1,4 @@
-"""The pages of the Help menu, as Markdown; most are sections of the pages in this package."""
+"""The pages of the Help menu, as Markdown; most are sections of ``workbench/pages``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1]  # USAGE.md and its neighbours lie beside the code
+FOLDER = Path(__file__).parents[1] / "pages"
 
 
 @dataclass(frozen=True)

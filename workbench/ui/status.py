@@ -132,8 +132,8 @@ class StatusBar(QStatusBar):
         if catalogue is None:
             label.setText("")
             return
-        elsewhere = runner_command.is_asked() and not self._run.replaying
-        where = runner_command.place(catalogue.environment) if elsewhere else ""
+        elsewhere = runner_command.is_custom() and not self._run.replaying
+        where = runner_command.host_suffix(catalogue.environment) if elsewhere else ""
         label.setText(f"{catalogue.device_title}{where}")
         tip = (
             f"The runner was started by {runner_command.shown(runner_command.command())}. "

@@ -353,9 +353,9 @@ def test_long_columns_are_chunked_compressed_and_checksummed(tmp_path):
 def test_the_checksum_can_be_checked_without_this_program(tmp_path):
     path = tmp_path / "s.h5"
     hdf5.save(samples.session(), path)
-    whole = path.read_bytes()
-    head, rest = whole[:512].decode(), whole[512:]
-    assert f"bytes {len(whole)}\n" in head
+    content = path.read_bytes()
+    head, rest = content[:512].decode(), content[512:]
+    assert f"bytes {len(content)}\n" in head
     assert f"sha256 of byte 512 on: {hashlib.sha256(rest).hexdigest()}\n" in head
 
 

@@ -33,7 +33,7 @@ def is_sentence(text: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> bytes:
+def original(tmp_path_factory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "s.h5"
     hdf5.save(samples.session(n=3000), path)
     return path.read_bytes()
@@ -41,7 +41,7 @@ def whole(tmp_path_factory) -> bytes:
 
 @pytest.fixture
 def unsealed(tmp_path) -> Path:
-    """A session as another program would write it: the same content, no seal."""
+    """Return a session as another program would write it: the same content, no seal."""
     sealed, path = tmp_path / "sealed.h5", tmp_path / "unsealed.h5"
     hdf5.save(samples.session(n=50), sealed)
     with h5py.File(sealed) as old, h5py.File(path, "w", libver="v110") as new:
@@ -53,37 +53,37 @@ def unsealed(tmp_path) -> Path:
     return path
 
 
-def damaged(whole: bytes, number: int) -> bytes:
+def damaged(original: bytes, number: int) -> bytes:
     """Case ``number``: a truncation, flipped bits, a range overwritten, cut out or doubled."""
     rng = random.Random(number)
-    content = bytearray(whole)
+    content = bytearray(original)
     # Half of the damage falls into the first bytes, where the seal and the HDF5 headers are.
     reach = len(content) if rng.random() < 0.5 else 4096
-    place = rng.randrange(reach)
-    length = min(rng.choice([1, 8, 64, 512, 4096]), len(content) - place)
+    start = rng.randrange(reach)
+    length = min(rng.choice([1, 8, 64, 512, 4096]), len(content) - start)
     match number % 6:
         case 0:
-            del content[place:]
+            del content[start:]
         case 1:
             for _ in range(rng.choice([1, 1, 3])):
                 content[rng.randrange(reach)] ^= 1 << rng.randrange(8)
         case 2:
-            content[place : place + length] = rng.randbytes(length)
+            content[start : start + length] = rng.randbytes(length)
         case 3:
-            content[place : place + length] = bytes([rng.choice([0, 0xFF])]) * length
+            content[start : start + length] = bytes([rng.choice([0, 0xFF])]) * length
         case 4:
-            del content[place : place + length]
+            del content[start : start + length]
         case 5:
-            content[place:place] = content[place : place + length]
+            content[start:start] = content[start : start + length]
     return bytes(content)
 
 
-def test_every_damaged_file_is_refused_with_a_sentence_or_equal_to_the_original(tmp_path, whole):
+def test_every_damaged_file_is_refused_with_a_sentence_or_equal_to_the_original(tmp_path, original):
     expected = samples.content(samples.session(n=3000))
     refused = 0
     for number in range(CASES):
         path = tmp_path / f"{number}.h5"
-        path.write_bytes(damaged(whole, number))
+        path.write_bytes(damaged(original, number))
         begin = time.monotonic()
         try:
             loaded = hdf5.load(path)
@@ -101,12 +101,12 @@ def test_every_damaged_file_without_a_seal_is_refused_or_read_without_other_erro
     tmp_path, unsealed, monkeypatch
 ):
     monkeypatch.setattr(_check, "TIMEOUT_S", 2.0)
-    whole = unsealed.read_bytes()
+    original = unsealed.read_bytes()
     refused = 0
     # Case 27 makes HDF5 2.0 loop for ever, as about one case in sixty does.
     for number in [*range(11), 27]:
         path = tmp_path / f"{number}.h5"
-        path.write_bytes(damaged(whole, number))
+        path.write_bytes(damaged(original, number))
         begin = time.monotonic()
         try:
             loaded = hdf5.load(path)
@@ -161,35 +161,35 @@ def test_hdf5_file_of_another_kind_is_refused(tmp_path):
     assert "not a session of this workbench" in refusal(tmp_path / "s.h5")
 
 
-def test_newer_sealed_file_is_refused_by_its_version_alone(tmp_path, whole):
-    content = whole.replace(b"format version 1\n", b"format version 7\n", 1)
+def test_newer_sealed_file_is_refused_by_its_version_alone(tmp_path, original):
+    content = original.replace(b"format version 1\n", b"format version 7\n", 1)
     (tmp_path / "s.h5").write_bytes(content[:300])
     assert "it has format version 7, and this program reads up to version 1" in refusal(
         tmp_path / "s.h5"
     )
 
 
-def test_truncated_file_is_refused_with_both_sizes(tmp_path, whole):
-    (tmp_path / "s.h5").write_bytes(whole[:2000])
-    assert f"it is truncated: 2,000 of its {len(whole):,} bytes are there" in refusal(
+def test_truncated_file_is_refused_with_both_sizes(tmp_path, original):
+    (tmp_path / "s.h5").write_bytes(original[:2000])
+    assert f"it is truncated: 2,000 of its {len(original):,} bytes are there" in refusal(
         tmp_path / "s.h5"
     )
 
 
-def test_single_flipped_bit_is_refused(tmp_path, whole):
-    content = bytearray(whole)
+def test_single_flipped_bit_is_refused(tmp_path, original):
+    content = bytearray(original)
     content[len(content) // 2] ^= 1
     (tmp_path / "s.h5").write_bytes(content)
     assert "does not fit its own checksum" in refusal(tmp_path / "s.h5")
 
 
-def test_appended_bytes_are_refused(tmp_path, whole):
-    (tmp_path / "s.h5").write_bytes(whole + b"\0")
+def test_appended_bytes_are_refused(tmp_path, original):
+    (tmp_path / "s.h5").write_bytes(original + b"\0")
     assert "does not fit its own checksum" in refusal(tmp_path / "s.h5")
 
 
-def test_file_that_lost_its_seal_is_refused(tmp_path, whole):
-    (tmp_path / "s.h5").write_bytes(bytes(512) + whole[512:])
+def test_file_that_lost_its_seal_is_refused(tmp_path, original):
+    (tmp_path / "s.h5").write_bytes(bytes(512) + original[512:])
     assert "its checksum is missing" in refusal(tmp_path / "s.h5")
 
 
@@ -415,12 +415,12 @@ def test_file_changed_by_another_program_is_refused_until_it_is_accepted(tmp_pat
     assert samples.content(hdf5.load(path)) == samples.content(expected)
 
 
-def test_damaged_file_is_not_accepted(tmp_path, whole):
+def test_damaged_file_is_not_accepted(tmp_path, original):
     path = tmp_path / "s.h5"
-    content = bytearray(whole)
+    content = bytearray(original)
     with h5py.File(hdf5_image := tmp_path / "whole.h5", "w"):
         pass
-    hdf5_image.write_bytes(whole)
+    hdf5_image.write_bytes(original)
     with h5py.File(hdf5_image) as file:
         chunk = file["segments/0000/steps/wall_ms"].id.get_chunk_info(0)
     content[chunk.byte_offset + 100] ^= 1
@@ -456,25 +456,25 @@ def test_check_that_fails_for_another_reason_says_which(monkeypatch, tmp_path, u
     assert "it could not be checked: ImportError: no h5py here" in refusal(unsealed)
 
 
-def test_files_that_this_program_wrote_here_never_start_a_check(monkeypatch, tmp_path, whole):
+def test_files_that_this_program_wrote_here_never_start_a_check(monkeypatch, tmp_path, original):
     monkeypatch.setattr(hdf5, "checked_copy", lambda *_: pytest.fail("checked"))
     path = tmp_path / "s.h5"
-    path.write_bytes(whole)
+    path.write_bytes(original)
     hdf5.load(path)
 
 
-def test_damaged_sealed_file_never_reaches_the_hdf5_library(monkeypatch, tmp_path, whole):
+def test_damaged_sealed_file_never_reaches_the_hdf5_library(monkeypatch, tmp_path, original):
     monkeypatch.setattr(h5py, "File", lambda *_, **__: pytest.fail("opened"))
     path = tmp_path / "s.h5"
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    path.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
     refusal(path)
 
 
 def test_file_that_is_written_to_after_opening_never_reaches_the_hdf5_library_again(
-    monkeypatch, tmp_path, whole
+    monkeypatch, tmp_path, original
 ):
     path = tmp_path / "s.h5"
-    path.write_bytes(whole)
+    path.write_bytes(original)
     session = hdf5.load(path)
     with path.open("r+b") as stream:
         stream.seek(1000)

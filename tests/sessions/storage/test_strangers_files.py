@@ -22,7 +22,7 @@ STEPS = "segments/0000/steps"
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    """A file with a checksum that anybody can compute."""
+    """Return a file with a checksum that anybody can compute."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "s.h5").write_bytes(_write.image(samples.session(n=50)))
     return tmp_path / "s.h5"
@@ -180,7 +180,9 @@ def test_only_the_key_of_this_account_saves_the_check(path, tmp_path, monkeypatc
     hdf5.save(samples.session(n=50), path)
     checks = []
     check = hdf5.checked_copy
-    monkeypatch.setattr(hdf5, "checked_copy", lambda *each: checks.append(1) or check(*each))
+    monkeypatch.setattr(
+        hdf5, "checked_copy", lambda *arguments: checks.append(1) or check(*arguments)
+    )
     hdf5.load(path)
     assert not checks
     restamp(path)

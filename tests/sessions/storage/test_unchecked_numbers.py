@@ -11,7 +11,7 @@ import pytest
 from sessions.model import Numerics, PairedComparison, Study
 from sessions.studies import attribution_words
 from sessions.studies.attribution_rows import Arm, arm_rows
-from sessions.verdicts.verdict import unchecked_arms, wrong_arms
+from sessions.verdicts.arm_results import unchecked_arms, wrong_arms
 from sessions.verdicts.verdict_tables import verdicts_table
 from sessions.verdicts.verdict_words import headline, numerics_lines
 
@@ -37,13 +37,13 @@ def comparison(first, second) -> PairedComparison:
 
 @pytest.mark.parametrize("unknown", [UNKNOWN, OLD_UNKNOWN])
 def test_a_verdict_tells_of_what_was_not_checked(unknown):
-    one = comparison(RIGHT, unknown)
-    assert (unchecked_arms(one), wrong_arms(one)) == ([("B", WHY)], [])
-    assert headline(one) == "B is FASTER than A; numbers of B not checked"
-    assert numerics_lines(one)[1] == f"B: numbers unknown: {WHY}"
-    table = verdicts_table([one])
-    place = [column.name for column in table.columns].index("numbers")
-    assert table.rows[0][place] == "unknown"
+    compared = comparison(RIGHT, unknown)
+    assert (unchecked_arms(compared), wrong_arms(compared)) == ([("B", WHY)], [])
+    assert headline(compared) == "B is FASTER than A; numbers of B not checked"
+    assert numerics_lines(compared)[1] == f"B: numbers unknown: {WHY}"
+    table = verdicts_table([compared])
+    column_index = [column.name for column in table.columns].index("numbers")
+    assert table.rows[0][column_index] == "unknown"
 
 
 def test_wrong_numbers_stay_before_all():
@@ -56,9 +56,9 @@ def test_right_numbers_need_no_words():
 
 
 def test_an_attribution_tells_of_what_was_not_checked():
-    found = msgspec.convert(RIGHT, Numerics), msgspec.convert(UNKNOWN, Numerics)
-    arms = [Arm(frozenset(), "base", numerics=found[0]), Arm(frozenset({0}), "+ x", "measured")]
-    arms[1].numerics = found[1]
+    checks = msgspec.convert(RIGHT, Numerics), msgspec.convert(UNKNOWN, Numerics)
+    arms = [Arm(frozenset(), "base", numerics=checks[0]), Arm(frozenset({0}), "+ x", "measured")]
+    arms[1].numerics = checks[1]
     columns = arm_rows(arms, np.full((1, 2), math.nan))
     table = {
         name: np.array(
@@ -71,5 +71,5 @@ def test_an_attribution_tells_of_what_was_not_checked():
     assert attribution_words.unchecked_arms(study) == ["+ x"]
     assert attribution_words.headline(study).endswith("; numbers of + x not checked")
     shown = attribution_words.arms_table(study)
-    place = [column.name for column in shown.columns].index("numbers")
-    assert [row[place] for row in shown.rows] == ["right", "not checked"]
+    column_index = [column.name for column in shown.columns].index("numbers")
+    assert [row[column_index] for row in shown.rows] == ["right", "not checked"]

@@ -122,9 +122,9 @@ def test_where_there_are_no_locks_a_save_in_progress_keeps_its_file(tmp_path, mo
 
 
 def test_a_private_file_is_its_users_alone(tmp_path):
-    for private, others in ((True, 0), (False, 0o044)):
+    for private, expected in ((True, 0), (False, 0o044)):
         file = tmp_path / f"{private}.json"
         before = os.umask(0o022)
         atomic_write.write(file, b"", private=private)
         os.umask(before)
-        assert file.stat().st_mode & 0o077 == others
+        assert file.stat().st_mode & 0o077 == expected

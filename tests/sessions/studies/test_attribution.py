@@ -14,7 +14,7 @@ import pytest
 from scipy import signal
 
 from sessions.model import Study
-from sessions.studies import attribution, attribution_words
+from sessions.studies import attribution, attribution_design, attribution_words
 from sessions.studies.attribution_rows import Arm, arm_rows
 from sessions.verdicts import verdict
 
@@ -24,7 +24,7 @@ NAMES = "abcdefgh"
 
 
 def measured(truth, disturbance="none", *, trials=1, rounds=20, seed=1):
-    """Logs of block medians (trials, rounds, arms) around the true logs of the arms."""
+    """Return logs of block medians (trials, rounds, arms) around the true logs of the arms."""
     truth = np.asarray(truth, float)
     rng = np.random.default_rng(seed)
     arms = len(truth)
@@ -48,18 +48,20 @@ def measured(truth, disturbance="none", *, trials=1, rounds=20, seed=1):
 
 
 def design(mode, count, orders=(), missing=None):
-    arms = attribution.subsets(mode, count, orders)
-    return arms, attribution.contrasts(mode, NAMES[:count], arms, missing or {}, orders)
+    arms = attribution_design.subsets(mode, count, orders)
+    return arms, attribution_design.contrasts(mode, NAMES[:count], arms, missing or {}, orders)
 
 
-def judge(contrasts, logs, mean_logs=None, **asked):
+def judge(contrasts, logs, mean_logs=None, **options):
     unknown = np.full_like(logs, np.nan)
     means = None if mean_logs is None else np.exp(mean_logs)
-    return attribution.measure(contrasts, np.exp(logs), unknown, means, **asked)
+    return attribution.measure(contrasts, np.exp(logs), unknown, means, **options)
 
 
 def by_name(effects, kind):
-    return {one.contrast.name: one.judgement for one in effects if one.contrast.kind == kind}
+    return {
+        effect.contrast.name: effect.judgement for effect in effects if effect.contrast.kind == kind
+    }
 
 
 @pytest.mark.parametrize("rounds", [8, 10, 12])
@@ -70,8 +72,8 @@ def test_how_much_longer_would_decide_is_told_of_what_is_undecided(rounds):
     clear, close = (by_name(few, "step")[name] for name in "ab")
     assert (clear.verdict, close.verdict) == ("FASTER", "UNDECIDED")
     assert clear.more_s is None and attribution.more_s(few) == close.more_s > 0
-    told = math.ceil(rounds * (1 + close.more_s / spent_s))
-    enough = judge(contrasts, measured(truth, rounds=2 * told)[0], seconds=2 * spent_s)
+    pairs_needed = math.ceil(rounds * (1 + close.more_s / spent_s))
+    enough = judge(contrasts, measured(truth, rounds=2 * pairs_needed)[0], seconds=2 * spent_s)
     assert by_name(enough, "step")["b"].verdict == "FASTER"
     assert attribution.more_s(enough) is None
 
@@ -83,10 +85,12 @@ def test_the_words_tell_the_seconds_more_and_the_budget_that_they_make():
         "12 rounds in 10 s.",
         "What is undecided: measuring about 34 s more should decide, 44 s in all.",
     ]
-    one = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts | {"rounds": 1}))
-    assert one[-2] == "1 round in 10 s."
+    single = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts | {"rounds": 1}))
+    assert single[-2] == "1 round in 10 s."
     del facts["more_s"]
-    assert "12 rounds in 10 s." in said and not any("undecided" in one for one in said[:-1])
+    assert "12 rounds in 10 s." in said and not any(
+        "undecided" in sentence for sentence in said[:-1]
+    )
     assert said[:-1] == attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
 
 
@@ -98,13 +102,13 @@ def test_the_words_say_that_ratios_are_of_the_builds_that_ran(facts, says):
 
 
 def test_what_the_orders_leave_open_is_not_said_to_be_decided_by_more_rounds():
-    orders = attribution.sampled_orders(6, 4, 3)
+    orders = attribution_design.sampled_orders(6, 4, 3)
     arms, contrasts = design("shapley", 6, orders)
     logs = measured(np.random.default_rng(5).normal(0, 0.05, len(arms)), rounds=12)[0]
     effects = judge(contrasts, logs, seconds=10.0)
-    shares = [one.judgement for one in effects if one.contrast.orders]
-    assert any(one.verdict == "UNDECIDED" for one in shares)
-    assert all(one.more_s is None for one in shares)
+    shares = [effect.judgement for effect in effects if effect.contrast.orders]
+    assert any(judgement.verdict == "UNDECIDED" for judgement in shares)
+    assert all(judgement.more_s is None for judgement in shares)
 
 
 # Error rates
@@ -130,7 +134,7 @@ def test_toggles_that_do_nothing_are_rarely_said_to_do_something(mode, disturban
 
 @pytest.mark.parametrize("disturbance", ["none", "drift", "clock"])
 def test_the_interval_of_a_fixed_number_of_rounds_covers_in_about_95_percent(disturbance):
-    """By t alone, of 600 ladders of 3 rungs and 12 rounds: found 93.5 to 96.5 % for each rung."""
+    """Check t alone on 600 ladders of 3 rungs, 12 rounds: 93.5 to 96.5 % of rungs are covered."""
     from scipy import stats
 
     truth = np.array([0.0, -0.1, -0.1, -0.4])
@@ -150,19 +154,19 @@ def test_a_ladder_finds_each_rung_and_the_total_is_their_product():
     truth = np.array([0.0, -0.2, -0.2, 0.05, -0.5])
     _, contrasts = design("ladder", 4)
     effects = judge(contrasts, measured(truth, "drift", rounds=150)[0])
-    found = by_name(effects, "step")
-    assert [found[name].verdict for name in "abcd"] == ["FASTER", "SAME", "SLOWER", "FASTER"]
+    steps = by_name(effects, "step")
+    assert [steps[name].verdict for name in "abcd"] == ["FASTER", "SAME", "SLOWER", "FASTER"]
     for name, step in zip("abcd", np.diff(truth), strict=True):
-        assert found[name].low < math.exp(step) < found[name].high
+        assert steps[name].low < math.exp(step) < steps[name].high
     (total,) = by_name(effects, "total").values()
-    assert total.ratio == pytest.approx(math.prod(one.ratio for one in found.values()))
+    assert total.ratio == pytest.approx(math.prod(effect.ratio for effect in steps.values()))
 
 
 @pytest.mark.parametrize("disturbance", ["none", "drift"])
 def test_a_factorial_finds_additive_effects_and_no_interaction_between_them(disturbance):
     sizes = (-0.3, 0.1, 0.0)
     arms, contrasts = design("factorial", 3)
-    truth = [sum(sizes[each] for each in subset) for subset in arms]
+    truth = [sum(sizes[toggle] for toggle in subset) for subset in arms]
     effects = judge(contrasts, measured(truth, disturbance, rounds=150)[0])
     shares = by_name(effects, "share")
     assert [shares[name].verdict for name in "abc"] == ["FASTER", "SLOWER", "SAME"]
@@ -170,7 +174,7 @@ def test_a_factorial_finds_additive_effects_and_no_interaction_between_them(dist
         assert shares[name].low < math.exp(size) < shares[name].high
     interactions = by_name(effects, "interaction")
     assert len(interactions) == 3
-    assert {one.verdict for one in interactions.values()} == {"SAME"}
+    assert {interaction.verdict for interaction in interactions.values()} == {"SAME"}
 
 
 def test_a_planted_interaction_is_found_and_only_that_one():
@@ -179,7 +183,7 @@ def test_a_planted_interaction_is_found_and_only_that_one():
     truth = [-0.1 * (0 in s) - 0.2 * ({0, 1} <= s) for s in arms]
     effects = judge(contrasts, measured(truth, "clock", rounds=150)[0])
     interactions = by_name(effects, "interaction")
-    assert {name: one.verdict for name, one in interactions.items()} == {
+    assert {name: interaction.verdict for name, interaction in interactions.items()} == {
         "a x b": "FASTER",
         "a x c": "SAME",
         "b x c": "SAME",
@@ -195,14 +199,14 @@ def test_leaving_one_out_shows_what_each_still_gives_beside_the_others():
     arms, contrasts = design("leave-one-out", 3)
     truth = [-0.3 * bool(s & {0, 1}) - 0.1 * (2 in s) for s in arms]
     effects = judge(contrasts, measured(truth, rounds=150)[0])
-    found = by_name(effects, "without")
-    assert [found[name].verdict for name in "abc"] == ["SAME", "SAME", "FASTER"]
+    remaining = by_name(effects, "without")
+    assert [remaining[name].verdict for name in "abc"] == ["SAME", "SAME", "FASTER"]
     (total,) = by_name(effects, "total").values()
     assert total.low < math.exp(-0.4) < total.high
 
 
 def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
-    """Of 40 samples of 6 orders of 6 toggles with interactions, found: 95 % of the shares.
+    """Check 40 samples of 6 orders of 6 toggles with interactions: 95 % of the shares are covered.
 
     By the rounds alone, as if all orders had been run, it would be 39 %.
     """
@@ -219,13 +223,13 @@ def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
             true[own] += (log(before | {own}) - log(before)) / len(orders)
     covered, narrow = [], []
     for seed in range(40):
-        sample = attribution.sampled_orders(count, 6, seed)
+        sample = attribution_design.sampled_orders(count, 6, seed)
         arms, contrasts = design("shapley", count, sample)
         logs = measured([log(subset) for subset in arms], rounds=12, seed=seed)[0]
         shares = by_name(judge(contrasts, logs), "share")
         for name, truth in zip(NAMES[:count], true, strict=True):
-            one = shares[name]
-            covered.append(math.log(one.low) <= truth <= math.log(one.high))
+            effect = shares[name]
+            covered.append(math.log(effect.low) <= truth <= math.log(effect.high))
             plain = next(c for c in contrasts if c.name == name)
             own = verdict.interval(attribution.values(plain.weights, logs))
             narrow.append(own.low <= truth <= own.high)
@@ -235,7 +239,7 @@ def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
 
 @pytest.mark.parametrize("rounds", [7, 20])
 def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
-    arms, contrasts = design("shapley", 6, attribution.sampled_orders(6, 6, 0))
+    arms, contrasts = design("shapley", 6, attribution_design.sampled_orders(6, 6, 0))
     logs = np.random.default_rng(0).normal(0, 0.06, (rounds, len(arms)))
     reasons = by_name(judge(contrasts, logs), "share")["a"].reasons
     open_ = "7 of at least 8 rounds were measured" if rounds == 7 else "the interval reaches over"
@@ -248,7 +252,7 @@ def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_shares_add_up_to_the_total_whatever_the_arms_took(count):
-    orders = attribution.sampled_orders(count, 5, count)
+    orders = attribution_design.sampled_orders(count, 5, count)
     for mode in ("factorial", "shapley"):
         arms, contrasts = design(mode, count, orders)
         logs = np.random.default_rng(count).normal(size=len(arms))
@@ -257,13 +261,13 @@ def test_shares_add_up_to_the_total_whatever_the_arms_took(count):
         assert math.isclose(sum(shares), total, abs_tol=1e-9)
 
 
-@pytest.mark.parametrize("mode", attribution.MODES)
+@pytest.mark.parametrize("mode", attribution_design.MODES)
 def test_what_all_arms_share_is_no_effect(mode):
-    orders = attribution.sampled_orders(4, 5, 0)
+    orders = attribution_design.sampled_orders(4, 5, 0)
     arms, contrasts = design(mode, 4, orders)
-    for one in contrasts:
-        assert abs(sum(one.weights.values())) < 1e-12
-        assert all(abs(sum(part.values())) < 1e-12 for part in one.orders)
+    for contrast in contrasts:
+        assert abs(sum(contrast.weights.values())) < 1e-12
+        assert all(abs(sum(part.values())) < 1e-12 for part in contrast.orders)
     assert arms[0] == frozenset() and len(set(arms)) == len(arms)
 
 
@@ -274,44 +278,51 @@ def needs(chosen):
 
 @pytest.mark.parametrize("mode", ["factorial", "shapley"])
 def test_a_toggle_that_needs_another_one_has_a_share_beside_it_whatever_their_order(mode):
-    found = []
+    shares_by_order = []
     for order in itertools.permutations(range(3)):
-        back = {place: own for own, place in enumerate(order)}
+        back = {toggle: own for own, toggle in enumerate(order)}
 
         def can_be(chosen, back=back):
-            return needs({back[place] for place in chosen})
+            return needs({back[toggle] for toggle in chosen})
 
-        orders = attribution.sampled_orders(3, 6, 0, can_be)
-        arms = attribution.subsets(mode, 3, orders, can_be)
+        orders = attribution_design.sampled_orders(3, 6, 0, can_be)
+        arms = attribution_design.subsets(mode, 3, orders, can_be)
         assert all(map(can_be, arms)) and len(arms) == 6
-        names = ["abc"[back[place]] for place in range(3)]
-        contrasts = attribution.contrasts(mode, names, arms, {}, orders)
-        logs = np.array([sum({0: -1.0, 1: -0.2, 2: -3.0}[back[one]] for one in arm)
+        names = ["abc"[back[toggle]] for toggle in range(3)]
+        contrasts = attribution_design.contrasts(mode, names, arms, {}, orders)
+        logs = np.array([sum({0: -1.0, 1: -0.2, 2: -3.0}[back[toggle]] for toggle in arm)
                          for arm in arms])  # fmt: skip
-        found.append({one.name: float(attribution.values(one.weights, logs))
-                      for one in contrasts if one.kind == "share" and not one.reason})  # fmt: skip
-    for one in found:
-        assert one == pytest.approx({"a": -1.0, "b": -0.2, "c": -3.0})
+        shares_by_order.append(
+            {
+                contrast.name: float(attribution.values(contrast.weights, logs))
+                for contrast in contrasts
+                if contrast.kind == "share" and not contrast.reason
+            }
+        )
+    for shares in shares_by_order:
+        assert shares == pytest.approx({"a": -1.0, "b": -0.2, "c": -3.0})
 
 
 def test_an_interaction_of_which_no_square_can_be_says_so_and_the_others_are_measured():
-    arms = attribution.subsets("factorial", 3, (), needs)
-    contrasts = attribution.contrasts("factorial", NAMES[:3], arms, {})
-    reasons = {one.name: one.reason for one in contrasts if one.kind == "interaction"}
+    arms = attribution_design.subsets("factorial", 3, (), needs)
+    contrasts = attribution_design.contrasts("factorial", NAMES[:3], arms, {})
+    reasons = {
+        contrast.name: contrast.reason for contrast in contrasts if contrast.kind == "interaction"
+    }
     assert reasons["a x c"] == "a and c cannot each be switched without the other"
     assert not reasons["a x b"] and not reasons["b x c"]
     logs = np.array([-2.0 * ({1, 2} <= arm) for arm in arms])
-    values = {one.name: attribution.values(one.weights, logs) for one in contrasts}
+    values = {contrast.name: attribution.values(contrast.weights, logs) for contrast in contrasts}
     assert values["b x c"] == -2.0, "where a is on"
     assert values["a x b"] == 0.0
 
 
 def test_a_toggle_is_left_out_together_with_what_needs_it():
-    arms = attribution.subsets("leave-one-out", 3, (), needs)
-    contrasts = attribution.contrasts("leave-one-out", NAMES[:3], arms, {})
-    assert [one.name for one in contrasts] == ["a + c", "b", "c", "all together"]
+    arms = attribution_design.subsets("leave-one-out", 3, (), needs)
+    contrasts = attribution_design.contrasts("leave-one-out", NAMES[:3], arms, {})
+    assert [contrast.name for contrast in contrasts] == ["a + c", "b", "c", "all together"]
     logs = np.array([-float(len(arm)) for arm in arms])
-    values = [float(attribution.values(one.weights, logs)) for one in contrasts]
+    values = [float(attribution.values(contrast.weights, logs)) for contrast in contrasts]
     assert values == [-2.0, -1.0, -1.0, -3.0]
 
 
@@ -330,8 +341,8 @@ def test_many_effects_are_corrected_for_their_number():
 
 def test_a_rung_that_could_not_be_measured_counts_with_the_next_one():
     _, contrasts = design("ladder", 3, missing={2: "out of memory"})
-    steps = [one for one in contrasts if one.kind == "step"]
-    assert [one.name for one in steps] == ["a", "b", "b + c"]
+    steps = [contrast for contrast in contrasts if contrast.kind == "step"]
+    assert [contrast.name for contrast in steps] == ["a", "b", "b + c"]
     assert steps[1].reason == "out of memory"
     assert attribution.values(steps[2].weights, np.array([0.0, 1.0, np.nan, 5.0])) == 4.0
     effects = judge(contrasts, measured([0, 0, np.nan, -0.5])[0])
@@ -342,7 +353,7 @@ def test_a_rung_that_could_not_be_measured_counts_with_the_next_one():
 def test_an_effect_that_needs_a_missing_arm_says_why_it_is_not_known():
     arms, contrasts = design("factorial", 2, missing={3: "out of memory"})
     assert arms[3] == {0, 1}
-    assert {one.reason for one in contrasts} == {"out of memory"}
+    assert {contrast.reason for contrast in contrasts} == {"out of memory"}
 
 
 def test_void_blocks_leave_a_hole_that_only_effects_with_their_arm_see():
@@ -358,8 +369,8 @@ def test_void_blocks_leave_a_hole_that_only_effects_with_their_arm_see():
 
 def test_memory_is_counted_and_its_effects_are_exact():
     _, contrasts = design("ladder", 2)
-    found = attribution.memory(contrasts, [1000.0, 500.0, 400.0])
-    assert found == pytest.approx([0.5, 0.8, 0.4])
+    ratios = attribution.memory(contrasts, [1000.0, 500.0, 400.0])
+    assert ratios == pytest.approx([0.5, 0.8, 0.4])
     assert np.isnan(attribution.memory(contrasts, [1000.0, math.nan, 400.0])[:2]).all()
 
 
@@ -373,7 +384,7 @@ def test_memory_is_counted_and_its_effects_are_exact():
 )
 def test_what_cannot_be_attributed_is_refused_in_one_sentence(mode, count, sentence):
     with pytest.raises(ValueError, match=sentence):
-        attribution.subsets(mode, count)
+        attribution_design.subsets(mode, count)
 
 
 def test_what_only_the_median_step_gains_is_no_effect():
@@ -382,9 +393,9 @@ def test_what_only_the_median_step_gains_is_no_effect():
     logs = np.array([0.0, math.log(0.67)]) + scatter
     claimed = by_name(judge(contrasts, logs), "total")["all together"]
     assert claimed.verdict == "FASTER"
-    found = by_name(judge(contrasts, logs, logs + np.array([0.0, 0.8])), "total")["all together"]
-    assert found.verdict == "UNDECIDED"
-    assert any("of all steps together" in reason for reason in found.reasons)
+    refuted = by_name(judge(contrasts, logs, logs + np.array([0.0, 0.8])), "total")["all together"]
+    assert refuted.verdict == "UNDECIDED"
+    assert any("of all steps together" in reason for reason in refuted.reasons)
 
 
 def test_the_words_and_the_table_name_the_path_of_each_arm():

@@ -1,4 +1,4 @@
-"""What a profile says: times that add up by module, two arms aligned, words that fit."""
+"""Sentences and tables of a profile: times add up by module, two arms are aligned."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def study(rows, facts=None, title="one", **tables) -> Study:
     """``rows``: name, module, phase, kind, calls, us."""
     names = ("name", "module", "phase", "kind", "calls", "us")
     kernels = {
-        name: np.array([row[place] for row in rows], object if place < 4 else float)
-        for place, name in enumerate(names)
+        name: np.array([row[column] for row in rows], object if column < 4 else float)
+        for column, name in enumerate(names)
     }
     return Study(
         "profile", title, 0.0, {"device": "cuda"}, facts or {}, {"kernels": kernels} | tables
@@ -34,18 +34,18 @@ TRAINED = [
 
 
 def test_what_operators_achieved_is_set_against_the_least_that_they_need():
-    found = study(TRAINED)
-    found.tables["kernels"]["operator"] = np.array(["", "", "rms_norm", "", "", ""], object)
+    profile = study(TRAINED)
+    profile.tables["kernels"]["operator"] = np.array(["", "", "rms_norm", "", "", ""], object)
     names = np.array(["matrix product", "rms_norm", "optimizer"], object)
-    found.tables["least"] = {
+    profile.tables["least"] = {
         "name": names, "calls": np.array([3.0, 1.0, 1.0]), "us": np.array([92.0, 4.0, 3.5])
     }  # fmt: skip
-    rows = {one.name: one for one in breakdown.achieved(found)}
-    assert math.fsum(one.us for one in rows.values()) == breakdown.total_us(found)
+    rows = {operator.name: operator for operator in breakdown.achieved(profile)}
+    assert math.fsum(operator.us for operator in rows.values()) == breakdown.total_us(profile)
     assert rows["matrix product"].share == 92 / 115 and rows["matrix product"].calls == 3
     assert rows["rms_norm"].share == 0.8 and "normalisation" not in rows
     assert math.isnan(rows["elementwise"].share)  # nothing is known of it, and nothing claimed
-    table = breakdown_tables.achieved_table(found)
+    table = breakdown_tables.achieved_table(profile)
     assert [row[0] for row in table.rows][:2] == ["matrix product", "optimizer"]
     assert table.rows[0][4] == 80.0
 
@@ -55,11 +55,11 @@ def test_a_profile_from_before_operators_were_marked_has_no_such_table():
 
 
 def test_the_tree_holds_all_time_once_and_a_module_what_is_in_it():
-    found = study(TRAINED)
-    root = breakdown.tree(found)
-    assert root.total_us == breakdown.total_us(found) == 130.0
+    profile = study(TRAINED)
+    root = breakdown.tree(profile)
+    assert root.total_us == breakdown.total_us(profile) == 130.0
     assert set(root.children) == {"(model)", "(optimizer)"}
-    totals = breakdown.totals(found)
+    totals = breakdown.totals(profile)
     assert totals["(model)"] == 123.0 and root.children["(model)"].own_us == 3.0
     assert totals["blocks"] == 120.0
     assert totals["blocks.0"] == 95.0 and totals["blocks.0.mlp"] == 90.0
@@ -77,13 +77,17 @@ def test_two_profiles_are_aligned_by_module_and_what_one_lacks_is_not_zero():
     after = [row for row in TRAINED if row[1] != "blocks.10.mlp"]
     after = [(*row[:5], row[5] / 2 if row[1] == "blocks.0.mlp" else row[5]) for row in after]
     after.append(("new", "blocks.2", "forward", "scan", 1.0, 1.0))
-    changes = {one.module: one for one in breakdown.difference(study(TRAINED), study(after))}
+    changes = {
+        change.module: change for change in breakdown.difference(study(TRAINED), study(after))
+    }
     assert changes["blocks.0.mlp"].difference_us == -45.0
     assert math.isnan(changes["blocks.10.mlp"].after_us)
     assert changes["blocks.10.mlp"].difference_us == -25.0
     assert math.isnan(changes["blocks.2"].before_us) and changes["blocks.2"].difference_us == 1.0
     assert changes["blocks"].difference_us == -69.0
-    sizes = [abs(one.difference_us) for one in breakdown.difference(study(TRAINED), study(after))]
+    sizes = [
+        abs(change.difference_us) for change in breakdown.difference(study(TRAINED), study(after))
+    ]
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -108,12 +112,12 @@ def test_a_profile_of_compiled_code_is_aligned_by_class_and_says_why():
 
 
 def test_compiled_code_whose_modules_are_told_is_aligned_by_module():
-    told = [
+    attributed = [
         ("gemm", "blocks.0.mlp", "forward", "matrix product", 8.0, 100.0),
         ("triton_red_fused_0", breakdown.COMPILED, "forward", "fused by Inductor", 1.0, 4.0),
         ("Python", breakdown.COMPILED, "forward", "host", 1.0, 50.0),  # only calls the kernels
     ]
-    assert breakdown.not_by_module(study(TRAINED), study(told)) == ""
+    assert breakdown.not_by_module(study(TRAINED), study(attributed)) == ""
 
 
 @pytest.mark.parametrize(
@@ -125,23 +129,23 @@ def test_compiled_code_whose_modules_are_told_is_aligned_by_module():
     ],
 )
 def test_words_say_whether_the_gpu_waits(busy, said):
-    found = study(TRAINED, {"step_us": 100.0, "busy_us": busy, "notes": []})
-    assert breakdown.words(found)[0].startswith(said)
+    profile = study(TRAINED, {"step_us": 100.0, "busy_us": busy, "notes": []})
+    assert breakdown.words(profile)[0].startswith(said)
 
 
 def test_on_the_cpu_nothing_is_said_of_waiting():
-    found = study(TRAINED, {"step_us": 100.0})
-    assert math.isnan(breakdown.idle_share(found))
-    assert breakdown.words(found) == [
+    profile = study(TRAINED, {"step_us": 100.0})
+    assert math.isnan(breakdown.idle_share(profile))
+    assert breakdown.words(profile) == [
         "Most time: matrix product 88 %, optimizer 5 %, normalisation 4 %, elementwise 2 %."
     ]
 
 
 def test_time_of_no_module_is_told_and_notes_follow():
     rows = [*TRAINED, ("k", breakdown.REPLAYED, "replay", "other", 1.0, 130.0)]
-    found = study(rows, {"notes": ["A CUDA graph is replayed as a whole."]})
-    assert breakdown.unattributed(found) == 0.5
-    assert breakdown.words(found)[1:] == [
+    profile = study(rows, {"notes": ["A CUDA graph is replayed as a whole."]})
+    assert breakdown.unattributed(profile) == 0.5
+    assert breakdown.words(profile)[1:] == [
         "50 % of the time cannot be given to a module.",
         "A CUDA graph is replayed as a whole.",
     ]
@@ -151,7 +155,7 @@ def test_only_profiles_with_kernels_are_profiles():
     empty = Study("profile", "begun", 0.0)
     other = Study("sweep", "other", 0.0, tables={"kernels": {}})
     session = Session(studies=[empty, other, study(TRAINED)])
-    assert [one.title for one in breakdown.profiles(session)] == ["one"]
+    assert [profile.title for profile in breakdown.profiles(session)] == ["one"]
 
 
 def test_the_memory_table_adds_up_and_leaves_out_what_is_not_there():

@@ -39,10 +39,10 @@ def test_rows_come_back_from_a_file_as_they_were(tmp_path):
         row("infinite", WAITING, least=-math.inf),
     ]
     hdf5.save(Session(studies=[study(*written)]), tmp_path / "a.h5")
-    (found,) = claims.studies(hdf5.load(tmp_path / "a.h5"))
-    for one, other in zip(claims.rows(found), written, strict=True):
+    (loaded,) = claims.studies(hdf5.load(tmp_path / "a.h5"))
+    for read, other in zip(claims.rows(loaded), written, strict=True):
         for name, value in dataclasses.asdict(other).items():
-            now = getattr(one, name)
+            now = getattr(read, name)
             lost = isinstance(value, float) and not math.isfinite(value)
             assert math.isnan(now) if lost else now == value, name
 
@@ -51,17 +51,17 @@ def test_the_newest_result_counts_and_one_that_was_cut_short_takes_nothing_away(
     early = study(row(measured=1.6), row("other"), final=True)
     late = study(row(result=FAILS, measured=1.2), row("other", MEASURING), row("third", WAITING))
     session = Session(studies=[early, late])
-    now = {one.claim: one.result for one in claims.newest(session).values()}
+    now = {claim.claim: claim.result for claim in claims.newest(session).values()}
     assert now == {"fast": FAILS, "other": HOLDS, "third": NOT_MEASURED}
-    live = {one.claim: one.result for one in claims.newest(session, running=True).values()}
+    live = {claim.claim: claim.result for claim in claims.newest(session, running=True).values()}
     assert live == {"fast": FAILS, "other": MEASURING, "third": WAITING}
 
 
 def test_a_number_of_a_run_that_was_killed_is_no_result():
     session = Session(studies=[study(row(result=MEASURING, measured=1.6, low=1.5, high=1.7))])
-    (found,) = claims.newest(session).values()
-    assert found.result == NOT_MEASURED and claims.measured_text(found) == ""
-    assert "the run ended" in found.reason
+    (claim,) = claims.newest(session).values()
+    assert claim.result == NOT_MEASURED and claims.measured_text(claim) == ""
+    assert "the run ended" in claim.reason
 
 
 def test_a_measured_number_is_told_with_its_interval_and_unit():
@@ -82,8 +82,8 @@ def test_the_tables_tell_all_and_the_short_one_what_a_page_needs():
     assert short[2] == "| claim | document | measured (interval) | verdict |"
     assert short[4] == "| moe: fast | 1.5x | 1.43x (1.41 to 1.45) faster | does not hold |"
     assert short[5] == "| moe: b | 1.5x | – | not measured: r |"
-    whole = claims.claims_table(rows, "T").to_csv().splitlines()
-    assert whole[1] == "moe,E11 fast,1.5x,1.43,1.41,1.45,x faster,does not hold,ladder,"
+    lines = claims.claims_table(rows, "T").to_csv().splitlines()
+    assert lines[1] == "moe,E11 fast,1.5x,1.43,1.41,1.45,x faster,does not hold,ladder,"
     assert claims.count(rows) == "2 claims: 1 does not hold, 1 not measured"
 
 

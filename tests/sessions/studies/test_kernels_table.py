@@ -87,11 +87,11 @@ def test_what_could_not_be_timed_says_why_in_its_last_line(session):
 def test_what_takes_clearly_less_than_the_least_says_why_it_may(session):
     first, second, *_ = session.segments
     first.ledger["floor_us"], second.ledger["floor_us"] = 18.6, 26.0  # of 10 and 25 us
-    beyond, *others = rows(session)
+    beyond, *remaining = rows(session)
     assert beyond["of the limit"] == pytest.approx(186)
     assert beyond["note"].startswith("beyond the limit: its data lie in a cache, or the ceilings")
-    shares = [(row["of the limit"] or 0, "limit" in row["note"]) for row in others]
-    assert all(told == (share > 110) for share, told in shares)
+    shares = [(row["of the limit"] or 0, "limit" in row["note"]) for row in remaining]
+    assert all(has_note == (share > 110) for share, has_note in shares)
     assert (pytest.approx(104), False) in shares
 
 
@@ -103,12 +103,12 @@ def test_segments_of_models_are_no_rows_of_the_table(session):
 def test_no_ratio_is_told_of_another_operator_case_or_direction(session):
     table = segments_table(session)
     ratio, verdict = table.column("ratio"), table.column("verdict")
-    found = [(text(row[ratio]), text(row[verdict])) for row in table.rows]
+    cells = [(text(row[ratio]), text(row[verdict])) for row in table.rows]
     same = ["1", "2.50", "1.25"]  # of the same case and direction
-    assert [ratio for ratio, _ in found] == [*same, "–", "–", "–", "–"]
+    assert [ratio for ratio, _ in cells] == [*same, "–", "–", "–", "–"]
     different = ("other work", "different models")
-    assert all(verdict in different for _, verdict in found[3:5])
-    assert not any(verdict in different for _, verdict in found[:3])
+    assert all(verdict in different for _, verdict in cells[3:5])
+    assert not any(verdict in different for _, verdict in cells[:3])
 
 
 def test_one_command_times_an_operator_again_with_all_its_contenders(session):
@@ -118,9 +118,11 @@ def test_one_command_times_an_operator_again_with_all_its_contenders(session):
 
 
 def test_kernels_are_rated_against_what_their_work_could_reach(session):
-    found = {(each.implementation, each.direction, each.case): each for each in rated(session)}
-    assert len(found) == 6  # what was not timed is left out
-    quick = found["triton", "forward", "3x5"]
+    kernels = {
+        (kernel.implementation, kernel.direction, kernel.case): kernel for kernel in rated(session)
+    }
+    assert len(kernels) == 6  # what was not timed is left out
+    quick = kernels["triton", "forward", "3x5"]
     assert quick.intensity == pytest.approx(50)
     assert quick.achieved == pytest.approx(2e6 / 10e-6)
     assert quick.achieved / quick.attainable == pytest.approx(8 / 10)
@@ -128,16 +130,16 @@ def test_kernels_are_rated_against_what_their_work_could_reach(session):
 
 def test_the_roof_is_the_lower_of_memory_and_arithmetic(session):
     assert roofs(session) == []  # of a session from before ceilings were kept
-    for each in session.segments:
-        each.ledger |= {"bytes_per_s": 4e12, "flops_per_s": 8e14}
+    for kernel in session.segments:
+        kernel.ledger |= {"bytes_per_s": 4e12, "flops_per_s": 8e14}
     (roof,) = roofs(session)
     assert roof.dtype == "bfloat16"
     assert roof.at([50, 200, 1000]).tolist() == [2e14, 8e14, 8e14]
 
 
 def test_8_bit_matrix_units_have_a_roof_of_their_own_beside_that_of_their_tensors(session):
-    for each in session.segments:
-        each.ledger |= {"bytes_per_s": 4e12, "flops_per_s": 8e14, "matrix_dtype": "bfloat16"}
+    for kernel in session.segments:
+        kernel.ledger |= {"bytes_per_s": 4e12, "flops_per_s": 8e14, "matrix_dtype": "bfloat16"}
     session.segments[-1].ledger |= {"flops_per_s": 1.6e15, "matrix_dtype": "float8"}
     assert {roof.dtype: roof.flops_per_s for roof in roofs(session)} == {
         "bfloat16": 8e14,
@@ -146,7 +148,7 @@ def test_8_bit_matrix_units_have_a_roof_of_their_own_beside_that_of_their_tensor
 
 
 def in_rounds(implementation, us, rounds=16):
-    """Timed so often in each round, a little slower or faster from one to the next."""
+    """Return a kernel timed so often in each round, a little slower or faster each time."""
     made = segment(implementation, us)
     numbers = np.arange(30) % rounds + 1
     made.steps["block"][:] = numbers
@@ -163,9 +165,9 @@ def test_a_speed_up_of_shared_rounds_has_an_interval_and_one_without_rounds_none
     assert ends[0] < 2.5 < ends[2] and ends == sorted(ends) and ends[2] - ends[0] < 0.1
     assert (torch["against PyTorch"], torch["PyTorch, from"]) == (1.0, None), "against itself"
     assert triton["against torch.compile"] is None
-    (found,) = speedups(together.segments[0], together).values()
-    assert [found["low"], found["ratio"], found["high"]] == pytest.approx(ends)
-    assert found["rounds"] == 16
+    (ratio,) = speedups(together.segments[0], together).values()
+    assert [ratio["low"], ratio["ratio"], ratio["high"]] == pytest.approx(ends)
+    assert ratio["rounds"] == 16
 
 
 def test_only_rounds_that_both_were_timed_in_make_a_pair():
@@ -173,8 +175,8 @@ def test_only_rounds_that_both_were_timed_in_make_a_pair():
     assert speedup(few, many).n == speedup(many, few).n == 5
     assert speedup(few, many).mean == pytest.approx(-speedup(many, few).mean)
     many.steps["phase"][:] = int(Phase.WARM_UP)
-    found = speedup(few, many)
-    assert found.n == 0 and np.isnan(found.mean), "there are no steady calls"
+    ratio = speedup(few, many)
+    assert ratio.n == 0 and np.isnan(ratio.mean), "there are no steady calls"
 
 
 def test_a_kernel_that_failed_in_a_later_round_says_so_beside_its_times(session):

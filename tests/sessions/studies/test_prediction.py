@@ -1,4 +1,4 @@
-"""What is predicted from two least times, and what a measurement leaves of it."""
+"""Predictions from two least times, and what a measurement leaves of them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MADE = Prediction(ratio=0.8, text="A needs 10 ms at least, B 8 ms", base_us=1e4,
 
 
 @given(TIMES, TIMES, TIMES)
-def test_less_work_never_predicts_a_slower_step(base, one, other):
-    less, more = sorted((one, other))
+def test_less_work_never_predicts_a_slower_step(base, first, second):
+    less, more = sorted((first, second))
     ratios = [predict(Least(base), Least(us)).ratio for us in (less, more)]
     assert ratios[0] <= ratios[1]
     assert predict(Least(base), Least(base)).ratio == 1.0
@@ -100,17 +100,17 @@ def test_nothing_is_said_where_nobody_asked_and_the_reason_where_there_is_no_pre
 def test_a_prediction_and_its_residual_survive_the_session_file(tmp_path):
     session = Session(comparisons=[compared(0.71, 0.70, 0.72, MADE)])
     hdf5.save(session, tmp_path / "one.h5")
-    (kept,) = hdf5.load(tmp_path / "one.h5").comparisons
-    assert prediction.of(kept) == MADE
-    assert prediction.residual(kept) == prediction.residual(session.comparisons[0])
+    (loaded,) = hdf5.load(tmp_path / "one.h5").comparisons
+    assert prediction.of(loaded) == MADE
+    assert prediction.residual(loaded) == prediction.residual(session.comparisons[0])
 
 
 @pytest.mark.parametrize("odd", ["text", 7, {}, {"text": 1}, {"text": "a", "ratio": "b"}])
 def test_a_foreign_prediction_in_a_file_is_none(odd):
     made = compared(0.8, 0.7, 0.9)
     made.facts["prediction"] = odd
-    found = prediction.of(made)
-    assert found is None or found.ratio is None
+    predicted = prediction.of(made)
+    assert predicted is None or predicted.ratio is None
 
 
 def segment(**ledger):

@@ -15,25 +15,25 @@ SIZES = 2.0 ** np.arange(7, 15)
 
 @pytest.mark.parametrize("exponent", [-1.0, 0.0, 0.5, 1.0, 2.0])
 def test_an_exact_power_law_is_found_with_no_doubt(exponent):
-    found = scaling.fit(SIZES, 3e-3 * SIZES**exponent)
-    assert found.exponent == pytest.approx(exponent, abs=1e-9)
-    assert found.factor == pytest.approx(3e-3, rel=1e-7)
-    assert found.high - found.low < 1e-6 and found.scatter < 1e-6
-    assert found.at(SIZES) == pytest.approx(3e-3 * SIZES**exponent)
+    fitted = scaling.fit(SIZES, 3e-3 * SIZES**exponent)
+    assert fitted.exponent == pytest.approx(exponent, abs=1e-9)
+    assert fitted.factor == pytest.approx(3e-3, rel=1e-7)
+    assert fitted.high - fitted.low < 1e-6 and fitted.scatter < 1e-6
+    assert fitted.at(SIZES) == pytest.approx(3e-3 * SIZES**exponent)
 
 
 def test_without_known_noise_it_is_the_ordinary_least_squares_fit():
     rng = np.random.default_rng(3)
     y = SIZES**1.2 * np.exp(rng.normal(0, 0.1, len(SIZES)))
-    found = scaling.fit(SIZES, y)
+    fitted = scaling.fit(SIZES, y)
     wanted = stats.linregress(np.log(SIZES), np.log(y))
     half = stats.t.ppf(0.975, len(SIZES) - 2) * wanted.stderr
-    assert found.exponent == pytest.approx(wanted.slope)
-    assert (found.low, found.high) == pytest.approx((wanted.slope - half, wanted.slope + half))
+    assert fitted.exponent == pytest.approx(wanted.slope)
+    assert (fitted.low, fitted.high) == pytest.approx((wanted.slope - half, wanted.slope + half))
 
 
 def covered(points: int, noise, scatter: float, degrees: int, runs: int = 1000) -> float:
-    """How often the interval holds the truth: standard errors are estimated from blocks."""
+    """Return how often the interval holds the truth: standard errors are estimated from blocks."""
     rng = np.random.default_rng(11)
     x = SIZES[:points]
     spread = np.broadcast_to(noise, points)
@@ -41,8 +41,8 @@ def covered(points: int, noise, scatter: float, degrees: int, runs: int = 1000) 
     for _ in range(runs):
         y = 5 * x**1.3 * np.exp(rng.normal(0, spread) + rng.normal(0, scatter, points))
         seen = spread * np.sqrt(rng.chisquare(degrees, points) / degrees)
-        found = scaling.fit(x, y, seen)
-        hits += found.low <= 1.3 <= found.high
+        fitted = scaling.fit(x, y, seen)
+        hits += fitted.low <= 1.3 <= fitted.high
     return hits / runs
 
 
@@ -50,10 +50,10 @@ def test_scatter_is_what_makes_chi_square_as_large_as_expected():
     rng = np.random.default_rng(5)
     own = np.geomspace(0.001, 0.05, len(SIZES))
     y = 5 * SIZES**1.3 * np.exp(rng.normal(0, 0.08, len(SIZES)))
-    found = scaling.fit(SIZES, y, own)
-    variance = own**2 + math.log1p(found.scatter) ** 2
-    residual = np.log(y / found.at(SIZES))
-    assert found.scatter > 0.02
+    fitted = scaling.fit(SIZES, y, own)
+    variance = own**2 + math.log1p(fitted.scatter) ** 2
+    residual = np.log(y / fitted.at(SIZES))
+    assert fitted.scatter > 0.02
     assert (residual**2 / variance).sum() == pytest.approx(len(SIZES) - 2, rel=1e-4)
 
 
@@ -70,7 +70,7 @@ def test_the_interval_holds_the_truth_where_noise_is_all_there_is(points):
 
 
 def test_noise_that_is_left_out_of_account_makes_an_interval_that_misses():
-    """What the standard errors are for: an ordinary fit of quiet-looking points is not enough."""
+    """Show the use of standard errors: an ordinary fit of quiet-looking points is not enough."""
     x, y = SIZES[:3], SIZES[:3]
     assert scaling.fit(x, y).high - scaling.fit(x, y).low < 1e-6
     noisy = scaling.fit(x, y, [0.05, 0.05, 0.05])
@@ -95,11 +95,11 @@ def test_unknown_noise_counts_as_the_largest_that_is_known():
 
 def test_a_curved_law_has_a_wide_interval_and_says_how_far_it_bends():
     y = 1 + (SIZES / 2000) ** 2  # launches first, then the square
-    whole = scaling.fit(SIZES, y, np.full(len(SIZES), 1e-4))
-    assert whole.high - whole.low > 0.5 and whole.scatter > 0.2
+    overall = scaling.fit(SIZES, y, np.full(len(SIZES), 1e-4))
+    assert overall.high - overall.low > 0.5 and overall.scatter > 0.2
     upper = scaling.longer_half(SIZES)
     assert upper.sum() == 4
-    assert whole.exponent < scaling.fit(SIZES[upper], y[upper]).exponent < 2
+    assert overall.exponent < scaling.fit(SIZES[upper], y[upper]).exponent < 2
     local = scaling.steps_between(SIZES, y)
     assert math.isnan(local[0]) and (np.diff(local[1:]) > 0).all() and local[-1] < 2
 
@@ -115,9 +115,9 @@ def test_a_curved_law_has_a_wide_interval_and_says_how_far_it_bends():
     ],
 )
 def test_what_gives_no_interval_says_why(x, y, reason):
-    found = scaling.fit(x, y)
-    assert found.reason.startswith(reason)
-    assert math.isnan(found.low) and math.isnan(found.high)
+    fitted = scaling.fit(x, y)
+    assert fitted.reason.startswith(reason)
+    assert math.isnan(fitted.low) and math.isnan(fitted.high)
 
 
 def test_two_sizes_give_an_exponent_though_no_interval():

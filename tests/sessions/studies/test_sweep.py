@@ -19,18 +19,18 @@ def columns(sizes, times, second=None):
 def test_the_longer_half_is_of_what_was_measured_and_left_out_where_it_is_too_short():
     sizes = [64, 128, 256, 512, 1024, 2048]
     times = [1.0, 1.0, 2.0, 4.0, np.nan, np.nan]
-    found = sweep.fits(columns(sizes, times))
-    assert found["part"] == [sweep.ALL] and found["n"] == [4]
-    found = sweep.fits(columns(sizes, [1.0, 1.0, 2.0, 4.0, 8.0, np.nan]))
-    assert found["part"] == [sweep.ALL, sweep.LONGER] and found["n"] == [5, 3]
-    assert found["exponent"][1] == pytest.approx(1.0)
+    fitted = sweep.fits(columns(sizes, times))
+    assert fitted["part"] == [sweep.ALL] and fitted["n"] == [4]
+    fitted = sweep.fits(columns(sizes, [1.0, 1.0, 2.0, 4.0, 8.0, np.nan]))
+    assert fitted["part"] == [sweep.ALL, sweep.LONGER] and fitted["n"] == [5, 3]
+    assert fitted["exponent"][1] == pytest.approx(1.0)
 
 
 def test_each_value_of_the_second_field_has_an_exponent_of_its_own():
     sizes = [64.0, 128.0, 256.0] * 2
     times = [size**power for size, power in zip(sizes, [1, 1, 1, 2, 2, 2], strict=True)]
-    found = sweep.fits(columns(sizes, times, [2.0, 2.0, 2.0, 4.0, 4.0, 4.0]))
-    assert found["y"] == [2.0, 4.0] and found["exponent"] == pytest.approx([1, 2])
+    fitted = sweep.fits(columns(sizes, times, [2.0, 2.0, 2.0, 4.0, 4.0, 4.0]))
+    assert fitted["y"] == [2.0, 4.0] and fitted["exponent"] == pytest.approx([1, 2])
 
 
 def test_words_have_no_exponent():
@@ -47,8 +47,8 @@ def test_words_have_no_exponent():
     ],
 )
 def test_values_are_read_as_a_person_writes_them(text, values):
-    found = sweep.read_values(text)
-    assert found == values and list(map(type, found)) == list(map(type, values))
+    read = sweep.read_values(text)
+    assert read == values and list(map(type, read)) == list(map(type, values))
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_an_arms_numbers_mark_all_of_its_points_and_its_name(right, cell, name):
     points = {key: np.array(cells) for key, cells in columns([64, 128], [1.0, 2.0]).items()}
     points |= {key: np.ones(2) for key in sweep._NUMBERS if key not in points}
     points["reason"] = np.array(["", ""], object)
-    asked = {"fields": ["settings.sequence"], "values_0": [64, 128], "arms": ["on"]}
-    study = Study(sweep.KIND, "one", 0.0, asked, {}, {sweep.POINTS: points})
+    request = {"fields": ["settings.sequence"], "values_0": [64, 128], "arms": ["on"]}
+    study = Study(sweep.KIND, "one", 0.0, request, {}, {sweep.POINTS: points})
     shown = sweep.points_table(study)
-    place = [column.name for column in shown.columns].index("numbers")
-    assert [row[place] for row in shown.rows] == ["", ""], "it is still to come"
+    column_index = [column.name for column in shown.columns].index("numbers")
+    assert [row[column_index] for row in shown.rows] == ["", ""], "it is still to come"
     checked = {"arm": [0.0], "right": [right], "text": ["at sequence 64: because"]}
     study.tables[sweep.NUMBERS] = {key: np.array(cells) for key, cells in checked.items()}
-    assert [row[place] for row in sweep.points_table(study).rows] == [cell, cell]
+    assert [row[column_index] for row in sweep.points_table(study).rows] == [cell, cell]
     assert [sweep.name_of(study, curve) for curve in sweep.curves(study)] == [name]
     assert sweep.wrong_arms(study) == (["on"] if right == 0 else [])
     assert sweep.numbers_lines(study) == [f"on: numbers {cell}: at sequence 64: because"]
@@ -98,13 +98,13 @@ def test_numbers_of_one_option_say_nothing_of_another_nor_of_what_was_not_measur
     points = {"x": ["off", "on", "auto"], "arm": [0, 0, 0], "median_ms": [1.0, 0.5, np.nan]}
     points["outcome"] = ["measured", "measured", "refused"]
     points |= {"reason": [""] * 3, **dict.fromkeys(sweep._NUMBERS[1:], [1.0] * 3)}
-    asked = {"fields": ["toggles.fast"], "values_0": points["x"], "arms": ["defaults"]}
+    request = {"fields": ["toggles.fast"], "values_0": points["x"], "arms": ["defaults"]}
     checked = {"arm": [0, 0], "right": [1.0, 0.0], "text": ["close", "far"], "x": ["off", "on"]}
     tables = {
         name: {key: np.array(cells, object) for key, cells in table.items()}
         for name, table in ((sweep.POINTS, points), (sweep.NUMBERS, checked))
     }
-    study = Study(sweep.KIND, "one", 0.0, asked, {}, tables)
+    study = Study(sweep.KIND, "one", 0.0, request, {}, tables)
     assert [row[-2] for row in sweep.points_table(study).rows] == ["right", "WRONG", ""]
     (curve,) = sweep.curves(study)
     assert curve.right is False and sweep.wrong_arms(study) == ["defaults"]
@@ -118,8 +118,8 @@ def test_a_point_that_was_not_asked_for_is_left_out():
     points = {name: np.array(cells) for name, cells in columns([64.0, 99.0], [1.0, 2.0]).items()}
     missing = ("low_ms", "high_ms", "tokens_per_s", "peak_bytes", "blocks")
     points |= {"reason": np.array(["", ""], object), **dict.fromkeys(missing, np.ones(2))}
-    asked = {"fields": ["settings.sequence"], "values_0": [64, 128], "arms": ["defaults"]}
-    study = Study(sweep.KIND, "one", 0.0, asked, {}, {sweep.POINTS: points})
+    request = {"fields": ["settings.sequence"], "values_0": [64, 128], "arms": ["defaults"]}
+    study = Study(sweep.KIND, "one", 0.0, request, {}, {sweep.POINTS: points})
     (curve,) = sweep.curves(study)
     assert curve.x.tolist() == [64.0] and sweep.fit_of(study, curve) is None
     assert len(sweep.points_table(study).rows) == 1

@@ -26,7 +26,7 @@ MARGIN = math.log1p(verdict.REGION)
 
 
 def disturbance(kind, rng, shape):
-    """What a machine does to the log ratios (trials, builds, pairs) of blocks run side by side.
+    """Return a machine's effect on the log ratios (trials, builds, pairs) of blocks side by side.
 
     A drift and a load act on both blocks; what is left is how they change between the two, of
     random sign, because the order is random.
@@ -38,8 +38,8 @@ def disturbance(kind, rng, shape):
             return sign * 0.1 / (2 * builds * pairs)
         case "autocorrelation":
             noise = rng.normal(size=(trials, builds * pairs))
-            for place in range(1, builds * pairs):
-                noise[:, place] = 0.8 * noise[:, place - 1] + 0.6 * noise[:, place]
+            for block in range(1, builds * pairs):
+                noise[:, block] = 0.8 * noise[:, block - 1] + 0.6 * noise[:, block]
             return sign * 0.01 * noise.reshape(shape)
         case "intermittent load":
             starts_or_ends = rng.random(shape) < 0.1  # between the two blocks of a pair
@@ -56,7 +56,7 @@ def simulated(kind, between, *, trials, builds=10, pairs=6, seed=1):
 
 
 def intervals(logs, looks=(3, 4, 6, 10)):
-    """The interval of a comparison (builds, pairs) after so many of its builds."""
+    """Yield the interval of a comparison (builds, pairs) after so many of its builds."""
     builds, pairs = logs.shape
     numbers = np.repeat(np.arange(builds), pairs)
     series = logs.ravel()
@@ -72,8 +72,9 @@ def intervals(logs, looks=(3, 4, 6, 10)):
     ],
 )
 def test_identical_arms_are_never_told_apart_in_more_than_5_percent(kind, between):
-    """Found, at any look, over 100 comparisons: the truth left out in 0 or 1, none called
-    different by more than the region.
+    """Check 100 comparisons at any look.
+
+    Measured: the truth left out in 0 or 1, none called different by more than the region.
     """
     left_out = different = 0
     for logs in simulated(kind, between, trials=100):
@@ -133,7 +134,7 @@ def test_a_build_that_has_just_begun_does_not_count_and_pairs_with_builds_of_the
 
 
 def compared(offsets, pairs=4):
-    """A comparison with a build for each offset."""
+    """Return a comparison with a build for each offset."""
     logs = [offset + 0.0005 * (-1) ** pair for offset in offsets for pair in range(pairs)]
     count = len(logs)
     return PairedComparison(

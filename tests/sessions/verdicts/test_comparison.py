@@ -98,7 +98,7 @@ def test_only_what_differs_is_listed_under_flat_names():
     second.segments[0].configuration = Configuration(
         family="hydra", preset="tiny", settings={"batch": 8}, toggles={"compile": "default"}
     )
-    assert {one.name: one.values for one in differences([first, second])} == {
+    assert {difference.name: difference.values for difference in differences([first, second])} == {
         "settings.batch": [None, 8],
         "toggles.compile": [None, "default"],
         "environment.torch": ["2.11", "2.15"],
@@ -124,7 +124,7 @@ def test_another_gpu_driver_or_torch_is_warned_of(name):
 
 def test_many_sessions_are_counted_where_they_differ_and_not_named():
     titles = [f"a title that takes half a line of its own, {number}" for number in range(5)]
-    made = [session_of(10.0, one, gpu="x" if one == titles[0] else "y") for one in titles]
+    made = [session_of(10.0, title, gpu="x" if title == titles[0] else "y") for title in titles]
     (warning,) = compare(made).warnings
     assert warning == "gpu differs (x: 1 of 5, y: 4 of 5); step times may differ for that alone."
 
@@ -133,7 +133,7 @@ def test_another_operating_system_is_listed_but_not_warned_of():
     first, second = session_of(10.0, "a", os="x"), session_of(10.0, "b", os="y")
     comparison = compare([first, second])
     assert comparison.warnings == []
-    assert [one.name for one in comparison.differences] == ["environment.os"]
+    assert [difference.name for difference in comparison.differences] == ["environment.os"]
 
 
 def test_another_cpu_is_warned_of_where_the_host_times_the_steps():
@@ -166,7 +166,7 @@ def test_steps_that_do_different_work_are_warned_of_and_other_toggles_or_seeds_a
     toggled = of_work("c", settings={"batch": 4}, toggles={"triton": "off"}, seed=9)
     assert compare([first, toggled]).warnings == []
     arms = compare([first, other, toggled], baseline=0).arms
-    assert [one.other_work for one in arms] == [False, True, False]
+    assert [arm.other_work for arm in arms] == [False, True, False]
     table = comparison_table(compare([first, other]))
     verdicts = [row[table.column("verdict")] for row in table.rows]
     assert verdicts == [None, "different models"]
@@ -174,12 +174,17 @@ def test_steps_that_do_different_work_are_warned_of_and_other_toggles_or_seeds_a
 
 def test_a_model_of_ones_own_may_be_compared_with_its_next_edition():
     editions = [
-        of_work(one, family="own", model={"source": f"/{one}.py", "sha256": one, "dim": 4})
-        for one in "ab"
+        of_work(
+            edition, family="own", model={"source": f"/{edition}.py", "sha256": edition, "dim": 4}
+        )
+        for edition in "ab"
     ]
     comparison = compare(editions)
     assert comparison.warnings == []
-    assert [one.name for one in comparison.differences] == ["model.sha256", "model.source"]
+    assert [difference.name for difference in comparison.differences] == [
+        "model.sha256",
+        "model.source",
+    ]
 
 
 def test_peak_memory_is_that_of_the_steady_phase():
@@ -195,6 +200,6 @@ def test_peak_memory_is_that_of_the_steady_phase():
 
 def test_clocks_of_many_sessions_are_counted_and_not_listed_by_title():
     titles = [f"a title that takes half a line of its own, {number}" for number in range(5)]
-    first, *rest = (session_of(10.0, one) for one in titles)
+    first, *rest = (session_of(10.0, title) for title in titles)
     (warning,) = compare([without_gpu(first), *rest]).warnings
     assert warning == "Step times are of different clocks (host: 1 of 5, GPU: 4 of 5)."

@@ -1,4 +1,4 @@
-"""What a paired comparison shows of an expectation: it holds, it does not, or it is open."""
+"""Answers of a paired comparison to an expectation: it holds, it does not, or it is open."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_it_is_open_where_the_verdict_is_or_the_interval_reaches_over_it(judgeme
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said", "whole", "most", "holds"),
+    ("low", "high", "said", "of_means", "most", "holds"),
     [
         (0.97, 1.005, "UNDECIDED", [1.08, 1.05, 1.1], 1.01, None),  # over the region's edge
         (0.995, 1.03, "UNDECIDED", [0.96, 0.95, 0.97], 0.99, None),
@@ -53,22 +53,22 @@ def test_it_is_open_where_the_verdict_is_or_the_interval_reaches_over_it(judgeme
     ],
 )
 def test_it_is_open_where_the_means_say_the_contrary_of_the_medians(
-    low, high, said, whole, most, holds
+    low, high, said, of_means, most, holds
 ):
-    answer = at_most(judged(low, high, said, whole=whole), most, REGION, seconds=5.0)
+    answer = at_most(judged(low, high, said, of_means=of_means), most, REGION, seconds=5.0)
     assert answer.holds is holds
     if holds is None:
         verb = "holds" if high <= most else "does not hold"
         assert answer.more_s is None and answer.reasons == [
             f"by the median step it {verb}, but of all steps together the ratio is "
-            f"{interval_text(*whole, region=most - 1)}: some take far longer than the median"
+            f"{interval_text(*of_means, region=most - 1)}: some take far longer than the median"
         ]
 
 
 def test_the_seconds_that_are_missing_are_those_for_what_is_expected_and_not_for_the_verdict():
     logs = np.random.default_rng(0).normal(math.log(1 / 1.6), 0.05, 10)
-    found = verdict.Pairs(np.arange(10), logs, np.full(10, math.nan))
-    judgement = verdict.judge_pairs(found, seconds=10.0)
+    paired = verdict.Pairs(np.arange(10), logs, np.full(10, math.nan))
+    judgement = verdict.judge_pairs(paired, seconds=10.0)
     interval = verdict.interval(logs)
     assert judgement.verdict == "FASTER" and judgement.more_s is None
     answer = at_most(judgement, 1 / 1.58, REGION, interval, 10.0)

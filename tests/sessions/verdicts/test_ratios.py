@@ -1,4 +1,4 @@
-"""What a ratio of two segments rests on, and that it claims no more; on machines that drift."""
+"""The basis of a ratio of two segments, and that it claims no more; on machines that drift."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import session_samples as samples
 from sessions.model import Configuration, PairedComparison, Segment, Session
 from sessions.reproduce import session_hint
 from sessions.tables import segments_table, text
-from sessions.verdicts import ratios, verdict, work
+from sessions.verdicts import ratios, repeats, verdict, work
 from sessions.verdicts.comparison import compare, compare_segments
 from workbench.runner.toggles import all_toggles
 from workbench.ui.panels import _compare_tables as compare_tables
@@ -27,16 +27,16 @@ STEPS = 130
 
 
 def session_of(*runs: tuple[Configuration, float], seed: int = 0, steps: int = STEPS) -> Session:
-    """A session of segments in sequence, each with its configuration and median in ms."""
+    """Return a session of segments in sequence, each with its configuration and median in ms."""
     segments = [
         Segment(
-            index=place,
+            index=index,
             configuration=configuration,
-            label=f"s{place}",
-            start_s=10.0 * place,
-            steps=samples.steps(steps, seed=1000 * seed + place, median_ms=median_ms, phi=0.8),
+            label=f"s{index}",
+            start_s=10.0 * index,
+            steps=samples.steps(steps, seed=1000 * seed + index, median_ms=median_ms, phi=0.8),
         )
-        for place, (configuration, median_ms) in enumerate(runs)
+        for index, (configuration, median_ms) in enumerate(runs)
     ]
     return Session(title=f"session {seed}", created=1e4 * seed, segments=segments)
 
@@ -44,7 +44,7 @@ def session_of(*runs: tuple[Configuration, float], seed: int = 0, steps: int = S
 def compared(
     session: Session, base: int, other: int, logs: np.ndarray, **facts: object
 ) -> PairedComparison:
-    """A comparison of two segments of the session, judged."""
+    """Return a comparison of two segments of the session, judged."""
     pairs = range(len(logs))
     blocks = PairedComparison(
         arms=["A", "B"],
@@ -61,10 +61,10 @@ def compared(
     return made
 
 
-def ratio_of(session: Session, place: int = 1) -> ratios.SegmentRatio:
+def ratio_of(session: Session, index: int = 1) -> ratios.SegmentRatio:
     runs = [(session, segment) for segment in session.segments]
     arms, _ = compare_segments(runs, [segment.title for segment in session.segments])
-    ratio = arms[place].ratio
+    ratio = arms[index].ratio
     assert ratio is not None
     return ratio
 
@@ -82,8 +82,8 @@ def test_a_verdict_of_the_two_configurations_takes_the_place_of_the_unpaired_rat
     session = session_of((A, 10.0), (B, 5.0), (B, 9.0))
     logs = np.random.default_rng(0).normal(math.log(0.8), 0.01, 20)
     made = compared(session, 0, 1, logs, **({"background": True} if background else {}))
-    for place in (1, 2):
-        ratio = ratio_of(session, place)
+    for index in (1, 2):
+        ratio = ratio_of(session, index)
         assert (ratio.ratio, ratio.low, ratio.high) == (made.ratio, made.low, made.high)
         assert (ratio.source, ratio.verdict, ratio.note) == ("paired", "FASTER", "20 pairs")
     session.segments.reverse()  # segment numbers are places
@@ -92,7 +92,7 @@ def test_a_verdict_of_the_two_configurations_takes_the_place_of_the_unpaired_rat
 
 
 def session_of_swapped(session: Session) -> Session:
-    """The same with the other configuration first, and the comparison as it was."""
+    """Return the same with the other configuration first, and the comparison as it was."""
     swapped = session_of((B, 5.0), (A, 10.0))
     compared_before = session.comparisons[0]
     facts = {**compared_before.facts, "segments": [1, 0]}
@@ -285,7 +285,7 @@ def test_the_interval_of_repeats_holds_at_every_look(machine, effect):
     for _ in range(1000):
         logs = np.log(machine(draw, 24)) + draw.normal(0, 0.003, 24)
         logs[1::2] += effect
-        ratio = [ratios.welch(logs[:n:2], logs[1:n:2]) for n in range(6, 25)]
+        ratio = [repeats.welch(logs[:n:2], logs[1:n:2]) for n in range(6, 25)]
         known = [item for item in ratio if math.isfinite(item.low)]
         missed += any(not item.low <= effect <= item.high for item in known)
         words = {verdict.reading(item, math.log1p(verdict.REGION)) for item in known}

@@ -15,7 +15,7 @@ from sessions.verdicts.verdict_words import remarks, standing
 
 
 def judged(logs, **facts: Any) -> PairedComparison:
-    """A comparison with these log ratios, judged by itself."""
+    """Return a comparison with these log ratios, judged by itself."""
     blank = PairedComparison(
         arms=["off", "on"],
         order=[0, 1] * len(logs),
@@ -26,13 +26,13 @@ def judged(logs, **facts: Any) -> PairedComparison:
         verdict="UNDECIDED",
         clocks_mhz=[1980.0] * 2 * len(logs),
     )
-    told = msgspec.to_builtins(verdict.judge(blank))
-    ends = {name: told.pop(name) for name in ("ratio", "low", "high", "verdict")}
-    return msgspec.structs.replace(blank, **ends, facts={**told, **facts})
+    facts_judged = msgspec.to_builtins(verdict.judge(blank))
+    ends = {name: facts_judged.pop(name) for name in ("ratio", "low", "high", "verdict")}
+    return msgspec.structs.replace(blank, **ends, facts={**facts_judged, **facts})
 
 
 def alternating(mean: float, swing: float, n: int) -> list[float]:
-    return [mean + swing * (-1) ** place for place in range(n)]
+    return [mean + swing * (-1) ** index for index in range(n)]
 
 
 DOUBTFUL = judged(alternating(-0.02, 0.006, 8))
@@ -46,21 +46,25 @@ def test_one_comparison_stays_as_it_is():
 
 
 def test_a_doubtful_claim_is_withdrawn_among_many_and_says_what_it_was():
-    found = side_by_side([DOUBTFUL, CLEAR, *[SAME] * 40])
-    assert [one.verdict for one in found[:3]] == ["UNDECIDED", "FASTER", "SAME"]
-    assert [one.facts["alone"] for one in found[:3]] == ["FASTER", "FASTER", "SAME"]
-    assert remarks(found[0])[0].startswith("FASTER by itself, but among 42 comparisons (Holm)")
-    assert standing(found[0]).startswith("one of 42 comparisons: p 1.00")
-    assert found[0].ratio == DOUBTFUL.ratio and "alone" not in DOUBTFUL.facts
+    corrected = side_by_side([DOUBTFUL, CLEAR, *[SAME] * 40])
+    assert [comparison.verdict for comparison in corrected[:3]] == ["UNDECIDED", "FASTER", "SAME"]
+    assert [comparison.facts["alone"] for comparison in corrected[:3]] == [
+        "FASTER",
+        "FASTER",
+        "SAME",
+    ]
+    assert remarks(corrected[0])[0].startswith("FASTER by itself, but among 42 comparisons (Holm)")
+    assert standing(corrected[0]).startswith("one of 42 comparisons: p 1.00")
+    assert corrected[0].ratio == DOUBTFUL.ratio and "alone" not in DOUBTFUL.facts
 
 
 def test_identical_arms_and_comparisons_without_a_verdict_do_not_count():
     calibration = msgspec.structs.replace(SAME, facts={**SAME.facts, "identical": True})
     begun = msgspec.structs.replace(SAME, facts={})
     strange = msgspec.structs.replace(SAME, facts={**SAME.facts, "p": "none"})
-    others = [calibration, begun, strange] * 20
-    assert side_by_side([DOUBTFUL, *others]) == [DOUBTFUL, *others]
-    assert side_by_side([DOUBTFUL, CLEAR, *others])[0].facts["of"] == 2
+    uncounted = [calibration, begun, strange] * 20
+    assert side_by_side([DOUBTFUL, *uncounted]) == [DOUBTFUL, *uncounted]
+    assert side_by_side([DOUBTFUL, CLEAR, *uncounted])[0].facts["of"] == 2
 
 
 def test_the_table_tells_verdict_and_numbers_of_each():
@@ -84,18 +88,21 @@ def test_the_table_tells_verdict_and_numbers_of_each():
 
 
 def test_the_table_of_blocks_has_the_digits_that_ratios_are_made_of():
-    found = judged([0.0044, 0.0049])
-    found.medians_ms[:] = [14.0688, 14.1312, 14.0712, 14.1399]
-    found.clocks_mhz[:] = [1965.0, 1785.0, 1785.0, math.nan]
-    found = msgspec.structs.replace(found, means_ms=[14.07, 18.4, 14.08, math.nan])
-    table = blocks_table(found)
+    comparison = judged([0.0044, 0.0049])
+    comparison.medians_ms[:] = [14.0688, 14.1312, 14.0712, 14.1399]
+    comparison.clocks_mhz[:] = [1965.0, 1785.0, 1785.0, math.nan]
+    comparison = msgspec.structs.replace(comparison, means_ms=[14.07, 18.4, 14.08, math.nan])
+    table = blocks_table(comparison)
     lines = [line.split(",") for line in table.to_csv().splitlines()]
     assert lines[0][3:6] == ["median (ms)", "mean (ms)", "SM clock (MHz)"]
     assert lines[1][3:6] == ["14.06880", "14.07000", "1965.0"]
     read = [[float(cell) if cell else math.nan for cell in line[3:6]] for line in lines[1:]]
-    for place, (median_ms, mean_ms, clock_mhz) in enumerate(read):
-        assert math.isclose(median_ms, found.medians_ms[place], rel_tol=1e-5)
-        for cell, value in ((mean_ms, found.means_ms[place]), (clock_mhz, found.clocks_mhz[place])):
+    for block, (median_ms, mean_ms, clock_mhz) in enumerate(read):
+        assert math.isclose(median_ms, comparison.medians_ms[block], rel_tol=1e-5)
+        for cell, value in (
+            (mean_ms, comparison.means_ms[block]),
+            (clock_mhz, comparison.clocks_mhz[block]),
+        ):
             assert math.isclose(cell, value, rel_tol=1e-5) or (
                 math.isnan(cell) and math.isnan(value)
             )

@@ -27,22 +27,22 @@ def segment(**columns) -> Segment:
 
 
 def test_steps_are_timed_by_the_gpu_where_it_was_measured():
-    one = segment(gpu_ms=np.array([1.0, np.nan, 3.0]), wall_ms=np.array([9.0, 9.0, 9.0]))
-    np.testing.assert_array_equal(statistics.step_ms(one), [1.0, np.nan, 3.0])
-    assert statistics.clock(one) == "GPU"
+    timed = segment(gpu_ms=np.array([1.0, np.nan, 3.0]), wall_ms=np.array([9.0, 9.0, 9.0]))
+    np.testing.assert_array_equal(statistics.step_ms(timed), [1.0, np.nan, 3.0])
+    assert statistics.clock(timed) == "GPU"
 
 
 def test_steps_are_timed_by_the_host_where_no_gpu_time_is():
-    one = segment(gpu_ms=np.full(3, np.nan), wall_ms=np.array([9.0, 8.0, 7.0]))
-    assert statistics.step_ms(one).tolist() == [9.0, 8.0, 7.0]
-    assert statistics.clock(one) == "host"
+    timed = segment(gpu_ms=np.full(3, np.nan), wall_ms=np.array([9.0, 8.0, 7.0]))
+    assert statistics.step_ms(timed).tolist() == [9.0, 8.0, 7.0]
+    assert statistics.clock(timed) == "host"
 
 
 def test_steady_steps_are_those_of_the_steady_phase_with_a_time():
     phases = np.array([Phase.WARM_UP, Phase.STEADY, Phase.COMPILE, Phase.STEADY], "u1")
-    one = segment(phase=phases, gpu_ms=np.array([1.0, 2.0, 3.0, np.nan]))
-    assert statistics.steady(one).tolist() == [False, True, False, False]
-    assert statistics.steady_ms(one).tolist() == [2.0]
+    timed = segment(phase=phases, gpu_ms=np.array([1.0, 2.0, 3.0, np.nan]))
+    assert statistics.steady(timed).tolist() == [False, True, False, False]
+    assert statistics.steady_ms(timed).tolist() == [2.0]
 
 
 @given(series)
@@ -78,11 +78,11 @@ def test_rolling_percentiles_are_those_of_each_window(values, window):
     assert bands.shape == (3, len(values))
     measured = np.isfinite(values)
     assert np.isnan(bands[:, ~measured]).all()
-    kept = values[measured]
-    size = min(window, len(kept))
+    finite = values[measured]
+    size = min(window, len(finite))
     if not size:
         return
-    mirrored = np.pad(kept, (size // 2, size - 1 - size // 2), mode="symmetric")
+    mirrored = np.pad(finite, (size // 2, size - 1 - size // 2), mode="symmetric")
     windows = np.sort(np.lib.stride_tricks.sliding_window_view(mirrored, size), axis=1)
     ranks = [0, round(0.5 * (size - 1)), size - 1]
     np.testing.assert_array_equal(bands[:, measured], windows[:, ranks].T)
@@ -91,8 +91,8 @@ def test_rolling_percentiles_are_those_of_each_window(values, window):
 def test_rolling_median_of_an_odd_window_is_the_median():
     values = samples.series(500)
     (band,) = statistics.rolling(values, 21, (50.0,))
-    for place in (10, 100, 489):
-        assert band[place] == np.median(values[place - 10 : place + 11])
+    for index in (10, 100, 489):
+        assert band[index] == np.median(values[index - 10 : index + 11])
 
 
 def test_rolling_needs_a_window():
@@ -125,11 +125,11 @@ def test_ecdf_agrees_with_scipy(values):
 def test_thinned_ecdf_is_part_of_the_whole_with_both_ends(points, n):
     values = samples.series(n)
     x, share = statistics.ecdf(values, points)
-    whole_x, whole_share = statistics.ecdf(values)
+    all_x, all_share = statistics.ecdf(values)
     assert len(x) == len(share) <= max(points, 2)
-    assert (x[0], x[-1], share[-1]) == (whole_x[0], whole_x[-1], 1.0)
-    places = np.searchsorted(whole_x, x)
-    np.testing.assert_array_equal(whole_share[places], share)
+    assert (x[0], x[-1], share[-1]) == (all_x[0], all_x[-1], 1.0)
+    places = np.searchsorted(all_x, x)
+    np.testing.assert_array_equal(all_share[places], share)
 
 
 @pytest.mark.parametrize(

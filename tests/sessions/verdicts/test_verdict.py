@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy import signal, stats
 
 from sessions.model import Judgement, PairedComparison
-from sessions.verdicts import verdict
+from sessions.verdicts import intervals, verdict
 
 STEPS = 20
 DISTURBANCES = ("none", "drift", "steps with tails", "blocks with tails", "clock", "load")
@@ -56,13 +56,13 @@ def stopped(logs, half_width=verdict.HALF_WIDTH):
     """Mean and half-width at the pair where measuring ends: narrow enough, or the budget spent."""
     mean, half = (values[:, verdict.MIN_PAIRS - 1 :] for values in verdict.paths(logs))
     narrow = half <= half_width
-    place = np.where(narrow.any(axis=1), narrow.argmax(axis=1), half.shape[1] - 1)
+    end = np.where(narrow.any(axis=1), narrow.argmax(axis=1), half.shape[1] - 1)
     rows = np.arange(len(logs))
-    return mean[rows, place], half[rows, place]
+    return mean[rows, end], half[rows, end]
 
 
 def comparison(logs, clocks=None, **changes):
-    """A comparison whose pairs have these log ratios."""
+    """Return a comparison whose pairs have these log ratios."""
     medians = [value for log in logs for value in (10.0, 10.0 * math.exp(log))]
     count = len(medians)
     made = PairedComparison(
@@ -73,7 +73,7 @@ def comparison(logs, clocks=None, **changes):
         low=math.nan,
         high=math.nan,
         verdict="UNDECIDED",
-        pairs=[place // 2 for place in range(count)],
+        pairs=[block // 2 for block in range(count)],
         clocks_mhz=clocks or [math.nan] * count,
         voids=[""] * count,
     )
@@ -128,7 +128,7 @@ def test_the_interval_for_a_fixed_number_of_pairs_covers_in_about_95_percent(dis
     """Nominal 95 %; found 93.5 to 96.3 % over 600 comparisons; t and BCa, whichever is wider."""
     logs = log_ratios(disturbance, "random", trials=600, pairs=pairs, seed=3)
     intervals = [verdict.fixed_interval(row) for row in logs]
-    covered = np.mean([one.low <= 0 <= one.high for one in intervals])
+    covered = np.mean([interval.low <= 0 <= interval.high for interval in intervals])
     assert 0.93 <= covered <= 0.98
 
 
@@ -138,10 +138,10 @@ def test_all_that_a_judgement_says_of_identical_arms_is_right_in_95_percent():
     verdicts = []
     for row in logs:
         for n in range(verdict.MIN_PAIRS, len(row) + 1, 4):
-            found = verdict.judge(comparison(row[:n]))
-            if found.verdict != "UNDECIDED":
+            judgement = verdict.judge(comparison(row[:n]))
+            if judgement.verdict != "UNDECIDED":
                 break
-        verdicts.append(found.verdict)
+        verdicts.append(judgement.verdict)
     assert verdicts.count("FASTER") + verdicts.count("SLOWER") <= 3
     assert verdicts.count("SAME") >= 57
 
@@ -154,8 +154,8 @@ def test_the_interval_ends_where_the_p_value_is_alpha(n, alpha, margin):
     t = float(verdict.critical(n, alpha))
     deviation = 0.013
     mean = margin + t * deviation / math.sqrt(n)
-    found = verdict.Interval(n, mean, 0.0, 0.0, deviation)
-    assert math.isclose(verdict.p_value(found, margin), alpha, rel_tol=1e-6)
+    interval = verdict.Interval(n, mean, 0.0, 0.0, deviation)
+    assert math.isclose(verdict.p_value(interval, margin), alpha, rel_tol=1e-6)
 
 
 def test_an_interval_for_all_times_is_wider_than_one_for_a_number_fixed_beforehand():
@@ -181,9 +181,9 @@ def test_looking_at_all_pairs_at_once_gives_what_looking_at_each_gives(logs):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_interval_reaches_at_least_as_far_as_t_and_as_bca(sign):
     logs = sign * stats.expon.rvs(size=30, random_state=5) * 0.02
-    found = verdict.interval(logs)
+    interval = verdict.interval(logs)
     half = verdict.paths(logs)[1][-1]
-    below, above = found.mean - found.low, found.high - found.mean
+    below, above = interval.mean - interval.low, interval.high - interval.mean
     assert min(below, above) >= half - 1e-12
     assert (above if sign > 0 else below) > 1.05 * half, "where the tail is, BCa reaches further"
 
@@ -191,7 +191,7 @@ def test_the_interval_reaches_at_least_as_far_as_t_and_as_bca(sign):
 @pytest.mark.parametrize("pairs", [20, 1000])
 def test_the_bootstrap_is_that_of_scipy(pairs):
     logs = np.random.default_rng(pairs).exponential(0.01, pairs)
-    below, above, _ = verdict._fixed(logs, 0.05)
+    below, above, _ = intervals._fixed(logs, 0.05)
     expected = stats.bootstrap(
         (logs,), np.mean, n_resamples=1999, random_state=np.random.default_rng(0)
     ).confidence_interval
@@ -202,17 +202,17 @@ def test_hours_of_pairs_are_judged_in_little_memory():
     logs = np.random.default_rng(0).normal(0, 0.01, 6000)
     verdict.load()
     tracemalloc.start()
-    found = verdict.interval(logs)
+    interval = verdict.interval(logs)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found.half_width < 0.001 and peak < 100e6
+    assert interval.half_width < 0.001 and peak < 100e6
 
 
 def test_of_fewer_pairs_than_a_verdict_needs_the_interval_is_that_of_t():
     logs = np.array([0.01, 0.03, 0.02, 0.05, 0.02, 0.01, 0.04])
-    found = verdict.interval(logs)
+    interval = verdict.interval(logs)
     half = float(verdict.critical(7)) * logs.std(ddof=1) / math.sqrt(7)
-    assert (found.low, found.high) == pytest.approx((logs.mean() - half, logs.mean() + half))
+    assert (interval.low, interval.high) == pytest.approx((logs.mean() - half, logs.mean() + half))
 
 
 @example(2, 0.125, 1e-12, 0.0)  # where a difference of logarithms is rounding alone
@@ -238,20 +238,23 @@ def test_a_p_value_is_a_probability_and_smaller_the_farther_from_the_margin(n, m
 @given(st.lists(st.floats(-0.1, 0.1), min_size=8, max_size=20))
 def test_exchanging_the_arms_turns_the_verdict_round(logs):
     assume(np.ptp(logs) > 1e-6)
-    one, other = (verdict.judge(comparison(sign * np.array(logs))) for sign in (1, -1))
+    judged, exchanged = (verdict.judge(comparison(sign * np.array(logs))) for sign in (1, -1))
     turned = {"FASTER": "SLOWER", "SLOWER": "FASTER"}
-    assert other.verdict == turned.get(one.verdict, one.verdict) or near_the_edge(one)
-    assert math.isclose(one.ratio * other.ratio, 1, rel_tol=1e-9)
+    assert exchanged.verdict == turned.get(judged.verdict, judged.verdict) or near_the_edge(judged)
+    assert math.isclose(judged.ratio * exchanged.ratio, 1, rel_tol=1e-9)
 
 
-def near_the_edge(found: Judgement) -> bool:
-    """The bootstrap of the mirrored pairs draws others, so that ends differ in the third digit."""
-    ends = np.abs(np.log([found.low, found.high]))
+def near_the_edge(judgement: Judgement) -> bool:
+    """Return True if an end is near the region's edge.
+
+    The bootstrap of the mirrored pairs draws others, so that ends differ in the third digit.
+    """
+    ends = np.abs(np.log([judgement.low, judgement.high]))
     return bool((np.abs(ends - MARGIN) < 0.05 * (ends.max() + 1e-9)).any())
 
 
 def alternating(mean, scatter=0.001, count=12):
-    return [mean + scatter * (-1) ** place for place in range(count)]
+    return [mean + scatter * (-1) ** pair for pair in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -259,18 +262,18 @@ def alternating(mean, scatter=0.001, count=12):
     [(0.98, "FASTER"), (1.02, "SLOWER"), (1.0, "SAME"), (1.005, "SAME"), (1.01, "UNDECIDED")],
 )
 def test_the_verdict_is_by_where_the_interval_lies(ratio, wanted):
-    found = verdict.judge(comparison(alternating(math.log(ratio))), seconds=6.0)
-    assert found.verdict == wanted
-    assert found.low < ratio < found.high and found.settled
+    judgement = verdict.judge(comparison(alternating(math.log(ratio))), seconds=6.0)
+    assert judgement.verdict == wanted
+    assert judgement.low < ratio < judgement.high and judgement.settled
     if wanted == "UNDECIDED":
-        assert found.reasons[0] == "the interval reaches over the edge of ±1 %"
+        assert judgement.reasons[0] == "the interval reaches over the edge of ±1 %"
 
 
 def test_a_verdict_needs_eight_pairs_and_says_how_long_they_take():
-    found = verdict.judge(comparison(alternating(math.log(0.5), count=7)), seconds=7.0)
-    assert (found.verdict, found.pairs) == ("UNDECIDED", 7)
-    assert found.reasons == ["7 of at least 8 pairs were measured"]
-    assert found.more_s == pytest.approx(1.0)
+    judgement = verdict.judge(comparison(alternating(math.log(0.5), count=7)), seconds=7.0)
+    assert (judgement.verdict, judgement.pairs) == ("UNDECIDED", 7)
+    assert judgement.reasons == ["7 of at least 8 pairs were measured"]
+    assert judgement.more_s == pytest.approx(1.0)
     for few in (1, 2, 7):
         unknown = verdict.judge(comparison(alternating(math.log(0.5), count=few)))
         assert unknown.more_s is None, "nobody said how long they took"
@@ -279,12 +282,12 @@ def test_a_verdict_needs_eight_pairs_and_says_how_long_they_take():
 
 def test_the_time_that_deciding_takes_is_enough_and_not_far_more():
     rng = np.random.default_rng(0)
-    found = verdict.judge(comparison(rng.normal(0.02, 0.02, 10)), seconds=10.0)
-    assert found.verdict == "UNDECIDED"
-    n = 10 + round(found.more_s)
+    judgement = verdict.judge(comparison(rng.normal(0.02, 0.02, 10)), seconds=10.0)
+    assert judgement.verdict == "UNDECIDED"
+    n = 10 + round(judgement.more_s)
     deviation = 0.02
     assert 10 < n < 200
-    logs = rng.normal(math.log(found.ratio), deviation, (200, 2 * n))
+    logs = rng.normal(math.log(judgement.ratio), deviation, (200, 2 * n))
     mean, half = verdict.paths(logs)
     decided = (np.abs(mean) - half > MARGIN)[:, -1]
     assert decided.mean() > 0.5
@@ -297,12 +300,12 @@ def test_the_time_that_deciding_takes_is_that_of_the_fewest_pairs_whose_interval
     """``wider``: how much farther than t the interval reaches, as it does by the bootstrap."""
     deviation, each_s = 0.02, 0.5
     half = wider * float(verdict.critical(n)) * deviation / math.sqrt(n)
-    found = verdict.Interval(n, distance, distance - half, distance + half, deviation)
-    told = n + verdict.seconds_to_tell(found, 0.0, each_s * n) / each_s
+    interval = verdict.Interval(n, distance, distance - half, distance + half, deviation)
+    pairs_needed = n + verdict.seconds_to_tell(interval, 0.0, each_s * n) / each_s
     counts = np.arange(n + 1, 200_000)
     enough = wider * verdict.critical(counts) * deviation / np.sqrt(counts) <= distance
     fewest = counts[enough.argmax()]
-    assert fewest - 1e-6 <= told <= fewest + max(1, fewest // 16)
+    assert fewest - 1e-6 <= pairs_needed <= fewest + max(1, fewest // 16)
 
 
 def test_one_looks_after_each_of_the_first_forty_pairs_and_then_after_5_percent_more():
@@ -316,8 +319,8 @@ def test_one_looks_after_each_of_the_first_forty_pairs_and_then_after_5_percent_
 def test_of_fewer_pairs_than_a_verdict_needs_the_time_until_there_are_so_many_is_told(n):
     """Two pairs that happen to differ, or not to, say nothing of how long deciding takes."""
     for logs in ([0.009, 0.0101, *[0.01] * 5], [0.5, -0.5, *[0.0] * 5]):
-        found = verdict.judge(comparison(logs[:n]), seconds=2.0 * n)
-        assert (found.verdict, found.more_s) == ("UNDECIDED", 2.0 * (8 - n))
+        judgement = verdict.judge(comparison(logs[:n]), seconds=2.0 * n)
+        assert (judgement.verdict, judgement.more_s) == ("UNDECIDED", 2.0 * (8 - n))
 
 
 def test_no_verdict_is_promised_for_after_tomorrow():
@@ -330,29 +333,29 @@ def test_nothing_under_the_machines_floor_is_claimed():
     faster = comparison(alternating(math.log(0.97)))
     assert verdict.judge(faster).verdict == "FASTER"
     assert verdict.judge(faster, floor=0.0305).verdict == "UNDECIDED"
-    found = verdict.judge(faster, floor=0.05)
-    assert found.verdict == "SAME"
-    assert "identical arms differ by up to 5 %" in found.reasons[0]
+    judgement = verdict.judge(faster, floor=0.05)
+    assert judgement.verdict == "SAME"
+    assert "identical arms differ by up to 5 %" in judgement.reasons[0]
 
 
 def test_a_pair_without_a_clock_leaves_the_confirmation_to_the_others():
     logs = np.log(0.95) + 0.001 * np.tile([1, -1], 6)
     clocks = [math.nan, *[1980.0] * 23]
-    found = verdict.judge(comparison(logs, clocks=clocks))
-    assert found.verdict == "FASTER" and found.cycles is not None
-    assert found.reasons == [
+    judgement = verdict.judge(comparison(logs, clocks=clocks))
+    assert judgement.verdict == "FASTER" and judgement.cycles is not None
+    assert judgement.reasons == [
         "the clock was known for 11 of 12 pairs: only those count in clock cycles"
     ]
     raised = [math.nan, 2000.0, *[1900.0, 2000.0] * 11]
-    found = verdict.judge(comparison(logs, clocks=raised))
-    assert found.verdict == "UNDECIDED" and "different clocks" in found.reasons[-1]
+    judgement = verdict.judge(comparison(logs, clocks=raised))
+    assert judgement.verdict == "UNDECIDED" and "different clocks" in judgement.reasons[-1]
 
 
 def test_fewer_known_clocks_than_a_verdict_needs_confirm_nothing():
     logs = np.log(0.95) + 0.001 * np.tile([1, -1], 6)
-    found = verdict.judge(comparison(logs, clocks=[math.nan] * 10 + [1980.0] * 14))
-    assert found.verdict == "FASTER"
-    assert found.reasons == [
+    judgement = verdict.judge(comparison(logs, clocks=[math.nan] * 10 + [1980.0] * 14))
+    assert judgement.verdict == "FASTER"
+    assert judgement.reasons == [
         "the clock was known for 7 of 12 pairs, not for 8: not confirmed in clock cycles"
     ]
 
@@ -374,69 +377,69 @@ def test_clocks_that_explain_all_of_it_are_not_decided_by_measuring_on():
     raised = comparison(logs, clocks=[1900.0, 2000.0] * 12)
     assert verdict.judge(raised, seconds=12.0).more_s is None
     noisy = [clock for pair in range(12) for clock in (1900.0, 1920.0 + 120 * (pair % 2))]
-    found = verdict.judge(comparison(logs, clocks=noisy), seconds=12.0)
-    assert found.verdict == "UNDECIDED" and "different clocks" in found.reasons[-1]
-    assert found.cycles[0] < 1 < found.cycles[2], "fewer cycles too, as far as one can tell"
-    assert 5 < found.more_s < 120, "not one pair more, as the time alone would need"
+    judgement = verdict.judge(comparison(logs, clocks=noisy), seconds=12.0)
+    assert judgement.verdict == "UNDECIDED" and "different clocks" in judgement.reasons[-1]
+    assert judgement.cycles[0] < 1 < judgement.cycles[2], "fewer cycles too, as far as one can tell"
+    assert 5 < judgement.more_s < 120, "not one pair more, as the time alone would need"
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_what_only_the_median_step_gains_is_not_called_faster(turned):
     """A step in four that takes six times as long is no median, and yet a quarter of all steps."""
-    logs = [-each if turned else each for each in alternating(math.log(0.67))]
+    logs = [-log if turned else log for log in alternating(math.log(0.67))]
     claimed = "SLOWER" if turned else "FASTER"
-    whole = comparison(logs)
-    assert verdict.judge(whole).verdict == claimed, "nothing is known of the means"
-    means = [ms * (1.0, 2.25)[place % 2 != turned] for place, ms in enumerate(whole.medians_ms)]
-    found = verdict.judge(msgspec.structs.replace(whole, means_ms=means), seconds=12.0)
-    assert found.verdict == "UNDECIDED" and found.more_s is None
-    assert f"by the median step it is {claimed}, but of all steps together" in found.reasons[0]
-    same = verdict.judge(msgspec.structs.replace(whole, means_ms=whole.medians_ms))
-    assert same.whole == pytest.approx([same.ratio, same.low, same.high])
-    assert msgspec.structs.replace(same, whole=None) == verdict.judge(whole)
+    compared = comparison(logs)
+    assert verdict.judge(compared).verdict == claimed, "nothing is known of the means"
+    means = [ms * (1.0, 2.25)[block % 2 != turned] for block, ms in enumerate(compared.medians_ms)]
+    judgement = verdict.judge(msgspec.structs.replace(compared, means_ms=means), seconds=12.0)
+    assert judgement.verdict == "UNDECIDED" and judgement.more_s is None
+    assert f"by the median step it is {claimed}, but of all steps together" in judgement.reasons[0]
+    same = verdict.judge(msgspec.structs.replace(compared, means_ms=compared.medians_ms))
+    assert same.of_means == pytest.approx([same.ratio, same.low, same.high])
+    assert msgspec.structs.replace(same, of_means=None) == verdict.judge(compared)
 
 
 def test_a_verdict_that_measuring_on_would_give_and_the_means_refute_is_not_promised():
     logs = alternating(-0.014, 0.008)
     noisy = comparison(logs)
     assert verdict.judge(noisy, seconds=12.0).more_s is not None
-    means = [ms * (1.0, 1.2)[place % 2] for place, ms in enumerate(noisy.medians_ms)]
-    found = verdict.judge(msgspec.structs.replace(noisy, means_ms=means), seconds=12.0)
-    assert found.verdict == "UNDECIDED" and found.more_s is None
-    edge, refuted = found.reasons[:2]
+    means = [ms * (1.0, 1.2)[block % 2] for block, ms in enumerate(noisy.medians_ms)]
+    judgement = verdict.judge(msgspec.structs.replace(noisy, means_ms=means), seconds=12.0)
+    assert judgement.verdict == "UNDECIDED" and judgement.more_s is None
+    edge, refuted = judgement.reasons[:2]
     assert edge == "the interval reaches over the edge of ±1 %"
     assert refuted.startswith("by the median step FASTER is likely, but of all steps together the")
-    assert 1.15 < found.whole[1] < found.whole[0] < found.whole[2] < 1.25
+    assert 1.15 < judgement.of_means[1] < judgement.of_means[0] < judgement.of_means[2] < 1.25
 
 
 def test_the_same_median_with_other_means_is_not_called_the_same():
-    whole = comparison(alternating(0.0))
-    assert verdict.judge(whole).verdict == "SAME"
-    means = [ms * (1.0, 1.2)[place % 2] for place, ms in enumerate(whole.medians_ms)]
-    assert verdict.judge(msgspec.structs.replace(whole, means_ms=means)).verdict == "UNDECIDED"
+    compared = comparison(alternating(0.0))
+    assert verdict.judge(compared).verdict == "SAME"
+    means = [ms * (1.0, 1.2)[block % 2] for block, ms in enumerate(compared.medians_ms)]
+    assert verdict.judge(msgspec.structs.replace(compared, means_ms=means)).verdict == "UNDECIDED"
 
 
 def test_means_too_scattered_to_refute_a_verdict_leave_it():
     logs = alternating(math.log(0.9))
-    whole = comparison(logs)
-    means = [ms * (3.0 if place % 8 == 1 else 1.0) for place, ms in enumerate(whole.medians_ms)]
-    assert verdict.judge(msgspec.structs.replace(whole, means_ms=means)).verdict == "FASTER"
+    compared = comparison(logs)
+    means = [ms * (3.0 if block % 8 == 1 else 1.0) for block, ms in enumerate(compared.medians_ms)]
+    assert verdict.judge(msgspec.structs.replace(compared, means_ms=means)).verdict == "FASTER"
 
 
 def test_void_blocks_do_not_count_and_are_told_of():
     logs = alternating(math.log(0.9))
-    whole = comparison(logs)
+    compared = comparison(logs)
     voids = ["throttled"] * 6 + [""] * 18
-    found = verdict.judge(msgspec.structs.replace(whole, voids=voids))
-    assert found.pairs == 9
-    assert "6 of 24 blocks were void and not counted: throttled" in found.reasons
-    nothing = verdict.judge(msgspec.structs.replace(whole, voids=["throttled"] * 24))
+    judgement = verdict.judge(msgspec.structs.replace(compared, voids=voids))
+    assert judgement.pairs == 9
+    assert "6 of 24 blocks were void and not counted: throttled" in judgement.reasons
+    nothing = verdict.judge(msgspec.structs.replace(compared, voids=["throttled"] * 24))
     assert (nothing.verdict, nothing.pairs, nothing.ratio) == ("UNDECIDED", 0, None)
     assert "all 24 blocks were void" in nothing.reasons[-1]
 
 
 def test_a_void_block_that_was_repeated_makes_a_pair_with_its_repetition():
-    one = comparison(
+    repeated = comparison(
         [0.1],
         order=[0, 1, 1],
         medians_ms=[10.0, 99.0, 11.0],
@@ -444,9 +447,9 @@ def test_a_void_block_that_was_repeated_makes_a_pair_with_its_repetition():
         clocks_mhz=[math.nan] * 3,
         voids=["", "recompiled", ""],
     )
-    found = verdict.pairs(one)
-    assert found.numbers.tolist() == [4]
-    assert found.logs[0] == pytest.approx(math.log(1.1))
+    paired = verdict.pairs(repeated)
+    assert paired.numbers.tolist() == [4]
+    assert paired.logs[0] == pytest.approx(math.log(1.1))
 
 
 def test_a_comparison_without_details_pairs_its_neighbours():
@@ -461,15 +464,15 @@ def test_a_comparison_without_details_pairs_its_neighbours():
 def test_holm_rejects_what_its_definition_rejects(p_values):
     adjusted = verdict.holm(p_values)
     rejected = set()
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if p_values[place] * (len(p_values) - rank) > 0.05:
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] * (len(p_values) - rank) > 0.05:
             break
-        rejected.add(place)
-    assert {place for place, p in enumerate(adjusted) if p <= 0.05} == rejected
+        rejected.add(index)
+    assert {index for index, p in enumerate(adjusted) if p <= 0.05} == rejected
 
 
 def test_holm_keeps_the_error_of_a_family_where_each_alone_would_not():
-    """Of 2000 families of 10 true nulls: 40 % have a p below 0.05, 5 % after the correction."""
+    """Check 2000 families of 10 true nulls: 40 % have a p below 0.05, 5 % after the correction."""
     p = np.random.default_rng(6).random((2000, 10))
     assert (p.min(axis=1) < 0.05).mean() > 0.35
     assert np.mean([min(verdict.holm(row.tolist())) < 0.05 for row in p]) < 0.06
@@ -480,6 +483,6 @@ def test_among_many_comparisons_a_claim_needs_more():
     clear = verdict.judge(comparison(alternating(-0.5, 0.002, 20)))
     same = verdict.judge(comparison(alternating(0.0, 0.001, 20)))
     assert doubtful.verdict == clear.verdict == "FASTER" and 0.001 < doubtful.p < 0.05
-    found = verdict.corrected([doubtful, clear, *[same] * 40])
-    assert [one.verdict for one in found[:3]] == ["UNDECIDED", "FASTER", "SAME"]
-    assert "among 42 comparisons (Holm)" in found[0].reasons[0]
+    adjusted = verdict.corrected([doubtful, clear, *[same] * 40])
+    assert [judgement.verdict for judgement in adjusted[:3]] == ["UNDECIDED", "FASTER", "SAME"]
+    assert "among 42 comparisons (Holm)" in adjusted[0].reasons[0]

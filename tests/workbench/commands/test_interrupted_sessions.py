@@ -29,7 +29,7 @@ def swept() -> Iterator[protocol.AnyMessage]:
         "fields": ["settings.batch"], "values_0": [1, 2], "arms": ["defaults"],
         "toggles": ["{}"], "points": 2, "order": "in random order", "seed": 0,
     }  # fmt: skip
-    yield protocol.StudyStarted(index=0, kind=sweep.KIND, title="s", asked=asked)
+    yield protocol.StudyStarted(index=0, kind=sweep.KIND, title="s", request=asked)
     measured = {name: [1.0] for name in sweep._NUMBERS}
     for x in (1.0, 2.0):
         numbers = {"arm": [0.0], "right": [None], "text": ["not checked: cancelled"]}
@@ -41,7 +41,7 @@ def swept() -> Iterator[protocol.AnyMessage]:
 
 def checked() -> Iterator[protocol.AnyMessage]:
     """A checklist of which two checks are done."""
-    yield protocol.StudyStarted(index=0, kind="checklist", title="c", asked={})
+    yield protocol.StudyStarted(index=0, kind="checklist", title="c", request={})
     yield protocol.StudyRows(
         study=0, table="lines", columns={"check": ["syncs"], "line": ["a.py:8"]}
     )
@@ -52,7 +52,7 @@ def checked() -> Iterator[protocol.AnyMessage]:
 
 def profiled() -> Iterator[protocol.AnyMessage]:
     """A profile without a kernel."""
-    yield protocol.StudyStarted(index=0, kind="profile", title="p", asked={"device": "cpu"})
+    yield protocol.StudyStarted(index=0, kind="profile", title="p", request={"device": "cpu"})
     yield protocol.StudyFacts(study=0, facts={"step_us": 5.0})
 
 

@@ -83,10 +83,10 @@ def session_of(ran, path: Path, *orders: protocol.Command) -> Path:
         if isinstance(order, protocol.Compare):
             arms = ["a", "b"]
             told.append(
-                protocol.ComparisonStarted(index=place, arms=arms, segments=[place] * 2, asked={})
+                protocol.ComparisonStarted(index=place, arms=arms, segments=[place] * 2, request={})
             )
         elif not isinstance(order, (protocol.Bench, protocol.Start)):
-            told.append(protocol.StudyStarted(index=place, kind="study", title="s", asked={}))
+            told.append(protocol.StudyStarted(index=place, kind="study", title="s", request={}))
         for message in told:
             recorder.record(protocol.decode_message(protocol.encode(message)))
     hdf5.save(recorder.session, path)
@@ -252,11 +252,11 @@ def test_claims_are_measured_again_by_one_command_and_not_by_their_orders(
             break
         own([protocol.Ordered(command=order)])
         own(wire_samples.begin(1.0, segment))
-        own([protocol.StudyStarted(index=segment, kind="attribution", title="t", asked={})])
+        own([protocol.StudyStarted(index=segment, kind="attribution", title="t", request={})])
     own(course.finish("interrupted"))
     alone = protocol.Profile(configurations=[whole(ran)])
     own([protocol.Ordered(command=alone)])
-    own([protocol.StudyStarted(index=2, kind="profile", title="t", asked={})])
+    own([protocol.StudyStarted(index=2, kind="profile", title="t", request={})])
     path = tmp_path / "c.h5"
     hdf5.save(recorder.session, path)
     again, profile = printed(path)
@@ -268,7 +268,7 @@ def _chosen(course: Course) -> dict[str, object]:
     """What the study of a course says that was asked for."""
     started = next(iter(course.begin(wire_samples.catalogue(), Session())))
     assert isinstance(started, protocol.StudyStarted)
-    return started.asked
+    return started.request
 
 
 def test_claims_of_a_file_of_before_orders_were_kept_are_measured_again(ask, printed, tmp_path):
@@ -279,7 +279,7 @@ def test_claims_of_a_file_of_before_orders_were_kept_are_measured_again(ask, pri
     hdf5.save(recorder.session, path)
     (again,) = [call for call in printed(path) if call[0] == "reproduce"]
     study = recorder.session.studies[0]
-    assert _chosen(ask(again)) == study.asked
+    assert _chosen(ask(again)) == study.request
 
 
 def test_what_came_to_nothing_is_not_repeated_and_what_goes_on_is_repeated_once(
@@ -297,12 +297,12 @@ def test_what_came_to_nothing_is_not_repeated_and_what_goes_on_is_repeated_once(
         protocol.Failure(kind="mistake", sentence="No toggle is named."),
         protocol.Ordered(command=compare),
         *wire_samples.begin(1.0, 0),
-        protocol.ComparisonStarted(index=0, arms=["a", "b"], segments=[0, 0], asked={}),
+        protocol.ComparisonStarted(index=0, arms=["a", "b"], segments=[0, 0], request={}),
         *[protocol.BlockDone(comparison=0, block=block) for block in blocks],
         protocol.Ordered(command=further),
         *wire_samples.begin(2.0, 1),
         protocol.ComparisonStarted(
-            index=1, arms=["a", "b"], segments=[1, 1], asked={}, before=blocks
+            index=1, arms=["a", "b"], segments=[1, 1], request={}, before=blocks
         ),
     ]
     for message in told:

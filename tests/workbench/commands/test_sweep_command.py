@@ -49,7 +49,7 @@ def told(catalogue, over: float = 1.0, reason: str = "done") -> list[protocol.Me
     rows = protocol.StudyRows(study=0, table=sweep.POINTS, columns=columns)
     fits = protocol.StudyRows(study=0, table=sweep.FITS, columns=sweep.fits(columns))
     started = protocol.StudyStarted(
-        index=0, kind=sweep.KIND, title="hydra forward over settings.sequence", asked=asked
+        index=0, kind=sweep.KIND, title="hydra forward over settings.sequence", request=asked
     )
     ended = protocol.Finished(reason=reason, steps=1)
     segment = protocol.SegmentStarted(
@@ -87,7 +87,7 @@ def test_the_table_has_every_point_and_the_exponents_with_their_intervals(
     assert "defaults: time grows as sequence to the power of 1.50" in out
     assert "defaults: time grows as sequence to the power of 1.5" in out.split("longer half")[0]
     kept = hdf5.load(tmp_path / "swept.h5")
-    assert sweep.sweeps(kept.studies)[0].asked["values_0"] == [*SIZES]
+    assert sweep.sweeps(kept.studies)[0].request["values_0"] == [*SIZES]
 
 
 def test_an_arm_with_wrong_numbers_is_said_and_exits_with_1_however_fast(ran, sent, capsys):

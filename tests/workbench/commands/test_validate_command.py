@@ -23,7 +23,7 @@ def answers(catalogue, done=tuple(CHECKS), reason="done", facts=None, **states):
     """A runner that checks: all pass but what ``states`` names."""
     told = [catalogue, *wire_samples.begin(0.1, 0)]
     told.append(
-        protocol.StudyStarted(t_s=0.2, index=0, kind="checklist", title="tiny: on", asked={})
+        protocol.StudyStarted(t_s=0.2, index=0, kind="checklist", title="tiny: on", request={})
     )
     for name in done:
         status = states.get(name, "pass")

@@ -137,7 +137,7 @@ def test_a_profile_arrives_live_piece_by_piece(qtbot, workspace, panel):
     configuration = Configuration(family="hydra", preset="small")
     told = [
         protocol.SegmentStarted(index=0, configuration=configuration, label="defaults"),
-        protocol.StudyStarted(index=0, kind="profile", title="hydra small", asked={}),
+        protocol.StudyStarted(index=0, kind="profile", title="hydra small", request={}),
         protocol.StudyRows(study=0, table="kernels", columns={
             "name": ["gemm"], "module": ["blocks.0"], "phase": ["forward"],
             "kind": ["matrix product"], "calls": [1.0], "us": [50.0],

@@ -147,7 +147,7 @@ def test_the_crosshair_is_linked_and_reads_every_plot(qtbot, running):
     chart = running.charts["step_time"]
     box = chart.canvas.vb.sceneBoundingRect()
     chart._view.scene().sigMouseMoved.emit(box.center())
-    places = {shown.canvas._cursor.place for shown in running.shown}
+    places = {shown.canvas._cursor.line_x for shown in running.shown}
     assert len(places) == 1 and None not in places
     place = places.pop()
     assert running._place.text().startswith("at ")
@@ -158,7 +158,7 @@ def test_the_crosshair_is_linked_and_reads_every_plot(qtbot, running):
     peak = float(segment.steps["peak"][row])
     assert reading["peak"] == f"{peak / 2**30:.1f} GiB"
     chart.cursorMoved.emit(None)
-    assert {shown.canvas._cursor.place for shown in running.shown} == {None}
+    assert {shown.canvas._cursor.line_x for shown in running.shown} == {None}
     assert running._place.text() == ""
 
 

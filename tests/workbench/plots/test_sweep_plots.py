@@ -113,14 +113,14 @@ def test_words_are_drawn_in_the_order_asked_and_zero_is_drawn_on_a_plain_axis():
     )
     study.tables["points"] = {**study.tables["points"], "x": words.astype(object)}
     study.tables.pop("fits")
-    study.asked["values_0"] = ["b", "a", "c"]
+    study.request["values_0"] = ["b", "a", "c"]
     _, canvas = painted(PLOTS["sweep_time"], [Run(Session(studies=[study]))], STYLES["dark"])
     assert canvas.axis("bottom").categories == [(0.0, "b"), (1.0, "a"), (2.0, "c")]
     marks = {entry.mark for entry in canvas.entries()}
     assert marks == {"dots"}, "there is nothing between two words, and no line"
     study = sweep_study(sizes=3)
     study.tables["points"] = {**study.tables["points"], "x": study.tables["points"]["x"] - 512}
-    study.asked["values_0"] = [0, 512, 1536]
+    study.request["values_0"] = [0, 512, 1536]
     painted(PLOTS["sweep_time"], [Run(Session(studies=[study]))], STYLES["dark"])
 
 

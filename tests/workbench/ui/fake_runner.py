@@ -26,7 +26,7 @@ from fake_steps import FakeRun  # noqa: E402
 from fake_sweep import swept  # noqa: E402
 
 from sessions.model import Phase, Prediction  # noqa: E402
-from sessions.verdicts import verdict  # noqa: E402
+from sessions.verdicts import intervals  # noqa: E402
 from workbench import protocol  # noqa: E402
 
 BATCH = 3
@@ -38,7 +38,7 @@ MADE = Prediction(
 )  # fmt: skip
 
 # The bootstrap's library takes a second to load, and what is tested here is the window.
-verdict._fixed = lambda series, alpha: (-1e-3 + float(series.mean()), float(series.mean()), 1e-3)
+intervals._fixed = lambda series, alpha: (-1e-3 + float(series.mean()), float(series.mean()), 1e-3)
 
 
 def main() -> None:

@@ -132,7 +132,7 @@ def comparison(
         index=index,
         arms=["torch.compile: reduce-overhead", "Checkpointing: selective"],
         segments=segments,
-        asked={"budget_s": 20.0, "region": 0.01, "order": "random", "seed": 0},
+        request={"budget_s": 20.0, "region": 0.01, "order": "random", "seed": 0},
         before=list(before),
     )
     for arm, error in ((0, 8.1e-4), (1, 2.2e-2)):
@@ -212,7 +212,7 @@ def checked(
 ) -> Iterator[protocol.AnyMessage]:
     """The checklist, ``done`` of its checks so far."""
     yield protocol.StudyStarted(
-        t_s=run.now, index=index, kind="checklist", title="hydra small train: AMP BF16", asked={}
+        t_s=run.now, index=index, kind="checklist", title="hydra small train: AMP BF16", request={}
     )
     for name, (status, evidence, lines) in list(CHECKED.items())[:done]:
         run.now += 0.5

@@ -26,7 +26,7 @@ def swept(run: FakeRun, command: protocol.Sweep, index: int = 0) -> Iterator[pro
         index=index,
         kind=sweep.KIND,
         title=f"hydra train over {' and '.join(command.axes)}",
-        asked={
+        request={
             "fields": [*command.axes],
             **values,
             "arms": [*names],

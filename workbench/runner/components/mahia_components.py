@@ -50,17 +50,17 @@ def neuro_fabric() -> Built:
 
 
 def meta_attention_as_tested() -> Built:
-    """As ``meta_attention``, at the size of the document's test."""
+    """Return ``meta_attention`` at the size of the document's test."""
     return MetaAttentionKernel(TESTED_WIDTH, True), _inputs(TESTED_TOKENS, TESTED_WIDTH)
 
 
 def graph_memory_as_tested() -> Built:
-    """As ``graph_memory``, at the size of the document's test."""
+    """Return ``graph_memory`` at the size of the document's test."""
     return GraphDiffusionMemory(TESTED_WIDTH, SLOTS), _inputs(TESTED_WIDTH)
 
 
 def neuro_fabric_as_tested() -> Built:
-    """As ``neuro_fabric`` for vectors (B, E), which fail in the document's test."""
+    """Return ``neuro_fabric`` for vectors (B, E), which fail in the document's test."""
     return DynamicNeuroFabric(TESTED_WIDTH, LAYERS), _inputs(TESTED_WIDTH)
 
 

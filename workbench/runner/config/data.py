@@ -15,7 +15,7 @@ from workbench.runner.failures import Mistake
 from workbench.runner.structures import cast_floats, map_tensors, tensors
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.build import Build
+    from workbench.runner.toggles import Situation
 
 SYNTHETIC = "synthetic"
 RING = 16  # batches kept on the device, in turn, so that no step waits for the host
@@ -51,31 +51,31 @@ class Batches:
         self.advances = 0
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """Which batch of the ring is current."""
         return max(0, self.advances - 1) % RING
 
     def tensors(self) -> list[Tensor]:
         """Return all dense tensors that lie on the device."""
         rings = [tensor for pair in self._buffers for tensor in pair]
-        held = tensors((self.inputs, self.targets, self.few, self.loose))
-        return [*(each for each in held if each.layout == torch.strided), *rings]
+        dense = tensors((self.inputs, self.targets, self.few, self.loose))
+        return [*(tensor for tensor in dense if tensor.layout == torch.strided), *rings]
 
-    def part(self, place: int, parts: int) -> Batches:
+    def part(self, index: int, parts: int) -> Batches:
         """Return the rows of one of so many equal parts, in the same buffers.
 
         Raises ``Mistake`` for batches that cannot be divided by rows.
         """
         if parts == 1:
             return self
-        held = tensors((self.inputs, self.targets))
-        if self.loose or any(not x.ndim or len(x) != (self._rows or len(x)) for x in held):
+        current = tensors((self.inputs, self.targets))
+        if self.loose or any(not x.ndim or len(x) != (self._rows or len(x)) for x in current):
             raise Mistake(
                 f"own: batches cannot be divided among {parts} ranks unless every input is a dense "
                 "tensor whose first axis is the batch, of one shape in all batches"
             )
         inputs, targets = (
-            map_tensors(every, lambda x: x.chunk(parts)[place])
+            map_tensors(every, lambda x: x.chunk(parts)[index])
             for every in (self.inputs, self.targets)
         )
         return Batches(inputs, targets, self.few, self._buffers)
@@ -94,7 +94,7 @@ class Batches:
         """Return copies of the inputs and targets of the next batch; the current one stays so."""
         count, inputs = self.advances, self.inputs
         before = [buffer.clone() for buffer, _ in self._buffers]  # a model may have changed them
-        self.go_to(self.place + 2)
+        self.go_to(self.index + 2)
         batch: tuple[Tensors, Tensors] = map_tensors((self.inputs, self.targets), torch.clone)
         for (buffer, _), values in zip(self._buffers, before, strict=True):
             buffer.copy_(values)
@@ -151,9 +151,8 @@ def make_batches(
     return Batches(current, tuple(unused), few, zip(buffers, rings, strict=True), rows=batch)
 
 
-def of_build(build: Build) -> Batches:
-    """The batches that an arm's steps read; raises ``Mistake`` for a source that cannot serve."""
-    situation = build.situation
+def batches_of(situation: Situation, dtype: torch.dtype) -> Batches:
+    """Return the batches that an arm's steps read; raises ``Mistake`` for an unusable source."""
     configuration = situation.configuration
     try:
         batches = make_batches(
@@ -164,7 +163,7 @@ def of_build(build: Build) -> Batches:
             sequence=int(configuration.settings["sequence"]),
             seed=configuration.seed,
             device=situation.device,
-            dtype=build.weights_dtype,
+            dtype=dtype,
         )
     except ValueError as error:
         raise Mistake(str(error)) from None

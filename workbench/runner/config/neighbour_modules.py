@@ -51,7 +51,7 @@ def is_shadowed(name: str, folder: Path) -> bool:
     if name not in BUNDLED:
         return False
     ours = BUNDLED[name]
-    return any(not each.resolve().is_relative_to(ours) for each in _files_of(name, folder))
+    return any(not file.resolve().is_relative_to(ours) for file in _files_of(name, folder))
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def importing(path: Path, module: types.ModuleType, read: Read) -> Iterator[None
         _loaded[folder] = files
     if folder not in sys.path:
         sys.path.append(folder)
-    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Finder)]
+    sys.meta_path[:] = [importer for importer in sys.meta_path if not isinstance(importer, _Finder)]
     shadowed = frozenset(name for name in BUNDLED if is_shadowed(name, path.parent))
     if not shadowed:
         yield
@@ -95,7 +95,7 @@ class _Finder(MetaPathFinder):
     def __init__(self, folder: Path, shadowed: frozenset[str], files: frozenset[str]) -> None:
         self._shadowed = shadowed
         self._names = {
-            Path(each).relative_to(folder).parts[0].removesuffix(".py") for each in files
+            Path(file).relative_to(folder).parts[0].removesuffix(".py") for file in files
         }
         self._package = f"own_beside_{next(_numbers)}"
         package = types.ModuleType(self._package)
@@ -132,8 +132,8 @@ class _Finder(MetaPathFinder):
     ) -> Any:
         if level or not self._is_own(name):
             return builtins.__import__(name, globals, locals, fromlist, level)
-        found = builtins.__import__(f"{self._package}.{name}", globals, locals, fromlist, 0)
-        return found if fromlist else getattr(found, name.partition(".")[0])
+        module = builtins.__import__(f"{self._package}.{name}", globals, locals, fromlist, 0)
+        return module if fromlist else getattr(module, name.partition(".")[0])
 
     def _is_own(self, name: str) -> bool:
         return name.partition(".")[0] in self._shadowed
@@ -177,11 +177,11 @@ def _imported(content: bytes) -> frozenset[str]:
 
 def too_deeply_nested(path: Path, read: Read) -> Path | None:
     """Return the first of a file and those that it imports which Python's parser gives up on."""
-    for each in [path, *files_beside(path, read)]:
+    for file in [path, *files_beside(path, read)]:
         try:
-            compile(read(each), each, "exec")
+            compile(read(file), file, "exec")
         except (RecursionError, MemoryError):
-            return each
+            return file
         except (SyntaxError, ValueError):
             continue
     return None

@@ -101,7 +101,7 @@ PRESETS: Mapping[str, _Preset] = {
 
 
 def all_presets() -> list[TogglePreset]:
-    """The presets as the catalogue carries them, each toggle's last resort being to be off."""
+    """Return the presets for the catalogue, each toggle's last resort being to be off."""
     return [
         TogglePreset(
             name=name,

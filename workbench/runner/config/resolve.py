@@ -1,10 +1,10 @@
-"""Turns what a person asked for into a situation that can be built, or says what is wrong."""
+"""Resolution of a configuration: a situation that can be built, or what is wrong with it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -24,9 +24,6 @@ from workbench.runner.toggles.pipeline_parallel import of_stages
 from workbench.runner.toggles.tensor_parallel import of_shares
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
-
-if TYPE_CHECKING:
-    from workbench.runner.context import Rig
 
 # A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
 # One that needs many times what there is would only thrash the host.
@@ -83,7 +80,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
 
 
 def footprint(situation: Situation) -> models.Footprint | None:
-    """The estimate of a step's memory; None for a model whose costs nobody knows."""
+    """Return the estimate of a step's memory; None for a model of unknown costs."""
     step: dict[str, Any] = {
         "fused": _fused(situation),
         "compiled": situation.option("compile") != "off",
@@ -94,13 +91,15 @@ def footprint(situation: Situation) -> models.Footprint | None:
     }
     if staged := of_stages(situation, step):
         return staged
-    found = situation.family.footprint(situation.config, sharding=_sharding(situation), **step)
-    return (of_shares(situation, step) or found) if found.total else None
+    estimate = situation.family.footprint(situation.config, sharding=_sharding(situation), **step)
+    return (of_shares(situation, step) or estimate) if estimate.total else None
 
 
 def _handles(situation: Situation) -> int:
-    """How many workspaces cuBLAS has: the forward pass's thread and the backward pass's, and the
-    same again on the stream that a CUDA graph is captured on.
+    """Return how many workspaces cuBLAS has.
+
+    The forward pass's thread and the backward pass's have one each, and the same again on the
+    stream that a CUDA graph is captured on.
     """
     captured = situation.option("cuda_graphs") == "on"
     captured |= situation.option("compile") in WITH_GRAPHS
@@ -108,7 +107,7 @@ def _handles(situation: Situation) -> int:
 
 
 def _fused(situation: Situation) -> bool:
-    """Whether the library's kernels run: all, or the one that decides on a family's memory."""
+    """Return True if the library's kernels run: all, or the one that decides on memory."""
     decisive = ""
     if situation.family is not user_model.FAMILY:
         decisive = situation.family.costs(situation.config).decisive
@@ -117,7 +116,7 @@ def _fused(situation: Situation) -> bool:
 
 
 def _sharding(situation: Situation) -> models.Sharding | None:
-    """What ranks hold a share of, if they do."""
+    """Return what ranks shard, if they do."""
     stage = situation.option("sharding")
     if stage == "off":
         return None
@@ -129,7 +128,7 @@ def _sharding(situation: Situation) -> models.Sharding | None:
 
 
 def _sizes(situation: Situation) -> dict[str, Any]:
-    """What a step's memory is estimated from."""
+    """Return what a step's memory is estimated from."""
     settings, scheme = situation.configuration.settings, situation.option("quantization")
     return {
         "workload": situation.workload.name,
@@ -144,8 +143,10 @@ def _sizes(situation: Situation) -> dict[str, Any]:
 
 
 def check_choice(configuration: Configuration, field: str, value: Scalar) -> None:
-    """Raise ``Mistake`` or ``models.ConfigurationError`` for a value that a preset, a workload, a
-    toggle, or a field of the model that is a choice never has, whatever stands beside it.
+    """Raise ``Mistake`` or ``models.ConfigurationError`` for a value that is never possible.
+
+    These are values that a preset, a workload, a toggle, or a field of the model that is a choice
+    never has, whatever stands beside it.
 
     ``field`` is named as by ``Configuration.replaced``.
     """
@@ -159,18 +160,18 @@ def check_choice(configuration: Configuration, field: str, value: Scalar) -> Non
         family.check_choice(name, value)
     elif group == "toggles":
         toggle = _known("toggle", name, all_toggles())
-        for one in str(value).split(OR):
-            _known(f"toggle {name}", one, toggle.options)
+        for choice in str(value).split(OR):
+            _known(f"toggle {name}", choice, toggle.options)
 
 
 def families() -> dict[str, models.Family]:
-    """The bundled families by name, what a first start chooses first, and a person's own files."""
+    """Return the bundled families by name, the first start's choice first, and a person's files."""
     first = {FIRST_FAMILY: models.FAMILIES[FIRST_FAMILY]}
     return {**first, **models.FAMILIES, user_model.FAMILY.name: user_model.FAMILY}
 
 
 def _why(name: str, option: str, situation: Situation) -> Blocked | None:
-    """Why an option of a toggle cannot be used in this situation."""
+    """Return why an option of a toggle cannot be used in this situation."""
     toggle = all_toggles()[name]
     if option == toggle.off:
         return None
@@ -180,7 +181,7 @@ def _why(name: str, option: str, situation: Situation) -> Blocked | None:
 
 
 def _not_of(toggle: Toggle, config: user_model.OwnConfig) -> tuple[str, str] | None:
-    """Why a toggle does not act on a model of one's own, and what to do."""
+    """Return why a toggle does not act on a model of one's own, and what to do."""
     if toggle.bundled:
         return toggle.bundled, "Choose a bundled family."
     if not toggle.operators or not user_model.called(config).isdisjoint(toggle.operators):
@@ -218,31 +219,33 @@ def _settle(
     return tuple(left_out)
 
 
-def demand(rig: Rig, *configurations: Configuration) -> list[Situation]:
-    """What is asked for, all of which can be used; raises as ``resolve`` and ``require_unblocked``.
+def demand(wire: Wire, device: torch.device, *configurations: Configuration) -> list[Situation]:
+    """Return the usable situations of a request; raises as ``resolve`` and ``require_unblocked``.
 
-    What a preset leaves out is told.
+    The wire reports what a preset leaves out.
     """
-    situations = [resolve(one, rig.device) for one in configurations]
+    situations = [resolve(configuration, device) for configuration in configurations]
     for situation in situations:
         require_unblocked(situation)
-    tell_left_out(rig.wire, situations)
+    tell_left_out(wire, situations)
     return situations
 
 
 def tell_left_out(wire: Wire, situations: Iterable[Situation]) -> None:
-    """A note, once, for every option that was preferred and is not used."""
-    for one in dict.fromkeys(each for situation in situations for each in situation.left_out):
-        toggle = all_toggles()[one.toggle]
+    """Report, once, every option that was preferred and is not used."""
+    for option in dict.fromkeys(
+        option for situation in situations for option in situation.left_out
+    ):
+        toggle = all_toggles()[option.toggle]
         text = (
-            f"{toggle.title}: {toggle.options[one.taken]} in place of "
-            f"{toggle.options[one.option]}, which cannot be used: {one.reason}"
+            f"{toggle.title}: {toggle.options[option.taken]} in place of "
+            f"{toggle.options[option.option]}, which cannot be used: {option.reason}"
         )
         wire.send(protocol.Note(kind="warning", text=text))
 
 
 def _configured(situation: Situation) -> Any:
-    """The model's configuration as the toggles change it; one that is blocked changes nothing."""
+    """Return the model's configuration as the toggles change it; a blocked one changes nothing."""
     for name, toggle in all_toggles().items():
         option = situation.option(name)
         if toggle.configure is None or option == toggle.off or _why(name, option, situation):
@@ -265,7 +268,7 @@ def check_limits(start: Start) -> None:
 
 
 def require_unblocked(situation: Situation) -> None:
-    """Raise ``Mistake`` for the first option that is asked for and cannot be used."""
+    """Raise ``Mistake`` for the first requested option that cannot be used."""
     for name in all_toggles():
         option = situation.option(name)
         if why := _why(name, option, situation):
@@ -273,12 +276,12 @@ def require_unblocked(situation: Situation) -> None:
 
 
 def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
-    """Every option that cannot be used in this situation, by toggle.
+    """Return every option that cannot be used in this situation, by toggle.
 
-    Of two options that do not go together one toggle knows why: it is told of the other too. A fix
-    by toggles names all that could not stay as they are.
+    If two options exclude each other and only one toggle knows why, both are blocked. A fix by
+    toggles names all that could not stay as they are.
     """
-    found: dict[str, dict[str, Blocked]] = {}
+    blocked: dict[str, dict[str, Blocked]] = {}
     chosen = {
         name: option
         for name, toggle in all_toggles().items()
@@ -288,15 +291,15 @@ def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
         for option in toggle.options:
             why = _why(name, option, situation) or _opposed(name, option, situation, chosen)
             if why:
-                whole = _complete(why, name, option, situation, chosen)
-                found.setdefault(name, {})[option] = whole
-    return found
+                complete = _complete(why, name, option, situation, chosen)
+                blocked.setdefault(name, {})[option] = complete
+    return blocked
 
 
 def _opposed(
     name: str, option: str, situation: Situation, chosen: Mapping[str, str]
 ) -> Blocked | None:
-    """Which of the ``chosen`` options of other toggles could not be used beside this one, and why.
+    """Return which ``chosen`` options of other toggles cannot be used beside this one, and why.
 
     None of an option that is chosen itself, or leaves the model alone.
     """
@@ -315,7 +318,7 @@ def _opposed(
 def _complete(
     why: Blocked, name: str, option: str, situation: Situation, chosen: Mapping[str, str]
 ) -> Blocked:
-    """The reason with a fix after which all others that are ``chosen`` can be used, or are off.
+    """Return the reason with a fix after which all ``chosen`` options can be used, or are off.
 
     Where the fix would need what cannot be used either, that is the reason.
     """
@@ -325,9 +328,9 @@ def _complete(
     needed, given_up = dict(why.set), dict[str, str]()
     while True:
         fixed = switched(situation, {**given_up, **needed, name: option})
-        inner = next(filter(None, (_why(each, needed[each], fixed) for each in needed)), None)
+        inner = next(filter(None, (_why(other, needed[other], fixed) for other in needed)), None)
         left = chosen.keys() - {name, *needed, *given_up}
-        more = {each: toggles[each].off for each in left if _why(each, chosen[each], fixed)}
+        more = {other: toggles[other].off for other in left if _why(other, chosen[other], fixed)}
         if inner is not None:
             if not inner.set or not inner.set.keys() <= toggles.keys() - needed.keys():
                 return inner
@@ -339,24 +342,24 @@ def _complete(
             break
     fix = why.fix
     if given_up:
-        titles = " and ".join(sorted(toggles[each].title for each in given_up))
+        titles = " and ".join(sorted(toggles[other].title for other in given_up))
         fix = f"{fix} {titles} cannot stay as chosen then."
     return msgspec.structs.replace(why, fix=fix, set={**needed, **given_up})
 
 
 def switched(situation: Situation, options: Mapping[str, str]) -> Situation:
-    """The situation with other options of some toggles."""
+    """Return the situation with other options of some toggles."""
     toggles = {**situation.configuration.toggles, **options}
     configuration = msgspec.structs.replace(situation.configuration, toggles=toggles)
-    found = dataclasses.replace(situation, configuration=configuration)
+    changed = dataclasses.replace(situation, configuration=configuration)
     if all(all_toggles()[name].configure is None for name in options):
-        return found
-    config = _configured(dataclasses.replace(found, config=situation.base))
-    return dataclasses.replace(found, config=config)
+        return changed
+    config = _configured(dataclasses.replace(changed, config=situation.base))
+    return dataclasses.replace(changed, config=config)
 
 
 def availability(configuration: Configuration, device: torch.device) -> Availability:
-    """What is blocked under a configuration, and what keeps it from starting as it is."""
+    """Return what is blocked under a configuration, and what keeps it from starting as it is."""
     try:
         situation = resolve(configuration, device)
     except ValueError as error:
@@ -377,7 +380,7 @@ def availability(configuration: Configuration, device: torch.device) -> Availabi
 
 
 def default_preset(family: models.Family, device: torch.device) -> str:
-    """The preset that a first start on this device chooses."""
+    """Return the preset that a first start on this device chooses."""
     return family.default_preset(hardware.of(device).total_bytes, device.type)
 
 
@@ -388,19 +391,19 @@ def _known(what: str, name: str, allowed: Mapping[str, Value]) -> Value:
 
 
 def _settings(
-    asked: Mapping[str, Scalar], workload: Workload, suggested: Mapping[str, Scalar]
+    requested: Mapping[str, Scalar], workload: Workload, suggested: Mapping[str, Scalar]
 ) -> dict[str, Scalar]:
     fields = {field.name: field for field in workload.fields}
-    for name in asked:
+    for name in requested:
         _known(f"setting of {workload.name}", name, fields)
     return {
-        name: _number(field, asked.get(name, suggested.get(name, field.default)))
+        name: _number(field, requested.get(name, suggested.get(name, field.default)))
         for name, field in fields.items()
     }
 
 
 def _number(field: Field, value: Scalar) -> int | float:
-    """``value`` as the field's kind, whole or not; raises ``Mistake``."""
+    """Return ``value`` as the field's kind, whole or not; raises ``Mistake``."""
     return _real(field, value) if isinstance(field.default, float) else _whole(field, value)
 
 

@@ -84,7 +84,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Parts:
-    """What ``build()`` returned."""
+    """The parts that ``build()`` returned."""
 
     module: nn.Module
     make_inputs: Callable[[int], Any]
@@ -125,7 +125,7 @@ class OwnModel(Model):
         return self.module(*inputs)
 
     def loss(self, *batch: Any) -> Tensor:
-        """The person's loss of the module's output."""
+        """Return the person's loss of the module's output."""
         if self.own_loss is None:
             raise Mistake(f"own: build() returned no loss, which the training step needs: {_SHAPE}")
         value = self.own_loss(self(*batch), *batch)
@@ -140,7 +140,7 @@ class OwnModel(Model):
         return value.float().reshape(())
 
     def carried(self) -> dict[str, Tensor]:
-        """The module's buffers, which its calls may change: running means, counts. No codes."""
+        """Return the module's buffers, which calls may change: running means, counts. No codes."""
         return {
             f"{name}.{buffer}".lstrip("."): tensor
             for name, module in self.module.named_modules()
@@ -149,9 +149,9 @@ class OwnModel(Model):
         }
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """The parameters alone: every structure has buffers of its own."""
+        """Return the parameters alone: every structure has buffers of its own."""
         state = self.state_dict(keep_vars=True)
-        return {name: each for name, each in state.items() if isinstance(each, nn.Parameter)}
+        return {name: tensor for name, tensor in state.items() if isinstance(tensor, nn.Parameter)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class OwnFamily(Family):
     """The family of whatever file is named."""
 
     def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> OwnConfig:
-        """The file as it is now; raises ``ConfigurationError``, and runs nothing of it."""
+        """Return the current file's configuration; raises ``ConfigurationError``, runs nothing."""
         config: OwnConfig = super().configure(preset, overrides)
         path, _ = split(config.source)
         digest = _digest(path)
@@ -179,7 +179,7 @@ class OwnFamily(Family):
             )
 
     def footprint(self, config: OwnConfig, **step: Any) -> Footprint:
-        """Zeros: not known before it is built."""
+        """Return zeros: not known before it is built."""
         return Footprint(**{role.name: 0 for role in fields(Footprint)})
 
     def build(
@@ -188,7 +188,7 @@ class OwnFamily(Family):
         device: torch.device | str = "meta",
         dtype: torch.dtype = torch.float32,
     ) -> Model:
-        """The structure that its file gives, whatever the values."""
+        """Return the structure that its file gives, whatever the values."""
         return self.materialise(config, device, dtype)
 
     def materialise(
@@ -198,14 +198,14 @@ class OwnFamily(Family):
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> Model:
-        """The model with the weights that its file gives it under ``seed``."""
+        """Return the model with the weights that its file gives it under ``seed``."""
         parts = load(config, seed)
         return _cast(OwnModel(parts.module, parts.loss, parts.sources), device, dtype)
 
     def weights(
         self, config: OwnConfig, device: torch.device, dtype: torch.dtype, seed: int, take: Take
     ) -> dict[str, nn.Parameter]:
-        """Those of ``materialise``, all of which are in memory at first."""
+        """Return the weights of ``materialise``, all of which are in memory at first."""
         model = self.materialise(config, device, dtype, seed)
         for prefix, module in model.named_modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -215,7 +215,7 @@ class OwnFamily(Family):
         return model.weights()
 
     def share(self, config: OwnConfig, weights: Mapping[str, nn.Parameter]) -> Model:
-        """Another structure around the same parameters; its buffers are its own."""
+        """Build another structure around the same parameters; its buffers are its own."""
         parts = load(config, 0)
         model = OwnModel(parts.module, parts.loss, parts.sources)
         model.load_state_dict(weights, strict=False, assign=True)
@@ -230,23 +230,23 @@ def fresh(config: OwnConfig) -> OwnModel:
 
 
 def kind(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """What a tensor of a model in ``dtype`` is: complex numbers and whole ones stay such."""
+    """Return a tensor's dtype in a model of ``dtype``: complex numbers and integers stay such."""
     if tensor.is_complex():
         return torch.complex128 if dtype == torch.float64 else torch.complex64
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 
 def precision(tensors: Iterable[Tensor]) -> torch.dtype:
-    """What a model of these parameters is in; of complex ones alone, that of their parts."""
-    kinds = [each.dtype for each in tensors]
-    real = [each for each in kinds if each.is_floating_point]
-    parts = [each.to_real() for each in kinds if each.is_complex]
+    """Return the dtype of a model's parameters; of complex ones alone, that of their parts."""
+    kinds = [tensor.dtype for tensor in tensors]
+    real = [dtype for dtype in kinds if dtype.is_floating_point]
+    parts = [dtype.to_real() for dtype in kinds if dtype.is_complex]
     return next(iter([*real, *parts]), torch.float32)
 
 
 def _cast(model: OwnModel, device: torch.device | str, dtype: torch.dtype) -> OwnModel:
-    """As ``Module.to``, which would cut complex numbers down to their real parts."""
-    model._apply(lambda each: each.to(device, kind(each, dtype)))
+    """Cast as ``Module.to`` does, which would cut complex numbers down to their real parts."""
+    model._apply(lambda tensor: tensor.to(device, kind(tensor, dtype)))
     return model
 
 
@@ -271,7 +271,7 @@ def split(source: str) -> tuple[Path, str]:
 
 
 def called(config: OwnConfig) -> frozenset[str]:
-    """The operators of ``kernels`` that the file names, which is read and not run.
+    """Return the operators of ``kernels`` that the file names, which is read and not run.
 
     As ``kernels.rms_norm`` under whatever name the package is imported, or as imported from it.
     """
@@ -287,9 +287,11 @@ def _called(path: Path, sha256: str) -> frozenset[str]:
     aliases: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            aliases |= {each.asname or each.name for each in node.names if each.name == "kernels"}
+            aliases |= {
+                alias.asname or alias.name for alias in node.names if alias.name == "kernels"
+            }
         elif isinstance(node, ast.ImportFrom) and node.module == "kernels":
-            names |= {each.name for each in node.names}
+            names |= {alias.name for alias in node.names}
     for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             names |= {node.attr} if node.value.id in aliases else set()
@@ -297,11 +299,11 @@ def _called(path: Path, sha256: str) -> frozenset[str]:
 
 
 def _digest(path: Path) -> str:
-    """Of the file, and of those that it imports from beside it, if any."""
-    found = hashlib.sha256(_read(path))
-    for each in neighbour_modules.files_beside(path, _read):
-        found.update(str(each.relative_to(path.parent)).encode() + b"\0" + _read(each))
-    return found.hexdigest()
+    """Return the digest of the file, and of those that it imports from beside it, if any."""
+    digest = hashlib.sha256(_read(path))
+    for file in neighbour_modules.files_beside(path, _read):
+        digest.update(str(file.relative_to(path.parent)).encode() + b"\0" + _read(file))
+    return digest.hexdigest()
 
 
 def load(config: OwnConfig, seed: int) -> Parts:
@@ -325,29 +327,29 @@ def load(config: OwnConfig, seed: int) -> Parts:
         build = getattr(module, name, None)
         if not callable(build):
             raise Mistake(f"own: {path} has no function {name}(); it must return {_SHAPE}")
-        found = _own(path, f"{name}()", build)
+        returned = _own(path, f"{name}()", build)
     files = set(map(str, neighbour_modules.files_beside(path, _read)))
     loaded = [module, *(m for m in sys.modules.values() if getattr(m, "__file__", None) in files)]
     sources = tuple(Source(Path(str(m.__file__)).name, vars(m)) for m in loaded)
-    parts = replace(_parts(path, name, found), sources=sources)
+    parts = replace(_parts(path, name, returned), sources=sources)
     _drawers.clear()
     _drawers[config] = parts
     return parts
 
 
-def _parts(path: Path, name: str, found: Any) -> Parts:
+def _parts(path: Path, name: str, returned: Any) -> Parts:
     shown = f"own: {name}() of {path} returned"
-    if not isinstance(found, tuple) or len(found) not in (2, 3):
-        what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        what = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
         raise Mistake(f"{shown} {what}; expected {_SHAPE}")
-    module, make_inputs, loss = (*found, None)[:3]
+    module, make_inputs, loss = (*returned, None)[:3]
     if not isinstance(module, nn.Module):
         raise Mistake(f"{shown} {type(module).__name__} for the module; expected a torch.nn.Module")
     for what, value in (("make_inputs", make_inputs), ("loss", loss)):
         if not callable(value) and (what, value) != ("loss", None):
             raise Mistake(f"{shown} {type(value).__name__} for {what}; expected a function")
     lazy = nn.parameter.UninitializedTensorMixin
-    if any(isinstance(each, lazy) for each in (*module.parameters(), *module.buffers())):
+    if any(isinstance(tensor, lazy) for tensor in (*module.parameters(), *module.buffers())):
         raise Mistake(
             f"{shown} a module with lazy layers, which have no weights yet; call it once in "
             f"{name}(), on make_inputs(1)"
@@ -362,15 +364,15 @@ def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generat
     parts = _drawers[config] if config in _drawers else load(config, 0)
     with torch.random.fork_rng(devices=[]), global_flags.put_back():
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        found = _own(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
-    if not tensors(found):
+        drawn = _own(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
+    if not tensors(drawn):
         raise Mistake(
-            f"own: make_inputs({batch}) returned {type(found).__name__}; expected {SUPPORTED}"
+            f"own: make_inputs({batch}) returned {type(drawn).__name__}; expected {SUPPORTED}"
         )
-    several = isinstance(found, tuple | list)
-    if is_named_tuple(found):  # one argument, unless the module takes its parts
+    several = isinstance(drawn, tuple | list)
+    if is_named_tuple(drawn):  # one argument, unless the module takes its parts
         several = len(_parameters_of(parts.module, required=True)) > 1
-    return (tuple(found) if several else (found,)), ()
+    return (tuple(drawn) if several else (drawn,)), ()
 
 
 def _parameters_of(module: nn.Module, *, required: bool = False) -> list[str]:
@@ -433,7 +435,7 @@ def _read(path: Path) -> bytes:
 
 
 def _unknown(config: OwnConfig) -> Costs:
-    """Nothing is known before it is built, so nothing may be estimated."""
+    """Estimate nothing: nothing is known before it is built."""
     raise ConfigurationError("own: what a model of your own costs is not known before it is built")
 
 

@@ -26,8 +26,8 @@ class SavedRound:
     saved: SavedState
 
     @property
-    def told(self) -> str:
-        """What a person is told once it is restored."""
+    def note(self) -> str:
+        """Return the note for a person once it is restored."""
         return f"went on after {self.saved.position} tokens from {self.saved.path}"
 
     def restore(self, arm: Arm) -> None:
@@ -54,7 +54,7 @@ def check_decodes(situation: Situation) -> None:
 
 
 def save_round(path: str, arm: Arm) -> str:
-    """Save the round that the arm is in; returns what a person is told. Waits for the device."""
+    """Save the arm's current round; return a note for a person. Waits for the device."""
     decoder, rounds = arm.decoder, arm.rounds
     assert decoder is not None and rounds is not None
     position = decoder.prompt_length + rounds.done
@@ -70,7 +70,7 @@ def save_round(path: str, arm: Arm) -> str:
 
 
 def read_round(path: str, situation: Situation) -> SavedRound:
-    """A file made with the same model, weights, prompt and workload; otherwise ``Mistake``."""
+    """Return the state of a file for this model, weights, prompt and workload; else ``Mistake``."""
     try:
         saved = read_state(path)
     except ConfigurationError as error:
@@ -78,17 +78,17 @@ def read_round(path: str, situation: Situation) -> SavedRound:
     made_with = saved.beside.get("made with")
     if made_with is None:
         raise Mistake(f"--load-state: {path!r} was not saved by a run and names no configuration.")
-    for name, asked in _identity(situation).items():
-        if made_with.get(name) != asked:
+    for name, expected in _identity(situation).items():
+        if made_with.get(name) != expected:
             raise Mistake(
                 f"--load-state: {path!r} was made with {name} = {made_with.get(name)}, but this "
-                f"run has {asked}; ask for the configuration that made it."
+                f"run has {expected}; ask for the configuration that made it."
             )
     return SavedRound(saved)
 
 
 def _identity(situation: Situation) -> dict[str, Any]:
-    """What must be the same for a state to mean the same, by what a person calls it.
+    """Return what must be equal for a state to mean the same, by what a person calls it.
 
     ``structure`` is the model as the toggles have changed it.
     """

@@ -39,7 +39,7 @@ class BenchRun:
         self.steps = 0
 
     def execute(self) -> None:
-        """Time all that was asked for; raises ``Mistake`` or ``Cancelled``."""
+        """Time all that was requested; raises ``Mistake`` or ``Cancelled``."""
         budget_s = self._command.budget_s
         if budget_s is not None and not 0 < budget_s <= LONGEST_S:
             raise Mistake(f"budget_s = {budget_s:g} is outside of 0 to {LONGEST_S:g}")
@@ -66,13 +66,13 @@ class BenchRun:
         self._tell(1.0, "")
 
     def _dtype(self) -> torch.dtype:
-        asked, device = self._command.dtype, self._rig.device
-        if asked and asked not in DTYPES:
-            raise Mistake(f"unknown dtype {asked!r}; expected one of {sorted(DTYPES)}")
-        return DTYPES[asked] if asked else hardware.of(device).precision
+        requested, device = self._command.dtype, self._rig.device
+        if requested and requested not in DTYPES:
+            raise Mistake(f"unknown dtype {requested!r}; expected one of {sorted(DTYPES)}")
+        return DTYPES[requested] if requested else hardware.of(device).precision
 
     def _cases(self, name: str) -> tuple[Case, ...]:
-        """The cases of an operator that are asked for, none of them unknown."""
+        """Return the requested cases of an operator, none of them unknown."""
         op, command = kernels.OPS[name], self._command
         if command.model_shapes is not None:
             return tuple(shape.case for shape in shape_cases(command.model_shapes, [name]))
@@ -80,17 +80,17 @@ class BenchRun:
             return tuple(op.cases)
         if not command.cases:
             return default_cases(op, self._rig.device.type)
-        if found := tuple(case for case in op.cases if case.name in command.cases):
-            return found
+        if cases := tuple(case for case in op.cases if case.name in command.cases):
+            return cases
         allowed = ", ".join(case.name for case in op.cases)
         raise Mistake(f"cases: {name} has none of {command.cases}; expected some of {allowed}")
 
     def _bench(self, name: str, dtype: torch.dtype, cases: tuple[Case, ...]) -> None:
         op, device, command = kernels.OPS[name], self._rig.device, self._command
-        asked = command.implementations or op.implementations
-        ours = [name for name in asked if name in op.implementations]
+        implementations = command.implementations or op.implementations
+        ours = [name for name in implementations if name in op.implementations]
         host = {} if command.forward_only else host_costs(op, device, dtype, ours)
-        kept: list[Row] = []
+        sent: list[Row] = []
         forward = [case for case in cases if command.forward_only or case.forward_only]
         both = [case for case in cases if case not in forward]
         rows = [
@@ -108,8 +108,8 @@ class BenchRun:
             for some in (both, forward)
         ]
         for row in itertools.chain(*rows):
-            if not any(row is known for known in kept):
-                kept.append(row)
+            if not any(row is known for known in sent):
+                sent.append(row)
                 self._segment(row, _host_facts(host.get(row.impl, {}), row.direction))
             self._facts(row)
             self._steps(row)
@@ -136,7 +136,7 @@ class BenchRun:
         )
 
     def _steps(self, row: Row) -> None:
-        """The calls of a row, once they are timed; a block of them is a round."""
+        """Send the calls of a row, once they are timed; a block of them is a round."""
         if not row.times_us or id(row) in self._sent:
             return
         self._sent.add(id(row))
@@ -180,18 +180,18 @@ class BenchRun:
         self._rig.wire.send(protocol.Facts(segment=index, ledger=ledger))
 
     def _enough(self, timed: Sequence[Timings]) -> bool:
-        """Between two rounds: whether all are known as well against the first as a verdict asks."""
+        """Return True if all ratios to the first are as narrow as a verdict requires."""
         self._take_commands()
-        first, *others = ((one.us, one.rounds) for one in timed)
-        if not others or not verdict.is_look(timed[0].rounds[-1]):
+        first, *remaining = ((timings.us, timings.rounds) for timings in timed)
+        if not remaining or not verdict.is_look(timed[0].rounds[-1]):
             return False
-        found = [paired_logs(first, other) for other in others]
-        if any(verdict.paths(logs)[1][-1] > verdict.HALF_WIDTH for logs in found):
+        log_ratios = [paired_logs(first, other) for other in remaining]
+        if any(verdict.paths(logs)[1][-1] > verdict.HALF_WIDTH for logs in log_ratios):
             return False  # without a bootstrap each round
         return all(
             len(logs) >= verdict.MIN_PAIRS
             and verdict.interval(logs).half_width <= verdict.HALF_WIDTH
-            for logs in found
+            for logs in log_ratios
         )
 
     def _tell(self, fraction: float, text: str) -> None:

@@ -21,7 +21,7 @@ from workbench import protocol
 from workbench.runner.context import Rig
 from workbench.runner.instruments.clocks import moved
 from workbench.runner.instruments.contention import BUSY, VOID
-from workbench.runner.instruments.telemetry import Sample
+from workbench.runner.instruments.samplers import Sample
 from workbench.runner.instruments.timing import Lap
 from workbench.runner.toggles import Situation
 from workbench.runner.variants.backward_pass import Pace, backward_pass
@@ -111,7 +111,7 @@ def impossible_arm(contenders: list[Contender], blocks: list[protocol.Block]) ->
 def block_steps(
     step_ms: float, budget_s: float, rounds: int, least_ms: float, arms: int = 2
 ) -> int:
-    """Steps of a block: 20 and 50 ms at least, fewer where the budget would not hold ``rounds``."""
+    """Return the steps of a block: 20 and 50 ms at least, fewer if ``rounds`` would not fit."""
     share_ms = 1000 * budget_s / (arms * rounds)
     wanted = max(MIN_BLOCK_STEPS, math.ceil(max(MIN_BLOCK_MS, least_ms) / step_ms))
     affordable = int(share_ms / step_ms) - SETTLING_STEPS
@@ -119,7 +119,7 @@ def block_steps(
 
 
 def warm_up_block(rig: Rig, contender: Contender) -> TimedBlock | None:
-    """A short block that is none of the comparison's; None where a command ended it early."""
+    """Run a short block outside of the comparison; None if a command ended it early."""
     return run_block(rig, dataclasses.replace(contender, steps=LEAST_STEPS), 0)
 
 
@@ -174,7 +174,7 @@ def settle(rig: Rig, pace: Pace) -> None:
 
 
 def throttled(samples: list[Sample]) -> str:
-    """Why the clock of these samples makes a block void, or nothing."""
+    """Return why the clock of these samples makes a block void, or nothing."""
     bits = 0
     for sample in samples:
         bits |= int(sample.get("throttle", 0))
@@ -188,7 +188,7 @@ def throttled(samples: list[Sample]) -> str:
 
 
 def contended(samples: list[Sample]) -> str:
-    """Whether others worked on the GPU during these samples, or nothing."""
+    """Return a clause if others worked on the GPU during these samples, or nothing."""
     return VOID if any(sample.get("others", 0.0) >= BUSY for sample in samples) else ""
 
 

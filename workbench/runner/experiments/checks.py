@@ -27,7 +27,7 @@ SEGMENTS_BYTES = 22 << 20
 
 @dataclass(frozen=True)
 class Result:
-    """How one check ended: ``lines`` are those of source that it points at."""
+    """The result of one check: ``lines`` are those of source that it points at."""
 
     status: str
     evidence: str
@@ -35,48 +35,48 @@ class Result:
 
 
 def passed(evidence: str) -> Result:
-    """The check holds, and this shows it."""
+    """Return the result of a check that holds, with the evidence."""
     return Result(PASS, evidence)
 
 
 def fails(evidence: str, lines: list[str] | None = None) -> Result:
-    """The check does not hold, or could not be shown to."""
+    """Return the result of a check that does not hold, or could not be shown to."""
     return Result(FAIL, evidence, lines or [])
 
 
 def undecided(evidence: str) -> Result:
-    """Too little was measured to tell."""
+    """Report that too little was measured to tell."""
     return Result(UNDECIDED, evidence)
 
 
 def not_applicable(evidence: str) -> Result:
-    """There is nothing to check, and why."""
+    """Report that there is nothing to check, and why."""
     return Result(NOT_APPLICABLE, evidence)
 
 
 def right_numbers(arm: Arm, between: comparison.Between = comparison.go_on) -> Result:
-    """Outputs, and in training losses, against the reference; ``between`` as in the latter."""
+    """Check outputs, and in training losses, against the reference; ``between`` as there."""
     with arm.entered():
         step(arm, arm.steps_to_settle())
-    found = comparison.check(arm, arm.situation, between)
-    if found.ok is None:
-        return Result(NOT_CHECKED, found.text.removeprefix("not checked: "))
-    text = f"against {found.reference}: {found.text}"
-    return passed(text) if found.ok else fails(text)
+    numerics = comparison.check(arm, arm.situation, between)
+    if numerics.ok is None:
+        return Result(NOT_CHECKED, numerics.text.removeprefix("not checked: "))
+    text = f"against {numerics.reference}: {numerics.text}"
+    return passed(text) if numerics.ok else fails(text)
 
 
 def no_syncs(arm: Arm) -> Result:
-    """Nothing in a step makes the host wait for the device."""
+    """Check that nothing in a step makes the host wait for the device."""
     device = arm.situation.device
     with arm.entered():
         if arm.divided is not None:
             arm.divided.spread()
         on_host = arm.trainer.on_host() if arm.trainer is not None else ()
-        with syncs.watching(device, on_host, compiled=is_compiled(arm)) as found:
+        with syncs.watching(device, on_host, compiled=is_compiled(arm)) as waits:
             step(arm, SYNC_STEPS)
-    if found:
-        total = sum(found.values()) / SYNC_STEPS
-        lines = [str(each) for each, _ in found.most_common()]
+    if waits:
+        total = sum(waits.values()) / SYNC_STEPS
+        lines = [str(line) for line, _ in waits.most_common()]
         return fails(f"{total:g} times a step the host waits, or would on a GPU", lines)
     if arm.situation.on_gpu:
         return passed(f"{SYNC_STEPS} steps, and CUDA reported no operation that waits")
@@ -87,7 +87,7 @@ def no_syncs(arm: Arm) -> Result:
 def fixed_graph(
     arm: Arm, breaks: list[Break], events: Callable[[], int], steps: Callable[[], int]
 ) -> Result:
-    """What is compiled or captured is so once, and whole.
+    """Check that what is compiled or captured is so once, and without breaks.
 
     ``breaks`` are those of the first step, ``events`` counts compilations and captures so far,
     ``steps`` runs some and tells how many.
@@ -106,7 +106,7 @@ def fixed_graph(
         )
     if breaks:
         number = f"{len(breaks)} graph break{'' if len(breaks) == 1 else 's'}"
-        return fails(f"{number} in the first step", [str(each) for each in breaks])
+        return fails(f"{number} in the first step", [str(break_) for break_ in breaks])
     what = "compiled without a graph break" if is_compiled(arm) else "captured"
     return passed(f"{what} in the first step, and nothing anew in {count} more")
 
@@ -118,18 +118,20 @@ def _if_it_were_compiled(arm: Arm) -> Result:
         return not_applicable(nothing)
     try:
         with arm.entered(), torch.set_grad_enabled(arm.situation.workload.trains):
-            found = graphs.trace(arm.compute, batch)
+            traced = graphs.trace(arm.compute, batch)
     except Exception as error:
         if is_fatal(error):
             raise
         return not_applicable(f"{nothing}; torch.compile would fail: {explain(error).sentence}")
-    would = f"torch.compile would make {found.graphs} graph{'' if found.graphs == 1 else 's'} of it"
-    result = not_applicable(f"{nothing}; {would}, with {len(found.breaks)} breaks")
-    return Result(result.status, result.evidence, [str(each) for each in found.breaks])
+    would = (
+        f"torch.compile would make {traced.graphs} graph{'' if traced.graphs == 1 else 's'} of it"
+    )
+    result = not_applicable(f"{nothing}; {would}, with {len(traced.breaks)} breaks")
+    return Result(result.status, result.evidence, [str(break_) for break_ in traced.breaks])
 
 
 def steady_memory(arm: Arm, steps: int) -> Result:
-    """Steps leave nothing behind, and take about what was estimated."""
+    """Check that steps leave nothing behind, and take about what was estimated."""
     half = max(2, steps // 2)
     with arm.entered():
         step(arm, 2)  # what is made lazily, once, is no leak
@@ -159,23 +161,25 @@ def steady_memory(arm: Arm, steps: int) -> Result:
 
 
 def _standing_bytes(arm: Arm) -> int:
-    """What lies there between steps: weights, buffers, optimizer; caches are not counted."""
+    """Return the bytes between steps: weights, buffers, optimizer; caches are not counted."""
     tensors = (*arm.model.parameters(), *arm.model.buffers())
-    held = {each.data_ptr(): each.nbytes for each in tensors}
+    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
     if arm.trainer is None:
-        return sum(held.values())
+        return sum(sizes.values())
     if arm.trainer.shards is not None:
-        return arm.trainer.shards.standing_bytes + sum(each.nbytes for each in arm.model.buffers())
-    return sum(held.values()) + moments(arm.trainer.optimizer).bytes
+        return arm.trainer.shards.standing_bytes + sum(
+            buffer.nbytes for buffer in arm.model.buffers()
+        )
+    return sum(sizes.values()) + moments(arm.trainer.optimizer).bytes
 
 
 def is_compiled(arm: Arm) -> bool:
-    """Whether torch.compile was asked for, or an operator compiles a function of its own."""
+    """Return True if torch.compile was requested, or an operator compiles a function of its own."""
     return arm.situation.option("compile") != "off" or arm.compiles.graphs > 0
 
 
 def step(arm: Arm, count: int) -> None:
-    """So many steps that nobody times, and nothing of them kept; inside ``arm.entered()``."""
+    """Run so many steps without timing; nothing of them is kept. Inside ``arm.entered()``."""
     for _ in range(count):
         arm.ready()
         arm.step()

@@ -1,6 +1,6 @@
 """A run that compares two configurations: two warm arms, alternating block by block.
 
-The verdict so far is sent after each pair, so that whoever stops, or kills, keeps what was
+The verdict so far is sent after each pair, so that a stop or a kill keeps what was
 measured. Where building is cheap, both arms are built again several times on the way.
 """
 
@@ -76,7 +76,7 @@ class CompareRun:
 
     @property
     def judgement(self) -> Judgement | None:
-        """What the pairs so far show."""
+        """Return what the pairs show so far."""
         return self._judgement
 
     @property
@@ -87,7 +87,7 @@ class CompareRun:
 
     @property
     def seconds(self) -> float:
-        """How long the pairs took so far."""
+        """Return how long the pairs took so far."""
         if not self._began:
             return self._command.before_s
         return self._command.before_s + (self._ended or self._alternation.now()) - self._began
@@ -123,8 +123,8 @@ class CompareRun:
         for name in ("region", "floor", "half_width"):
             if not 0 <= (value := getattr(command, name)) < 1:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
-        situations = demand(rig, command.base, command.other)
-        a, b = (one.configuration for one in situations)
+        situations = demand(rig.wire, rig.device, command.base, command.other)
+        a, b = (situation.configuration for situation in situations)
         titles = title(a, b, rig.device), title(b, a, rig.device)
         self._alternation.contenders = [
             Contender(number, number if a == b else 0, situation, "AB"[number], titles[number])
@@ -139,7 +139,7 @@ class CompareRun:
         """Before anything is built: what is measured must not be known to the prediction."""
         if self._command.predict:
             self._rig.state("building", "Predicting from the roofline")
-            a, b = (one.situation.configuration for one in self._alternation.contenders)
+            a, b = (contender.situation.configuration for contender in self._alternation.contenders)
             self._prediction = self._rig.predictor.of(a, b)
 
     def _announce(self) -> None:
@@ -149,9 +149,9 @@ class CompareRun:
         rig.wire.send(
             protocol.ComparisonStarted(
                 index=self._index,
-                arms=[one.title for one in contenders],
-                segments=[one.segment for one in contenders],
-                asked={
+                arms=[contender.title for contender in contenders],
+                segments=[contender.segment for contender in contenders],
+                request={
                     "budget_s": command.budget_s,
                     "region": command.region,
                     "floor": command.floor,
@@ -177,15 +177,17 @@ class CompareRun:
     def _look_at(self, contender: Contender) -> None:
         """Warm up, ask for evidence, check the numbers."""
         self._alternation.settle(contender)
-        found = self._alternation.check(contender)
+        numerics = self._alternation.check(contender)
         self._rig.wire.send(
-            protocol.NumericsChecked(comparison=self._index, arm=contender.number, numerics=found)
+            protocol.NumericsChecked(
+                comparison=self._index, arm=contender.number, numerics=numerics
+            )
         )
 
     def _measure(self) -> None:
         rig, command = self._rig, self._command
         first = 1 + max((block.pair for block in self._blocks), default=-1)
-        whole = given_up = 0
+        complete = given_up = 0
         verdict.load()
         self._plan_builds()
         rig.state("running", "Alternating A and B")
@@ -199,17 +201,21 @@ class CompareRun:
                 bool(self._random.getrandbits(1)) if command.order == "random" else pair % 2 == 1
             )
             if self._pair(pair, turned):
-                whole += 1
+                complete += 1
                 in_build += 1
             else:
                 given_up += 1
             spent_s = self._alternation.now() - self._began
-            if whole and verdict.is_look(whole):
+            if complete and verdict.is_look(complete):
                 self._judge()
             self._tell(spent_s / command.budget_s)
-            found = self._judgement
-            enough = found is not None and found.settled and self._decides(found)
-            if enough or spent_s >= command.budget_s or (given_up >= HOPELESS_PAIRS and not whole):
+            judgement = self._judgement
+            enough = judgement is not None and judgement.settled and self._decides(judgement)
+            if (
+                enough
+                or spent_s >= command.budget_s
+                or (given_up >= HOPELESS_PAIRS and not complete)
+            ):
                 return
 
     def _plan_builds(self) -> None:
@@ -252,7 +258,8 @@ class CompareRun:
         """Run both blocks of a pair, each again while it is void; whether both came to count."""
         contenders = self._alternation.contenders
         return all(
-            self._block(one, pair) for one in (reversed(contenders) if turned else contenders)
+            self._block(contender, pair)
+            for contender in (reversed(contenders) if turned else contenders)
         )
 
     def _block(self, contender: Contender, pair: int) -> bool:
@@ -276,8 +283,8 @@ class CompareRun:
         )
         if why := blocks.impossible_arm(self._alternation.contenders, self._blocks):
             self._judgement = verdict.invalidated(self._judgement, why)
-        if final and (others := self._others()):
-            facts: dict[str, Scalar] = {"others": others}
+        if final and (disturbance := self._others()):
+            facts: dict[str, Scalar] = {"others": disturbance}
             self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
         self._rig.wire.send(
             protocol.Judged(

@@ -39,7 +39,7 @@ WARM_UP_S = 10.0  # at most, for an arm that does not become steady
 
 
 class Alternation:
-    """Builds contenders and runs their blocks; what is measured goes to whoever asks for it.
+    """Builds contenders and runs their blocks; the caller gets what is measured.
 
     ``rounds`` is how many blocks of each contender the budget should hold. ``busy`` is the sentence
     for a person who changes toggles meanwhile. ``before`` blocks were timed already.
@@ -60,7 +60,7 @@ class Alternation:
         self._paused_s = 0.0
 
     def now(self) -> float:
-        """Seconds of ``perf_counter``, which stand still in a pause."""
+        """Return seconds of ``perf_counter``, which stand still in a pause."""
         return time.perf_counter() - self._paused_s
 
     def begin(self, contender: Contender) -> None:
@@ -89,7 +89,7 @@ class Alternation:
             raise
 
     def build(self, contender: Contender) -> Arm:
-        """The contender's arm after its first step; alone in memory if it must be."""
+        """Return the contender's arm after its first step; alone in memory if it must be."""
         if self.alone:
             self._make_room(contender)
         try:
@@ -103,12 +103,12 @@ class Alternation:
         return self._go_alone(contender, failure)
 
     def rebuilding(self) -> dict[str, Scalar]:
-        """Whether each block builds its arm anew, and why, for a session's facts."""
+        """Return the facts that say if each block builds its arm anew, and why."""
         why = self.why_alone if self.alone else ""
         return {"rebuilt_each_block": self.alone, "rebuilt_because": why}
 
     def check(self, contender: Contender) -> Numerics:
-        """The contender's numbers against a reference, in the state that is timed.
+        """Check the contender's numbers against a reference, in the state that is timed.
 
         To be called once it has settled: a model that adapts has chosen by then. Warms up again,
         and so knows better how long a block is: the first steps after a build may be slower.
@@ -120,15 +120,15 @@ class Alternation:
         rig.state("running", f"Checking the numbers of {contender.name}")
         assert contender.arm is not None  # no name of its own: it may have to make room below
         with rig.unwatched():
-            found = comparison.check(contender.arm, contender.situation, rig.check_cancelled)
-        rig.arms.keep_numbers(contender.situation, found)
-        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(found)))
+            numerics = comparison.check(contender.arm, contender.situation, rig.check_cancelled)
+        rig.arms.keep_numbers(contender.situation, numerics)
+        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(numerics)))
         free_memory()
         rig.memory.new_phase()  # what the check took is no step's
         rig.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
         self.set_steps(contender)
-        return found
+        return numerics
 
     def settle(self, contender: Contender) -> None:
         """Warm up, send the evidence, and settle how long a block is."""
@@ -199,9 +199,9 @@ class Alternation:
         """Tell, once of each, that what is timed computes with numbers that mean nothing."""
         if done.diverged and not contender.diverged:
             contender.diverged = True
-            found = suggested_fixes.not_finite(f"loss of {contender.name}")
+            advice = suggested_fixes.not_finite(f"loss of {contender.name}")
             configuration = contender.situation.configuration
-            self._rig.wire.send(suggested_fixes.cure(found, configuration, self._rig.device))
+            self._rig.wire.send(suggested_fixes.cure(advice, configuration, self._rig.device))
 
     def take_commands(self) -> None:
         """Act on what waits; raises ``Cancelled`` or ``RunEnded``."""
@@ -223,7 +223,7 @@ class Alternation:
                     raise RunEnded("stopped", command)
 
     def _pause(self) -> protocol.Command:
-        """Wait for the command that ends the pause, whose time is nobody's."""
+        """Wait for the command that ends the pause; its time counts for no block."""
         rig, began = self._rig, time.perf_counter()
         with rig.unwatched():
             rig.state("paused")
@@ -235,7 +235,7 @@ class Alternation:
         return command
 
     def _waves_off(self, command: protocol.Command) -> bool:
-        """Whether it changes nothing: a person who changes toggles is told why."""
+        """Return True if a command changes nothing; a change of toggles is answered with why."""
         if isinstance(command, protocol.Apply):
             self._rig.wire.send(explain(Mistake(self._busy)))
         # A prediction would be late: what it is of may be measured already.
@@ -321,7 +321,7 @@ class Alternation:
     def _attempt(
         self, contender: Contender, run: Callable[[Rig, Contender], TimedBlock | None]
     ) -> TimedBlock | None:
-        """A block; None where it was ended early, or needs the other arms' place in memory."""
+        """Run a block; None if it was ended early, or needs the other arms' memory."""
         try:
             return run(self._rig, contender)
         except Exception as error:

@@ -87,7 +87,7 @@ class RunnerBench:
     def predict(self, point: Point) -> float:
         """Return the log ratio of step time to the base's by the roofline; NaN without one."""
         self.alternation.take_commands()
-        if self._rig.roof.found is None:  # measuring the ceilings takes longer than it saves
+        if self._rig.roof.measured is None:  # measuring the ceilings takes longer than it saves
             return math.nan
         with self._rig.unwatched():
             prediction = self._rig.predictor.of(
@@ -208,7 +208,7 @@ class RunnerBench:
         blocks.warm_up_block(rig, contender)
         self.alternation.take_commands()
         memory = rig.memory.sample()
-        peaks = [memory.peak - memory.others]
+        peaks = [memory.peak - memory.others_bytes]
         assert contender.arm is not None
         if contender.arm.divided is not None:
             peaks += contender.arm.divided.peaks[1:]

@@ -22,6 +22,8 @@ from torch.profiler import ProfilerActivity
 
 from sessions.model import Scalar
 from sessions.studies import breakdown
+from sessions.tracing import sums, timeline, trace
+from sessions.tracing.trace import Trace
 from workbench import protocol
 from workbench.runner.config.resolve import demand
 from workbench.runner.context import Rig
@@ -30,9 +32,8 @@ from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender, TimedBlock
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.failures import Mistake, unwritten
-from workbench.runner.profiling import findings, marks, roles, sums, trace
+from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.profiling.trace import Trace
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.variants.graph_pools import resident_bytes
@@ -56,9 +57,9 @@ class ProfileRun:
         """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         command, rig = self._command, self._rig
         self._check()
-        situations = demand(rig, *command.configurations)
+        situations = demand(rig.wire, rig.device, *command.configurations)
         rig.arms.keep_only(*situations)
-        files: list[Path | None] = [Path(one) for one in command.traces]
+        files: list[Path | None] = [Path(trace_file) for trace_file in command.traces]
         files = files or [None] * len(situations)
         try:
             for number, (situation, file) in enumerate(zip(situations, files, strict=True)):
@@ -106,22 +107,22 @@ class ProfileRun:
         rig.watchdog.active = False  # reading a trace takes long, and is no hang
         with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
             path = Path(folder) / "trace.json"
-            held, profiled_us = self._record(arm, path, arm.step, self._command.steps)
+            known, profiled_us = self._record(arm, path, arm.step, self._command.steps)
             turns.take_commands()
             rig.state("running", "Reading the trace")
-            found = findings.read(path, arm)
+            recorded = findings.read(path, arm)
             if file is not None:
                 try:
                     findings.keep(path, file)
                 except OSError as error:
                     rig.wire.send(unwritten("The trace", file, error))
                     file = None
-            course = roles.course(found, held)
+            course = roles.course(recorded, known)
             if (beside := self._without_graphs(arm, path)) is not None:
                 plain = findings.read(path, arm)
-                sums.name_replayed(found, plain)
-                found.untold = found.untold or plain.untold
-                course = roles.replayed(roles.course(plain, beside), held)
+                sums.name_replayed(recorded, plain)
+                recorded.untold = recorded.untold or plain.untold
+                course = roles.replayed(roles.course(plain, beside), known)
         rig.watchdog.active = True
         rig.watchdog.begin(rig.phases.phase)
         rig.state("running", "Timing steps after the profiler")
@@ -129,13 +130,13 @@ class ProfileRun:
         # They may be slower, and so are no steady steps of the segment.
         while (after := blocks.run_block(rig, contender, 0)) is None:
             turns.take_commands()
-        notes = findings.notes(arm, before, found)
+        notes = findings.notes(arm, before, recorded)
         if situation.on_gpu and (disturbed := findings.disturbed(before, after)):
             notes.append(disturbed)
             rig.wire.send(protocol.Note(kind="warning", text=disturbed))
-        busy_us = sums.busy_us(found) / len(found.steps) if situation.on_gpu else math.nan
+        busy_us = sums.busy_us(recorded) / len(recorded.steps) if situation.on_gpu else math.nan
         rig.predictor.profiled(situation, max(0.0, 1 - busy_us / (1e3 * before.median_ms)))
-        self._send(situation, found, course, file, {
+        self._send(situation, recorded, course, file, {
             "step_us": 1e3 * before.median_ms,
             "after_us": 1e3 * after.median_ms,
             "profiled_us": profiled_us,
@@ -145,7 +146,7 @@ class ProfileRun:
         })  # fmt: skip
 
     def _peak(self, arm: Arm) -> float:
-        """Bytes held at most over a plain step, pools of graphs too; NaN where nobody says."""
+        """Return the peak bytes over a plain step, pools of graphs too; NaN if unknown."""
         if self._rig.device.type != "cuda":
             return math.nan
         with arm.entered():
@@ -176,7 +177,7 @@ class ProfileRun:
         with arm.entered():
             if arm.divided is not None:
                 arm.divided.spread()
-            held = roles.known(arm, rig.device)
+            known = roles.known(arm, rig.device)
             profiler = torch.profiler.profile(activities=activities, profile_memory=True)
             with _marked(arm, gradients), profiler:
                 self._step(arm, step)  # in which the profiler sets itself up
@@ -197,9 +198,9 @@ class ProfileRun:
             if began is not None and ended is not None:
                 profiled_us = 1e3 * began.elapsed_time(ended)
         profiler.export_chrome_trace(str(path))
-        held.gradients = gradients
+        known.gradients = gradients
         self.steps += steps
-        return held, profiled_us / steps
+        return known, profiled_us / steps
 
     def _step(self, arm: Arm, step: Step) -> None:
         arm.ready()
@@ -210,17 +211,17 @@ class ProfileRun:
     def _send(
         self,
         situation: Situation,
-        found: Trace,
+        recorded: Trace,
         course: dict[str, list[float]],
         file: Path | None,
         facts: dict[str, Scalar | list[Scalar]],
     ) -> None:
-        rig, count = self._rig, len(found.steps)
+        rig, count = self._rig, len(recorded.steps)
         index, rig.studies = rig.studies, rig.studies + 1
         configuration = situation.configuration
         text = label(configuration, rig.device)
         name = configuration.title
-        asked: dict[str, Scalar | list[Scalar]] = {
+        request: dict[str, Scalar | list[Scalar]] = {
             "configuration": msgspec.json.encode(configuration).decode(),
             "label": text,
             "steps": self._command.steps,
@@ -228,9 +229,11 @@ class ProfileRun:
         }
         wire = rig.wire
         title = f"{name}: {text}"
-        wire.send(protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, asked=asked))
+        wire.send(
+            protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, request=request)
+        )
         on_gpu = rig.device.type == "cuda"
-        rows = sums.device_rows(found) if on_gpu else sums.host_rows(found)
+        rows = sums.device_rows(recorded) if on_gpu else sums.host_rows(recorded)
         self._rows(index, "kernels", {
             "name": [row.name for row in rows],
             "module": [row.module for row in rows],
@@ -251,7 +254,13 @@ class ProfileRun:
                 "flops": [row.flops for row in least],
                 "us": [row.us for row in least],
             })  # fmt: skip
-        gaps = sums.gaps(found)
+            rates = rig.predictor.ceilings.flops_per_s
+            facts |= {
+                "ceiling_bytes_per_s": rig.predictor.ceilings.bytes_per_s,
+                "ceiling_dtypes": [*rates],
+                "ceiling_flops_per_s": [*rates.values()],
+            }
+        gaps = sums.gaps(recorded)
         self._rows(index, "gaps", {
             "module": [gap.module for gap in gaps],
             "count": [gap.count / count for gap in gaps],
@@ -259,6 +268,8 @@ class ProfileRun:
         })  # fmt: skip
         self._rows(index, "memory", {name: [*values] for name, values in course.items()})
         self._rows(index, "peak", findings.peak_by_role(course, situation))
+        for table, columns in timeline.tables(recorded).items():
+            self._rows(index, table, columns)
         if file is not None:
             facts["trace"] = str(file)
         finite = {k: v for k, v in facts.items() if not isinstance(v, float) or math.isfinite(v)}

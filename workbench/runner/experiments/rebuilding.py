@@ -22,7 +22,7 @@ from workbench.runner.experiments.blocks import Contender
 from workbench.runner.instruments.memory import free_memory
 
 ONE = 1  # the number of builds that switches rebuilding off; 0 leaves the choice to ``plan``
-SHARE = 0.25  # of the time, at most, that building again may take where nobody chose a number
+SHARE = 0.25  # of the time, at most, that rebuilding may take if no number was chosen
 TRIAL_SHARE = 0.5  # of the budget, at most, that the first build took for a trial of another one
 LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, for the last may not end
 GROWTH = 1 / 8  # of the time so far, which a build is measured at least: hours need no hundreds
@@ -34,19 +34,19 @@ MOST_STEPS = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """How long one build is measured at first; ``why`` says why there is only one, as a clause."""
+    """The duration of one build at first; ``why`` says why there is only one, as a clause."""
 
     slice_s: float = math.inf
     growth: float = 0.0  # of the time so far, as ``GROWTH``
     why: str = ""
 
     def seconds(self, spent_s: float) -> float:
-        """How long to measure a build where so much time was spent on all of them."""
+        """Return how long to measure a build after so much time was spent on all of them."""
         return max(self.slice_s, self.growth * spent_s)
 
     @property
     def least(self) -> int:
-        """How many builds there must be before anything is claimed."""
+        """Return how many builds there must be before anything is claimed."""
         return 1 if math.isinf(self.slice_s) else LEAST_BUILDS
 
 

@@ -79,7 +79,7 @@ class Run:
         self._least_ms = math.nan  # that a step of the segment can take; NaN too once it was said
         self._numbers = SegmentCheck(rig, start.check)
         self._pairing = Pairing(rig, start)
-        self.configuration = start.configuration  # that was asked for last
+        self.configuration = start.configuration  # the last requested one
         self.steps = 0
 
     def execute(self) -> None:
@@ -110,7 +110,7 @@ class Run:
         before = self._situation
         self.configuration = configuration
         try:
-            (situation,) = demand(self._rig, configuration)
+            (situation,) = demand(self._rig.wire, self._rig.device, configuration)
             if before is None:
                 self._saved = self._read_state(situation)
             self._leave()
@@ -169,8 +169,9 @@ class Run:
     def _enter(
         self, situation: Situation, reused: bool, *, again: bool = False
     ) -> Arm | protocol.Failure:
-        """Build an arm and take its first step; what failed if it can be tried ``again`` with more
-        memory.
+        """Build an arm and take its first step.
+
+        Return the failure if it can be tried ``again`` with more memory.
         """
         rig, began = self._rig, time.perf_counter()
         try:
@@ -188,7 +189,7 @@ class Run:
                 arm.made_s = time.perf_counter() - began
             if self._saved is not None:
                 self._saved.restore(arm)
-                self._rig.note("info", self._saved.told)
+                self._rig.note("info", self._saved.note)
                 self._saved = None
             return arm
         except (RunEnded, Cancelled):
@@ -208,7 +209,7 @@ class Run:
         return failure
 
     def _first_step(self, arm: Arm) -> None:
-        """The step in which all that is lazy happens: compiles, captures, allocations."""
+        """Run the step in which all that is lazy happens: compiles, captures, allocations."""
         rig = self._rig
         began = time.perf_counter()
         with arm.watched():
@@ -230,8 +231,8 @@ class Run:
     def _leave(self, *, last: bool = False, cancelled: bool = False) -> None:
         """End the segment: wait for its last steps and send them.
 
-        The ``last`` one's decode state is left where that was asked for: before the check, which
-        begins its round anew, and which nobody waits for who has ``cancelled``.
+        The ``last`` segment's decode state is saved if requested, before the check, which begins
+        its round anew and is skipped after ``cancelled``.
         """
         if self._arm is None:
             return
@@ -241,7 +242,7 @@ class Run:
         if self._arm.trainer is not None and self._output is not None:
             loss = float(self._output)
             assert self._finite is not None
-            if not math.isfinite(loss) and not self._finite.found:
+            if not math.isfinite(loss) and not self._finite.triggered:
                 self._not_finite()
             # JSON has no NaN, and a diverged loss is a fact like any other.
             self._facts(loss=round(loss, 6) if math.isfinite(loss) else str(loss))
@@ -293,7 +294,7 @@ class Run:
         blocks.settle(rig, (arm.ready, arm.step))
 
     def _read_state(self, situation: Situation) -> SavedRound | None:
-        """What to go on from, if anything; raises ``Mistake`` before anything is built."""
+        """Return the state to go on from, if any; raises ``Mistake`` before anything is built."""
         if self._start.load_state or self._start.save_state:
             check_decodes(situation)
         return read_round(self._start.load_state, situation) if self._start.load_state else None
@@ -345,7 +346,7 @@ class Run:
         if self._metrics is not None:
             self._metrics.poll()
         output, finite = self._output, self._finite
-        if finite is not None and output is not None and finite.poll(output, arm.batches.place):
+        if finite is not None and output is not None and finite.poll(output, arm.batches.index):
             self._not_finite()
         if self._text is not None:
             self._text.poll()
@@ -363,7 +364,7 @@ class Run:
             self._rig.note("warning", f"the step times are INVALID: {why}")
 
     def _infinities(self, batch: int) -> masked_inf.Counts | None:
-        """Those that the outputs of one batch may hold; looked at in a pause between two steps."""
+        """Return the counts that one batch's outputs may have, in a pause between two steps."""
         rig, arm = self._rig, self._arm
         if arm is None or arm.trainer is not None or not arm.feeds or arm.rounds is not None:
             return None  # a loss, or tokens
@@ -426,11 +427,11 @@ class Run:
                         self._end(command)
         rig.state("running")
 
-    def _predict(self, asked: protocol.Predict) -> None:
-        """Answer between two steps, to neither of which the time of it belongs."""
+    def _predict(self, request: protocol.Predict) -> None:
+        """Answer between two steps; the time counts for neither."""
         self._flush(wait=True)
         with self._rig.unwatched():
-            self._rig.answer(asked)
+            self._rig.answer(request)
         self._rig.state("running")
 
     def _apply(self, toggles: dict[str, str]) -> None:

@@ -3,7 +3,7 @@
 The sizes come in random order and the arms in turn within each, in random order too, so that a
 clock that drifts looks like scatter and not like scaling, and arms at one size are measured close
 together. Each point is built alone in memory; what it cannot share with the next is freed. What
-does not fit, cannot be asked for, or fails, is a point with its reason, and the sweep goes on; a
+does not fit, cannot be used, or fails, is a point with its reason, and the sweep goes on; a
 preset or an option that does not exist is refused before the first. Each arm's numbers are checked
 once, at its smallest size, after that was timed; along a field that is no size, such as a toggle,
 for each of its values.
@@ -51,7 +51,7 @@ Kind = tuple[Scalar, ...]  # the arm of a point, and its value of each field tha
 
 @dataclass
 class Point:
-    """One combination of values under one arm; ``mistake`` is why it cannot be asked for."""
+    """One combination of values under one arm; ``mistake`` is why it cannot be used."""
 
     values: tuple[Scalar, ...]
     arm: int
@@ -74,7 +74,7 @@ class SweepRun:
         self._checked: set[Kind] = set()
         self._before: Configuration | None = None
         self._index = -1
-        # A point is alone in memory: that it does not fit is told, and not got around.
+        # A point is alone in memory: that it does not fit is reported, and not worked around.
         self._builder = Alternation(rig, command.seconds, BLOCKS, _REFUSAL)
         self._builder.alone = True
         self.steps = 0
@@ -94,10 +94,10 @@ class SweepRun:
             self._tell_of_unchecked()
             self._find(final=True)
 
-    # What is asked for
+    # The request
 
     def _plan(self) -> list[Point]:
-        """Every point, in the order in which they are run.
+        """Return every point, in the order in which they are run.
 
         Raises ``Mistake`` or ``models.ConfigurationError``.
         """
@@ -124,7 +124,7 @@ class SweepRun:
         axes = [*command.axes.values()]
         points = []
         for places in sweep.balanced_order([*map(len, axes)], shuffled):
-            size = tuple(axis[place] for axis, place in zip(axes, places, strict=True))
+            size = tuple(axis[index] for axis, index in zip(axes, places, strict=True))
             arms = list(enumerate(self._arms))
             shuffled.shuffle(arms)
             points += [self._point(size, arm, toggles) for arm, toggles in arms]
@@ -137,16 +137,16 @@ class SweepRun:
         return points
 
     def _kind(self, point: Point) -> Kind:
-        """What the numbers of a point have in common with those of others."""
+        """Return what the numbers of a point have in common with those of others."""
         return (point.arm, *self._told_apart(point).values())
 
     def _told_apart(self, point: Point) -> dict[str, Scalar]:
-        """Its values of the fields that are no sizes, by the columns of the tables."""
+        """Return its values of the fields that are no sizes, by the columns of the tables."""
         axes = zip("xy", self._command.axes.items(), point.values, strict=False)
         return {name: value for name, axis, value in axes if not _is_size(*axis)}
 
     def _size_of(self, point: Point) -> int:
-        """From small to large: the places of its values among those that were asked for."""
+        """Return a sort key, from small to large: the indices of its values in the request."""
         places = 0
         for values, value in zip(self._command.axes.values(), point.values, strict=True):
             numbers = all(map(sweep.is_number, values))
@@ -154,16 +154,18 @@ class SweepRun:
         return places
 
     def _point(self, values: tuple[Scalar, ...], arm: int, toggles: dict[str, str]) -> Point:
-        asked = self._command.base
-        asked = msgspec.structs.replace(asked, toggles={**asked.toggles, **toggles})
+        configuration = self._command.base
+        configuration = msgspec.structs.replace(
+            configuration, toggles={**configuration.toggles, **toggles}
+        )
         try:
             for field, value in zip(self._fields, values, strict=True):
-                asked = asked.replaced(field, value)
+                configuration = configuration.replaced(field, value)
         except ValueError as error:
             raise Mistake(str(error)) from None
-        point = Point(values, arm, asked)
+        point = Point(values, arm, configuration)
         try:
-            point.situation = resolve(asked, self._rig.device)
+            point.situation = resolve(configuration, self._rig.device)
             require_unblocked(point.situation)
         except ValueError as error:
             point.mistake = str(error)
@@ -172,13 +174,13 @@ class SweepRun:
     def _announce(self, points: list[Point]) -> None:
         rig, command, base = self._rig, self._command, self._command.base
         self._index, rig.studies = rig.studies, rig.studies + 1
-        axes = {f"values_{place}": values for place, values in enumerate(command.axes.values())}
+        axes = {f"values_{field}": values for field, values in enumerate(command.axes.values())}
         rig.wire.send(
             protocol.StudyStarted(
                 index=self._index,
                 kind=sweep.KIND,
                 title=f"{base.family} {base.workload} over {' and '.join(self._fields)}",
-                asked={
+                request={
                     "fields": [*self._fields],
                     **axes,
                     "arms": [*self._arm_names(points)],
@@ -198,7 +200,7 @@ class SweepRun:
         )
 
     def _arm_names(self, points: list[Point]) -> list[str]:
-        """What each arm switches, as segments are named; told apart where two say the same."""
+        """Return what each arm switches, as segments are named; numbered if two are alike."""
         names: list[str] = []
         for arm, toggles in enumerate(self._arms):
             known = [p.situation for p in points if p.arm == arm and p.situation is not None]
@@ -221,7 +223,7 @@ class SweepRun:
     # Measuring
 
     def _take(self, point: Point, name: str) -> None:
-        """Measure a point, or learn why not; either way it is told."""
+        """Measure a point, or learn why not; report it either way."""
         self._kinds.setdefault(self._kind(point), point)
         if point.situation is None or point.mistake:
             self._tell_point(point, sweep.REFUSED, point.mistake)
@@ -263,19 +265,19 @@ class SweepRun:
             notes.append(f"the steps had not become steady after {WARM_UP_S:g} s")
         if contender.diverged:
             notes.append("its loss is not finite (NaN or infinite): its numbers mean nothing")
-        if idle := [one.toggle for one in evidence if one.status == "no effect"]:
+        if idle := [item.toggle for item in evidence if item.status == "no effect"]:
             notes.append(f"took no effect: {', '.join(idle)}")
-        found = sweep.typical(medians)
+        typical = sweep.typical(medians)
         tokens = float(arm.ledger.get("tokens_per_step", math.nan))
         self._tell_point(
             point,
             sweep.MEASURED if medians else sweep.VOID,
             "; ".join(notes),
-            median_ms=found.ms,
-            low_ms=found.low_ms,
-            high_ms=found.high_ms,
-            error=found.error,
-            tokens_per_s=1e3 * tokens / found.ms,
+            median_ms=typical.ms,
+            low_ms=typical.low_ms,
+            high_ms=typical.high_ms,
+            error=typical.error,
+            tokens_per_s=1e3 * tokens / typical.ms,
             peak_bytes=peak,
             blocks=len(medians),
         )
@@ -287,16 +289,16 @@ class SweepRun:
         rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
         assert contender.arm is not None
         try:
-            found = comparison.check(contender.arm, contender.situation, rig.check_cancelled)
+            numerics = comparison.check(contender.arm, contender.situation, rig.check_cancelled)
         except Cancelled:
             text = "not checked: cancelled"
             self._tell_numbers(point, Numerics(reference="", ok=None, text=text))
             raise
-        text = f"at {self._size(point)}: {found.text}"
-        self._tell_numbers(point, msgspec.structs.replace(found, text=text))
+        text = f"at {self._size(point)}: {numerics.text}"
+        self._tell_numbers(point, msgspec.structs.replace(numerics, text=text))
 
     def _tell_of_unchecked(self) -> None:
-        """That nobody knows of what was not measured at its smallest size."""
+        """Report "not checked" for arms whose smallest size was never measured."""
         for kind, point in sorted(self._kinds.items(), key=lambda item: item[1].arm):
             if kind not in self._checked:
                 values = [str(value) for value in self._told_apart(point).values()]
@@ -333,8 +335,9 @@ class SweepRun:
                 return False
 
     def _run_blocks(self, contender: Contender) -> tuple[list[float], list[str], float]:
-        """For the time that a point has: medians of the blocks that count, why others do not, and
-        the highest memory in any.
+        """Run blocks for the time of a point.
+
+        Return the medians of the blocks that count, why others do not, and the highest memory.
         """
         rig, seconds = self._rig, self._command.seconds
         share_ms = max(1e3 * seconds / BLOCKS, blocks.MIN_BLOCK_MS)
@@ -374,22 +377,22 @@ class SweepRun:
     # Telling
 
     def _tell_point(
-        self, point: Point, outcome: str, reason: str, blocks: int = 0, **found: float
+        self, point: Point, outcome: str, reason: str, blocks: int = 0, **measures: float
     ) -> None:
         """Send a point, and the exponents anew."""
         row = _cells(dict(zip("xy", point.values, strict=False)))
         row |= {"arm": point.arm, "outcome": outcome, "reason": reason, "blocks": blocks}
-        row |= {name: found.get(name, math.nan) for name in _MEASURED}
+        row |= {name: measures.get(name, math.nan) for name in _MEASURED}
         for name, cell in row.items():
             self._points.setdefault(name, []).append(cell)
         self._send(sweep.POINTS, {name: [cell] for name, cell in row.items()})
         if fitted := sweep.fits(self._points):
             self._send(sweep.FITS, fitted, replace=True)
 
-    def _tell_numbers(self, point: Point, found: Numerics) -> None:
+    def _tell_numbers(self, point: Point, numerics: Numerics) -> None:
         self._checked.add(self._kind(point))
-        right = None if found.ok is None else float(found.ok)
-        row: dict[str, Cell] = {"arm": point.arm, "right": right, "text": found.text}
+        right = None if numerics.ok is None else float(numerics.ok)
+        row: dict[str, Cell] = {"arm": point.arm, "right": right, "text": numerics.text}
         row |= _cells(self._told_apart(point))
         self._send(sweep.NUMBERS, {name: [cell] for name, cell in row.items()})
 
@@ -410,7 +413,7 @@ _MEASURED = ("median_ms", "low_ms", "high_ms", "error", "tokens_per_s", "peak_by
 
 
 def _cells(values: dict[str, Scalar]) -> dict[str, Cell]:
-    """Values of axes as tables hold them: numbers, or words."""
+    """Return values of axes as tables hold them: numbers, or words."""
     return {
         name: float(value) if sweep.is_number(value) else str(value)
         for name, value in values.items()
@@ -418,7 +421,7 @@ def _cells(values: dict[str, Scalar]) -> dict[str, Cell]:
 
 
 def _is_size(field: str, values: list[Scalar]) -> bool:
-    """Whether a field changes how much is computed, and not what: one check tells of all values."""
+    """Return True if a field changes how much is computed, and not what: one check is enough."""
     if field.startswith(("model.", "settings.")):
         return all(map(sweep.is_number, values))
     return field in ("preset", "data")

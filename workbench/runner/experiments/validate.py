@@ -77,7 +77,7 @@ class ValidateRun:
             raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
         if wrong := [batch for batch in command.batches if batch < 1]:
             raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
-        (situation,) = demand(rig, command.configuration)
+        (situation,) = demand(rig.wire, rig.device, command.configuration)
         self._situation = situation
         rig.arms.keep_only(situation)
         return situation
@@ -94,7 +94,7 @@ class ValidateRun:
         rig, command = self._rig, self._command
         self._index, rig.studies = rig.studies, rig.studies + 1
         configuration = situation.configuration
-        asked: dict[str, Scalar | list[Scalar]] = {
+        request: dict[str, Scalar | list[Scalar]] = {
             "configuration": msgspec.json.encode(configuration).decode(),
             "steps": command.steps,
             "batches": [*self._batches(situation)],
@@ -103,7 +103,9 @@ class ValidateRun:
         }
         parts = (configuration.family, configuration.preset, configuration.workload)
         title = f"{' '.join(filter(None, parts))}: {label(configuration, rig.device)}"
-        rig.wire.send(protocol.StudyStarted(index=self._index, kind=KIND, title=title, asked=asked))
+        rig.wire.send(
+            protocol.StudyStarted(index=self._index, kind=KIND, title=title, request=request)
+        )
 
     def _ask(self, name: str) -> Result:
         try:
@@ -170,7 +172,7 @@ class ValidateRun:
         return self._rig.phases.events
 
     def _watch_steps(self) -> int:
-        """Timed steps in the arm's segment, so that a compilation among them shows there."""
+        """Run timed steps in the arm's segment, so that a compilation among them shows there."""
         assert self._contender is not None
         self._contender.steps = self._command.steps
         while (done := blocks.run_block(self._rig, self._contender, 0)) is None:
@@ -205,19 +207,19 @@ class ValidateRun:
         finally:
             self.steps += run.steps
         assert run.judgement is not None
-        found = at_most(run.judgement, most, margin, run.interval, run.seconds)
+        answer = at_most(run.judgement, most, margin, run.interval, run.seconds)
         expected = f"at least {wanted:g}x faster" if wanted is not None else "not slower"
         text = f"{_speed_text(run.judgement, margin)}; expected {expected}"
-        if found.holds is not None:
-            return passed(text) if found.holds else fails(text)
-        reasons = found.reasons
-        if found.more_s is not None:
+        if answer.holds is not None:
+            return passed(text) if answer.holds else fails(text)
+        reasons = answer.reasons
+        if answer.more_s is not None:
             facts: dict[str, Scalar | list[Scalar]] = {
-                "more_s": found.more_s,
+                "more_s": answer.more_s,
                 "seconds": run.seconds,
             }
             self._rig.wire.send(protocol.StudyFacts(study=self._index, facts=facts))
-            reasons = [*reasons, more_text(found.more_s, run.seconds)]
+            reasons = [*reasons, more_text(answer.more_s, run.seconds)]
         return undecided("; ".join([text, *reasons]))
 
     def _batches(self, situation: Situation) -> list[int]:
@@ -225,8 +227,8 @@ class ValidateRun:
         parts = ranks_of(situation) * least_batch(situation)
         if pipeline_ranks_of(situation) > 1:
             parts = max(2, parts)
-        others = (parts, own + parts)  # each rank and micro-batch has at least one sequence
-        return self._command.batches or [batch for batch in others if batch != own]
+        candidates = (parts, own + parts)  # each rank and micro-batch has at least one sequence
+        return self._command.batches or [batch for batch in candidates if batch != own]
 
     def _other_batches(self) -> Result:
         situation = self._leave_arm()
@@ -246,7 +248,9 @@ class ValidateRun:
             states.add(result.status)
             said.append(f"batch {batch}: {result.evidence}")
             self._arms.take_commands()
-        worst = next(each for each in (FAIL, NOT_CHECKED, PASS, NOT_APPLICABLE) if each in states)
+        worst = next(
+            status for status in (FAIL, NOT_CHECKED, PASS, NOT_APPLICABLE) if status in states
+        )
         return Result(worst, "; ".join(said))
 
     def _one_batch(self, situation: Situation) -> Result:
@@ -264,14 +268,14 @@ class ValidateRun:
             return fails(explain(error).sentence)
 
 
-def _speed_text(found: Judgement, region: float) -> str:
-    """How much faster or slower the arm is than with everything off, as far as its pairs say."""
-    pairs = f"{found.pairs} pair{'' if found.pairs == 1 else 's'}"
-    return f"{judgement_words(found, region)} against everything off, {pairs}"
+def _speed_text(judgement: Judgement, region: float) -> str:
+    """Return how much faster or slower the arm is than with everything off."""
+    pairs = f"{judgement.pairs} pair{'' if judgement.pairs == 1 else 's'}"
+    return f"{judgement_words(judgement, region)} against everything off, {pairs}"
 
 
 def _eager(situation: Situation) -> Configuration:
-    """The same model with every toggle off but those that make another model of it."""
+    """Return the same model with every toggle off but those that make another model of it."""
     toggles = {
         name: option if all_toggles()[name].stage == Stage.MODEL else all_toggles()[name].off
         for name, option in situation.configuration.toggles.items()

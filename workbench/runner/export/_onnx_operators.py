@@ -75,7 +75,7 @@ def view_as(x: Any, dtype: Any) -> Any:
 
 
 def _bits(x: Any) -> Any:
-    """The exponent is found by comparing with every power of two: a logarithm would round."""
+    """Return the bits of a number; the exponent comes from comparisons: a logarithm would round."""
     powers = op.Constant(value_floats=POWERS)
     reached = op.Cast(op.GreaterOrEqual(op.Unsqueeze(x, _whole(-1)), powers), to=INT64)
     exponent = op.ReduceSum(reached, _whole(-1), keepdims=0)
@@ -87,15 +87,15 @@ def _bits(x: Any) -> Any:
 
 
 def _float(bits: Any) -> Any:
-    whole = op.Cast(bits, to=INT64)
-    exponent, fraction = op.Div(whole, _number(UNIT)), op.Mod(whole, _number(UNIT))
+    integer = op.Cast(bits, to=INT64)
+    exponent, fraction = op.Div(integer, _number(UNIT)), op.Mod(integer, _number(UNIT))
     ratio = op.Div(op.Cast(fraction, to=FLOAT), op.Constant(value_float=float(UNIT)))
     power = op.Gather(op.Constant(value_floats=POWERS), _place(exponent))
     return op.Mul(power, op.Add(ratio, _is_normal(exponent)))
 
 
 def _place(exponent: Any) -> Any:
-    """Of its power in ``POWERS``; subnormal numbers share that of the least normal."""
+    """Return the index of its power in ``POWERS``; subnormal numbers share the least normal's."""
     return op.Max(op.Sub(exponent, _number(1)), _number(0))
 
 

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """What to export, and where to."""
+    """The model to export, and the file."""
 
     family: str
     path: str
@@ -47,7 +47,7 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """What was written and how far it is from torch; or, where it was not, one sentence."""
+    """The written file and its distance from torch; or, if there is none, one sentence."""
 
     problem: str = ""
     preset: str = ""
@@ -151,10 +151,10 @@ def _write(model: Model, inputs: Tensors, path: Path) -> int:
 
 
 def _why(error: BaseException) -> str:
-    """The cause in one sentence: an operator that ONNX lacks, or the first line of the last."""
-    found = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(error))
-    if found:
-        return f"ONNX has no operator for {found[1]}"
+    """Return the cause in one sentence: an operator that ONNX lacks, or the last's first line."""
+    match = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(error))
+    if match:
+        return f"ONNX has no operator for {match[1]}"
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -165,24 +165,24 @@ def _compare(model: Model, path: Path, drawn: list[Tensors], answer: Answer) -> 
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-    answer.inputs = {each.name: list(each.shape) for each in session.get_inputs()}
+    names = [node.name for node in session.get_inputs()]
+    answer.inputs = {node.name: list(node.shape) for node in session.get_inputs()}
     wide = copy.deepcopy(model).double()
     own = 0.0
     for inputs in drawn:
         expected = model(*inputs)
         exact = wide(*(x.double() if x.is_floating_point() else x for x in inputs))
         feeds = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
-        found = torch.from_numpy(session.run(None, feeds)[0])
-        if found.shape != expected.shape or not torch.isfinite(found).all():
+        outputs = torch.from_numpy(session.run(None, feeds)[0])
+        if outputs.shape != expected.shape or not torch.isfinite(outputs).all():
             answer.problem = (
-                f"onnxruntime gives {tuple(found.shape)}, or numbers that are not finite, where "
+                f"onnxruntime gives {tuple(outputs.shape)}, or numbers that are not finite, where "
                 f"torch gives {tuple(expected.shape)}"
             )
             return
         own = max(own, float((expected - exact).abs().max()))
         answer.largest = max(answer.largest, float(expected.abs().max()))
-        answer.difference = max(answer.difference, float((found - expected).abs().max()))
+        answer.difference = max(answer.difference, float((outputs - expected).abs().max()))
     answer.tolerance = SLACK * own + torch.finfo(torch.float32).eps * answer.largest
 
 

@@ -1,4 +1,4 @@
-"""How fast a GPU ran, and whether its clock moved: readings jump where power limits it."""
+"""The clock of a GPU, and whether it moved: readings jump if power limits it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JUMPS = 0.12  # so far, then: a little more than an H200's do at its power limit
 
 
 def moved(readings: Sequence[float], tolerance: float) -> bool:
-    """Whether the later half is off the earlier one by more than ``tolerance``, a share of it.
+    """Return True if the later half differs from the earlier by more than the share ``tolerance``.
 
     That is beyond what the jumps from one reading to the next explain: twice the standard error of
     the halves' means.
@@ -48,7 +48,7 @@ class ClockMeter:
         self._broken = False
 
     def mark(self) -> Tensor | None:
-        """A reading after all that was queued; nothing is waited for."""
+        """Return a reading after all that was queued, without waiting."""
         from kernels.measure import sm_clock  # torch, which only those need who count cycles
 
         if self._broken:
@@ -61,7 +61,7 @@ class ClockMeter:
         return None
 
     def mean_mhz(self, first: Tensor | None, last: Tensor | None) -> float | None:
-        """Between two marks; waits for the second."""
+        """Return the time between two marks; waits for the second."""
         from kernels.measure import sm_clock
 
         return None if first is None or last is None else sm_clock.mean_mhz(first, last)

@@ -35,16 +35,16 @@ class Memory(NamedTuple):
     allocated: float
     reserved: float
     peak: float
-    others: float = math.nan
+    others_bytes: float = math.nan
     before: float = math.nan
     since_ns: int = 0
 
     def peak_of(self, start_ns: int) -> float:
-        """The peak that counts for a step which began then."""
+        """Return the peak that counts for a step which began then."""
         return self.peak if start_ns >= self.since_ns else self.before
 
     def allocated_of(self, start_ns: int) -> float:
-        """What that step held: no more than the peak of its phase, which may be over."""
+        """Return what that step allocated: at most the peak of its phase, which may be over."""
         return min(self.allocated, self.peak_of(start_ns))
 
 
@@ -66,7 +66,7 @@ class GpuMemory:
         self._since_ns = 0
 
     def sample(self) -> Memory:
-        """The allocator's counters now."""
+        """Return the allocator's counters."""
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         if self._pool_bytes is None:
@@ -103,7 +103,7 @@ class HostMemory:
         self._arm: weakref.ref[Arm] | None = None
 
     def sample(self) -> Memory:
-        """The resident set now."""
+        """Return the resident set."""
         resident = float(self._process.memory_info().rss)
         self._peak = max(self._peak, resident, _highest_resident() if self._counts else 0.0)
         now = Memory(resident, math.nan, self._peak)
@@ -122,12 +122,12 @@ class HostMemory:
 
 
 def _highest_resident() -> float:
-    """Bytes, since that was last forgotten; 0 where nobody counts them."""
+    """Return the highest bytes since the last reset; 0 if the kernel does not count them."""
     try:
-        found = re.search(rb"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_bytes(), re.M)
+        match = re.search(rb"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_bytes(), re.M)
     except OSError:
         return 0.0
-    return 1024.0 * int(found[1]) if found else 0.0
+    return 1024.0 * int(match[1]) if match else 0.0
 
 
 def _forget_highest_resident() -> bool:
@@ -140,7 +140,7 @@ def _forget_highest_resident() -> bool:
 
 
 def make_memory(device: torch.device, others_bytes: Callable[[Arm], int]) -> GpuMemory | HostMemory:
-    """The sampler for this device."""
+    """Return the sampler for this device."""
     return GpuMemory(device, others_bytes) if device.type == "cuda" else HostMemory()
 
 

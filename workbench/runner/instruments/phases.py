@@ -41,12 +41,12 @@ class PhaseTracker:
 
     @property
     def events(self) -> int:
-        """How many compiles and captures there have been; ``last_event`` is the latest's phase."""
+        """Return the number of compiles and captures; ``last_event`` is the latest's phase."""
         return self._events
 
     @property
     def last_event(self) -> Phase:
-        """What the latest of the events was."""
+        """Return the phase of the latest event."""
         return self._event_phase
 
     def watch_compiles(self) -> None:
@@ -75,7 +75,7 @@ class PhaseTracker:
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Everything inside is ``phase``; the step that it happens in is not steady.
+        """Mark everything inside as ``phase``; the step that it happens in is not steady.
 
         Inside of another event, the step counts as that one's: tuning is a part of compiling.
         """
@@ -91,7 +91,7 @@ class PhaseTracker:
             self._enter(before if before < Phase.WARM_UP else Phase.WARM_UP)
 
     def restart(self) -> None:
-        """A new segment: steps warm up again."""
+        """Begin a new segment: steps warm up again."""
         self._seen = self._events
         with self._clocks_lock:
             self._clocks.clear()  # under a power limit every configuration has its own clock
@@ -99,7 +99,7 @@ class PhaseTracker:
         self._enter(Phase.WARM_UP)
 
     def step_phase(self, now_ns: int) -> Phase:
-        """The phase of the step that has just been called."""
+        """Return the phase of the step that has just been called."""
         if self._seen != self._events:
             self._seen = self._events
             self._unsettle()
@@ -116,13 +116,13 @@ class PhaseTracker:
         return Phase.WARM_UP
 
     def memory_reserved(self, reserved: float) -> None:
-        """The allocator's reserved bytes, at any moment; a change voids steadiness."""
+        """Take the allocator's reserved bytes, at any moment; a change voids steadiness."""
         if reserved != self._reserved and self._reserved == self._reserved:
             self._restart_warm_up()
         self._reserved = reserved
 
     def clock_mhz(self, clock: float) -> None:
-        """The SM clock, at any moment; that it moves voids steadiness."""
+        """Take the SM clock, at any moment; a change voids steadiness."""
         with self._clocks_lock:
             self._clocks.append(clock)
             recent = list(self._clocks)

@@ -87,7 +87,7 @@ class HostClock:
         return ended_ns
 
     def drain(self, *, wait: bool = False) -> list[Lap]:
-        """The laps that have finished since the last call."""
+        """Return the laps that have finished since the last call."""
         laps, self._laps = self._laps, []
         return laps
 
@@ -131,7 +131,7 @@ class GpuClock:
         return ended_ns
 
     def drain(self, *, wait: bool = False) -> list[Lap]:
-        """The laps that have finished since the last call; ``wait`` for those still running."""
+        """Return the laps finished since the last call; ``wait`` for those still running."""
         pending = self._pending
         if wait and pending:
             wait_for(pending[-1][1])
@@ -155,5 +155,5 @@ class GpuClock:
 
 
 def make_clock(device: torch.device) -> HostClock | GpuClock:
-    """The clock that measures steps on this device."""
+    """Return the clock that measures steps on this device."""
     return GpuClock() if device.type == "cuda" else HostClock()

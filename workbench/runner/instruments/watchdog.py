@@ -30,7 +30,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin(self, phase: Phase) -> None:
-        """A phase begins."""
+        """Begin a phase."""
         self.phase = phase
         self.beat_ns = time.perf_counter_ns()
 

@@ -33,35 +33,33 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from models.layers.quantized_linear import QuantizedLinear, expected_error
-from models.model import Promise
 from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.numerics import forward, layer_errors, rng, structure_check, training_curve
-from workbench.runner.numerics.carried_state import NotCarried
-from workbench.runner.numerics.distances import Distance, distance
-from workbench.runner.numerics.isolation import undisturbed
+from workbench.runner.numerics import forward, layer_errors, structure_check, training_curve
+from workbench.runner.numerics.deviation import (
+    Deviation,
+    find_deviation,
+    is_ruined,
+    other_shapes,
+)
 from workbench.runner.numerics.layer_errors import LayerError
 from workbench.runner.numerics.reference import Outputs, Plain
-from workbench.runner.numerics.routing_ties import Nudge, Nudges
-from workbench.runner.numerics.run_state import NotRecordable
+from workbench.runner.numerics.repeatability import Comparison, choose_mode
+from workbench.runner.numerics.routing_ties import Nudges
+from workbench.runner.numerics.state.carried_state import NotCarried
+from workbench.runner.numerics.state.isolation import undisturbed
+from workbench.runner.numerics.state.run_state import NotRecordable
 from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
 from workbench.runner.toggles import Situation
 from workbench.runner.variants.training import forget_graph
 from workbench.runner.variants.variant import Arm
-
-ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
-SLACK = 2.0  # times the error of the plain model in the same precision
-TIED = " where rounding decides between choices"
-USEFUL = 0.5  # a larger relative error would let zeros pass, or a missing part
 
 
 class PutOff(Exception):  # noqa: N818 - a request, not an error
@@ -83,7 +81,7 @@ def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
             reference, name = plain.reference()
             put_back()
             between()
-            how = Comparison("") if arm.model.repeats else _comparison(plain, modes, put_back)
+            how = Comparison("") if arm.model.repeats else choose_mode(plain, modes, put_back)
             if how.words:
                 reference, name = plain.reference()
                 put_back()
@@ -116,124 +114,6 @@ def _unclear(arm: Arm) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """``words`` begin what is told of a comparison; ``varies``: why it would mean nothing."""
-
-    words: str
-    varies: str = ""
-
-
-def _comparison(
-    plain: Plain, modes: contextlib.ExitStack, put_back: Callable[[], None]
-) -> Comparison:
-    """How a model that may draw can be compared: the arm is in that mode until ``modes`` ends."""
-    one = plain.outputs()
-    put_back()
-    if not one.drew:
-        return Comparison("", _differs(plain, one, put_back))
-    if not plain.situation.workload.trains:
-        return Comparison("", "it draws random numbers in evaluation mode")
-    if plain.arm.divided is not None:  # whose steps the other ranks make in training mode
-        return Comparison("", "it draws random numbers in training, each rank others")
-    with contextlib.ExitStack() as mode:
-        mode.enter_context(rng.evaluating(plain.arm.model))
-        mode.enter_context(plain.arm.compiles.aside())
-        try:
-            still = plain.outputs()
-            put_back()
-            drew = "it draws random numbers there too"
-            why = drew if still.drew else _differs(plain, still, put_back)
-        except Exception as error:
-            failure = explain(error)
-            if is_fatal(error) or failure.kind == "out-of-memory":
-                raise
-            why = failure.sentence
-        if why:
-            drawing = "it draws random numbers in training, and in evaluation mode"
-            return Comparison("", f"{drawing} nothing can be compared: {why}")
-        modes.push(mode.pop_all())
-    parts = ["it draws random numbers in training"]
-    parts += ["its buffers stay as they are"] if one.carries else []
-    if plain.situation.option("compile") != "off":
-        parts.append("it was compiled once more for that")
-    return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
-
-
-def _differs(plain: Plain, one: Outputs, put_back: Callable[[], None]) -> str:
-    """Why nothing can be compared, where another equal call gives unequal outputs; else empty."""
-    other, arm = plain.outputs(again=True), plain.arm
-    put_back()
-    off = max(distance(y, x).relative_error for y, x in zip(one.all, other.all, strict=True))
-    loss = abs((one.loss or 0.0) - (other.loss or 0.0))
-    most = max(ALIKE, *(_rounding(arm, y) for y in one.all))
-    alike = off <= most and loss <= most * abs(one.loss or 0.0)
-    if alike or not (math.isfinite(off) and math.isfinite(loss)):
-        return ""
-    return (
-        f"state outside buffers: two calls of the plain model on one batch, with another between "
-        f"them, differ by {off:.2g} (relative) in the outputs and {loss:.2g} in the loss"
-    )
-
-
-@dataclass
-class _Outcome:
-    """How far one output and the loss are off, and how far they may be.
-
-    ``which``: of several outputs, in words. ``promise``: of a model that has adapted. ``tied``:
-    that choices were found which explain more, in words.
-    """
-
-    found: Distance
-    which: str
-    tolerance: float
-    promise: Promise | None
-    place: int = 0  # of that output
-    layer: LayerError | StructureError | None = None
-    skipped: tuple[str, ...] = ()  # of the two checks of single layers, and why, in words
-    difference: float | None = None  # of the losses, where there are some
-    bound: float = 0.0  # of that
-    tied: str = ""
-
-    @property
-    def fits(self) -> bool:
-        """Whether nothing is off too far; what is not finite always is."""
-        off = abs(self.difference or 0.0)
-        near = self.found.relative_error <= self.tolerance and off <= self.bound
-        return near and self.layer is None
-
-    @property
-    def means_nothing(self) -> bool:
-        """True if it fits, and so might outputs that are plainly wrong."""
-        return self.fits and self.tolerance > USEFUL
-
-    @property
-    def hides_layers(self) -> bool:
-        """True if it fits, and so might an error of one layer, which nothing could look for."""
-        return self.fits and len(self.skipped) == 2
-
-    def widen(self, nudges: Nudges) -> None:
-        """Allow what choices that rounding decides can do."""
-        farther, loss = nudges.reach
-        self.tied = TIED if farther else ""
-        self.layer = None if farther else self.layer
-        self.tolerance, self.bound = self.tolerance + SLACK * farther, self.bound + SLACK * loss
-
-    def text(self) -> str:
-        """All of it in words."""
-        if not math.isfinite(self.found.relative_error):
-            return "some outputs are not finite"
-        text = f"relative error {self.found.relative_error:.2g}{self.which}"
-        text += f", at most {self.tolerance:.2g} expected{self.tied}"
-        if self.promise is not None:
-            text += f" of {self.promise.text}"
-        if self.difference is not None:
-            text += f"; loss off by {self.difference:+.2g}, at most {self.bound:.2g} expected"
-        if self.layer is not None:
-            text += f"; {self.layer.text}"
-        return "; ".join((text, *self.skipped))
-
-
 def _judge(
     model: Plain,
     reference: Outputs,
@@ -249,12 +129,12 @@ def _judge(
     with arm.entered():
         own = _own(arm, situation, put_back)
     put_back()
-    if told := _other_shapes(own, reference):
-        return Numerics(reference=name, ok=False, text=f"{how.words}{told}")
-    if how.varies and not _is_ruined(own, reference):
+    if mismatch := other_shapes(own, reference):
+        return Numerics(reference=name, ok=False, text=f"{how.words}{mismatch}")
+    if how.varies and not is_ruined(own, reference):
         return Numerics(reference="", ok=None, text=f"not checked: {how.varies}")
-    outcome, nudges = _outcome(model, name, own, plain, reference)
-    finite = math.isfinite(outcome.found.relative_error)
+    outcome, nudges = find_deviation(model, name, own, plain, reference)
+    finite = math.isfinite(outcome.distance.relative_error)
     if outcome.fits and outcome.tolerance > layer_errors.COARSE:
         between()
         _look_at_layers(outcome, model, (own, plain, reference), put_back)
@@ -272,16 +152,16 @@ def _judge(
     elif finite:
         captured = situation.option("cuda_graphs") != "off"
         right, text = _with_curve(text, outcome.fits, course, captured)
-    difference, found = outcome.difference, outcome.found
+    difference, errors = outcome.difference, outcome.distance
     return Numerics(
         reference=name,
         ok=right,
         text=text,
-        max_error=_finite(found.max_error),
-        relative_error=_finite(found.relative_error),
+        max_error=_finite(errors.max_error),
+        relative_error=_finite(errors.relative_error),
         tolerance=_finite(outcome.tolerance),
-        mse=_finite(found.mse),
-        cosine=_finite(found.cosine),
+        mse=_finite(errors.mse),
+        cosine=_finite(errors.cosine),
         loss_difference=None if difference is None else _finite(difference),
         curve_steps=None if curve is None else len(curve.losses),
         curve_difference=None if curve is None else _finite(curve.difference),
@@ -289,7 +169,7 @@ def _judge(
 
 
 def _look_at_layers(
-    outcome: _Outcome,
+    outcome: Deviation,
     model: Plain,
     outputs: tuple[Outputs, Outputs, Outputs],
     put_back: Callable[[], None],
@@ -302,7 +182,7 @@ def _look_at_layers(
     if isinstance(structure, StructureError):
         outcome.layer = structure
         return
-    layer = layer_errors.find(model, *outputs, outcome.place)
+    layer = layer_errors.find(model, *outputs, outcome.output_index)
     put_back()
     outcome.layer = layer if isinstance(layer, LayerError) else None
     checks = (("modules in FP32", structure), ("scales of single layers", layer))
@@ -311,48 +191,10 @@ def _look_at_layers(
     )
 
 
-def _other_shapes(own: Outputs, reference: Outputs) -> str:
-    """That outputs are of other shapes than the reference's, in words; empty where they are not."""
-    own_shapes, shapes = ([tuple(y.shape) for y in one.all] for one in (own, reference))
-    if own_shapes == shapes:
-        return ""
-    told = [", ".join(map(str, each)) for each in (own_shapes, shapes)]
-    return f"outputs of shape {told[0]}, and {told[1]} is expected"
-
-
-def _outcome(
-    model: Plain, name: str, own: Outputs, plain: Outputs, reference: Outputs
-) -> tuple[_Outcome, Nudges]:
-    """What was found of the output that is off most, and what could explain more of it."""
-    arm = model.arm
-    errors, least = _distances(own, reference), _distances(plain, reference)
-    place, which = _worst(arm, own, errors, least)
-    rounding = _rounding(arm, own.all[place])
-    tolerance = SLACK * least[place].relative_error + rounding
-    nudges = _nudges(model, reference, name, rounding, tolerance, place)
-    if arm.quantization:
-        rounded = distance(model.outputs(quantized=False).all[place], reference.all[place])
-        plain_error = SLACK * rounded.relative_error + rounding
-        tolerance = min(tolerance, max(plain_error, _most(arm, rounding)))
-    promise = plain.promise
-    if promise is not None and promise.relative_error > 0:
-        still = model.outputs(adapted=False)
-        unmoved = distance(still.all[place], reference.all[place])
-        most = SLACK * unmoved.relative_error + rounding + promise.relative_error
-        tolerance = min(tolerance, most)
-    else:
-        promise = None
-    outcome = _Outcome(errors[place], which, tolerance, promise, place)
-    if own.loss is not None and reference.loss is not None and plain.loss is not None:
-        outcome.difference = own.loss - reference.loss
-        outcome.bound = _loss_bound(plain, reference, least)
-    return outcome, nudges
-
-
 def _with_curve(
     text: str, fits: bool, course: Curve | str, captured: bool
 ) -> tuple[bool | None, str]:
-    """Whether all is right, None where nobody knows, and words for it.
+    """Return True if all is right, None if unknown, and words for it.
 
     ``text`` and ``fits`` are of the outputs. ``course``: of some steps of training, or why there
     are none; ``captured``: in a CUDA graph.
@@ -372,79 +214,10 @@ def _with_curve(
     return fits, text
 
 
-def _most(arm: Arm, rounding: float) -> float:
-    """The most that the arm's scheme may be off, whatever it is by its definition."""
-    named = arm.model.named_modules()
-    ran = [m for n, m in named if isinstance(m, QuantizedLinear) and n in arm.probe.ran]
-    return SLACK * expected_error(arm.quantization, len(ran)) + rounding * (1 + len(ran)) ** 0.5
-
-
-def _rounding(arm: Arm, values: torch.Tensor) -> float:
-    """One rounding of the output's dtype, or of the weights' if that is coarser."""
-    return max(torch.finfo(values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
-
-
-def _distances(one: Outputs, reference: Outputs) -> list[Distance]:
-    """Of each output."""
-    return [distance(y, exact) for y, exact in zip(one.all, reference.all, strict=True)]
-
-
-def _worst(
-    arm: Arm, own: Outputs, errors: list[Distance], least: list[Distance]
-) -> tuple[int, str]:
-    """Which of several outputs is off by most of what it may be, and words for it.
-
-    ``least`` are the plain model's distances.
-    """
-    if not own.several:
-        return 0, ""
-
-    def share(place: int) -> float:
-        tolerance = SLACK * least[place].relative_error + _rounding(arm, own.all[place])
-        part = errors[place].relative_error / tolerance
-        return part if math.isfinite(part) else math.inf
-
-    place = max(range(len(own.several)), key=share)
-    return place, f" in output {place + 1} of {len(own.several)}"
-
-
-def _is_ruined(own: Outputs, reference: Outputs) -> bool:
-    """Whether an output is NaN, or infinite where none is: no draw of random numbers is why."""
-    return any(
-        bool(values.isnan().any()) or bool(values.isinf().any() and not exact.isinf().any())
-        for values, exact in zip(own.all, reference.all, strict=True)
-    )
-
-
-def _loss_bound(plain: Outputs, reference: Outputs, least: list[Distance]) -> float:
-    """How far the loss may be off: as the plain model's, and by the scatter that this one has.
-
-    A loss is a mean, over whose rows errors of the outputs as large as the plain model's scatter.
-    """
-    assert plain.loss is not None and reference.loss is not None
-    rows = [each.numel() // (each.shape[-1] if each.ndim else 1) for each in plain.all]
-    scatter = max(math.sqrt(each.mse / count) for each, count in zip(least, rows, strict=True))
-    off = abs(plain.loss - reference.loss)
-    return SLACK * off + training_curve.SCATTER * scatter + training_curve.rounding(reference.loss)
-
-
-def _nudges(
-    plain: Plain, reference: Outputs, name: str, rounding: float, aim: float, place: int
-) -> Nudges:
-    """The reference, nudged by what an arm that is as far off as it may be rounds away."""
-
-    def moved(nudge: Nudge) -> tuple[float, float]:
-        outputs = plain.moved(getattr(torch, name), nudge)
-        relative = distance(outputs.all[place], reference.all[place]).relative_error
-        return relative, abs((outputs.loss or 0.0) - (reference.loss or 0.0))
-
-    return Nudges(moved, rounding, aim)
-
-
 def _curve(
     arm: Arm, situation: Situation, name: str, nudges: Nudges, between: Between
 ) -> Curve | str:
-    """The losses over some steps of an arm that trains; or why there are none, or nothing."""
+    """Return the losses over some steps of a training arm; or why there are none, or nothing."""
     if not situation.workload.trains:
         return ""
     if situation.option("cuda_graphs") != "off" and not arm.model.training:
@@ -466,7 +239,7 @@ def _curve(
 
 
 def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Outputs:
-    """What the arm itself gives, compiled and captured where its step is; none of it adapts."""
+    """Return the arm's own outputs, compiled and captured if its step is; none of it adapts."""
     inputs = arm.batches.inputs
     put_back()
     match situation.workload.name:
@@ -484,9 +257,9 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
             arm.restart()
             with torch.no_grad():
-                found = Outputs(arm.compute(tokens[:, -1:].clone(), position).clone(), None)
+                result = Outputs(arm.compute(tokens[:, -1:].clone(), position).clone(), None)
             arm.restart()
-            return found
+            return result
         case _:
             with torch.no_grad():
                 return Outputs(arm.compute(*inputs).clone(), None)

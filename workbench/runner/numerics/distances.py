@@ -1,4 +1,4 @@
-"""How far outputs are from the reference's."""
+"""Errors of outputs against the reference's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PIECE = 1 << 24  # outputs that are compared at a time
 
 @dataclass(frozen=True)
 class Distance:
-    """How far outputs are from the reference's."""
+    """The errors of outputs against the reference's."""
 
     max_error: float
     relative_error: float
@@ -36,7 +36,7 @@ def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
         if not torch.isfinite(d).all():
             alike = (torch.isinf(r) & (y == r)) | (torch.isnan(r) & torch.isnan(y))
             masked += int(alike.sum())
-            y, r, d = (each.masked_fill(alike, 0.0) for each in (y, r, d))
+            y, r, d = (values_masked.masked_fill(alike, 0.0) for values_masked in (y, r, d))
         largest = max(largest, float(d.abs().max())) if torch.isfinite(d).all() else math.nan
         sums += torch.stack([d @ d, r @ r, y @ y, y @ r])
         if math.isnan(largest) or masked == values.numel() > 0:

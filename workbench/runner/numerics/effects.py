@@ -30,7 +30,7 @@ from models import Model
 from models.layers.quantized_linear import quantize_linears
 from workbench.runner.config.user_model import OwnModel
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import rng
+from workbench.runner.numerics.state import rng
 from workbench.runner.profiling import instrumented
 from workbench.runner.roofline.counter import PLAIN, is_view
 from workbench.runner.toggles import Situation, Stage
@@ -68,12 +68,12 @@ class Comparison:
 
     @property
     def same_work(self) -> bool:
-        """Whether the same operators ran on the same shapes and dtypes."""
+        """Return True if the same operators ran on the same shapes and dtypes."""
         return self.own.calls == self.off.calls
 
     @property
     def identical(self) -> bool:
-        """Whether nothing that a step computes differs."""
+        """Return True if nothing that a step computes differs."""
         repeats = self.error is None or self.error <= 2 * self.noise
         return repeats and self.same_work
 
@@ -142,7 +142,7 @@ def settled(arm: Arm, situation: Situation, calls: int) -> Model:
     model: Model = situation.family.share(config, arm.plain_weights())
     with _in_force(arm, build), torch.no_grad():
         for _ in range(calls):
-            build_autocast(build)(model)(*arm.whole.inputs)
+            build_autocast(build)(model)(*arm.all_batches.inputs)
     return model
 
 
@@ -153,25 +153,25 @@ def kept_bytes(arm: Arm, situation: Situation) -> int:
     build = _build(situation)
     model = _model(arm, build)
     own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return x
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     with _in_force(arm, build), torch.enable_grad(), hooks:
-        made = make_bench(build, model, arm.whole).model(*arm.batches.few)
+        made = make_bench(build, model, arm.all_batches).model(*arm.batches.few)
     del made  # alive until here, as the graph keeps its tensors
-    return sum(kept.values())
+    return sum(saved.values())
 
 
 def _same_weights(own: Situation, off: Situation) -> bool:
     shapes = [
-        {name: x.shape for name, x in each.family.build(each.config).weights().items()}
-        for each in (own, off)
+        {name: x.shape for name, x in situation.family.build(situation.config).weights().items()}
+        for situation in (own, off)
     ]
     return shapes[0] == shapes[1]
 
@@ -215,12 +215,12 @@ def _in_force(arm: Arm, build: Build) -> Iterator[None]:
 @contextlib.contextmanager
 def _unchanged(model: Model) -> Iterator[None]:
     """Put back what calls write to buffers."""
-    kept = {name: x.clone() for name, x in model.named_buffers()}
+    buffers = {name: x.clone() for name, x in model.named_buffers()}
     try:
         yield
     finally:
         for name, x in model.named_buffers():
-            x.copy_(kept[name])
+            x.copy_(buffers[name])
 
 
 def _outputs(arm: Arm, situation: Situation, model: Model | None = None) -> tuple[Tensor, Work]:
@@ -230,9 +230,9 @@ def _outputs(arm: Arm, situation: Situation, model: Model | None = None) -> tupl
     with _in_force(arm, build), torch.no_grad():
         called = _model(arm, build) if model is None else model
         with _unchanged(called):
-            compute = make_compute(build, make_bench(build, called, arm.whole))
+            compute = make_compute(build, make_bench(build, called, arm.all_batches))
         with _unchanged(called), watched(_watch(work)), _Record(work):
-            out = instrumented.computed(compute, workload, arm.whole)
+            out = instrumented.computed(compute, workload, arm.all_batches)
     values = [x.detach().reshape(-1) for x in tree_leaves(out) if isinstance(x, Tensor)]
     return torch.cat([x.clone() for x in values]), work
 
@@ -278,12 +278,12 @@ def _counted(calls: Any) -> Work:
     return Work(Counter(calls), flops=sum(call.flops for call in calls))
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def _distance(first: Tensor, second: Tensor) -> float:
     """Return the relative Euclidean distance; 0 only if all bits are equal."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return float("inf")
-    if torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)):
+    if torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8)):
         return 0.0
-    wide = [x.double() for x in (one, other)]
+    wide = [x.double() for x in (first, second)]
     distance = float((wide[0] - wide[1]).norm() / wide[1].norm().clamp_min(1e-300))
     return float("inf") if math.isnan(distance) else max(distance, sys.float_info.min)

@@ -1,4 +1,4 @@
-"""What an arm gives for its current batch beside its steps; ranks that divide it take part."""
+"""Outputs and loss of an arm's current batch outside of its steps; all ranks take part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUTPUTS, LOSS = "outputs", "loss"
 
 
 def outputs(arm: Arm) -> Any:
-    """What its model gives, uncompiled; the arm is entered."""
+    """Return the outputs of its model, uncompiled; the arm is entered."""
     with _by_all(arm, OUTPUTS), eager(), torch.no_grad():
         if arm.divided is not None:
             return arm.divided.outputs(arm)
@@ -25,7 +25,7 @@ def outputs(arm: Arm) -> Any:
 
 
 def loss(arm: Arm) -> torch.Tensor:
-    """The loss as its steps compute it, of a workload that trains; the arm is entered."""
+    """Return the loss as its steps compute it, of a workload that trains; the arm is entered."""
     with _by_all(arm, LOSS):
         if arm.divided is not None:
             return arm.divided.loss(arm)

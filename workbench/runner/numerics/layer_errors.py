@@ -53,15 +53,15 @@ class LayerError:
 
 @fp32_products(tf32=False)
 def find(
-    model: Plain, own: Outputs, plain: Outputs, reference: Outputs, place: int
+    model: Plain, own: Outputs, plain: Outputs, reference: Outputs, output_index: int
 ) -> LayerError | str | None:
     """Return the layer that is off by most of what it may be if that is too far, else None.
 
-    ``place``: which of several outputs is looked at. Where derivatives cannot be had (memory, or an
-    operator without a backward pass), return why, as a clause.
+    ``output_index``: which of several outputs is looked at. If derivatives are impossible (memory,
+    or an operator without a backward pass), return why, as a clause.
     """
-    exact = reference.all[place].double()
-    errors = [torch.nan_to_num(outputs.all[place].double() - exact, 0.0, 0.0, 0.0)
+    exact = reference.all[output_index].double()
+    errors = [torch.nan_to_num(outputs.all[output_index].double() - exact, 0.0, 0.0, 0.0)
               for outputs in (own, plain)]  # fmt: skip
     deviation = float(errors[1].square().mean().sqrt())
     if not bool(errors[0].any()):
@@ -71,7 +71,7 @@ def find(
     why = ""
     for checkpointing in ("none", "full"):  # activations of all blocks may not fit
         try:
-            return _find(model, errors, deviation, place, checkpointing)
+            return _find(model, errors, deviation, output_index, checkpointing)
         except Exception as error:
             if is_fatal(error):
                 raise
@@ -83,10 +83,10 @@ def find(
 
 
 def _find(
-    model: Plain, errors: list[Tensor], deviation: float, place: int, checkpointing: str
+    model: Plain, errors: list[Tensor], deviation: float, output_index: int, checkpointing: str
 ) -> LayerError | str | None:
     with plain_kernels(), torch.enable_grad(), eager():
-        output, layers = _differentiable(model, place, checkpointing)
+        output, layers = _differentiable(model, output_index, checkpointing)
         vectors = [error.to(output.dtype).reshape(output.shape) for error in errors]
         mine, rounding = (_project(output, layers, vector) for vector in vectors)
         generator = torch.Generator(output.device).manual_seed(0)
@@ -119,7 +119,7 @@ def _worst(
 
 
 def _differentiable(
-    model: Plain, place: int, checkpointing: str
+    model: Plain, output_index: int, checkpointing: str
 ) -> tuple[Tensor, Mapping[str, list[Tensor]]]:
     """Return an output of the plain model in FP32, and the parameters of each layer."""
     built = model.model(torch.float32)
@@ -131,12 +131,12 @@ def _differentiable(
             layers.setdefault(name.rpartition(".")[0], []).append(parameter)
     inputs = cast_floats(model.inputs(), torch.float32)
     values = built(*inputs)
-    return measurable(model.compared(values))[place], layers
+    return measurable(model.compared(values))[output_index], layers
 
 
 def _project(output: Tensor, layers: Mapping[str, list[Tensor]], vector: Tensor) -> Projections:
     """Return the product of a vector with the derivative by each layer's scale."""
-    parameters = [parameter for held in layers.values() for parameter in held]
+    parameters = [parameter for of_layer in layers.values() for parameter in of_layer]
     gradients = torch.autograd.grad(
         output, parameters, vector, retain_graph=True, allow_unused=True
     )
@@ -144,4 +144,7 @@ def _project(output: Tensor, layers: Mapping[str, list[Tensor]], vector: Tensor)
         id(parameter): 0.0 if gradient is None else float((parameter.detach() * gradient).sum())
         for parameter, gradient in zip(parameters, gradients, strict=True)
     }
-    return {layer: sum(by_parameter[id(each)] for each in held) for layer, held in layers.items()}
+    return {
+        layer: sum(by_parameter[id(parameter)] for parameter in of_layer)
+        for layer, of_layer in layers.items()
+    }

@@ -8,22 +8,22 @@ from __future__ import annotations
 import torch
 
 from workbench.runner.failures import is_fatal
-from workbench.runner.numerics.isolation import undisturbed
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Plain
+from workbench.runner.numerics.state.isolation import undisturbed
 from workbench.runner.variants.variant import Arm
 
 Counts = tuple[float, float, float]  # of outputs that are NaN, infinite, negatively infinite
 
 
 def count(outputs: list[torch.Tensor]) -> torch.Tensor:
-    """The ``Counts`` of all outputs together, on their device."""
+    """Return the ``Counts`` of all outputs together, on their device."""
     kinds = ("isnan", "isposinf", "isneginf")
     return torch.stack([sum(getattr(y, kind)().sum() for y in outputs) for kind in kinds]).double()
 
 
 def expected(arm: Arm, batch: int) -> Counts | None:
-    """What an arm, which is entered, rightly gives for the ring's ``batch``; None if it is wrong.
+    """Return the counts of an arm's right outputs for the ring's ``batch``; None if it is wrong.
 
     It makes a step for it, and the reference a pass; the arm's batch is the same afterwards.
     """

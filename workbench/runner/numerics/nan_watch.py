@@ -1,4 +1,4 @@
-"""Whether what steps give is still finite, looked at between them without making any step wait.
+"""A watch for steps with results that are not finite, without making any step wait.
 
 A sum is not finite where one of its terms is not. On the GPU it is queued behind the step and read
 once it is done; what is NaN in training stays so, and a look now and then finds it. Infinities may
@@ -45,21 +45,21 @@ class FiniteWatch:
         self._batch = 0  # that was looked at last
         self._taken = False
         self._due_ns = 0
-        self.found = False  # something was not finite
+        self.triggered = False  # something was not finite
 
     def poll(self, output: Any, batch: int = 0) -> bool:
         """Look if a look is due; True the first time that something is found not to be finite."""
-        if self.found:
+        if self.triggered:
             return False
         if not self._taken:
             if time.perf_counter_ns() < self._due_ns:
                 return False
-            if not (found := measurable(output)):
+            if not (outputs := measurable(output)):
                 return False
             if self._known:
-                self._copy.copy_(count(found), non_blocking=True)
+                self._copy.copy_(count(outputs), non_blocking=True)
             else:
-                total = sum(each.detach().sum(dtype=torch.float32) for each in found)
+                total = sum(values.detach().sum(dtype=torch.float32) for values in outputs)
                 self._copy.copy_(total, non_blocking=True)
             if self._event is not None:
                 self._event.record()
@@ -67,9 +67,9 @@ class FiniteWatch:
         if self._event is not None and not self._event.query():
             return False
         self._taken = False
-        self.found = not self._is_right()
+        self.triggered = not self._is_right()
         self._due_ns = time.perf_counter_ns() + PERIOD_NS
-        return self.found
+        return self.triggered
 
     def _is_right(self) -> bool:
         nan, positive, negative = self._copy.tolist()

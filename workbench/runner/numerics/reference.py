@@ -22,11 +22,12 @@ from workbench.runner.config import user_model
 from workbench.runner.config.data import Tensors
 from workbench.runner.failures import Mistake, is_fatal
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.numerics import rng, routing_ties
-from workbench.runner.numerics.carried_state import NotCarried
-from workbench.runner.numerics.isolation import constants_of, kept_state, share
+from workbench.runner.numerics import routing_ties
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.routing_ties import Nudge, nudged
+from workbench.runner.numerics.state import rng
+from workbench.runner.numerics.state.carried_state import NotCarried
+from workbench.runner.numerics.state.isolation import constants_of, kept_state, share
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors, tensors
 from workbench.runner.toggles import Situation
@@ -40,7 +41,7 @@ _ROOM = 4  # times the reference's weights and outputs must be free for it
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model gives for the batch: outputs, and the loss where it is trained."""
+    """The outputs of a model for the batch, and the loss if it is trained."""
 
     values: torch.Tensor
     loss: float | None
@@ -51,20 +52,20 @@ class Outputs:
 
     @classmethod
     def of(cls, output: Any, loss: float | None, promise: Promise | None = None) -> Outputs:
-        """Of whatever a model gives; raises ``Mistake`` where nothing of it can be compared."""
-        found = tuple(measurable(output))
-        if not found:
+        """Return the outputs that a model gives; raises ``Mistake`` if nothing is comparable."""
+        comparable = tuple(measurable(output))
+        if not comparable:
             raise Mistake("the outputs hold no floating-point numbers, which could be compared")
-        return cls(found[0], loss, promise, found if len(found) > 1 else ())
+        return cls(comparable[0], loss, promise, comparable if len(comparable) > 1 else ())
 
     @property
     def all(self) -> tuple[torch.Tensor, ...]:
         """Each output."""
         return self.several or (self.values,)
 
-    def at(self, place: int) -> Outputs:
-        """The same with this output for ``values``."""
-        return replace(self, values=self.all[place])
+    def at(self, index: int) -> Outputs:
+        """Return the same with this output for ``values``."""
+        return replace(self, values=self.all[index])
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Plain:
 
     @fp32_products(tf32=False)
     def reference(self) -> tuple[Outputs, str]:
-        """The outputs in the widest dtype that fits, and that dtype's name."""
+        """Return the outputs in the widest dtype that fits, and that dtype's name."""
         with plain_kernels():
             if self._fits(torch.float64):
                 try:
@@ -91,7 +92,7 @@ class Plain:
 
     @fp32_products(tf32=False)
     def moved(self, dtype: torch.dtype, nudge: Nudge) -> Outputs:
-        """The reference's outputs in ``dtype``, of weights that are nudged."""
+        """Return the reference's outputs in ``dtype``, of weights that are nudged."""
         with plain_kernels():
             return self._given(self.model(dtype, nudge))
 
@@ -116,13 +117,13 @@ class Plain:
                 return self._given(model, self.arm.autocast)
 
     def model(self, dtype: torch.dtype | None, nudge: Nudge = routing_ties.NONE) -> Model:
-        """Around these weights, or around copies of them in another dtype."""
-        held: dict[str, torch.Tensor] = dict(self.weights)
+        """Return a model of these weights, or of copies of them in another dtype."""
+        weights: dict[str, torch.Tensor] = dict(self.weights)
         if dtype is not None:
             cast = {n: x.detach().to(user_model.kind(x, dtype)) for n, x in self.weights.items()}
             cast = constants_of(self.arm, cast, dtype)
-            held = {n: nudged(x, nudge, place) for place, (n, x) in enumerate(cast.items())}
-        model = share(self.arm, held, dtype)
+            weights = {n: nudged(x, nudge, index) for index, (n, x) in enumerate(cast.items())}
+        model = share(self.arm, weights, dtype)
         fake_quantize_as(model, self.arm.model)
         model.train(self.situation.workload.trains)
         rng.take_modes(model, self.arm.model)
@@ -174,16 +175,16 @@ class Plain:
         return values[:, -1:] if workload.decodes or workload.name == "prefill" else values
 
     def _fits(self, dtype: torch.dtype) -> bool:
-        """Whether weights and outputs in ``dtype`` leave most of the memory free."""
-        numbers = sum({id(each): each.numel() for each in self.weights.values()}.values())
-        each = int(getattr(self.situation.config, "vocabulary", 1))  # outputs of a token
-        numbers += sum(x.numel() for x in tensors(self.arm.batches.inputs)) * each
+        """Return True if weights and outputs in ``dtype`` leave most of the memory free."""
+        numbers = sum({id(weight): weight.numel() for weight in self.weights.values()}.values())
+        per_token = int(getattr(self.situation.config, "vocabulary", 1))  # outputs of a token
+        numbers += sum(x.numel() for x in tensors(self.arm.batches.inputs)) * per_token
         return _ROOM * numbers * dtype.itemsize < free_bytes(self.situation.device)
 
 
 @contextlib.contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Every operator in PyTorch that has an implementation there."""
+    """Use PyTorch's implementation for every operator that has one there."""
     plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
     with kernels.using(**plain):
         yield
@@ -192,10 +193,10 @@ def plain_kernels() -> Iterator[None]:
 def count_hooks(model: Model) -> int:
     """Return how many hooks the model's modules have."""
     return sum(
-        len(held)
+        len(hooks)
         for module in model.modules()
-        for name, held in vars(module).items()
-        if name.endswith("_hooks") and isinstance(held, dict)
+        for name, hooks in vars(module).items()
+        if name.endswith("_hooks") and isinstance(hooks, dict)
     )
 
 

@@ -1,4 +1,4 @@
-"""How far rounding alone can move a model that chooses: experts, tokens, depths.
+"""The distance that rounding alone can move a model that chooses: experts, tokens, depths.
 
 A router whose candidates lie within a rounding of each other may take either, and what follows is
 off by far more than a rounding. Whether a tie is that near is asked of the reference itself: its
@@ -38,7 +38,7 @@ class Nudges:
 
     @cached_property
     def size(self) -> float:
-        """Of the nudge that moves the outputs as far as ``aim``; 0 if none of that kind does."""
+        """Return the size of the nudge that moves the outputs as far as ``aim``; 0 if none does."""
         nearest = min(self.moved((self.rounding, seed))[0] for seed in range(2))
         if not nearest > 0:
             return 0.0
@@ -46,27 +46,27 @@ class Nudges:
 
     @cached_property
     def reach(self) -> _Moved:
-        """How far choices within rounding of a tie move outputs and loss; zeros if none is."""
+        """Return how far choices near a tie move outputs and loss; zeros without ties."""
         if not self.size:
             return 0.0, 0.0
-        found = [self.moved((self.size, seed)) for seed in range(NUDGES)]
-        relative, loss = (max(each) for each in zip(*found, strict=True))
+        moves = [self.moved((self.size, seed)) for seed in range(NUDGES)]
+        relative, loss = (max(moves_of_kind) for moves_of_kind in zip(*moves, strict=True))
         return (relative, loss) if is_jump(relative, self.aim) else (0.0, 0.0)
 
 
 def is_jump(moved: float, aim: float) -> bool:
-    """Whether a nudge for ``aim`` has moved something so far that a choice went the other way."""
+    """Return True if a nudge for ``aim`` has moved something so far that a choice changed."""
     return JUMP * aim < moved < math.inf
 
 
-def nudged(tensor: torch.Tensor, nudge: Nudge, place: int) -> torch.Tensor:
-    """A floating tensor, each number off by ``size`` times a normal number of its own magnitude.
+def nudged(tensor: torch.Tensor, nudge: Nudge, index: int) -> torch.Tensor:
+    """Return a floating tensor, each number off by ``size`` times a normal number of its size.
 
-    The same for the same seed; ``place`` tells the weights of a model apart.
+    The same for the same seed; ``index`` distinguishes the weights of a model.
     """
     size, seed = nudge
     if not size or not tensor.is_floating_point():
         return tensor
-    generator = torch.Generator(tensor.device).manual_seed(1_000_003 * seed + place)
+    generator = torch.Generator(tensor.device).manual_seed(1_000_003 * seed + index)
     noise = torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
     return torch.addcmul(tensor, tensor, noise, value=size)

@@ -1,6 +1,6 @@
-"""When a run's segment has its numbers compared with a reference, and what is told of it.
+"""The check of a run's segment against a reference: its time, and what is reported.
 
-A configuration is looked at once; what was found is told of every segment of it. A segment that is
+A configuration is checked once; the result is reported for each of its segments. A segment that is
 to be looked at while it runs pauses for that, and a person's command comes first: the look is given
 up, and taken again later.
 """
@@ -33,14 +33,14 @@ class SegmentCheck:
         self._steady_ns = 0  # since when the segment has been steady; 0: it has not
 
     def begin(self, situation: Situation) -> None:
-        """A segment begins; what is known of its configuration is told at once."""
+        """Begin a segment; what is known of its configuration is reported at once."""
         self._told, self._steady_ns = False, 0
         known = self._rig.arms.numbers_of(situation)
         if known is not None and self._when != "never":
             self._tell(known)
 
     def due(self, arm: Arm, steady: int) -> bool:
-        """Whether it is time for a look between two steps, of which so many were steady."""
+        """Return True if the check should run now; ``steady`` counts steady steps so far."""
         if self._told or self._when != "steady":
             return False
         if steady < max(STEADY_STEPS, arm.steps_to_settle()):
@@ -53,20 +53,20 @@ class SegmentCheck:
         """Compare the arm with its reference, unless a command comes; not inside ``entered()``."""
         began = time.perf_counter()
         try:
-            found = self._look(arm, self._give_way)
+            checked_numerics = self._look(arm, self._give_way)
         except comparison.PutOff:
             return
         finally:
             free_memory()
         seconds = time.perf_counter() - began
         said = f"checked in {seconds:.1f} s, between two steps"
-        if found.ok is False:
-            self._rig.note("warning", f"the numbers are WRONG ({said}): {found.text}")
+        if checked_numerics.ok is False:
+            self._rig.note("warning", f"the numbers are WRONG ({said}): {checked_numerics.text}")
         else:
-            self._rig.note("info", f"the numbers are {checked.MARKS[found.ok]} ({said})")
+            self._rig.note("info", f"the numbers are {checked.MARKS[checked_numerics.ok]} ({said})")
 
     def end(self, arm: Arm, cancelled: bool) -> None:
-        """The segment has made its last step; ``cancelled``: whoever asked for it has gone."""
+        """End the segment; ``cancelled``: whoever requested it has gone."""
         if self._told:
             return
         if self._when == "steady":
@@ -78,16 +78,16 @@ class SegmentCheck:
         rig = self._rig
         rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
         rig.state("running", "Checking the numbers")
-        found = comparison.check(arm, arm.situation, between)
-        rig.arms.keep_numbers(arm.situation, found)
-        self._tell(found)
-        return found
+        numerics = comparison.check(arm, arm.situation, between)
+        rig.arms.keep_numbers(arm.situation, numerics)
+        self._tell(numerics)
+        return numerics
 
     def _give_way(self) -> None:
         if self._rig.wire.waiting:
             raise comparison.PutOff
 
-    def _tell(self, found: Numerics) -> None:
+    def _tell(self, numerics: Numerics) -> None:
         self._told = True
-        facts = protocol.Facts(segment=self._rig.segments - 1, ledger=checked.facts(found))
+        facts = protocol.Facts(segment=self._rig.segments - 1, ledger=checked.facts(numerics))
         self._rig.wire.send(facts)

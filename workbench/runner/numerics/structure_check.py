@@ -18,9 +18,9 @@ from torch.func import functional_call
 from workbench.runner.config.user_model import OwnModel
 from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.numerics.distances import distance
-from workbench.runner.numerics.isolation import kept_state
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Plain, plain_kernels, take_choices
+from workbench.runner.numerics.state.isolation import kept_state
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.variants.compiles import eager
@@ -30,7 +30,7 @@ LARGEST = 1e-4  # relative; FP32 kernels are off by 1e-6
 
 @dataclass(frozen=True)
 class StructureError:
-    """How far the arm's modules are off in FP32."""
+    """The deviation of the arm's modules in FP32."""
 
     relative_error: float
 

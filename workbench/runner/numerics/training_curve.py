@@ -15,29 +15,29 @@ what training changes. Weights, moments, scale and batches are put back.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models import Model
-from models.initialisation import keep_marks
-from models.layers.fake_quantized import fake_quantize_as
 from workbench.runner.config.data import Tensors
-from workbench.runner.config.user_model import kind
-from workbench.runner.numerics import rng, routing_ties, updates
-from workbench.runner.numerics.isolation import constants_of, share
+from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import plain_kernels, take_choices
-from workbench.runner.numerics.routing_ties import Nudge, nudged
+from workbench.runner.numerics.routing_ties import Nudge
+from workbench.runner.numerics.training_copies import (
+    copy_of,
+    fresh_moments,
+    is_plain,
+    parameters_of,
+    put_back,
+)
 from workbench.runner.numerics.updates import Steps, Updates
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.variants.compiles import eager
-from workbench.runner.variants.training import Trainer, plain_optimizer
 from workbench.runner.variants.variant import Arm
 
 STEPS = 8
@@ -71,7 +71,7 @@ class Curve:
 
     @property
     def ok(self) -> bool:
-        """Whether it trains as it should; not where a loss is not finite."""
+        """Return True if it trains as it should; False if a loss is not finite."""
         return self.difference <= self.allowed and self.updates.ok
 
     @property
@@ -91,28 +91,33 @@ def check(
 ) -> Curve:
     """Compare ``STEPS`` losses, and where the weights went, with the reference's in ``dtype``.
 
-    ``nudge`` is asked where the losses are too far off: how large nudges of the reference's weights
-    are to find out whether rounding decides what the model chooses. 0: none.
+    ``nudge`` is called if the losses are too far off. It returns the size of nudges of the
+    reference's weights, which find out if rounding decides what the model chooses. 0: none.
     """
-    rough = not _is_plain(arm)
+    rough = not is_plain(arm)
     advances = arm.batches.advances
     try:
         reference = _plain_course(arm, dtype, between, fresh=rough)
         plain = _plain_course(arm, None, between, fresh=rough)
         measured = _measured(arm, dtype, between, plain, reference, fresh=rough)
-        with _put_back(arm) as kept, _fresh_moments(arm) if rough else contextlib.nullcontext():
-            own = Course(_own_losses(arm, between), _moved(arm, kept))
+        with (
+            put_back(arm) as weights_before,
+            fresh_moments(arm) if rough else contextlib.nullcontext(),
+        ):
+            own = Course(_own_losses(arm, between), _moved(arm, weights_before))
         worst = _farthest(own.losses, reference.losses)
         allowed = bound(measured, reference.losses)
         if rough:
-            allowed += ROUGH * max(abs(each - reference.losses[0]) for each in reference.losses)
+            allowed += ROUGH * max(abs(loss - reference.losses[0]) for loss in reference.losses)
         if allowed < worst < math.inf and (size := nudge()):
             nudges = [(size, seed) for seed in range(routing_ties.COURSES)]
-            others = [_plain_course(arm, dtype, between, fresh=rough, nudge=n) for n in nudges]
-            reach = max(_farthest(other.losses, reference.losses) for other in others)
+            nudged_courses = [
+                _plain_course(arm, dtype, between, fresh=rough, nudge=n) for n in nudges
+            ]
+            reach = max(_farthest(other.losses, reference.losses) for other in nudged_courses)
             if routing_ties.is_jump(reach, SLACK * _farthest(measured, reference.losses)):
                 allowed += SLACK * reach
-        found = _updates(
+        changes = _updates(
             arm,
             own.steps,
             plain,
@@ -121,25 +126,25 @@ def check(
         )
     finally:
         arm.batches.go_to(advances)
-    return Curve(own.losses, worst, allowed, found)
+    return Curve(own.losses, worst, allowed, changes)
 
 
 def bound(plain: list[float], reference: list[float]) -> float:
-    """How far losses may be off, by what the plain model's are in the same precision."""
-    off = [one - other for one, other in zip(plain, reference, strict=True)]
-    scatter = math.sqrt(sum(each * each for each in off) / len(off))
+    """Return how far losses may be off, by what the plain model's are in the same precision."""
+    off = [first - second for first, second in zip(plain, reference, strict=True)]
+    scatter = math.sqrt(sum(deviation * deviation for deviation in off) / len(off))
     return SLACK * max(map(abs, off)) + SCATTER * scatter + rounding(max(map(abs, reference)))
 
 
 def rounding(loss: float) -> float:
-    """By how much a loss may be off because it is a sum in FP32."""
+    """Return by how much a loss may be off because it is a sum in FP32."""
     return ROUNDINGS * torch.finfo(torch.float32).eps * abs(loss)
 
 
 def _measured(
     arm: Arm, dtype: torch.dtype, between: Between, plain: Course, reference: Course, *, fresh: bool
 ) -> list[float]:
-    """Losses whose distance from the reference's is what rounding makes in the arm's precision.
+    """Return losses that differ from the reference's by rounding in the arm's precision.
 
     The plain model's, unless the reference has no more digits than it: both add the same numbers in
     one order then, and are alike, which measures nothing. With the rows of each batch in another
@@ -155,29 +160,19 @@ def _measured(
     return other if alike and farther else plain.losses
 
 
-def _farthest(one: list[float], other: list[float]) -> float:
-    """The largest distance of two courses' losses; NaN before all."""
-    off = [abs(a - b) for a, b in zip(one, other, strict=True)]
-    return next((each for each in off if each != each), max(off))
+def _farthest(first: list[float], second: list[float]) -> float:
+    """Return the largest distance of two courses' losses; NaN before all."""
+    off = [abs(a - b) for a, b in zip(first, second, strict=True)]
+    return next((distance for distance in off if distance != distance), max(off))
 
 
 def bytes_needed(arm: Arm, dtype: torch.dtype) -> int:
-    """Weights, gradients and moments of the reference and the plain model, and what is put back.
+    """Count both models' weights, gradients and moments, and what is put back.
 
     And how far either moved, in FP32.
     """
-    numbers = sum(parameter.numel() for parameter in _parameters(arm))
+    numbers = sum(parameter.numel() for parameter in parameters_of(arm))
     return numbers * (4 * (dtype.itemsize + 2 * arm.weights_dtype.itemsize) + 8)
-
-
-def _parameters(arm: Arm) -> list[nn.Parameter]:
-    """Each once; whole, where ranks divide them."""
-    return list({id(each): each for each in arm.plain_weights().values()}.values())
-
-
-def _is_plain(arm: Arm) -> bool:
-    """Whether a plain AdamW can go on from the optimizer's moments."""
-    return arm.keeper is not None and type(arm.keeper.optimizer) is torch.optim.AdamW
 
 
 def _updates(
@@ -186,34 +181,34 @@ def _updates(
     """Compare where the weights went; ``turned`` is the plain course, rows in another order."""
     assert arm.keeper is not None
     groups = [
-        [id(each) for each in group["params"] if each.requires_grad]
+        [id(parameter) for parameter in group["params"] if parameter.requires_grad]
         for group in arm.keeper.optimizer.param_groups
     ]
     groups = [group for group in groups if group]
     named = arm.plain_weights().items()
-    short = updates.SHORT if _is_plain(arm) else updates.COARSE
+    short = updates.SHORT if is_plain(arm) else updates.COARSE
     if updates.follows(plain.steps, reference.steps, groups):
-        found = updates.against_reference(own, plain.steps, reference.steps, groups, short)
+        changes = updates.against_reference(own, plain.steps, reference.steps, groups, short)
     else:
         other = turned()
         least = SLACK * max(abs(a - b) for a, b in zip(plain.losses, reference.losses, strict=True))
         alike = abs(other.losses[0] - plain.losses[0]) <= least + rounding(plain.losses[0])
-        found = updates.against_plain(own, plain.steps, other.steps if alike else None, groups)
+        changes = updates.against_plain(own, plain.steps, other.steps if alike else None, groups)
     tensors = updates.of_tensors(named, own, plain.steps, reference.steps)
-    return Updates([*found.ways, *tensors], found.unclear)
+    return Updates([*changes.ways, *tensors], changes.unclear)
 
 
 def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
-    """From where each of the arm's parameters was to where it is."""
+    """Return the distances from where each of the arm's parameters was to where it is."""
     return {
-        id(each): _numbers(each.detach()) - _numbers(before[id(each)])
-        for each in arm.plain_weights().values()
-        if each.requires_grad
+        id(parameter): _numbers(parameter.detach()) - _numbers(before[id(parameter)])
+        for parameter in arm.plain_weights().values()
+        if parameter.requires_grad
     }
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """In FP32, a complex one as pairs of reals."""
+    """Return it in FP32, a complex one as pairs of reals."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).float()
 
 
@@ -237,7 +232,7 @@ def _plain_course(
     nudge: Nudge = routing_ties.NONE,
     turned: bool = False,
 ) -> Course:
-    """Of a copy in ``dtype``, or in the arm's own precision and flags.
+    """Return the course of a copy in ``dtype``, or in the arm's own precision and flags.
 
     ``turned``: the later half of each batch's rows comes before the earlier.
     """
@@ -252,7 +247,7 @@ def _plain_course(
             wrap = _as_it_is
         stack.enter_context(plain_kernels())
         stack.enter_context(eager())
-        model, trainer, copies = _copy(arm, dtype, nudge, fresh=fresh)
+        model, trainer, copies = copy_of(arm, dtype, nudge, fresh=fresh)
         if dtype is None:
             take_choices(model, arm.model)
             trainer.scaler = _scaler(arm)
@@ -261,14 +256,14 @@ def _plain_course(
         for _ in range(STEPS):
             arm.batches.advance()
             inputs = [_turned(share) if turned else share for share in arm.shares()]
-            loss = torch.stack([wrap(model.loss)(*_cast(one, dtype)) for one in inputs]).mean()
+            loss = torch.stack([wrap(model.loss)(*_cast(share, dtype)) for share in inputs]).mean()
             trainer.update(loss)
             losses.append(loss.detach().double())
             between()
         steps = {
-            id(each): _numbers(copies[id(each)].detach()) - _numbers(each.detach())
-            for each in arm.plain_weights().values()
-            if each.requires_grad
+            id(parameter): _numbers(copies[id(parameter)].detach()) - _numbers(parameter.detach())
+            for parameter in arm.plain_weights().values()
+            if parameter.requires_grad
         }
     return Course([float(loss) for loss in losses], steps)
 
@@ -287,7 +282,7 @@ def _cast(batch: Tensors, dtype: torch.dtype | None) -> Tensors:
 
 
 def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
-    """One at the scale of the arm's own."""
+    """Build a scaler at the scale of the arm's own; None if it has none."""
     assert arm.keeper is not None
     if arm.keeper.scaler is None:
         return None
@@ -297,86 +292,3 @@ def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
 
 def _as_it_is(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return compute
-
-
-def _copy(
-    arm: Arm, asked: torch.dtype | None, nudge: Nudge, *, fresh: bool
-) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
-    """A plain model around copies of the arm's weights, and an AdamW with copies of its moments.
-
-    The latter's are those of a first step where they are ``fresh``. The copies go by address.
-    """
-    assert arm.keeper is not None
-    dtype = asked or arm.weights_dtype
-    copies: dict[int, nn.Parameter] = {}
-    weights: dict[str, Tensor] = {}
-    held_by = arm.plain_weights()
-    exact = held_by if asked is None else constants_of(arm, held_by, dtype)
-    for name, parameter in held_by.items():
-        if id(parameter) not in copies:
-            cast = exact[name].detach().to(kind(parameter, dtype), copy=True)
-            held = nudged(cast, nudge, len(copies))
-            copied = nn.Parameter(held, requires_grad=parameter.requires_grad)
-            keep_marks(parameter, copied)
-            copies[id(parameter)] = copied
-        weights[name] = copies[id(parameter)]
-    model = share(arm, weights, asked)
-    fake_quantize_as(model, arm.model)
-    model.train()
-    model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
-    rng.take_modes(model, arm.model)
-    optimizer = plain_optimizer(copies.values())
-    for parameter, state in arm.keeper.optimizer.state.items():
-        if not fresh and id(parameter) in copies:
-            copied = copies[id(parameter)]
-            optimizer.state[copied] = {
-                "step": state["step"].detach().cpu().clone(),
-                "exp_avg": state["exp_avg"].detach().to(copied.dtype, copy=True),
-                "exp_avg_sq": state["exp_avg_sq"].detach().to(copied.dtype, copy=True),
-            }
-    return model, Trainer(optimizer, None), copies
-
-
-@contextlib.contextmanager
-def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
-    """Leave weights, moments and the scale of the loss as they were, in the tensors they lie in.
-
-    Gives what the weights were, by address.
-    """
-    assert arm.keeper is not None
-    parameters = _parameters(arm)
-    tensors = [*parameters, *arm.model.buffers()]
-    if _is_plain(arm):
-        for state in arm.keeper.optimizer.state.values():
-            tensors += state.values()
-    scaler = arm.keeper.scaler
-    scale = None if scaler is None else scaler.state_dict()
-    kept = [tensor.detach().clone() for tensor in tensors]
-    try:
-        yield dict(zip(map(id, parameters), kept, strict=False))
-    finally:
-        with torch.no_grad():
-            for tensor, before in zip(tensors, kept, strict=True):
-                tensor.copy_(before)
-        if scaler is not None and scale:
-            _restore_scale(scaler, scale)
-
-
-@contextlib.contextmanager
-def _fresh_moments(arm: Arm) -> Iterator[None]:
-    """Let the optimizer begin anew, and go on afterwards from what it had."""
-    assert arm.keeper is not None
-    optimizer = arm.keeper.optimizer
-    kept, optimizer.state = optimizer.state, collections.defaultdict(dict)
-    try:
-        yield
-    finally:
-        optimizer.state = kept
-
-
-def _restore_scale(scaler: torch.amp.GradScaler, before: dict[str, float]) -> None:
-    # In place: a captured graph reads these tensors where they are.
-    for name, value in (("_scale", "scale"), ("_growth_tracker", "_growth_tracker")):
-        tensor = getattr(scaler, name, None)
-        if tensor is not None:
-            tensor.fill_(before[value])

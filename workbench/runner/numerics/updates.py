@@ -1,4 +1,4 @@
-"""Whether training moved an arm's weights as far as it should.
+"""A check that training moved an arm's weights as far as it should.
 
 A loss that hardly moves in a few steps hides an update that is wrong or missing. So the steps of
 the weights are compared with a standard's, group by group of the optimizer: their projection on its
@@ -26,7 +26,7 @@ FOLLOWS = 0.1  # so far from 1 is a plain model's projection that follows the re
 SHORT = 0.1  # of the reference's steps
 COARSE = 0.25  # of the plain model's in 16 bits, which chance moves; and of moments in 8 bits
 LARGEST = 0.4  # a bound beyond it would let half of an update pass
-_LEAST_MOVED = 64  # elements of which half show a missing half
+_LEAST_MOVED = 64  # elements; half of them show a missing half
 _LEAST_OF_TENSOR = 16  # elements that cannot stand still by chance
 _LEAST_SEEN = 100  # elements that moved of one tensor, to judge by how far
 _FAR = 0.6  # of the plain model's distance
@@ -34,7 +34,7 @@ _FAR = 0.6  # of the plain model's distance
 
 @dataclass(frozen=True)
 class Way:
-    """How far weights went on the standard's way; ``allowed`` is from 1."""
+    """The projection of weight updates on the standard's; ``allowed`` is the distance from 1."""
 
     what: str
     share: float
@@ -43,7 +43,7 @@ class Way:
 
     @property
     def ok(self) -> bool:
-        """Whether it is as far as expected; not where it is not finite."""
+        """Return True if it is as far as expected; False if it is not finite."""
         return abs(self.share - 1) <= self.allowed
 
     @property
@@ -64,7 +64,7 @@ class Updates:
 
     @property
     def ok(self) -> bool:
-        """Whether every way is as far as expected."""
+        """Return True if every way is as far as expected."""
         return all(way.ok for way in self.ways)
 
     @property
@@ -99,7 +99,7 @@ def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups
     for number, group in enumerate(groups, 1):
         noise = 0.0 if turned is None else abs(project(turned, plain, group) - 1)
         allowed, name = COARSE + 2 * noise, _name(number, groups)
-        moved = sum(int((plain[each] != 0).sum()) for each in group)
+        moved = sum(int((plain[parameter] != 0).sum()) for parameter in group)
         if moved < _LEAST_MOVED:
             unclear = f"the arm's precision rounds the update of {name} away: {moved} numbers moved"
         elif not allowed <= LARGEST:
@@ -112,33 +112,36 @@ def of_tensors(
     named: Iterable[tuple[str, nn.Parameter]], own: Steps, plain: Steps, reference: Steps
 ) -> list[Way]:
     """Return every tensor that stands still, or goes far less than it should, as a way."""
-    found = []
+    ways = []
     for name, parameter in named:
-        each = id(parameter)
-        if each not in plain or parameter.numel() < _LEAST_OF_TENSOR:
+        key = id(parameter)
+        if key not in plain or parameter.numel() < _LEAST_OF_TENSOR:
             continue
-        moved = int((plain[each] != 0).sum())
-        if 2 * moved > parameter.numel() and not bool(own[each].any()):
-            found.append(Way(name, 0.0, COARSE, "plain model"))
+        moved = int((plain[key] != 0).sum())
+        if 2 * moved > parameter.numel() and not bool(own[key].any()):
+            ways.append(Way(name, 0.0, COARSE, "plain model"))
             continue
-        lengths = [float(steps[each].abs().sum()) for steps in (own, plain, reference)]
+        lengths = [float(steps[key].abs().sum()) for steps in (own, plain, reference)]
         # Where the reference hardly moves, the gradient is rounding and nothing else.
         if moved >= _LEAST_SEEN and lengths[2] > lengths[1] / 2:
             ratio = lengths[0] / lengths[1]
             if ratio < _FAR:
-                found.append(Way(name, ratio, 1 - _FAR, "plain model"))
-    return found
+                ways.append(Way(name, ratio, 1 - _FAR, "plain model"))
+    return ways
 
 
 def project(steps: Steps, standard: Steps, group: Sequence[int]) -> float:
     """Return the projection of steps on a standard's, in the latter's length."""
     along, length = (
-        sum(float((one[each].double() * standard[each].double()).sum()) for each in group)
-        for one in (steps, standard)
+        sum(
+            float((moves[parameter].double() * standard[parameter].double()).sum())
+            for parameter in group
+        )
+        for moves in (steps, standard)
     )
     if length:
         return along / length
-    return math.nan if any(bool(steps[each].any()) for each in group) else 1.0
+    return math.nan if any(bool(steps[parameter].any()) for parameter in group) else 1.0
 
 
 def _name(number: int, groups: Groups) -> str:

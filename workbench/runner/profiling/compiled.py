@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sessions.studies.breakdown import COMPILED, LOSS, OUTSIDE
+from sessions.tracing.trace import ROOT, Trace
 from workbench.runner.profiling.provenance import NOWHERE, Call
-from workbench.runner.profiling.trace import ROOT, Trace
 
 _GRAPH = re.compile(r"## Call CompiledFxGraph (\S+) ##")
 _NUMBER = re.compile(r"^graph_\d+_(?=cpp_)")
@@ -125,7 +125,9 @@ class _Around:
 
     def module(self, places: Iterable[tuple[str, str]]) -> str:
         """Return the innermost module that contains all ``places``; empty if it is unknown."""
-        candidates = {self._nowhere if place == NOWHERE else self._path(*place) for place in places}
+        candidates = {
+            self._nowhere if location == NOWHERE else self._path(*location) for location in places
+        }
         if not candidates or None in candidates:
             return ""
         paths = [path for path in candidates if path is not None]

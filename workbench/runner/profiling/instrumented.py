@@ -110,15 +110,15 @@ def _refusals(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> list[str]:
-    """What torch warns of when it is asked whether its fused kernels can compute a call."""
+    """Return torch's warnings when it is asked if its fused kernels can compute a call."""
     if not q.is_cuda:
         return []
-    asked = cuda.SDPAParams(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
+    parameters = cuda.SDPAParams(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        cuda.can_use_flash_attention(asked, True)
-        cuda.can_use_efficient_attention(asked, True)
-    return [str(one.message).partition(" (Triggered")[0].rstrip(". ") for one in said]
+        cuda.can_use_flash_attention(parameters, True)
+        cuda.can_use_efficient_attention(parameters, True)
+    return [str(warning.message).partition(" (Triggered")[0].rstrip(". ") for warning in said]
 
 
 class Convolutions(TorchFunctionMode):
@@ -157,7 +157,7 @@ class _Canonical(TorchDispatchMode):
 
 
 class Products(TorchFunctionMode):
-    """How far each FP32 product and convolution inside is off, relative to FP64.
+    """The error of each FP32 product and convolution inside, relative to FP64.
 
     ``errors`` has an entry a call by what it is. Products that no function of torch names (within
     attention, or a kernel of its own) are not seen.
@@ -200,7 +200,7 @@ class _Errors(TorchDispatchMode):
 
 
 class ProductDtypes(TorchDispatchMode):
-    """The number format that each product inside gives, below autocast, whoever asks for it.
+    """The number format that each product inside gives, below autocast, whoever calls it.
 
     ``seen`` counts them by kind and dtype. A product in a kernel that is no operator of torch is
     not seen.
@@ -222,14 +222,14 @@ class ProductDtypes(TorchDispatchMode):
 
 
 def _kind(operator: str) -> str:
-    """What kind of product an operator of aten is; empty where it is none."""
+    """Return the kind of product of an aten operator; empty if it is none."""
     if operator in _MATRIX_PRODUCTS:
         return "matrix product"
     return next((kind for part, kind in _KINDS.items() if part in operator), "")
 
 
 def _product(out: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """A corner of a product, or of the first in a batch: in FP64, and as it came out."""
+    """Return a corner of a product, or of the first in a batch: in FP64, and as it came out."""
     if out.dim() == 3:
         out, left, right = out[0], left[0], right[0]
     corner = left[:_CHECKED].double() @ right[:, :_CHECKED].double()
@@ -237,7 +237,7 @@ def _product(out: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum(out: Tensor, bias: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of a product to which something is added."""
+    """Return the same of a product to which something is added."""
     added = bias.expand_as(out)
     corner, got = _product(out, left, right)
     return corner + (added[0] if out.dim() == 3 else added)[:_CHECKED, :_CHECKED], got
@@ -246,7 +246,7 @@ def _sum(out: Tensor, bias: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor
 def _convolution(
     out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    """The first of a batch."""
+    """Return the first of a batch."""
     wide = None if bias is None else bias.double()
     return torch.convolution(x[:1].double(), weight.double(), wide, *rest), out[:1]
 

@@ -18,7 +18,6 @@ from workbench.runner.environment import driver
 from workbench.runner.wire import Wire
 
 if TYPE_CHECKING:
-    from workbench.runner.context import Rig
     from workbench.runner.toggles import Situation
 
 # The matrix rate that each option of the precision toggle is set against.
@@ -32,18 +31,16 @@ COMPUTES = {
 
 
 def matrix_dtype(situation: Situation) -> str:
-    """The matrix rate that a step's linear layers are set against: in 8 bits where they multiply
-    so.
-    """
+    """Return the name of the matrix rate of a step's linear layers: 8-bit if they multiply so."""
     unit = eight_bit.unit_of(situation.option("quantization"), situation.device.type)
     return unit or COMPUTES[situation.option("precision")]
 
 
 class Roof:
-    """The ceilings of one device, measured where they are not kept; each finding is told.
+    """The ceilings of one device, measured if they are not stored; each result is sent.
 
     ``found`` is what is known so far; ``disturbance`` says in a clause who else used the device in
-    a stretch of ``perf_counter_ns``, empty where nobody did; ``known`` hears of each finding.
+    a stretch of ``perf_counter_ns``, empty if none did; ``known`` is called with each result.
     """
 
     def __init__(
@@ -55,21 +52,21 @@ class Roof:
     ) -> None:
         self._wire, self.device, self._disturbance = wire, device, disturbance
         self._known = known
-        self.found: Ceilings | None = None
+        self.measured: Ceilings | None = None
 
     def at_start(self) -> None:
         """Take and tell what is kept, or why it is not used; measures nothing."""
-        self.found, why = ceilings.load(*self._identity())
-        if self.found is not None or why:
+        self.measured, why = ceilings.load(*self._identity())
+        if self.measured is not None or why:
             self._tell("kept", why)
 
     @property
     def ceilings(self) -> Ceilings:
         """The ceilings, measured now if they are not known."""
-        return self.measure() if self.found is None else self.found
+        return self.measure() if self.measured is None else self.measured
 
     def measure(self) -> Ceilings:
-        """Measure, keep and tell; what cannot be kept is told as well.
+        """Measure, store and send; report what cannot be stored as well.
 
         Not kept either is what was measured beside others: every later run would trust it.
         """
@@ -79,7 +76,7 @@ class Roof:
         where = str(self.device)
         rates, lacking = self._rates(where)
         bytes_per_s = timing.copy_rate(where)
-        self.found = Ceilings(
+        self.measured = Ceilings(
             device=name,
             driver=driven,
             torch=version,
@@ -93,19 +90,19 @@ class Roof:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
-        self._tell("measured", _keep(self.found))
-        return self.found
+        self._tell("measured", _keep(self.measured))
+        return self.measured
 
     def _rates(self, where: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Matrix rates by dtype, and why there is none of some."""
+        """Return matrix rates by dtype, and why there is none of some."""
         rates, lacking = dict(self._wide_rates(where)), {}
         eight_bit.measured.cache_clear()
         for name in eight_bit.UNITS:
-            found = eight_bit.measured(name, where)
-            if isinstance(found, str):
-                lacking[name] = found
+            rate = eight_bit.measured(name, where)
+            if isinstance(rate, str):
+                lacking[name] = rate
             else:
-                rates[name] = found
+                rates[name] = rate
         return rates, lacking
 
     def _wide_rates(self, where: str) -> Iterator[tuple[str, float]]:
@@ -126,17 +123,17 @@ class Roof:
         return name, on_cpu or driver(self.device), str(torch.__version__)
 
     def _tell(self, source: str, why: str) -> None:
-        self._wire.send(protocol.CeilingsFound(ceilings=self.found, source=source, why=why))
-        if self.found is not None:
-            self._known(self.found)
+        self._wire.send(protocol.CeilingsFound(ceilings=self.measured, source=source, why=why))
+        if self.measured is not None:
+            self._known(self.measured)
 
 
-def _keep(found: Ceilings) -> str:
+def _keep(measured: Ceilings) -> str:
     """Store them; why they are not kept, in a clause, if they are not."""
-    if found.disturbed:
-        return f"ceilings that were measured while {found.disturbed} are not kept"
+    if measured.disturbed:
+        return f"ceilings that were measured while {measured.disturbed} are not kept"
     try:
-        ceilings.store(found)
+        ceilings.store(measured)
     except OSError as error:
         return ceilings.unstored(error)
     return ""
@@ -156,20 +153,3 @@ def fp32_products(*, tf32: bool) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         cudnn.allow_tf32 = before[1]
-
-
-class CeilingsRun:
-    """A run that tells the ceilings."""
-
-    def __init__(self, rig: Rig, command: protocol.MeasureCeilings) -> None:
-        self._rig = rig
-        self._command = command
-        self.steps = 0
-
-    def execute(self) -> None:
-        """Measure, or tell what is known."""
-        roof = self._rig.roof
-        if self._command.anew or roof.found is None:
-            roof.measure()
-        else:
-            roof.at_start()

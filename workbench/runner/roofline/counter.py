@@ -21,9 +21,9 @@ from torch.utils.flop_counter import flop_registry
 
 from kernels import Cost, Operator, Work, hardware, watched
 from kernels.measure.eight_bit import UNITS
-from workbench.runner.profiling import kinds
+from sessions.tracing import kinds
 
-# Implementations that are made of several torch operators, each of which is counted.
+# Implementations that are made of several torch operators; each operator is counted.
 PLAIN = frozenset({
     "torch", "manual", "chunked", "sdpa_math", "subspace", "dequantize", "grouped", "padded",
     "loop", "dense",
@@ -60,8 +60,10 @@ class Call:
 
 
 class Tally:
-    """What was counted. ``calls`` are as the step runs; ``least`` has one of a library's operator
-    as its mathematics needs, however it runs, and the others as they are.
+    """The counted work of a step.
+
+    ``calls`` are as the step runs. ``least`` has one call of a library's operator as its
+    mathematics needs, however it runs, and the others as they are.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -103,13 +105,13 @@ class Tally:
             return self._outputs(op, args)
         cost = self._cost(op, args)
         dtype = _UNITS.get(impl) or _dtype(args)
-        learned = [one for one in tree_flatten(args)[0] if _needs_gradient(one)]
+        learned = [leaf for leaf in tree_flatten(args)[0] if _needs_gradient(leaf)]
         backward = cost.backward if learned and torch.is_grad_enabled() else None
         for work in filter(None, (cost.forward, backward)):
             if not self._label:  # else it is a part of another one, which counts as a whole
                 self.least.append(Call(op.name, work.bytes, work.flops, dtype))
-        if impl in PLAIN and (found := self._plainly(op, impl, args)) is not None:
-            return found[0]
+        if impl in PLAIN and (outputs := self._plainly(op, impl, args)) is not None:
+            return outputs[0]
         self.calls.append(Call(op.name, cost.forward.bytes, cost.forward.flops, dtype))
         with self._silent(), torch.no_grad():
             like = self._outputs(op, args)
@@ -117,22 +119,22 @@ class Tally:
             return like
         call = Call(op.name, backward.bytes, backward.flops, dtype)
         leaves, spec = tree_flatten(like)
-        tensors = [one for one in leaves if isinstance(one, Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         tell = functools.partial(self.calls.append, call)
         made = iter(_Fused.apply(tell, self._silent, tensors, *learned))
         return tree_unflatten(
-            [next(made) if isinstance(one, Tensor) else one for one in leaves], spec
+            [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
         )
 
     def _plainly(self, op: Operator, impl: str, args: tuple[Any, ...]) -> tuple[Any] | None:
         """Run the implementation, counting what it is made of; None where it needs real numbers."""
-        kept = len(self.calls)
+        count = len(self.calls)
         first, before = torch._C._autograd._get_sequence_nr(), self._label
         self._label = op.name
         try:
             return (op.implementations[impl].call(*args),)
         except _asks_for_numbers():
-            del self.calls[kept:]
+            del self.calls[count:]
             self.unknown = f"what {op.name} does in plain torch depends on numbers of a real step"
             return None
         finally:
@@ -164,20 +166,20 @@ class Tally:
         name = function._schema.name.removeprefix("aten::")
         if name in _FREE or name.startswith("new_empty") or is_view(function):
             return
-        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-        outputs = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
-        if not any(one.device.type == self._device.type for one in (*tensors, *outputs)):
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
+        if not any(tensor.device.type == self._device.type for tensor in (*tensors, *outputs)):
             return
-        tensors = [one for one in tensors if one.device.type == self._device.type]
+        tensors = [tensor for tensor in tensors if tensor.device.type == self._device.type]
         base = name.rstrip("_")
         written = sum(map(_touched, outputs))
         if base in _GATHERS:
-            moved = 2 * written + sum(_touched(one) for one in tensors if _is_index(one))
+            moved = 2 * written + sum(_touched(tensor) for tensor in tensors if _is_index(tensor))
         elif base in _SCATTERS:
             source = sum(map(_touched, tensors[1:]))
             moved = 2 * source + (0 if name.endswith("_") else 2 * written)
         else:
-            distinct = {id(one): one for one in tensors}
+            distinct = {id(tensor): tensor for tensor in tensors}
             moved = sum(map(_touched, distinct.values())) + written
         formula = flop_registry.get(function._overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
@@ -189,7 +191,7 @@ class Tally:
             self.least.append(call)
 
     def _of_node(self) -> str:
-        """The library's operator that the running node of autograd comes from, if any."""
+        """Return the library's operator that the running node of autograd comes from, if any."""
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
@@ -219,22 +221,22 @@ class _Mode(TorchDispatchMode):
 
 
 class _Fused(torch.autograd.Function):
-    """Tensors like those that a fused kernel gives, and a backward pass that is only told of."""
+    """Tensors like those that a fused kernel gives, and a backward pass that is only reported."""
 
     @staticmethod
     def forward(ctx: Any, tell: Any, silent: Any, like: Any, *learned: Tensor) -> Any:
         ctx.tell, ctx.silent = tell, silent
         ctx.save_for_backward(*learned)
         with silent():
-            made = tuple(torch.empty_like(one) for one in like)
-        ctx.mark_non_differentiable(*(one for one in made if not one.is_floating_point()))
+            made = tuple(torch.empty_like(tensor) for tensor in like)
+        ctx.mark_non_differentiable(*(tensor for tensor in made if not tensor.is_floating_point()))
         return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         ctx.tell()
         with ctx.silent():
-            return (None, None, None, *(torch.empty_like(one) for one in ctx.saved_tensors))
+            return (None, None, None, *(torch.empty_like(tensor) for tensor in ctx.saved_tensors))
 
 
 def _asks_for_numbers() -> tuple[type[Exception], ...]:
@@ -249,8 +251,8 @@ def _needs_gradient(value: Any) -> bool:
 
 def is_view(function: Any) -> bool:
     """Return True if all that an operator returns are views, so that it computes nothing."""
-    returned = [one.alias_info for one in function._schema.returns]
-    return bool(returned) and all(one is not None and not one.is_write for one in returned)
+    returned = [returned_value.alias_info for returned_value in function._schema.returns]
+    return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
 
 
 def _is_index(tensor: Tensor) -> bool:
@@ -258,7 +260,7 @@ def _is_index(tensor: Tensor) -> bool:
 
 
 def _touched(tensor: Tensor) -> int:
-    """Bytes of the distinct elements: an expanded dimension is one in memory."""
+    """Return bytes of the distinct elements: an expanded dimension is one in memory."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else min(size, 1)
@@ -266,9 +268,13 @@ def _touched(tensor: Tensor) -> int:
 
 
 def _dtype(values: Any) -> str:
-    """The matrix rate that a product of these goes by."""
-    found = [one.dtype for one in values if isinstance(one, Tensor) and one.is_floating_point()]
-    name = str(found[0] if found else torch.float32).removeprefix("torch.")
+    """Return the matrix rate that a product of these goes by."""
+    dtypes = [
+        tensor.dtype
+        for tensor in values
+        if isinstance(tensor, Tensor) and tensor.is_floating_point()
+    ]
+    name = str(dtypes[0] if dtypes else torch.float32).removeprefix("torch.")
     if name == "float32" and hardware.product_precision() != "highest":
         return "tf32"
     return name

@@ -1,4 +1,4 @@
-"""What the roofline makes of configurations before they are measured, and of their operators."""
+"""The roofline's estimates of configurations before they are measured, and of their operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
 from workbench.runner.toggles import Situation
 
-# Options, other than the first, of which no least time of a step can be told, and why.
+# Options, other than the first, whose least time of a step is unknown, and why.
 _UNKNOWN = {
     "compile": "what torch.compile fuses is known once it has compiled",
     **dict.fromkeys(
@@ -56,15 +56,15 @@ class Predictor:
     def __init__(self, roof: Roof) -> None:
         self._roof = roof
         self._known: dict[bytes, Tally | str] = {}
-        self._idle: dict[bytes, float] = {}  # as ``profiled`` was told
+        self._idle: dict[bytes, float] = {}  # by ``profiled``
 
     def of(self, base: Configuration, other: Configuration) -> Prediction:
-        """The prediction for two configurations; one that cannot run has none."""
+        """Return the prediction for two configurations; one that cannot run has none."""
         device = self._roof.device
         try:
-            situations = [resolve(one, device) for one in (base, other)]
-            for one in situations:
-                require_unblocked(one)
+            situations = [resolve(configuration, device) for configuration in (base, other)]
+            for situation in situations:
+                require_unblocked(situation)
         except ValueError as error:
             return prediction.none(str(error))
         a, b = situations
@@ -83,28 +83,33 @@ class Predictor:
             self._idle[_key(situation.configuration)] = idle
 
     def least(self, situation: Situation) -> Least:
-        """The least time of a step."""
-        found = self._tally(situation)
+        """Return the least time of a step."""
+        tally = self._tally(situation)
         captured = situation.option("cuda_graphs") != "off"
-        if isinstance(found, str):
-            return Least(None, found, captured)
-        if found.unknown:
-            return Least(None, found.unknown, captured)
+        if isinstance(tally, str):
+            return Least(None, tally, captured)
+        if tally.unknown:
+            return Least(None, tally.unknown, captured)
         try:
-            us = sum(least_us(call, self._roof.ceilings) for call in found.calls)
+            us = sum(least_us(call, self._roof.ceilings) for call in tally.calls)
         except NotCounted as why:
             return Least(None, str(why), captured)
         return Least(us, captured=captured)
 
     def rows(self, situation: Situation) -> list[Row] | str:
-        """What each operator of a step needs at least, or why that is not known."""
-        found = self._tally(situation)
-        if isinstance(found, str):
-            return found
+        """Return what each operator of a step needs at least, or why that is unknown."""
+        tally = self._tally(situation)
+        if isinstance(tally, str):
+            return tally
         try:
-            return _rows(found.least, self._roof.ceilings)
+            return _rows(tally.least, self._roof.ceilings)
         except NotCounted as why:
             return str(why)
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """The measured ceilings of the device."""
+        return self._roof.ceilings
 
     def _tally(self, situation: Situation) -> Tally | str:
         for name, why in _UNKNOWN.items():
@@ -119,7 +124,7 @@ class Predictor:
 
 
 def least_us(call: Call, ceilings: Ceilings) -> float:
-    """Microseconds that one call takes at least; raises ``NotCounted``."""
+    """Return the least microseconds of one call; raises ``NotCounted``."""
     memory_us = 1e6 * call.bytes / ceilings.bytes_per_s
     if not call.flops:
         return memory_us
@@ -145,17 +150,17 @@ def _counted(situation: Situation) -> Tally | str:
 
 
 def _rows(calls: Sequence[Call], ceilings: Ceilings) -> list[Row]:
-    found: dict[str, Row] = {}
+    rows_by_name: dict[str, Row] = {}
     for call in calls:
-        row = found.get(call.name, Row(call.name, 0, 0, 0, 0.0))
-        found[call.name] = Row(
+        row = rows_by_name.get(call.name, Row(call.name, 0, 0, 0, 0.0))
+        rows_by_name[call.name] = Row(
             call.name,
             row.calls + 1,
             row.bytes + call.bytes,
             row.flops + call.flops,
             row.us + least_us(call, ceilings),
         )
-    return sorted(found.values(), key=lambda row: -row.us)
+    return sorted(rows_by_name.values(), key=lambda row: -row.us)
 
 
 def _key(configuration: Configuration) -> bytes:

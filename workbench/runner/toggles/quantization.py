@@ -118,7 +118,7 @@ def _held(arm: Arm) -> str:
     """What the weights take, and would take without codes."""
     weights = arm.weights
     assert isinstance(weights, Quantized)
-    others = {id(each): each.nbytes for each in weights.others().values()}
+    others = {id(each): each.nbytes for each in weights.unquantized().values()}
     plain = weights.plain_bytes + sum(others.values())
     text = f"the weights take {weights.bytes / _MIB:.3g} MiB in place of {plain / _MIB:.3g}"
     if why := arm.sets.why_plain(arm.situation, arm.weights_dtype):

@@ -1,4 +1,4 @@
-"""What toggles change while an arm is built, and the step that comes of it."""
+"""The changes of toggles while an arm is built, and the step that results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Build:
-    """What toggles change while an arm is built; applied in order of their stage."""
+    """The changes of toggles while an arm is built; applied in order of their stage."""
 
     situation: Situation
     phases: PhaseTracker
@@ -93,7 +93,7 @@ def assemble(
     batches: Batches,
     divided: Divided | None = None,
 ) -> Assembled:
-    """The step of a model that is transformed already; call it inside the build's flags.
+    """Return the step of a transformed model; call it inside the build's flags.
 
     ``batches`` are those of this rank, where the step is divided.
     """
@@ -143,7 +143,7 @@ def make_compute(build: Build, bench: Bench, divided: Divided | None = None) -> 
 
 
 def autocast(build: Build) -> Callable[[Compute], Compute]:
-    """A wrapper that runs a function under the build's autocast, if it has one."""
+    """Return a wrapper that runs a function under the build's autocast, if it has one."""
     if build.autocast is None:
         return lambda compute: compute
 

@@ -1,4 +1,4 @@
-"""What Dynamo compiled while an arm ran: graphs, where they break, what recompiled and why.
+"""Dynamo's compilations while an arm ran: graphs, where they break, what recompiled and why.
 
 Dynamo keeps a record of every frame that it compiles, and a code object that recompiles more often
 than its limit allows runs in eager mode from then on, with no more than a line in the log. Read
@@ -29,7 +29,7 @@ _SHOWN = 3  # of each kind, in a sentence
 
 @dataclass
 class Compiles:
-    """What was compiled while ``following()``; all empty where nothing was."""
+    """The compilations while ``following()``; all empty if there were none."""
 
     graphs: int = 0
     breaks: list[Break] = field(default_factory=list)  # each place once
@@ -43,7 +43,7 @@ class Compiles:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Everything that is compiled inside is counted here; may be entered again inside."""
+        """Count here everything that is compiled inside; may be entered again inside."""
         if self._mark is not None:
             yield
             return
@@ -65,7 +65,7 @@ class Compiles:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What is compiled inside is for a check, and no part of what steps."""
+        """Leave out what is compiled inside: it is for a check, and no part of the steps."""
         self.read()
         self._aside = True
         try:
@@ -75,16 +75,20 @@ class Compiles:
             self._aside = False
 
     def text(self) -> str:
-        """Graphs, breaks and recompiles, counted, with lines and reasons."""
+        """Return graphs, breaks and recompiles, counted, with lines and reasons."""
         parts = [counted(self.graphs, "graph") + " compiled"]
-        where = f" at {_first([str(each) for each in self.breaks])}" if self.breaks else ""
+        where = (
+            f" at {_first([str(place_of_break) for place_of_break in self.breaks])}"
+            if self.breaks
+            else ""
+        )
         parts.append(counted(len(self.breaks), "graph break") + where)
         recompiles = counted(len(self.recompiles), "recompile")
         because = f" because {_first(self.recompiles)}" if self.recompiles else ""
         return ", ".join([*parts, recompiles + because])
 
     def graphs_text(self) -> str:
-        """The CUDA graphs that Inductor recorded, and those it left out with its reasons."""
+        """Return the CUDA graphs that Inductor recorded, and those it left out with its reasons."""
         text = f"{counted(self.recordings, 'CUDA graph')} recorded"
         if not self.cudagraph_skips:
             return text
@@ -93,7 +97,9 @@ class Compiles:
         return f"{text}, skipped {counted(self.cudagraph_skips, 'time')}{because}"
 
     def _add(self, before: _Mark, now: _Mark) -> None:
-        new = [each for each in graph_probe.breaks_since(before.breaks) if not _of_library(each)]
+        new = [
+            break_ for break_ in graph_probe.breaks_since(before.breaks) if not _of_library(break_)
+        ]
         self.breaks = graph_probe.by_place([*self.breaks, *new])
         self.cudagraph_skips += now.cudagraph_skips - before.cudagraph_skips
         self.recordings += len(now.recorded - before.recorded)
@@ -114,7 +120,7 @@ class Compiles:
 
 @dataclass(frozen=True)
 class _Mark:
-    """Where Dynamo's counts and records end at one moment."""
+    """The ends of Dynamo's counts and records at one moment."""
 
     breaks: int
     cudagraph_skips: int
@@ -153,7 +159,7 @@ def eager() -> Iterator[None]:
 
 
 def without_id(reason: str) -> str:
-    """A guard's failure without the number of the graph that it guards."""
+    """Return a guard's failure without the number of the graph that it guards."""
     return re.sub(r"^\W*\d+/\d+: ", "", reason)
 
 
@@ -166,22 +172,22 @@ def _records_since(last: Any) -> list[Any]:
     if "torch._dynamo" not in sys.modules:
         return []
     records = torch._dynamo.utils.get_compilation_metrics()
-    places = [place for place, record in enumerate(records) if record is last]
+    places = [index for index, record in enumerate(records) if record is last]
     return records[places[-1] + 1 :] if places else records
 
 
-def _of_library(found: Break) -> bool:
-    return found.line is not None and _compiles_itself(found.line.file)
+def _of_library(break_: Break) -> bool:
+    return break_.line is not None and _compiles_itself(break_.line.file)
 
 
 def _compiles_itself(file: str | None) -> bool:
-    """Whether a file is that of an optimizer which compiles its own step."""
+    """Return True if a file is that of an optimizer which compiles its own step."""
     return not set(EIGHT_BIT).isdisjoint(Path(file or "").parts)
 
 
-def _append(kept: list[str], text: str) -> None:
-    if text not in kept:
-        kept.append(text)
+def _append(texts: list[str], text: str) -> None:
+    if text not in texts:
+        texts.append(text)
 
 
 def _file(path: str | None) -> str:

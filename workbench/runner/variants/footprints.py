@@ -1,4 +1,4 @@
-"""What configurations that are kept ready hold in memory beside the one that steps.
+"""The memory of configurations that are kept ready beside the one that steps.
 
 Built arms stay, and so do the weights that they are around. The allocator counts all of it, whoever
 steps: an arm of 8-bit codes beside a plain one seems to save nothing. Tensors that somebody owns by
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def others_bytes(arm: Arm, arms: Iterable[Arm], sets: WeightSets) -> int:
-    """Bytes on the arm's device that only other arms, or sets of weights, hold."""
+    """Return bytes on the arm's device that only other arms, or sets of weights, hold."""
     device = arm.situation.device.type
     own = _storages(_held(arm), device)
     everything = _storages(sets.tensors(), device)
-    for each in arms:
-        everything |= _storages(_held(each), device)
+    for other in arms:
+        everything |= _storages(_held(other), device)
     return sum(size for address, size in everything.items() if address not in own)
 
 
 def _held(arm: Arm) -> Iterator[Tensor]:
-    """The tensors that an arm computes with, those that it shares among them."""
+    """Yield the tensors that an arm computes with, those that it shares among them."""
     yield from arm.weights.tensors()
     if arm.trainer is not None:
         yield from arm.trainer.tensors()
@@ -42,6 +42,6 @@ def _held(arm: Arm) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterable[Tensor], device: str) -> dict[int, int]:
-    """Bytes by address, each once however many tensors look at them."""
-    storages = (one.untyped_storage() for one in tensors if one.device.type == device)
+    """Return bytes by address, each once however many tensors look at them."""
+    storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == device)
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def resident_bytes(arm: Arm) -> int:
-    """Bytes of the arm's pools that no tensor holds; takes milliseconds where it has any."""
+    """Return bytes of the arm's pools that no tensor holds; takes milliseconds where it has any."""
     pools = {_captured(arm), _inductors(arm)} - {None}
     if not pools:
         return 0
@@ -33,13 +33,13 @@ def resident_bytes(arm: Arm) -> int:
 
 
 def _captured(arm: Arm) -> tuple[int, int] | None:
-    """The pool of a step that was captured whole."""
+    """Return the pool of a step that was captured as one graph."""
     graph: torch.cuda.CUDAGraph | None = getattr(arm.step, "graph", None)
     return None if graph is None else tuple(graph.pool())
 
 
 def _inductors(arm: Arm) -> tuple[int, int] | None:
-    """The pool of what Inductor captured, once it has."""
+    """Return the pool of what Inductor captured, once it has."""
     if arm.situation.option("compile") not in WITH_GRAPHS:
         return None
     tree = recordings.manager(arm.situation.device.index)

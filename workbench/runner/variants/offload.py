@@ -40,7 +40,7 @@ class Offload:
         self.left_bytes = 0  # of what was saved on the device
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """What ``compute`` gives."""
+        """Return what ``compute`` returns."""
         self._seen.clear()
         self._addresses = {weight.untyped_storage().data_ptr() for weight in self._weights}
         self.moved_bytes = self.moved_tensors = self.left_bytes = 0
@@ -57,12 +57,12 @@ class Offload:
             return tensor
         # A weak reference to a storage keeps its address from meaning another one.
         reference = StorageWeakRef(storage)
-        place = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        key = (reference.cdata, tensor._version, *place)
+        view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        key = (reference.cdata, tensor._version, *view)
         if key in self._seen:
             earlier, away = self._seen[key]
-            if not earlier.expired() and (found := away()) is not None:
-                return found
+            if not earlier.expired() and (stored := away()) is not None:
+                return stored
         moved = _Away(tensor)
         self._seen[key] = reference, weakref.ref(moved)
         self.moved_bytes += tensor.nbytes
@@ -81,7 +81,7 @@ class _Away:
         self._back: weakref.ref[Tensor] | None = None
 
     def fetch(self) -> Tensor:
-        """The tensor on its device; the same one while anybody still holds it."""
+        """Return the tensor on its device; the same one while anybody still holds it."""
         back = self._back() if self._back is not None else None
         if back is None:
             back = self._host.to(self._device, non_blocking=True, copy=True)
@@ -90,7 +90,7 @@ class _Away:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether its numbers lie without gaps in memory, in whatever order."""
+    """Return True if its numbers lie without gaps in memory, in whatever order."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 

@@ -21,7 +21,7 @@ EIGHT_BIT = ("torchao", "bitsandbytes")
 
 @dataclass(frozen=True)
 class Moments:
-    """What an optimizer keeps: bytes, and how many parameters' moments are held in 8 bits."""
+    """The state of an optimizer: bytes, and how many parameters' moments are stored in 8 bits."""
 
     bytes: int
     numbers: int  # of the parameters
@@ -30,14 +30,14 @@ class Moments:
 
 
 def installed(library: str) -> bool:
-    """Whether the library can be imported."""
+    """Return True if the library can be imported."""
     return importlib.util.find_spec(library) is not None
 
 
 def eight_bit_adamw(
     library: str, groups: list[dict[str, Any]], **settings: Any
 ) -> torch.optim.Optimizer:
-    """8-bit AdamW of one of ``EIGHT_BIT`` over AdamW's groups; ``settings`` as AdamW's own."""
+    """Build 8-bit AdamW of one of ``EIGHT_BIT`` over AdamW's groups; ``settings`` are AdamW's."""
     if library == "torchao":
         from torchao.optim import AdamW8bit
 
@@ -48,19 +48,19 @@ def eight_bit_adamw(
 
 
 def moments(optimizer: torch.optim.Optimizer) -> Moments:
-    """What an optimizer holds once it has made a step."""
+    """Return what an optimizer stores once it has made a step."""
     storages: dict[int, int] = {}
     numbers = tensors = eight_bit = 0
     for parameter, state in optimizer.state.items():
-        held = [part for value in state.values() for part in parts(value)]
-        storages |= {part.untyped_storage().data_ptr(): part.nbytes for part in held}
+        plain = [part for value in state.values() for part in parts(value)]
+        storages |= {part.untyped_storage().data_ptr(): part.nbytes for part in plain}
         numbers, tensors = numbers + parameter.numel(), tensors + 1
-        eight_bit += any(part.dtype == torch.uint8 for part in held)
+        eight_bit += any(part.dtype == torch.uint8 for part in plain)
     return Moments(sum(storages.values()), numbers, tensors, eight_bit)
 
 
 def parts(value: Any) -> Iterator[Tensor]:
-    """The plain tensors that a state's entry consists of; none of what is no tensor."""
+    """Yield the plain tensors of a state's entry; nothing for an entry that is no tensor."""
     if not isinstance(value, Tensor):
         return
     if not is_traceable_wrapper_subclass(value):

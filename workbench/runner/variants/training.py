@@ -34,7 +34,7 @@ class Trainer:
 
     @property
     def shards(self) -> Shards | None:
-        """What this rank keeps of an arm whose ranks have shares of weights or moments."""
+        """Return what this rank stores of an arm whose ranks shard weights or moments."""
         return self.buckets if isinstance(self.buckets, Shards) else None
 
     @property
@@ -66,7 +66,7 @@ class Trainer:
         forget_graph(loss)
 
     def tensors(self) -> Iterator[Tensor]:
-        """What the optimizer keeps of each parameter, and what gradients are gathered in."""
+        """Yield the optimizer's state of each parameter, and what gradients are gathered in."""
         if self.shards is None:
             yield from _state(self.optimizer)
         if self.buckets is not None:
@@ -104,7 +104,7 @@ class Weights:
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         self.parameters = parameters
-        self._drawn = {name: each._version for name, each in parameters.items()}
+        self._drawn = {name: parameter._version for name, parameter in parameters.items()}
         self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
         self._eight_bit: dict[str, torch.optim.Optimizer] = {}
         self._stepping: torch.optim.Optimizer | None = None  # the AdamW that stepped last
@@ -117,21 +117,21 @@ class Weights:
         return sum(tensor.nbytes for tensor in _distinct(self.parameters.values()))
 
     def tensors(self) -> Iterator[Tensor]:
-        """The parameters, and gradients that there are."""
+        """Yield the parameters, and their gradients if there are any."""
         for parameter in _distinct(self.parameters.values()):
             yield parameter
             if parameter.grad is not None:
                 yield parameter.grad
 
     def states(self) -> Iterator[Tensor]:
-        """What its optimizers keep; some tensors more than once."""
+        """Yield the state of the optimizers; some tensors more than once."""
         for optimizer in (*self._optimizers.values(), *self._eight_bit.values()):
             yield from _state(optimizer)
 
     @property
     def changed(self) -> bool:
-        """Whether they may be other ones than at first."""
-        versions = {name: each._version for name, each in self.parameters.items()}
+        """Return True if the parameters may differ from the first ones."""
+        versions = {name: parameter._version for name, parameter in self.parameters.items()}
         return bool(self._optimizers or self._eight_bit) or versions != self._drawn
 
     def drop_gradients(self) -> None:
@@ -140,7 +140,7 @@ class Weights:
             parameter.grad = None
 
     def trainer(self, options: dict[str, Any], *, scales_loss: bool) -> Trainer:
-        """The trainer for these AdamW options, its moments shared with every other.
+        """Return the trainer for these AdamW options, its moments shared with every other.
 
         ``{"eight_bit": library}`` takes that library's 8-bit AdamW.
         """
@@ -154,7 +154,7 @@ class Weights:
 
         Counts lie on the device for some ways to step, and on the host for others.
         """
-        if not any(optimizer is each for each in self._optimizers.values()):
+        if not any(optimizer is known for known in self._optimizers.values()):
             return  # 8-bit moments are its own
         before, self._stepping = self._stepping, optimizer
         if before is None or before is optimizer:
@@ -185,8 +185,10 @@ class Weights:
                 group.update(options)
             optimizer.load_state_dict(state)  # keeps the tensors; moves step counts to the device
             if not (options.get("fused") or options.get("capturable")):  # and not back from there
-                for kept in optimizer.state.values():
-                    kept["step"] = kept["step"].cpu()  # else each is waited for in every step
+                for state_of_parameter in optimizer.state.values():
+                    state_of_parameter["step"] = state_of_parameter[
+                        "step"
+                    ].cpu()  # else each is waited for in every step
         else:
             _create_state(optimizer)
         return optimizer
@@ -227,8 +229,10 @@ def _create_state(optimizer: torch.optim.AdamW) -> None:
 def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
     """AdamW's groups: what decays, and what a model has marked with ``no_weight_decay``, if any."""
     distinct = list(_distinct(parameters))
-    spared = [each for each in distinct if getattr(each, "no_weight_decay", False)]
-    decaying = [each for each in distinct if not getattr(each, "no_weight_decay", False)]
+    spared = [parameter for parameter in distinct if getattr(parameter, "no_weight_decay", False)]
+    decaying = [
+        parameter for parameter in distinct if not getattr(parameter, "no_weight_decay", False)
+    ]
     groups: list[dict[str, Any]] = [
         {"params": decaying},
         {"params": spared, "weight_decay": 0.0},

@@ -1,5 +1,6 @@
-"""An arm: one configuration built and ready to step. Built arms are kept, so that returning to a
-configuration neither builds nor compiles it again.
+"""An arm: one configuration built and ready to step.
+
+Built arms are kept, so that returning to a configuration neither builds nor compiles it again.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from models import Model
 from models.execution.checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner.config import global_flags, user_model
-from workbench.runner.config.data import Batches, Tensors, of_build
+from workbench.runner.config.data import Batches, Tensors, batches_of
 from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics.isolation import Remembered, probed
+from workbench.runner.numerics.state.isolation import Remembered, probed
 from workbench.runner.profiling.probe import Probe, probe
 from workbench.runner.ranks import choose, group
 from workbench.runner.ranks.divided import Divided
@@ -57,7 +58,7 @@ class Arm:
     label: str
     model: Model
     batches: Batches  # of this rank
-    whole: Batches  # of all ranks, in the same buffers
+    all_batches: Batches  # of all ranks, in the same buffers
     divided: Divided | None  # where there are several
     trainer: Trainer | None
     step: Step
@@ -114,14 +115,15 @@ class Arm:
         return self.trainer if self.divided is None else self.divided.keeper or self.trainer
 
     def shares(self) -> list[Tensors]:
-        """Inputs and targets of each part of the batch, in the buffers that ``batches`` has."""
+        """Return inputs and targets of each part of the batch, in the buffers of ``batches``."""
         count = 1 if self.divided is None else self.divided.parts
-        parts = (self.whole.part(place, count) for place in range(count))
+        parts = (self.all_batches.part(index, count) for index in range(count))
         return [part.inputs + part.targets for part in parts]
 
     def plain_weights(self) -> Parameters:
-        """What the model would be around without quantization, which may have to be drawn for that,
-        and undivided; outside of ``entered()`` these are current.
+        """Return full-precision, unsharded parameters; outside of ``entered()`` these are current.
+
+        They are drawn from the seed again if only quantized codes are in memory.
         """
         if self.divided is not None and self.divided.whole is not None:
             return self.divided.whole
@@ -140,12 +142,12 @@ class Arm:
             self.rounds.restart()
 
     def steps_to_settle(self) -> int:
-        """How many steps a model that adapts needs before what it chose can stay."""
+        """Return how many steps a model that adapts needs before what it chose can stay."""
         adapts = self.situation.workload.name in ("forward", "train")  # the others have a cache
         return self.model.calls_to_settle() if adapts else 0
 
     def prepare(self) -> bool:
-        """What is to come before the first step; False where nothing is. The arm is entered."""
+        """Run what precedes the first step; False if there is nothing. The arm is entered."""
         for prepare in self.preparations:
             prepare(self)
         return bool(self.preparations)
@@ -156,24 +158,24 @@ class Arm:
         kernels.reset_usage()
         kernels.reset_tiles()
         reset_kept_operators()
-        with counting_flops(self):
+        with counting_flops(self.situation, self.counted):
             yield
         self.usage, self.reasons = kernels.usage(), kernels.reasons()
         self.tiles = kernels.tiles()
-        self.counted |= attention_facts(self)
+        self.counted |= attention_facts(self.usage, self.reasons)
         self.kept_operators = kept_operators()
 
     def find_evidence(self) -> list[Evidence]:
-        """Ask every toggle that was switched, or chose, what proves its effect; asked once.
+        """Ask every toggle that was switched, or chose, what proves its effect; once.
 
-        What fails while one is asked makes that one unknown, and is raised only where it is fatal.
+        A failure makes the toggle's evidence unknown, and is raised only if it is fatal.
         """
         if self.evidence is None:
             with self.entered():
                 if self.divided is not None:  # it may compute, for which all must be there whole
                     self.divided.compare(self)
-                found = map(self._evidence_of, all_toggles().values())
-                self.evidence = [each for each in found if each is not None]
+                evidence = map(self._evidence_of, all_toggles().values())
+                self.evidence = [item for item in evidence if item is not None]
         return self.evidence
 
     def _evidence_of(self, toggle: Toggle) -> Evidence | None:
@@ -181,21 +183,21 @@ class Arm:
         if option == toggle.off and not (toggle.chooses and toggle.chooses(self)):
             return None
         try:
-            found = toggle.evidence(option, self)
+            finding = toggle.evidence(option, self)
         except Exception as error:  # evidence may run the model, which may raise anything
             if is_fatal(error):
                 raise
-            found = unknown(f"looking for the evidence failed: {explain(error).sentence}")
-        return Evidence(toggle.name, option, found.status, found.text)
+            finding = unknown(f"looking for the evidence failed: {explain(error).sentence}")
+        return Evidence(toggle.name, option, finding.status, finding.text)
 
 
 def is_short(device: torch.device) -> bool:
-    """Whether so little of a GPU's memory is free that arms that are not in use should go."""
+    """Return True if so little GPU memory is free that arms that are not in use should go."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + held < FREE_SHARE * total
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + cached < FREE_SHARE * total
 
 
 class Arms:
@@ -209,15 +211,15 @@ class Arms:
 
     @property
     def count(self) -> int:
-        """How many arms are kept."""
+        """Return how many arms are stored."""
         return len(self._arms)
 
     def has(self, situation: Situation, copy: int = 0) -> bool:
-        """Whether the situation's arm is built already."""
+        """Return True if the situation's arm is built already."""
         return _arm_key(situation, copy) in self._arms
 
     def get(self, situation: Situation, phases: PhaseTracker, copy: int = 0) -> Arm:
-        """The arm of a situation, built now unless it was before; each ``copy`` is an arm."""
+        """Return the arm of a situation, built now unless it exists; each ``copy`` is an arm."""
         key = _arm_key(situation, copy)
         arm = self._arms.pop(key, None)
         if arm is None:
@@ -228,8 +230,8 @@ class Arms:
                 if is_short(situation.device) or any(x() is not None for x in left):
                     gc.collect()
             if is_short(situation.device):
-                kept = [arm.situation for arm in self._arms.values()]
-                self._weights.keep_structures([*kept, situation])
+                situations = [arm.situation for arm in self._arms.values()]
+                self._weights.keep_structures([*situations, situation])
             try:
                 arm = self._build(situation, phases)
             finally:
@@ -267,12 +269,12 @@ class Arms:
         return count
 
     def numbers_of(self, situation: Situation) -> Numerics | None:
-        """What a check of the situation's numbers found; None where none was made."""
+        """Return the result of a check of the situation's numbers; None if none was made."""
         return self._numbers.get(_numbers_key(situation))
 
-    def keep_numbers(self, situation: Situation, found: Numerics) -> None:
+    def keep_numbers(self, situation: Situation, checked: Numerics) -> None:
         """Know what a check found for as long as there are weights of this model."""
-        self._numbers[_numbers_key(situation)] = found
+        self._numbers[_numbers_key(situation)] = checked
 
     def forget_all(self) -> None:
         """Free all arms and weights, and know nothing of their numbers."""
@@ -300,17 +302,17 @@ class Arms:
         used = [*self._used(), (situation, dtype, build.quantization)]
         sets.tidy(used)
         part = sets.part(build)
-        held: Weights | Quantized
+        weights: Weights | Quantized
         if build.quantization:
-            held = sets.quantized(situation, dtype, build.quantization)
-            model = held.model(situation)
-            build.flags.append(held.current)
+            weights = sets.quantized(situation, dtype, build.quantization)
+            model = weights.model(situation)
+            build.flags.append(weights.current)
         elif part is not None:
-            held, model = part.own, part.model(build)
+            weights, model = part.own, part.model(build)
         else:
-            held = sets.plain(situation, dtype)
+            weights = sets.plain(situation, dtype)
             # Each arm has modules of its own over the same parameters: structure differs only.
-            model = situation.family.share(situation.config, held.parameters)
+            model = situation.family.share(situation.config, weights.parameters)
         sets.tidy(used)
         model.share_rope_cache(False)
         unshared = model.rope_cache_bytes()
@@ -318,30 +320,30 @@ class Arms:
             transform(model)
         build.model = model
         model.train(workload.trains)
-        whole = of_build(build)
+        all_batches = batches_of(situation, dtype)
         divided = choose.divided(build, part, model)
-        batches = whole
+        batches = all_batches
         if divided is not None:
             divided.gather(configuration)
             divided.others_bytes = self.others_bytes
-            batches = divided.share(whole)
+            batches = divided.share(all_batches)
         cast = autocast(build)
         with contextlib.ExitStack() as stack:
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
             with probed(model, situation.device):
-                found = probe(model, batches.few, cast)
-            made = assemble(build, model, held, batches, divided)
+                observed = probe(model, batches.few, cast)
+            made = assemble(build, model, weights, batches, divided)
         bench, compute = made.bench, made.compute
-        named = held.parameters if divided is None else divided.whole or held.parameters
+        named = weights.parameters if divided is None else divided.whole or weights.parameters
         return Arm(
             configuration=configuration,
             situation=situation,
             label=label(configuration, situation.device),
             model=model,
             batches=batches,
-            whole=whole,
+            all_batches=all_batches,
             divided=divided,
             trainer=bench.trainer,
             step=made.step,
@@ -354,14 +356,14 @@ class Arms:
             kernel_choices=build.kernel_choices,
             weights_dtype=build.weights_dtype,
             quantization=build.quantization,
-            weights=held,
+            weights=weights,
             sets=sets,
             flags=build.flags,
             preparations=[*build.preparations, *measured_choices.preparations(build)],
-            probe=found,
+            probe=observed,
             ledger={
                 "parameters": sum({id(p): p.numel() for p in named.values()}.values()),
-                "weights_bytes": held.bytes,
+                "weights_bytes": weights.bytes,
                 "tokens_per_step": workload.tokens(configuration.settings),
                 **model_flops(situation),
                 "rope_cache_bytes": model.rope_cache_bytes(),
@@ -377,7 +379,7 @@ class Arms:
 
 
 def label(configuration: Configuration, device: torch.device) -> str:
-    """What a configuration switches differently from the defaults, in a few words."""
+    """Return what a configuration switches differently from the defaults, in a few words."""
     parts = [
         f"{toggle.title}: {toggle.options[option]}"
         for toggle in all_toggles().values()
@@ -387,7 +389,7 @@ def label(configuration: Configuration, device: torch.device) -> str:
 
 
 def title(configuration: Configuration, beside: Configuration, device: torch.device) -> str:
-    """What an arm is called: its toggles, after whatever else it does not share with the other."""
+    """Return an arm's name: its toggles, after whatever else differs from the other arm."""
     switched = label(configuration, device)
     if configuration.family != beside.family:
         return f"{configuration.family} {configuration.preset}: {switched}"

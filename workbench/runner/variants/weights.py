@@ -59,7 +59,7 @@ class Quantized:
         self._seen: dict[str, int] = {}
 
     def take(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
-        """What stays of a plain model's parameter."""
+        """Return what stays of a plain model's parameter."""
         layer = self._layers.get(name)
         if layer is None:
             return parameter
@@ -72,25 +72,29 @@ class Quantized:
         return self._nothing[layer]
 
     def model(self, situation: Situation) -> Model:
-        """A model around them."""
+        """Return a model around the codes."""
         made: Model = situation.family.share(situation.config, self.parameters)
         quantize_linears(made, self.scheme, self.codes)
         return made
 
-    def others(self) -> dict[str, nn.Parameter]:
-        """The parameters that no codes stand for."""
-        return {name: each for name, each in self.parameters.items() if name not in self._layers}
+    def unquantized(self) -> dict[str, nn.Parameter]:
+        """Return the parameters without codes."""
+        return {
+            name: parameter
+            for name, parameter in self.parameters.items()
+            if name not in self._layers
+        }
 
     def is_of(self, parameters: Parameters) -> bool:
-        """Whether the codes are those of these weights, to the last bit."""
+        """Return True if the codes are those of these weights, to the last bit."""
         return all(
-            torch.equal(held.view(torch.uint8), new.view(torch.uint8))
+            torch.equal(old.view(torch.uint8), new.view(torch.uint8))
             for layer, pair in self.codes.items()
-            for held, new in zip(pair, self._quantize(parameters, layer), strict=True)
+            for old, new in zip(pair, self._quantize(parameters, layer), strict=True)
         )
 
     def follow(self, weights: Weights) -> None:
-        """The codes are of these weights as they are now, and are to be so when they change."""
+        """Keep the codes equal to these weights, which they match now, when the weights change."""
         self._source = weakref.ref(weights)
         self._seen = {layer: _weight(weights.parameters, layer)._version for layer in self.codes}
 
@@ -103,20 +107,20 @@ class Quantized:
                 version = _weight(weights.parameters, layer)._version
                 if version != self._seen[layer]:
                     made = self._quantize(weights.parameters, layer)
-                    for held, new in zip(pair, made, strict=True):
-                        held.copy_(new)
+                    for old, new in zip(pair, made, strict=True):
+                        old.copy_(new)
                     self._seen[layer] = version
         yield
 
     def tensors(self) -> list[Tensor]:
-        """The codes, their scales and the other parameters."""
-        distinct = {id(each): each for each in self.others().values()}
+        """Return the codes, their scales and the other parameters."""
+        distinct = {id(parameter): parameter for parameter in self.unquantized().values()}
         return [*distinct.values(), *(part for pair in self.codes.values() for part in pair)]
 
     @property
     def bytes(self) -> int:
         """Bytes of the codes, their scales and the other parameters."""
-        return sum(each.nbytes for each in self.tensors())
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def _quantize(self, parameters: Parameters, layer: str) -> Codes:
         return kernels.quantize_weight(_weight(parameters, layer).detach(), self.scheme)
@@ -136,7 +140,7 @@ class WeightSets:
         return len(self._plain) + sum(map(len, self._coded.values()))
 
     def plain(self, situation: Situation, dtype: torch.dtype) -> Weights:
-        """The weights of a situation's structure, drawn now if they are not there."""
+        """Return the weights of a situation's structure, drawn now if they are missing."""
         key = self._seen_by(situation, dtype)
         if key not in self._plain:
             self._plain[key] = made = Weights(self._drawn(situation, dtype))
@@ -152,7 +156,7 @@ class WeightSets:
             made = Quantized(scheme, situation.family.build(situation.config))
             if plain := self._plain.get(key):
                 named = plain.parameters.items()
-                made.parameters = {name: made.take(name, each) for name, each in named}
+                made.parameters = {name: made.take(name, parameter) for name, parameter in named}
                 made.follow(plain)
             else:
                 made.parameters = self._drawn(situation, dtype, made)
@@ -160,8 +164,9 @@ class WeightSets:
         return coded[scheme]
 
     def part(self, build: Build) -> Held | None:
-        """What this rank has of a build's weights, made now if it is not there; None where every
-        rank has the whole, as rank 0 has in any case.
+        """Return this rank's part of a build's weights, made now if it is missing.
+
+        None if every rank has all of them, as rank 0 has in any case.
         """
         tensor, pipeline = build.tensor_ranks, build.pipeline_ranks
         if tensor == pipeline == 1:
@@ -169,50 +174,51 @@ class WeightSets:
         situation, dtype = build.situation, build.weights_dtype
         key = (_key(situation, dtype), tensor, pipeline)
         if key not in self._held:
-            whole = None if rank() else self.plain(situation, dtype)
+            undivided = None if rank() else self.plain(situation, dtype)
             kind = Shares if tensor > 1 else Stages
-            self._held[key] = kind(situation, dtype, max(tensor, pipeline), whole)
+            self._held[key] = kind(situation, dtype, max(tensor, pipeline), undivided)
         return self._held[key]
 
     def for_a_while(self, situation: Situation, dtype: torch.dtype) -> Parameters:
-        """The plain weights, for whoever compares with them: drawn if need be, and not kept."""
-        held = self._plain.get(_key(situation, dtype))
-        return self._drawn(situation, dtype) if held is None else held.parameters
+        """Return the plain weights for a comparison: drawn if need be, and not stored."""
+        weights = self._plain.get(_key(situation, dtype))
+        return self._drawn(situation, dtype) if weights is None else weights.parameters
 
     def are_captured(self, situation: Situation, dtype: torch.dtype) -> bool:
-        """Whether graphs that were captured may read these weights where they lie."""
+        """Return True if captured graphs may read these weights at their addresses."""
         return _key(situation, dtype) in self._captured
 
     def why_plain(self, situation: Situation, dtype: torch.dtype) -> str:
-        """Why the plain weights are in memory, as a clause; empty where they are not."""
-        held = self._plain.get(_key(situation, dtype))
-        if held is None:
+        """Return why the plain weights are in memory, as a clause; empty if they are not."""
+        weights = self._plain.get(_key(situation, dtype))
+        if weights is None:
             return ""
-        return "they were trained" if held.changed else "other configurations compute with them"
+        return "they were trained" if weights.changed else "other configurations compute with them"
 
     def tidy(self, used: Iterable[Use]) -> None:
-        """Free codes that nobody uses; and plain weights, where there are codes of them and nobody
-        uses or has changed them.
+        """Free unused codes, and plain weights that codes replace.
+
+        Plain weights stay while they are in use or were changed.
         """
         used = list(used)
-        kept = {(_key(situation, dtype), scheme) for situation, dtype, scheme in used}
+        keys = {(_key(situation, dtype), scheme) for situation, dtype, scheme in used}
         parted = {
             (_key(situation, dtype), tensor_ranks_of(situation), pipeline_ranks_of(situation))
             for situation, dtype, _ in used
         }
-        self._held = {key: held for key, held in self._held.items() if key in parted}
+        self._held = {key: part for key, part in self._held.items() if key in parted}
         for key in list(self._coded):
-            held = self._coded[key] = {
-                scheme: codes for scheme, codes in self._coded[key].items() if (key, scheme) in kept
+            codes_in_use = self._coded[key] = {
+                scheme: codes for scheme, codes in self._coded[key].items() if (key, scheme) in keys
             }
             plain = self._plain.get(key)
-            if not held:
+            if not codes_in_use:
                 del self._coded[key]
-            elif plain is not None and (key, "") not in kept and not plain.changed:
+            elif plain is not None and (key, "") not in keys and not plain.changed:
                 del self._plain[key]
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that the sets hold, whoever uses it; some tensors more than once."""
+        """Yield all tensors of the sets, used or not; some more than once."""
         for plain in self._plain.values():
             yield from plain.tensors()
             yield from plain.away
@@ -220,9 +226,9 @@ class WeightSets:
         for coded in self._coded.values():
             for codes in coded.values():
                 yield from codes.tensors()
-        for held in self._held.values():
-            yield from held.own.tensors()
-            yield from held.own.states()
+        for part in self._held.values():
+            yield from part.own.tensors()
+            yield from part.own.states()
 
     def forget(self) -> None:
         """Free all sets."""
@@ -237,21 +243,21 @@ class WeightSets:
         for sets in (self._plain, self._coded):
             for key in [key for key in sets if not key.startswith(used)]:
                 del sets[key]
-        self._held = {key: one for key, one in self._held.items() if key[0].startswith(used)}
+        self._held = {key: part for key, part in self._held.items() if key[0].startswith(used)}
 
     def are_of(self, situations: Iterable[Situation]) -> bool:
-        """Whether every set is of the model and the seed of one of these."""
+        """Return True if every set is of the model and the seed of one of these."""
         prefixes = tuple(map(_model_key, situations))
         return all(key.startswith(prefixes) for key in (*self._plain, *self._coded))
 
     def drop_gradients(self) -> None:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
-        parts = (each.own for each in self._held.values())
+        parts = (part.own for part in self._held.values())
         for weights in (*self._plain.values(), *parts):
             weights.drop_gradients()
 
     def _seen_by(self, situation: Situation, dtype: torch.dtype) -> bytes:
-        """The key of the weights that a situation is about to compute with."""
+        """Return the key of the weights that a situation is about to compute with."""
         key = _key(situation, dtype)
         if situation.option("cuda_graphs") == "on" or situation.option("compile") in WITH_GRAPHS:
             self._captured.add(key)
@@ -262,11 +268,13 @@ class WeightSets:
     ) -> dict[str, nn.Parameter]:
         """Weights as the seed gives them, or codes ``into``; those that are there stay the same."""
         sets = self._coded.get(_key(situation, dtype), {}).values()
-        there = {name: each for codes in sets for name, each in codes.others().items()}
+        there = {
+            name: parameter for codes in sets for name, parameter in codes.unquantized().items()
+        }
 
         def take(name: str, drawn: nn.Parameter) -> nn.Parameter:
-            kept = drawn if into is None else into.take(name, drawn)
-            return there.get(name, drawn) if kept is drawn else kept
+            stored = drawn if into is None else into.take(name, drawn)
+            return there.get(name, drawn) if stored is drawn else stored
 
         seed = situation.configuration.seed
         made: dict[str, nn.Parameter] = situation.family.weights(
@@ -285,7 +293,7 @@ class WeightSets:
 
 
 def structure_key(situation: Situation) -> bytes:
-    """Of the weights of one structure: toggles may change the configuration, and so what fits."""
+    """Return the key of the weights of one structure: toggles may change the configuration."""
     config = situation.family.of_weights(situation.config)
     return _model_key(situation) + msgspec.json.encode(config)
 

@@ -1,4 +1,4 @@
-"""What decoding and generation have in common: a cache, and where in it each sequence is."""
+"""The shared part of decoding and generation: a cache, and each sequence's position in it."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class Decoder:
 
     @property
     def position(self) -> torch.Tensor:
-        """Where the next token goes."""
+        """Return the position of the next token."""
         return self.done + self.prompt_length
 
     def computing(self) -> Callable[..., torch.Tensor]:
-        """A function of tokens (B, S) and, unless they begin anew, the position of the first; it
-        gives the logits after the last, (B, 1, V).
+        """Return a function of tokens (B, S) that gives the logits after the last, (B, 1, V).
+
+        It takes the position of the first token too, unless the sequences begin anew.
         """
         model, cache = self.model, self.cache
 
@@ -51,7 +52,7 @@ class Decoder:
 
     @property
     def progress(self) -> dict[str, torch.Tensor]:
-        """What a round in progress is made of, beside the cache."""
+        """Return the state of a round in progress, beside the cache."""
         return {
             "token": self.token_B1,
             "done": self.done,
@@ -65,8 +66,8 @@ class Decoder:
         self.done.zero_()
         self._start.fill_(number % 2 * self.new_tokens)
 
-    def write(self, token_B: torch.Tensor, place: torch.Tensor | int) -> None:
+    def write(self, token_B: torch.Tensor, position: torch.Tensor | int) -> None:
         """Keep the first sequence's new token: the next step takes it in, and it can be read."""
         self.token_B1.copy_(token_B[:, None])
-        index = (self._start + place)[None]
+        index = (self._start + position)[None]
         self.written.view(-1).index_copy_(0, index, token_B[:1])

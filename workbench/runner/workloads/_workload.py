@@ -1,4 +1,4 @@
-"""What a workload is: its settings, and what one step of it does."""
+"""The descriptor of a workload: its settings, and one step of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Step = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class Bench:
-    """What a step works with. ``compute`` is the workload's own, wrapped (autocast, compile)."""
+    """The inputs of a step. ``compute`` is the workload's own, wrapped (autocast, compile)."""
 
     model: Model
     batches: Batches
@@ -48,7 +48,7 @@ class Bench:
         return pieces(prompt_BS, int(self.settings["chunk"]) or None)
 
     def take_in(self, compute: Compute) -> torch.Tensor:
-        """The logits after the prompt, (B, 1, V), by ``compute`` of tokens and a position."""
+        """Return the logits after the prompt, (B, 1, V), by ``compute(tokens, position)``."""
         for piece_BS, first in self.prompt:
             logits_B1V = compute(piece_BS, first) if first is not None else compute(piece_BS)
         return logits_B1V
@@ -62,7 +62,7 @@ class Bench:
         return Decoder(self.language_model, cache, prompt_BS, new_tokens)
 
     def new_cache(self, batch: int, length: int) -> Cache:
-        """An empty decode state, of which a compiler knows that its steps may write to it."""
+        """Return an empty decode state; a compiler knows that its steps may write to it."""
         cache = self.language_model.new_cache(batch, length)
         if self.compiled:
             cache.mark_static()
@@ -80,7 +80,7 @@ BATCH = Field(
 
 
 def tokens_field(name: str, title: str, help: str) -> Field:
-    """A number of tokens of each sequence."""
+    """Return a field for a number of tokens of each sequence."""
     return Field(name=name, title=title, help=help, default=128, minimum=1, maximum=1048576)
 
 
@@ -102,22 +102,22 @@ PROMPT = tokens_field("sequence", "Prompt", "Tokens in the cache before the firs
 
 
 def _whole_sequences(settings: Mapping[str, Scalar]) -> int:
-    """Tokens of a step that processes ``batch`` sequences of ``sequence`` tokens."""
+    """Return tokens of a step that processes ``batch`` sequences of ``sequence`` tokens."""
     return int(settings["batch"]) * int(settings["sequence"])
 
 
 def one_token_each(settings: Mapping[str, Scalar]) -> int:
-    """Tokens of a step that adds one to each sequence."""
+    """Return tokens of a step that adds one to each sequence."""
     return int(settings["batch"])
 
 
 def prompt_and_new(settings: Mapping[str, Scalar]) -> int:
-    """The longest position of a sequence that grows from a prompt."""
+    """Return the longest position of a sequence that grows from a prompt."""
     return int(settings["sequence"]) + int(settings["new_tokens"])
 
 
 def _sequence_length(settings: Mapping[str, Scalar]) -> int:
-    """The longest position of such a step."""
+    """Return the longest position of such a step."""
     return int(settings["sequence"])
 
 
@@ -148,11 +148,11 @@ class Workload:
 
     @property
     def decodes(self) -> bool:
-        """Whether a step goes on from a cache, with ``compute(tokens, position)``."""
+        """Return True if a step goes on from a cache, with ``compute(tokens, position)``."""
         return self.rounds is not None
 
     def info(self) -> WorkloadInfo:
-        """How the window sees this workload."""
+        """Return the workload's description for the window."""
         return WorkloadInfo(
             name=self.name, title=self.title, help=self.help.strip(), fields=list(self.fields)
         )

@@ -74,12 +74,15 @@ def _step(bench: Bench, compute: Compute) -> Step:
 
 
 def _drawing(bench: Bench) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """What draws the round's token ``place`` ([1]) for every sequence from (B, 1, V) logits."""
+    """Return a function that draws the round's token ``index`` ([1]) for every sequence.
+
+    It takes the logits (B, 1, V).
+    """
     uniform_NB1, vocabulary = bench.decoder.uniform_NB1, bench.vocabulary
     temperature, top_p = float(bench.settings["temperature"]), float(bench.settings["top_p"])
 
-    def draw(logits_B1V: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        uniform_B1 = uniform_NB1.index_select(0, place)[0]
+    def draw(logits_B1V: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        uniform_B1 = uniform_NB1.index_select(0, index)[0]
         logits_BV = logits_B1V[:, -1, :vocabulary]
         return sample(logits_BV, temperature, top_p, uniform_B1=uniform_B1)
 

@@ -1,6 +1,4 @@
-"""A training step: the loss (of the next token, where the model is one of language), backward
-pass, AdamW.
-"""
+"""A training step: loss (of a language model: of the next token), backward pass, AdamW."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ class Checklists(QObject):
         budget_s = None if study is None else checklist.budget_s(study)
         if study is None or budget_s is None or self.why_not():
             return
-        text = str(study.asked["configuration"])
+        text = str(study.request["configuration"])
         configuration = msgspec.json.decode(text, type=Configuration)
-        self._ask(configuration, float(study.asked["expect_speedup"]), budget_s)
+        self._ask(configuration, float(study.request["expect_speedup"]), budget_s)
 
     def _ask(self, configuration: Configuration, expect_speedup: float, budget_s: float) -> None:
         if self._configuration.catalogue is None:

@@ -191,7 +191,9 @@ class Verdicts(QObject):
         catalogue, configuration = self._configuration.catalogue, self._configuration.edited
         if catalogue is None or configuration is None:
             return ""
-        return calibration.told(self._known, calibration.kind_of(catalogue, configuration))
+        return calibration.floor_sentence(
+            self._known, calibration.kind_of(catalogue, configuration)
+        )
 
     def compared(self, base: Configuration, other: Configuration) -> bool:
         """Whether this session has a clear verdict on the two, in whichever order."""

@@ -10,7 +10,7 @@ from workbench.protocol import Catalogue
 
 def existing(catalogue: Catalogue | None, parent: QWidget, title: str, pattern: str = "") -> str:
     """A file that the runner is to read; empty where none was chosen."""
-    if runner_command.is_asked():
+    if runner_command.is_custom():
         return _path(catalogue, parent, title, "")
     name, _ = QFileDialog.getOpenFileName(parent, title, "", pattern)
     return name
@@ -18,13 +18,13 @@ def existing(catalogue: Catalogue | None, parent: QWidget, title: str, pattern: 
 
 def new(catalogue: Catalogue | None, parent: QWidget, title: str, name: str, pattern: str) -> str:
     """A file that the runner is to write; empty where none was chosen."""
-    if runner_command.is_asked():
+    if runner_command.is_custom():
         return _path(catalogue, parent, title, name)
     chosen, _ = QFileDialog.getSaveFileName(parent, title, name, pattern)
     return chosen
 
 
 def _path(catalogue: Catalogue | None, parent: QWidget, title: str, name: str) -> str:
-    where = runner_command.place({} if catalogue is None else catalogue.environment)
+    where = runner_command.host_suffix({} if catalogue is None else catalogue.environment)
     text, accepted = QInputDialog.getText(parent, title, f"Path{where}:", text=name)
     return text.strip() if accepted else ""

@@ -8,7 +8,7 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QTableWidgetItem
 
 from sessions.model import PairedComparison, Segment
-from sessions.verdicts.verdict import are_right, unchecked_arms, wrong_arms
+from sessions.verdicts.arm_results import are_right, unchecked_arms, wrong_arms
 from sessions.verdicts.verdict_words import memory_words, numerics_lines, verdict_word
 from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK
 from workbench.theming.icons import icon

@@ -30,7 +30,7 @@ def test_a_clock_that_went_down_and_stayed_has_moved(share, readings):
 
 @pytest.mark.parametrize("share", [0.8, 1.25])
 def test_movement_is_seen_under_the_jumps(share):
-    assert moved(AT_THE_LIMIT + [share * each for each in AT_THE_LIMIT], 0.05)
+    assert moved(AT_THE_LIMIT + [share * clock for clock in AT_THE_LIMIT], 0.05)
 
 
 def test_a_clock_that_wakes_has_moved():
@@ -54,14 +54,14 @@ def test_one_multiprocessor_that_was_not_read_twice_is_left_out():
 
 
 def test_a_clock_that_cannot_be_counted_is_told_of_once(monkeypatch):
-    told = []
-    meter = ClockMeter(torch.device("cpu"), told.append)
-    assert meter.mark() is None and not told, "there is none to count"
+    sentences = []
+    meter = ClockMeter(torch.device("cpu"), sentences.append)
+    assert meter.mark() is None and not sentences, "there is none to count"
 
     def broken(device):
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(sm_clock, "read", broken)
     assert meter.mark() is None and meter.mark() is None
-    assert told == ["cycles cannot be counted: no compiler"]
+    assert sentences == ["cycles cannot be counted: no compiler"]
     assert meter.mean_mhz(None, None) is None

@@ -13,8 +13,8 @@ CYCLES = 1_000_000_000
 
 def test_counted_cycles_are_those_of_a_kernel_that_waits_for_so_many(capsys):
     device = torch.device("cuda", torch.cuda.current_device())
-    told: list[str] = []
-    meter = ClockMeter(device, told.append)
+    sentences: list[str] = []
+    meter = ClockMeter(device, sentences.append)
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     meter.mark()  # compiles
     torch.cuda._sleep(CYCLES // 10)
@@ -26,5 +26,5 @@ def test_counted_cycles_are_those_of_a_kernel_that_waits_for_so_many(capsys):
     known = CYCLES / (1000 * began.elapsed_time(ended))
     with capsys.disabled():
         print(f"counted {counted:.1f} MHz, known to be {known:.1f} MHz")
-    assert not told
+    assert not sentences
     assert counted == pytest.approx(known, rel=0.005)

@@ -24,8 +24,8 @@ OTHER = 2**22 + 17  # no process has this number
 
 @pytest.fixture
 def driver(monkeypatch):
-    """A driver with four GPUs, each of which says its own number; GPU 2 can tell no power."""
-    told = SimpleNamespace(others={})
+    """Return a driver with four GPUs, each with its own number; GPU 2 has no power reading."""
+    state = SimpleNamespace(other_shares={})
 
     def power(handle):
         if handle == 2:
@@ -47,7 +47,7 @@ def driver(monkeypatch):
         "nvmlDeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=os.getpid())],
         "nvmlDeviceGetProcessUtilization": lambda handle, since: [
             SimpleNamespace(pid=OTHER, smUtil=share, timeStamp=since + 1)
-            for share in told.others.get(handle, [])
+            for share in state.other_shares.get(handle, [])
         ],
     }
     for name, answer in answers.items():
@@ -57,12 +57,12 @@ def driver(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(contention, "READ_S", 0.0)
     monkeypatch.setattr(contention, "COST_SHARE", 1e9)
-    return told
+    return state
 
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """How many ranks there are, as a test says; no process is started for them."""
+    """Return a function that sets how many ranks there are; no process is started for them."""
     there = SimpleNamespace(group=None)
     monkeypatch.setattr(rank_telemetry.groups, "current", lambda: there.group)
 
@@ -73,7 +73,9 @@ def ranks(monkeypatch):
 
 
 def sampled(wire: RecordingWire) -> set[str]:
-    return {one.device for one in wire.sent if isinstance(one, protocol.TelemetrySamples)}
+    return {
+        message.device for message in wire.sent if isinstance(message, protocol.TelemetrySamples)
+    }
 
 
 def until(condition, seconds: float = 120.0) -> None:
@@ -95,20 +97,22 @@ def test_every_gpu_of_the_ranks_is_sampled_and_kept_in_the_file_under_its_own_na
     devices.follow()
     until(lambda: sampled(wire) == {"gpu1", "gpu2", "gpu3"})
     devices.stop()
-    assert not [one for one in wire.sent if isinstance(one, protocol.Sampling)], "the first tells"
+    assert not [message for message in wire.sent if isinstance(message, protocol.Sampling)], (
+        "the first tells"
+    )
     recorder = Recorder()
     for message in wire.sent:
         recorder.record(message)
     path = tmp_path / "ranks.h5"
     hdf5.save(recorder.session, path)
-    found = hdf5.load(path).telemetry
+    telemetry = hdf5.load(path).telemetry
     for number in (1, 2, 3):
-        columns = found[f"gpu{number}"]
+        columns = telemetry[f"gpu{number}"]
         assert set(columns["busy"]) == {10.0 * number}
         assert set(columns["memory_used"]) == {(number + 1.0) * GIB}
         assert set(columns["sm_clock"]) == {1500.0 + number}
-    assert set(found["gpu1"]["power_w"]) == {101.0}
-    assert not (found["gpu2"]["power_w"] > 0).any(), "that one cannot tell it"
+    assert set(telemetry["gpu1"]["power_w"]) == {101.0}
+    assert not (telemetry["gpu2"]["power_w"] > 0).any(), "that one cannot tell it"
 
 
 def test_sampling_ends_with_the_ranks_and_begins_anew_with_others(driver, ranks):
@@ -144,7 +148,7 @@ def test_a_device_that_the_driver_does_not_find_is_told_and_the_others_are_sampl
     devices.follow()
     until(lambda: sampled(wire) == {"gpu2"})
     devices.stop()
-    (note,) = [one for one in wire.sent if isinstance(one, protocol.Note)]
+    (note,) = [message for message in wire.sent if isinstance(message, protocol.Note)]
     assert note.text.startswith("the device of rank 1 is not sampled: ")
 
 
@@ -153,7 +157,7 @@ def test_what_others_use_of_a_ranks_gpu_counts_as_if_they_used_the_runners_own(d
     rig = Rig(wire, torch.device("cpu"))
     rig._companions = Companions(wire, torch.device("cuda", 0))
     ranks(2)
-    driver.others = {1: [60]}
+    driver.other_shares = {1: [60]}
     rig.follow(None)
     until(lambda: rig._companions.busiest_others() == (60.0, f"process {OTHER}"))
     began_ns = time.perf_counter_ns()

@@ -26,33 +26,33 @@ OTHER = 2**22 + 17  # no process has this number
 
 @pytest.fixture
 def driver(monkeypatch):
-    """A driver that says what a test tells it: processes, and samples of their use."""
-    told = SimpleNamespace(running=[os.getpid()], samples=[], error=None, asked=[])
+    """Return a driver that reports what a test tells it: processes, and samples of their use."""
+    state = SimpleNamespace(running=[os.getpid()], samples=[], error=None, since_times=[])
 
     def utilization(handle, since):
-        told.asked.append(since)
-        if told.error is not None:
-            raise pynvml.NVMLError(told.error)
-        return [SimpleNamespace(pid=p, smUtil=u, timeStamp=t) for p, u, t in told.samples]
+        state.since_times.append(since)
+        if state.error is not None:
+            raise pynvml.NVMLError(state.error)
+        return [SimpleNamespace(pid=p, smUtil=u, timeStamp=t) for p, u, t in state.samples]
 
     def running(handle):
-        return [SimpleNamespace(pid=pid) for pid in told.running]
+        return [SimpleNamespace(pid=pid) for pid in state.running]
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", running)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetProcessUtilization", utilization)
     monkeypatch.setattr(contention, "READ_S", 0.0)
     monkeypatch.setattr(contention, "COST_SHARE", 1e9)
-    return told
+    return state
 
 
 def test_only_what_others_use_counts_and_the_busiest_is_named(driver):
-    others = GpuOthers(None)
+    monitor = GpuOthers(None)
     driver.samples = [(os.getpid(), 90, 5), (OTHER, 30, 6), (OTHER, 20, 7), (OTHER + 1, 9, 8)]
-    assert others.read() == 39.0
-    assert others.who == f"process {OTHER}"
+    assert monitor.read() == 39.0
+    assert monitor.who == f"process {OTHER}"
     driver.samples = [(os.getpid(), 99, 9)]
-    assert others.read() == 0.0
-    assert driver.asked == [0, 8], "samples that were read are asked for again"
+    assert monitor.read() == 0.0
+    assert driver.since_times == [0, 8], "samples that were read are asked for again"
 
 
 def test_a_child_of_this_process_is_no_other(driver):
@@ -85,11 +85,11 @@ def test_a_driver_without_new_samples_says_nobody_and_one_without_any_says_nothi
     driver, error, share
 ):
     driver.error = error
-    others = GpuOthers(None)
-    assert others.read() == share
+    monitor = GpuOthers(None)
+    assert monitor.read() == share
     driver.error = None
     driver.samples = [(OTHER, 40, 1)]
-    assert others.read() == (None if share is None else 40.0)
+    assert monitor.read() == (None if share is None else 40.0)
 
 
 @pytest.fixture
@@ -103,20 +103,20 @@ def test_others_on_the_cpu_are_what_is_neither_idle_nor_ours(monkeypatch, at_onc
     own = [{1: (10.0, 0.0)}, {1: (11.0, 0.0), 2: (1.0, 0.0)}, {1: (11.0, 0.0), 2: (1.0, 0.0)}]
     counters = zip((100.0, 110.0, 120.0), (50.0, 54.0, 64.0), own, strict=True)
     monkeypatch.setattr(CpuOthers, "_counters", lambda self: next(counters))
-    others = CpuOthers()
-    assert others.read() == pytest.approx(40.0)
-    assert others.read() == 0.0
+    monitor = CpuOthers()
+    assert monitor.read() == pytest.approx(40.0)
+    assert monitor.read() == 0.0
 
 
 def test_what_this_process_computes_is_not_counted_as_others(at_once):
-    others = CpuOthers()
-    before = others._last
+    monitor = CpuOthers()
+    before = monitor._last
     until = time.process_time() + 0.3
     while time.process_time() < until:
         pass
-    others.read()
-    total, idle = (now - then for now, then in zip(others._last[:2], before[:2], strict=True))
-    own = contention._spent(before[2], others._last[2])
+    monitor.read()
+    total, idle = (now - then for now, then in zip(monitor._last[:2], before[:2], strict=True))
+    own = contention._spent(before[2], monitor._last[2])
     assert own >= 0.28 and total >= 0.28 and 0 <= idle <= total
 
 
@@ -133,8 +133,8 @@ IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c
 
 @pytest.mark.parametrize("code", [SPIN, IN_A_CHILD], ids=["child", "grandchild"])
 def test_what_a_child_computes_is_ours_while_it_lives_and_counted_once_when_it_has_ended(code):
-    others = CpuOthers()
-    readings = [others._counters()[2]]
+    monitor = CpuOthers()
+    readings = [monitor._counters()[2]]
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", code],
         stdin=subprocess.PIPE,
@@ -143,11 +143,11 @@ def test_what_a_child_computes_is_ours_while_it_lives_and_counted_once_when_it_h
         start_new_session=True,  # as compile workers are
     )
     assert child.stdout.readline() == "begun\n"
-    readings.append(others._counters()[2])
+    readings.append(monitor._counters()[2])
     assert child.stdout.readline() == "done\n"
-    readings.append(others._counters()[2])
+    readings.append(monitor._counters()[2])
     child.communicate("\n")
-    readings.append(others._counters()[2])
+    readings.append(monitor._counters()[2])
     starting, alive, ended = map(contention._spent, readings, readings[1:])
     assert alive >= 0.28
     assert ended < 0.2 and starting + alive + ended < 0.8, "what it spent was counted twice"
@@ -160,8 +160,8 @@ def test_a_process_of_ours_that_nobody_waited_for_takes_nothing_off_what_the_res
 
 def test_others_are_told_of_when_they_begin_and_not_again_while_they_go_on():
     alarm = Alarm()
-    told = [
-        alarm.told(share, "python (process 7)", now_s)
+    warnings = [
+        alarm.warning(share, "python (process 7)", now_s)
         for now_s, share in (
             (0, None),
             (1, 0),
@@ -173,15 +173,15 @@ def test_others_are_told_of_when_they_begin_and_not_again_while_they_go_on():
             (16, 9),
         )
     ]
-    assert told[2] == "another process used the GPU: python (process 7), 35 % of it"
-    assert told[7] == "another process used the GPU: python (process 7), 9 % of it"
-    assert [place for place, text in enumerate(told) if text] == [2, 7]
+    assert warnings[2] == "another process used the GPU: python (process 7), 35 % of it"
+    assert warnings[7] == "another process used the GPU: python (process 7), 9 % of it"
+    assert [index for index, text in enumerate(warnings) if text] == [2, 7]
 
 
 def test_on_a_gpu_the_events_say_so(monkeypatch):
     rig = Rig(RecordingWire(), torch.device("cpu"))
     rig.device = torch.device("cuda")
-    rig._sampler = SimpleNamespace(others=SimpleNamespace(who="python (process 7)"))
+    rig._sampler = SimpleNamespace(other_processes=SimpleNamespace(who="python (process 7)"))
     for share in (0.0, 40.0, 41.0):
         rig._telemetry_seen({"others": share})
     (note,) = (m for m in rig.wire.sent if isinstance(m, protocol.Note))
@@ -225,14 +225,14 @@ def test_blocks_beside_another_process_on_the_gpu_are_void_and_the_verdict_says_
     finally:
         burning.kill()
         burning.communicate()
-    found = runner.session.comparisons[-1]
-    assert contention.VOID in found.voids
+    comparison = runner.session.comparisons[-1]
+    assert contention.VOID in comparison.voids
     assert any(contention.VOID in event.text for event in runner.session.events)
-    assert found.verdict == "UNDECIDED" and found.facts["reasons"]
+    assert comparison.verdict == "UNDECIDED" and comparison.facts["reasons"]
 
 
-@pytest.mark.parametrize("share, told", [(10.0, False), (80.0, True)])
-def test_a_verdict_on_a_cpu_that_others_used_tells_of_them(share, told):
+@pytest.mark.parametrize("share, is_reported", [(10.0, False), (80.0, True)])
+def test_a_verdict_on_a_cpu_that_others_used_tells_of_them(share, is_reported):
     rig = Rig(RecordingWire(), torch.device("cpu"))
     configuration = Configuration(family="hydra", preset="tiny", workload="forward")
     run = CompareRun(rig, protocol.Compare(base=configuration, other=configuration))
@@ -241,4 +241,4 @@ def test_a_verdict_on_a_cpu_that_others_used_tells_of_them(share, told):
     run._judge()
     run._judge(final=True)
     facts = [m.facts for m in rig.wire.sent if isinstance(m, protocol.ComparisonFacts)]
-    assert facts == ([{"others": "others used 80 % of the CPU"}] if told else [])
+    assert facts == ([{"others": "others used 80 % of the CPU"}] if is_reported else [])

@@ -46,9 +46,9 @@ def test_steps_of_a_phase_that_is_over_held_no_more_than_its_peak(host):
     took_ns = time.perf_counter_ns()
     highest = host.sample().peak
     host.new_phase()
-    kept = torch.ones(BYTES // 4)
+    block = torch.ones(BYTES // 4)
     now = host.sample()
-    del kept
+    del block
     assert now.allocated > highest + 0.9 * BYTES
     assert now.allocated_of(took_ns) <= now.peak_of(took_ns) < now.allocated
     assert now.allocated_of(time.perf_counter_ns()) == now.allocated
@@ -61,7 +61,7 @@ def test_where_the_kernel_does_not_count_the_samples_do(monkeypatch):
     take_and_give_back()
     first = host.sample()
     assert first.peak == first.allocated, "not the peak of a build long ago"
-    kept = torch.ones(BYTES // 4)
+    block = torch.ones(BYTES // 4)
     assert host.sample().peak > first.peak + 0.9 * BYTES
-    del kept
+    del block
     assert host.sample().peak > first.peak + 0.9 * BYTES

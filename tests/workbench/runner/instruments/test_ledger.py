@@ -27,7 +27,7 @@ def raising(error: Exception):
 
 
 def replaced(monkeypatch, name: str, **fields) -> None:
-    """The toggle with other fields, for all who ask for it."""
+    """Replace fields of the toggle, for all who ask for it."""
     toggles = all_toggles()
     monkeypatch.setitem(toggles, name, dataclasses.replace(toggles[name], **fields))
 
@@ -35,14 +35,14 @@ def replaced(monkeypatch, name: str, **fields) -> None:
 def test_evidence_that_fails_is_unknown_with_its_reason_and_the_rest_is_complete(
     small, monkeypatch
 ):
-    whole = stepped(small, precision="bf16", rope_cache="shared", checkpointing="full")
+    healthy = stepped(small, precision="bf16", rope_cache="shared", checkpointing="full")
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     replaced(monkeypatch, "precision", evidence=raising(error))
     arm = stepped(small, precision="bf16", rope_cache="shared", checkpointing="full")
     ledger = found(arm)
     reason = "looking for the evidence failed: Out of memory: 2.00 GiB more was needed."
     assert ledger.pop("precision") == ("unknown", reason)
-    expected = found(whole)
+    expected = found(healthy)
     del expected["precision"]
     assert ledger == expected and {"checkpointing", "rope_cache"} < ledger.keys()
     assert len(found(arm)) == 1 + len(ledger), "asked again, the ledger is shorter"
@@ -114,14 +114,14 @@ def test_without_attention_there_is_no_row_of_it():
 
 
 class CompilerError(RuntimeError):
-    """As Dynamo raises them."""
+    """An error such as Dynamo raises."""
 
 
 CompilerError.__module__ = "torch._dynamo.exc"
 
 
 class KernelError(RuntimeError):
-    """As Triton raises them."""
+    """An error such as Triton raises."""
 
 
 KernelError.__module__ = "triton.compiler.errors"
@@ -147,16 +147,18 @@ def configured(toggles: dict[str, str]) -> Configuration:
 def test_the_options_that_an_error_names_failed_or_else_all_that_were_changed(
     error, with_before, without
 ):
-    found = failed_options.failed_options(error, configured(ASKED), configured(OFF))
-    assert {one.toggle for one in found} == with_before
-    assert {(one.status, one.requested == ASKED[one.toggle]) for one in found} == {("failed", True)}
+    failed = failed_options.failed_options(error, configured(ASKED), configured(OFF))
+    assert {item.toggle for item in failed} == with_before
+    assert {(item.status, item.requested == ASKED[item.toggle]) for item in failed} == {
+        ("failed", True)
+    }
     assert {
-        one.toggle for one in failed_options.failed_options(error, configured(ASKED))
+        item.toggle for item in failed_options.failed_options(error, configured(ASKED))
     } == without
 
 
 def test_an_error_that_no_change_explains_is_laid_on_what_was_changed():
-    asked = msgspec.structs.replace(configured(OFF), toggles={**OFF, "checkpointing": "none"})
-    (found,) = failed_options.failed_options(CompilerError("no graph"), asked, configured(OFF))
+    requested = msgspec.structs.replace(configured(OFF), toggles={**OFF, "checkpointing": "none"})
+    (failed,) = failed_options.failed_options(CompilerError("no graph"), requested, configured(OFF))
     expected = "torch.compile failed: no graph"
-    assert found == Evidence("checkpointing", "none", "failed", expected)
+    assert failed == Evidence("checkpointing", "none", "failed", expected)

@@ -1,4 +1,4 @@
-"""What a model measures of itself arrives while it runs, is the truth, and makes no step wait."""
+"""Measurements of a model arrive while it runs, are the truth, and make no step wait."""
 
 from __future__ import annotations
 

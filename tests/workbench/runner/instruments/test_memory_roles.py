@@ -12,14 +12,15 @@ import torch
 from traces import Written
 
 from sessions.studies import breakdown
-from workbench.runner.profiling import findings, roles, trace
+from sessions.tracing import trace
+from workbench.runner.profiling import findings, roles
 from workbench.runner.profiling.roles import Known
 
 WEIGHT, MOMENT, OTHER, KEPT, SCRATCH, GRADIENT, BUFFER = range(1, 8)
 
 
 def stepped(tmp_path) -> trace.Trace:
-    """A step that keeps 100 bytes for backward, makes a gradient of 30, scratches 50 and 200."""
+    """Return a step with 100 bytes for backward, a gradient of 30, scratches of 50 and 200."""
     made = Written()
     made.memory(-20, OTHER, 5, allocated=85, reserved=900)
     made.mark("workbench step", 0, 1000)
@@ -41,21 +42,21 @@ def known(**more) -> Known:
     return Known(blocks=blocks, other=20, gradients=[{GRADIENT}], **more)
 
 
-def held(course, at_us) -> dict[str, float]:
-    """What is not 0 at a time, by role."""
-    place = int(np.searchsorted(np.array(course["t_ms"]) * 1e3, at_us, side="right")) - 1
-    return {role: course[role][place] for role in breakdown.ROLES if course[role][place]}
+def bytes_by_role(course, at_us) -> dict[str, float]:
+    """Return what is not 0 at a time, by role."""
+    row = int(np.searchsorted(np.array(course["t_ms"]) * 1e3, at_us, side="right")) - 1
+    return {role: course[role][row] for role in breakdown.ROLES if course[role][row]}
 
 
 def test_each_block_has_the_role_of_what_it_was_for(tmp_path):
     course = roles.course(stepped(tmp_path), known())
     lasting = {"parameters": 20, "optimizer": 40, "other": 25}
-    assert held(course, 5) == lasting
-    assert held(course, 15) == lasting | {"activations": 100}
-    assert held(course, 25) == lasting | {"activations": 100, "workspace": 50}
-    assert held(course, 115) == lasting | {"activations": 100, "gradients": 30}
-    assert held(course, 315) == lasting | {"gradients": 30, "workspace": 200}
-    assert held(course, 999) == lasting
+    assert bytes_by_role(course, 5) == lasting
+    assert bytes_by_role(course, 15) == lasting | {"activations": 100}
+    assert bytes_by_role(course, 25) == lasting | {"activations": 100, "workspace": 50}
+    assert bytes_by_role(course, 115) == lasting | {"activations": 100, "gradients": 30}
+    assert bytes_by_role(course, 315) == lasting | {"gradients": 30, "workspace": 200}
+    assert bytes_by_role(course, 999) == lasting
     totals = [sum(course[role][n] for role in breakdown.ROLES) for n in range(len(course["t_ms"]))]
     assert max(totals) == 85 + 30 + 200
 
@@ -70,7 +71,7 @@ def test_private_pools_of_graphs_stand_beside_what_is_allocated(tmp_path):
     made = Written()
     made.mark("workbench step", 0, 1000)
     course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), known(pools=77))
-    assert held(course, 500) == {
+    assert bytes_by_role(course, 500) == {
         "parameters": 20,
         "optimizer": 40,
         "other": 20,
@@ -83,8 +84,8 @@ def test_a_block_that_was_there_before_and_goes_was_none_of_the_steps(tmp_path):
     made.mark("workbench step", 0, 1000)
     made.memory(500, 999, -15)
     course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), known())
-    assert held(course, 10)["other"] == 20
-    assert held(course, 600)["other"] == 5
+    assert bytes_by_role(course, 10)["other"] == 20
+    assert bytes_by_role(course, 600)["other"] == 5
 
 
 def test_of_inference_everything_that_a_step_takes_is_workspace(tmp_path):
@@ -92,9 +93,9 @@ def test_of_inference_everything_that_a_step_takes_is_workspace(tmp_path):
     made.mark("workbench step", 0, 1000)
     made.memory(10, KEPT, 100)
     made.memory(900, KEPT, -100)
-    found = Known(blocks={WEIGHT: ("parameters", 20)})
-    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), found)
-    assert held(course, 500) == {"parameters": 20, "workspace": 100}
+    recorded = Known(blocks={WEIGHT: ("parameters", 20)})
+    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), recorded)
+    assert bytes_by_role(course, 500) == {"parameters": 20, "workspace": 100}
 
 
 def test_a_long_course_is_thinned_and_keeps_its_peak(tmp_path):
@@ -130,9 +131,9 @@ def test_a_thinned_course_keeps_the_most_of_each_role(tmp_path):
 class Allocator(Written):
     """Writes what a step allocates into a trace, and counts for itself what is held at most."""
 
-    def __init__(self, held: int) -> None:
+    def __init__(self, allocated: int) -> None:
         super().__init__()
-        self.held = self.peak = held
+        self.allocated_now = self.peak = allocated
         self._addresses = itertools.count(100)
         self._live: dict[int, int] = {}
 
@@ -147,33 +148,33 @@ class Allocator(Written):
             self._tell(at, address, -self._live.pop(address))
 
     def _tell(self, at: float, address: int, size: int) -> None:
-        self.held += size
-        self.peak = max(self.peak, self.held)
-        self.memory(at, address, size, allocated=self.held, reserved=5000)
+        self.allocated_now += size
+        self.peak = max(self.peak, self.allocated_now)
+        self.memory(at, address, size, allocated=self.allocated_now, reserved=5000)
 
 
 def training(tmp_path, nodes: list[str], seed: int) -> tuple[trace.Trace, Allocator, Known]:
-    """A step of four layers whose backward pass has these nodes, with sizes by chance."""
+    """Return a step of four layers whose backward pass has these nodes, with sizes by chance."""
     sizes = random.Random(seed)
-    made = Allocator(held=80)
+    made = Allocator(allocated_now=80)
     made.mark("workbench step", 0, 1000)
-    kept, gradients = [], []
+    activations, gradients = [], []
     for layer in range(4):
         scratch = made.take(10 + 10 * layer, sizes.randrange(1, 99))
-        kept.append(made.take(12 + 10 * layer, sizes.randrange(100, 900)))
+        activations.append(made.take(12 + 10 * layer, sizes.randrange(100, 900)))
         made.give(14 + 10 * layer, scratch)
     for number, name in enumerate(nodes):
         made.node(name, 100 + 50 * number, 140 + 50 * number)
     for layer in range(4):
         scratch = made.take(101 + 50 * layer, sizes.randrange(100, 500))
         gradients.append(made.take(105 + 50 * layer, sizes.randrange(1, 99)))
-        made.give(110 + 50 * layer, kept.pop(), scratch)
+        made.give(110 + 50 * layer, activations.pop(), scratch)
     made.mark("Optimizer.step#AdamW.step", 400, 500)
     made.give(450, made.take(440, sizes.randrange(1, 2000)))
     made.give(510, *gradients)
-    found = known(reserved=5000)
-    found.gradients = [set(gradients)]
-    return trace.read(made.save(tmp_path / "t.json"), "cuda"), made, found
+    before = known(reserved=5000)
+    before.gradients = [set(gradients)]
+    return trace.read(made.save(tmp_path / "t.json"), "cuda"), made, before
 
 
 EAGER = ["MmBackward0", "SiluBackward0", "MmBackward0", "EmbeddingBackward0"]
@@ -189,8 +190,8 @@ def at_peak(course, monkeypatch) -> dict[str, float]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("nodes", [EAGER, COMPILED], ids=["eager", "compiled"])
 def test_roles_add_up_to_what_the_allocator_held_at_most(tmp_path, monkeypatch, nodes, seed):
-    found, allocator, before = training(tmp_path, nodes, seed)
-    peak = at_peak(roles.course(found, before), monkeypatch)
+    traced, allocator, before = training(tmp_path, nodes, seed)
+    peak = at_peak(roles.course(traced, before), monkeypatch)
     assert sum(peak.values()) == allocator.peak
     assert peak["activations"] + peak["gradients"] + peak["workspace"] == allocator.peak - 80
     assert peak["private_pools"] == 0
@@ -201,11 +202,11 @@ def test_roles_add_up_to_what_the_allocator_held_at_most(tmp_path, monkeypatch, 
 def test_a_captured_step_has_the_uncaptured_ones_roles_within_its_pool(
     tmp_path, monkeypatch, nodes, seed
 ):
-    found, allocator, before = training(tmp_path, nodes, seed)
-    plain = at_peak(roles.course(found, before), monkeypatch)
+    traced, allocator, before = training(tmp_path, nodes, seed)
+    plain = at_peak(roles.course(traced, before), monkeypatch)
     slack = 64  # of the segments in the pool
     before.pools = slack + allocator.peak - 80
-    course = roles.replayed(roles.course(found, before), known(pools=before.pools, reserved=7000))
+    course = roles.replayed(roles.course(traced, before), known(pools=before.pools, reserved=7000))
     totals = {sum(course[role][n] for role in breakdown.ROLES) for n in range(len(course["t_ms"]))}
     assert totals == {80 + before.pools}  # what is allocated and the pool, at any time
     assert set(course["reserved"]) == {7000}
@@ -214,8 +215,8 @@ def test_a_captured_step_has_the_uncaptured_ones_roles_within_its_pool(
 
 
 def test_a_step_that_needs_more_than_the_pool_has_shows_that_more(tmp_path, monkeypatch):
-    found, allocator, before = training(tmp_path, EAGER, 0)
-    course = roles.replayed(roles.course(found, before), known(pools=10))
+    traced, allocator, before = training(tmp_path, EAGER, 0)
+    course = roles.replayed(roles.course(traced, before), known(pools=10))
     peak = at_peak(course, monkeypatch)
     assert peak["private_pools"] == 0 and sum(peak.values()) == allocator.peak
 
@@ -240,7 +241,7 @@ class Halves(torch.Tensor):
 
 def test_a_tensor_that_wraps_others_holds_what_they_hold():
     codes, scale = torch.zeros(64, dtype=torch.uint8), torch.zeros(2)
-    found = roles._storages(Halves(codes, scale))
-    assert [one.nbytes() for one in found] == [64, 8]
-    assert found[0].data_ptr() == codes.data_ptr()
+    storages = roles._storages(Halves(codes, scale))
+    assert [storage.nbytes() for storage in storages] == [64, 8]
+    assert storages[0].data_ptr() == codes.data_ptr()
     assert roles._storages(None) == []

@@ -12,7 +12,8 @@ from recording_wire import RecordingWire
 from sessions.model import Phase
 from workbench import protocol
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.instruments.telemetry import HostSampler, Telemetry
+from workbench.runner.instruments.samplers import HostSampler
+from workbench.runner.instruments.telemetry import Telemetry
 
 
 def test_a_segment_that_begins_while_a_clock_is_judged_takes_nothing_from_under_it(monkeypatch):
@@ -30,7 +31,7 @@ def test_a_segment_that_begins_while_a_clock_is_judged_takes_nothing_from_under_
 
 
 def steady_share(clocks):
-    """Of steps of 210 ms, with a clock read every 50 ms, the share that is steady."""
+    """Return the steady share of steps of 210 ms, with a clock read every 50 ms."""
     tracker, steady = PhaseTracker(lambda phase: None), 0
     for number, clock in enumerate(clocks):
         tracker.clock_mhz(clock)
@@ -61,18 +62,18 @@ def test_a_lane_of_telemetry_that_dies_is_told_of(lane, missing, monkeypatch):
         raise ValueError("no such sensor")
 
     monkeypatch.setattr(sampler, lane, broken)
-    told, arrived = [], threading.Event()
+    notes, arrived = [], threading.Event()
 
     class Wire(RecordingWire):
         def send(self, message):
             if isinstance(message, protocol.Note):
-                told.append(message)
+                notes.append(message)
                 arrived.set()
 
     telemetry = Telemetry(Wire(), sampler, lambda sample: None)
     telemetry.start()
     assert arrived.wait(30)
     telemetry.stop()
-    (note,) = told
+    (note,) = notes
     assert note.kind == "warning" and note.text.startswith(missing)
     assert note.text.endswith("not recorded any more: ValueError: no such sensor")

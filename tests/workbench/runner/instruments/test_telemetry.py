@@ -15,15 +15,16 @@ from sessions.sampling import absent, sampling
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.environment import environment
-from workbench.runner.instruments import telemetry
-from workbench.runner.instruments.telemetry import ACTIVITY, HostSampler, Telemetry
+from workbench.runner.instruments import samplers
+from workbench.runner.instruments.samplers import ACTIVITY, HostSampler
+from workbench.runner.instruments.telemetry import Telemetry
 
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
 
 
 def test_a_reading_that_fails_says_why_and_is_tried_again(monkeypatch):
     now_s = [100.0]
-    monkeypatch.setattr(telemetry.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(samplers.time, "monotonic", lambda: now_s[0])
     answers = [7.0, LOST, 9.0]
 
     def call() -> float:
@@ -32,12 +33,12 @@ def test_a_reading_that_fails_says_why_and_is_tried_again(monkeypatch):
             raise answer
         return answer
 
-    readings = telemetry._Readings({"busy": call})
+    readings = samplers._Readings({"busy": call})
     assert readings.read() == {"busy": 7.0} and not readings.why_not
     assert readings.read() == {} and readings.why_not == {"busy": f"NVML: {LOST}"}
-    now_s[0] += telemetry.RETRY_S / 2
+    now_s[0] += samplers.RETRY_S / 2
     assert readings.read() == {} and len(answers) == 1, "not at every sample"
-    now_s[0] += telemetry.RETRY_S
+    now_s[0] += samplers.RETRY_S
     assert readings.read() == {"busy": 9.0} and not readings.why_not
 
 
@@ -64,8 +65,8 @@ def test_what_is_lost_and_comes_back_is_told_once_and_kept_in_the_session():
     there = {"busy": "every 0.05 s"}
     for how in (there, there, {"busy": f"{ABSENT}NVML: Unknown Error"}, there):
         sampled._tell(how)
-    told = [(m.kind, m.text) for m in wire.sent if isinstance(m, protocol.Note)]
-    assert told == [
+    notes = [(m.kind, m.text) for m in wire.sent if isinstance(m, protocol.Note)]
+    assert notes == [
         ("warning", "telemetry: busy is no longer measured (NVML: Unknown Error)"),
         ("info", "telemetry: busy is measured again"),
     ]
@@ -112,21 +113,21 @@ def test_a_cpu_whose_clock_nobody_knows_has_no_clock_in_its_samples_and_says_why
     monkeypatch, cpu_freq, reason
 ):
     if cpu_freq is None:
-        monkeypatch.delattr(telemetry.psutil, "cpu_freq", raising=False)
+        monkeypatch.delattr(samplers.psutil, "cpu_freq", raising=False)
     else:
-        monkeypatch.setattr(telemetry.psutil, "cpu_freq", cpu_freq, raising=False)
+        monkeypatch.setattr(samplers.psutil, "cpu_freq", cpu_freq, raising=False)
     sampler = HostSampler()
     assert "sm_clock" not in sampler.fast()
     assert sampler.how()["sm_clock"] == f"{ABSENT}{reason}"
-    found = environment(torch.device("cpu"))
-    assert f"no clock: {reason}" in absent(found)
-    assert f"{SAMPLING}sm_clock" in found and sampling(found, "sm_clock") == ""
+    facts = environment(torch.device("cpu"))
+    assert f"no clock: {reason}" in absent(facts)
+    assert f"{SAMPLING}sm_clock" in facts and sampling(facts, "sm_clock") == ""
 
 
 def test_a_cpu_whose_clock_is_known_has_it_in_its_samples_and_says_how_often(monkeypatch):
     known = types.SimpleNamespace(current=2596.1)
-    monkeypatch.setattr(telemetry.psutil, "cpu_freq", lambda: known, raising=False)
+    monkeypatch.setattr(samplers.psutil, "cpu_freq", lambda: known, raising=False)
     sampler = HostSampler()
     assert sampler.fast()["sm_clock"] == 2596.1
-    assert sampler.how()["sm_clock"] == telemetry.OFTEN
-    assert sampling(environment(torch.device("cpu")), "sm_clock") == telemetry.OFTEN
+    assert sampler.how()["sm_clock"] == samplers.OFTEN
+    assert sampling(environment(torch.device("cpu")), "sm_clock") == samplers.OFTEN

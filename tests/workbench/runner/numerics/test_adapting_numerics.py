@@ -50,10 +50,10 @@ def state_of(arm):
 def test_choices_that_follow_their_definition_are_right_and_their_price_is_told(settled):
     arm = settled()
     before = state_of(arm)
-    found = comparison.check(arm, arm.situation)
-    assert found.ok, found.text
-    assert 1e-6 < found.relative_error < 1e-3
-    assert "of ranks and precisions that move no score by more than 0.00" in found.text
+    result = comparison.check(arm, arm.situation)
+    assert result.ok, result.text
+    assert 1e-6 < result.relative_error < 1e-3
+    assert "of ranks and precisions that move no score by more than 0.00" in result.text
     assert all(torch.equal(tensor, before[name]) for name, tensor in arm.model.adapted().items())
 
 
@@ -70,8 +70,8 @@ def test_choices_may_not_be_worse_than_the_model_promises(settled):
     promised = type(arm.model).promise
 
     def modest(model):
-        found = promised(model)
-        return type(found)(1e-5, found.text)
+        promise = promised(model)
+        return type(promise)(1e-5, promise.text)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(arm.model), "promise", modest)
@@ -94,10 +94,10 @@ class Order:
     """An alternation that only tells in which order it was asked."""
 
     def __init__(self):
-        self.asked = []
+        self.called = []
 
     def __getattr__(self, name):
-        return lambda *_: self.asked.append(name)
+        return lambda *_: self.called.append(name)
 
 
 class Anything:
@@ -122,8 +122,8 @@ def test_an_arm_is_checked_after_it_has_settled(kind, monkeypatch):
     monkeypatch.setattr("workbench.protocol.NumericsChecked", lambda **_: None)
     monkeypatch.setattr("workbench.runner.experiments.attribute.path_text", lambda arm: "")
     run._look_at(Anything())
-    asked = [name for name in run._alternation.asked if name in ("settle", "check")]
-    assert asked == ["settle", "check"]
+    calls = [name for name in run._alternation.called if name in ("settle", "check")]
+    assert calls == ["settle", "check"]
 
 
 def test_warming_up_lets_a_model_adapt_and_ends_where_nothing_ever_can(build, monkeypatch):

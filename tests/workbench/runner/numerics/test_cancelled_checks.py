@@ -44,6 +44,6 @@ def test_a_check_of_the_numbers_ends_when_the_run_is_cancelled(small, name, monk
     with pytest.raises(Cancelled):
         RUNS[type(command)](Rig(wire, torch.device("cpu")), command).execute()
     assert wire.cancelled.is_set() and not went_on
-    rows = [one for one in wire.sent if isinstance(one, protocol.StudyRows)]
-    told = [text for one in rows if one.table == "numbers" for text in one.columns["text"]]
-    assert told == ["not checked: cancelled"] * (name == "sweep")
+    rows = [message for message in wire.sent if isinstance(message, protocol.StudyRows)]
+    texts = [text for row in rows if row.table == "numbers" for text in row.columns["text"]]
+    assert texts == ["not checked: cancelled"] * (name == "sweep")

@@ -115,12 +115,12 @@ PLANTED += [(toggles, missing_gradient) for toggles in TOGGLES if "precision" no
 def test_what_is_right_is_green_and_says_in_which_mode(build, eager_backend, toggles):
     arm, situation = build(**toggles)
     stepped(arm)
-    found = comparison.check(arm, situation)
-    assert found.ok, found.text
-    assert found.text.startswith(EVALUATED) and found.curve_steps == training_curve.STEPS
-    assert found.relative_error < (0.02 if "precision" in toggles else 1e-6)
-    assert found.curve_difference < (0.01 if "precision" in toggles else 1e-5)
-    assert ("compiled once more" in found.text) == ("compile" in toggles)
+    result = comparison.check(arm, situation)
+    assert result.ok, result.text
+    assert result.text.startswith(EVALUATED) and result.curve_steps == training_curve.STEPS
+    assert result.relative_error < (0.02 if "precision" in toggles else 1e-6)
+    assert result.curve_difference < (0.01 if "precision" in toggles else 1e-5)
+    assert ("compiled once more" in result.text) == ("compile" in toggles)
 
 
 @pytest.mark.parametrize(("toggles", "fault"), PLANTED)
@@ -128,8 +128,8 @@ def test_what_is_wrong_is_red(build, eager_backend, toggles, fault):
     arm, situation = build(**toggles)
     stepped(arm)
     fault(arm)
-    found = comparison.check(arm, situation)
-    assert found.ok is False and found.text.startswith(EVALUATED), found.text
+    result = comparison.check(arm, situation)
+    assert result.ok is False and result.text.startswith(EVALUATED), result.text
 
 
 @pytest.mark.slow
@@ -139,8 +139,8 @@ def test_generated_code_is_judged_too(build, fault):
     stepped(arm)
     if fault:
         fault(arm)
-    found = comparison.check(arm, situation)
-    assert found.ok is (fault is None) and found.text.startswith(EVALUATED), found.text
+    result = comparison.check(arm, situation)
+    assert result.ok is (fault is None) and result.text.startswith(EVALUATED), result.text
 
 
 @pytest.mark.parametrize("inside", ["pass", DRAWS_BY_OTHERS, "x = self.norm(x)"])
@@ -154,12 +154,12 @@ def test_a_check_disturbs_neither_random_numbers_nor_modes_nor_training(build, i
         losses = stepped(arm)
         modes = [module.training for module in arm.model.modules()]
         if looks:
-            found = comparison.check(arm, situation)
-            assert found.ok and found.text.startswith(EVALUATED), found.text
+            result = comparison.check(arm, situation)
+            assert result.ok and result.text.startswith(EVALUATED), result.text
         assert [module.training for module in arm.model.modules()] == modes
         assert set(modes) == {False, True}
         losses += stepped(arm)
-        ends.append((losses, [each.clone() for each in arm.model.state_dict().values()]))
+        ends.append((losses, [tensor.clone() for tensor in arm.model.state_dict().values()]))
     assert len(set(ends[0][0])) == 6 and ends[0][0] == ends[1][0]
     assert all(map(torch.equal, ends[0][1], ends[1][1]))
 
@@ -180,45 +180,49 @@ def test_a_check_that_is_put_off_leaves_modes_and_random_numbers_too(build):
 
 
 def test_a_draw_that_changed_nothing_this_time_is_seen_all_the_same(build):
-    found = comparison.check(*build(p=1e-9))
-    assert found.ok and found.text.startswith(EVALUATED), found.text
+    result = comparison.check(*build(p=1e-9))
+    assert result.ok and result.text.startswith(EVALUATED), result.text
 
 
 def test_what_never_draws_is_compared_as_it_trains(build):
-    found = comparison.check(*build(p=0.0))
-    assert found.ok and found.text.startswith("relative error"), found.text
+    result = comparison.check(*build(p=0.0))
+    assert result.ok and result.text.startswith("relative error"), result.text
 
 
 def test_statistics_of_batches_that_are_not_compared_are_told(build):
-    found = comparison.check(*build(inside="x = self.norm(x)"))
-    assert found.ok and "its buffers stay as they are" in found.text
+    result = comparison.check(*build(inside="x = self.norm(x)"))
+    assert result.ok and "its buffers stay as they are" in result.text
     assert "buffers" not in comparison.check(*build()).text
 
 
 def test_inference_with_dropout_that_is_inert_is_checked_as_ever(build):
-    found = comparison.check(*build("forward"))
-    assert found.ok and found.text.startswith("relative error"), found.text
+    result = comparison.check(*build("forward"))
+    assert result.ok and result.text.startswith("relative error"), result.text
 
 
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_what_draws_in_evaluation_mode_too_is_not_checked(build, workload):
-    found = comparison.check(*build(workload, inside="x = F.dropout(x, 0.5)"))
-    assert found.ok is None and "it draws random numbers" in found.text
-    assert "evaluation mode" in found.text
+    result = comparison.check(*build(workload, inside="x = F.dropout(x, 0.5)"))
+    assert result.ok is None and "it draws random numbers" in result.text
+    assert "evaluation mode" in result.text
 
 
 def test_ranks_that_each_draw_others_are_not_checked(build):
     arm, situation = build()
     alone = lambda *_: contextlib.nullcontext()  # noqa: E731
-    asked = {name: functools.partial(getattr(Divided, name), None) for name in ("outputs", "loss")}
-    arm.divided = SimpleNamespace(ranks=1, entered=alone, evaluating=alone, whole=None, **asked)
-    found = comparison.check(arm, situation)
-    assert found.ok is None and found.text.endswith("in training, each rank others")
+    methods = {
+        name: functools.partial(getattr(Divided, name), None) for name in ("outputs", "loss")
+    }
+    arm.divided = SimpleNamespace(ranks=1, entered=alone, evaluating=alone, whole=None, **methods)
+    result = comparison.check(arm, situation)
+    assert result.ok is None and result.text.endswith("in training, each rank others")
 
 
 def test_what_fails_in_evaluation_mode_is_not_checked_and_says_why(build):
-    found = comparison.check(*build(inside="if not self.training: return [x]"))
-    assert found.ok is None and "'list' object has no attribute 'float'" in found.text, found.text
+    result = comparison.check(*build(inside="if not self.training: return [x]"))
+    assert result.ok is None and "'list' object has no attribute 'float'" in result.text, (
+        result.text
+    )
 
 
 def test_evidence_of_compiling_does_not_count_what_a_check_compiles(build, eager_backend):

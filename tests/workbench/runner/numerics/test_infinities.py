@@ -66,7 +66,7 @@ def configured(tmp_path):
 
 @pytest.fixture
 def failures(monkeypatch):
-    """What a run of so many steps, each of them looked at, tells of failures."""
+    """Return a function for the failures of a run of so many steps, each of them looked at."""
 
     def failures(configuration, steps=40):
         monkeypatch.setattr(run, "FLUSH_NS", -1)
@@ -75,7 +75,7 @@ def failures(monkeypatch):
         with pytest.raises(RunEnded):
             start = protocol.Start(configuration=configuration, check="never", steps=steps)
             Run(Rig(wire, CPU), start).execute()
-        return [each for each in wire.sent if isinstance(each, protocol.Failure)]
+        return [message for message in wire.sent if isinstance(message, protocol.Failure)]
 
     return failures
 
@@ -103,11 +103,11 @@ def test_looking_leaves_the_batch_and_its_place_as_they_were(configured):
     arm = Arms().get(resolve(configured(), CPU), PhaseTracker(lambda phase: None))
     for _ in range(20):
         arm.batches.advance()
-    place, held = arm.batches.place, arm.batches.inputs[0].clone()
-    assert place == 19 % 16 and arm.batches.advances == 20
-    found = masked_inf.expected(arm, 7)
-    assert found[0] == found[1] == 0 < found[2]
-    assert arm.batches.place == place and torch.equal(arm.batches.inputs[0], held)
+    index, inputs = arm.batches.index, arm.batches.inputs[0].clone()
+    assert index == 19 % 16 and arm.batches.advances == 20
+    expected_counts = masked_inf.expected(arm, 7)
+    assert expected_counts[0] == expected_counts[1] == 0 < expected_counts[2]
+    assert arm.batches.index == index and torch.equal(arm.batches.inputs[0], inputs)
 
 
 def test_each_batch_is_looked_at_once(configured):
@@ -122,12 +122,12 @@ def test_each_batch_is_looked_at_once(configured):
     for _ in range(40):
         arm.batches.advance()
         watch._due_ns = 0
-        assert not watch.poll(arm.step(), arm.batches.place)
+        assert not watch.poll(arm.step(), arm.batches.index)
     assert looked == list(range(16))
 
 
 def test_other_infinities_than_a_batch_had_before_are_found():
-    watch = FiniteWatch(CPU, functools.partial(lambda found, batch: found, (0.0, 0.0, 1.0)))
+    watch = FiniteWatch(CPU, functools.partial(lambda counts, batch: counts, (0.0, 0.0, 1.0)))
     output = torch.tensor([1.0, -torch.inf, 2.0])
     assert not watch.poll(output)
     watch._due_ns = 0

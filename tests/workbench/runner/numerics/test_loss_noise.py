@@ -1,4 +1,4 @@
-"""Where the reference has no more digits than the arm, it counts what another order makes."""
+"""The reference's own noise: without more digits than the arm, another order of sums counts."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def adds_otherwise(arm, monkeypatch) -> Arm:
     """Its losses are the sums of the same rows, which begin with the last one."""
     course = training_curve._plain_course
 
-    def own(one: Arm, between: training_curve.Between) -> list[float]:
+    def own(target: Arm, between: training_curve.Between) -> list[float]:
         with monkeypatch.context() as patched:
             patched.setattr(training_curve, "_turned", lambda batch: [x.roll(1, 0) for x in batch])
-            return course(one, torch.float32, between, fresh=False, turned=True).losses
+            return course(target, torch.float32, between, fresh=False, turned=True).losses
 
     monkeypatch.setattr(training_curve, "_own_losses", own)
     return arm
@@ -54,12 +54,12 @@ def test_the_plain_model_in_the_references_own_digits_measures_nothing(arm):
 def test_an_arm_that_adds_the_same_numbers_in_another_order_is_no_farther_off_than_measured(
     adds_otherwise, tight, monkeypatch
 ):
-    found = training_curve.check(adds_otherwise, torch.float32)
-    assert 0 < found.difference <= found.allowed < 1e-5
+    curve = training_curve.check(adds_otherwise, torch.float32)
+    assert 0 < curve.difference <= curve.allowed < 1e-5
     monkeypatch.setattr(
         training_curve, "_measured", lambda arm, dtype, between, plain, *_, **__: plain.losses
     )
-    assert training_curve.check(adds_otherwise, torch.float32).allowed < found.difference
+    assert training_curve.check(adds_otherwise, torch.float32).allowed < curve.difference
 
 
 def test_a_fault_is_seen_beside_the_noise_of_another_order(adds_otherwise, monkeypatch):
@@ -67,8 +67,8 @@ def test_a_fault_is_seen_beside_the_noise_of_another_order(adds_otherwise, monke
     monkeypatch.setattr(
         training_curve, "_own_losses", lambda *given: [loss * (1 + 3e-6) for loss in own(*given)]
     )
-    found = training_curve.check(adds_otherwise, torch.float32)
-    assert not found.ok and found.difference > found.allowed
+    curve = training_curve.check(adds_otherwise, torch.float32)
+    assert not curve.ok and curve.difference > curve.allowed
 
 
 def test_a_model_to_which_the_order_of_rows_means_more_is_not_measured_by_it(arm, monkeypatch):
@@ -82,11 +82,13 @@ def test_a_model_to_which_the_order_of_rows_means_more_is_not_measured_by_it(arm
 @pytest.mark.parametrize(("dtype", "precision"), [("float64", "fp32"), ("float32", "amp_bf16")])
 def test_a_reference_of_more_digits_needs_no_other_order(small, monkeypatch, dtype, precision):
     arm = stepped(small, steps=1, precision=precision)
-    asked = []
+    turned = []
     course = training_curve._plain_course
     monkeypatch.setattr(
         training_curve,
         "_plain_course",
-        lambda *given, **more: (asked.append(more.get("turned", False)), course(*given, **more))[1],
+        lambda *given, **more: (turned.append(more.get("turned", False)), course(*given, **more))[
+            1
+        ],
     )
-    assert training_curve.check(arm, getattr(torch, dtype)).ok and asked == [False, False]
+    assert training_curve.check(arm, getattr(torch, dtype)).ok and turned == [False, False]

@@ -1,4 +1,4 @@
-"""Whether an arm's numbers are right: what passes, what is red, and against what it is measured."""
+"""The check of an arm's results: what passes, what is red, and what it is measured by."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def build(small):
 @pytest.mark.parametrize("workload", ["forward", "train", "prefill", *DECODES])
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
 def test_every_workload_is_right_in_every_precision(build, workload, precision):
-    found = comparison.check(*build(workload, precision=precision))
-    assert found.ok, found.text
-    assert found.reference == "float64"
-    assert found.relative_error < (1e-6 if precision == "fp32" else 0.02)
-    assert found.cosine > 0.999 and found.mse > 0
-    assert (found.loss_difference is None) == (workload != "train")
+    result = comparison.check(*build(workload, precision=precision))
+    assert result.ok, result.text
+    assert result.reference == "float64"
+    assert result.relative_error < (1e-6 if precision == "fp32" else 0.02)
+    assert result.cosine > 0.999 and result.mse > 0
+    assert (result.loss_difference is None) == (workload != "train")
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_every_workload_is_right_in_every_precision(build, workload, precision):
 )
 def test_an_optimization_that_changes_no_numbers_passes(build, toggles):
     workload = "train" if "checkpointing" in toggles else "forward"
-    found = comparison.check(*build(workload, **toggles))
-    assert found.ok, found.text
+    result = comparison.check(*build(workload, **toggles))
+    assert result.ok, result.text
 
 
 @pytest.mark.parametrize(
     ("family", "fields"), [("mamba2", {}), ("hydra", {"ccgqa": True, "mixture_of_depths": True})]
 )
 def test_a_recurrent_state_that_has_gone_on_is_checked_where_the_prompt_ends(family, fields):
-    asked = configuration(family, "decode", model=fields)
-    arm = stepped(asked)
-    found = comparison.check(arm, resolve(asked, CPU))
-    assert found.ok, found.text
+    requested = configuration(family, "decode", model=fields)
+    arm = stepped(requested)
+    result = comparison.check(arm, resolve(requested, CPU))
+    assert result.ok, result.text
 
 
 @pytest.mark.parametrize("workload", ["forward", "train", "prefill", *DECODES])
@@ -78,31 +78,31 @@ def test_a_wrong_loss_is_red_though_the_outputs_are_right(build):
     arm, situation = build("train")
     compute = arm.compute
     arm.compute = lambda *batch: compute(*batch) * 1.01
-    found = comparison.check(arm, situation)
-    assert not found.ok and "loss off by +0.0" in found.text
-    assert found.relative_error < found.tolerance
+    result = comparison.check(arm, situation)
+    assert not result.ok and "loss off by +0.0" in result.text
+    assert result.relative_error < result.tolerance
 
 
 def test_outputs_that_are_not_finite_are_red(build):
     arm, situation = build()
     arm.model.register_forward_hook(lambda module, inputs, output: output / 0)
-    found = comparison.check(arm, situation)
-    assert (found.ok, found.text) == (False, "some outputs are not finite")
-    assert found.relative_error is None
+    result = comparison.check(arm, situation)
+    assert (result.ok, result.text) == (False, "some outputs are not finite")
+    assert result.relative_error is None
 
 
 def test_a_reference_that_does_not_fit_in_fp64_is_computed_in_fp32(build, monkeypatch):
     monkeypatch.setattr(plain.Plain, "_fits", lambda *_: False)
-    found = comparison.check(*build())
-    assert found.ok and found.reference == "float32"
+    result = comparison.check(*build())
+    assert result.ok and result.reference == "float32"
 
 
 def test_outputs_of_another_shape_are_wrong_and_not_unchecked(build):
     arm, situation = build()
     arm.model.register_forward_hook(lambda module, inputs, output: output[:, 1:])
-    found = comparison.check(arm, situation)
-    assert (found.ok, found.reference) == (False, "float64")
-    assert found.text.startswith("outputs of shape (1, 15, ") and "expected" in found.text
+    result = comparison.check(arm, situation)
+    assert (result.ok, result.reference) == (False, "float64")
+    assert result.text.startswith("outputs of shape (1, 15, ") and "expected" in result.text
 
 
 def test_an_arm_that_crashes_in_the_check_is_not_checked(build):
@@ -112,9 +112,9 @@ def test_an_arm_that_crashes_in_the_check_is_not_checked(build):
         raise IndexError("index 7 is out of range")
 
     arm.step = step
-    found = comparison.check(arm, situation)
-    assert found.ok is None
-    assert found.text == "not checked: IndexError in the model: index 7 is out of range"
+    result = comparison.check(arm, situation)
+    assert result.ok is None
+    assert result.text == "not checked: IndexError in the model: index 7 is out of range"
 
 
 def test_an_arm_that_lacks_memory_in_the_check_is_not_checked(build):
@@ -124,8 +124,8 @@ def test_an_arm_that_lacks_memory_in_the_check_is_not_checked(build):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     arm.step = step
-    found = comparison.check(arm, situation)
-    assert found.ok is None and found.text.startswith("not checked: Out of memory")
+    result = comparison.check(arm, situation)
+    assert result.ok is None and result.text.startswith("not checked: Out of memory")
 
 
 def test_a_model_that_knows_no_fp64_is_checked_in_fp32(build, monkeypatch):
@@ -137,8 +137,8 @@ def test_a_model_that_knows_no_fp64_is_checked_in_fp32(build, monkeypatch):
         return given(self, model, *more)
 
     monkeypatch.setattr(plain.Plain, "_given", choosy)
-    found = comparison.check(*build())
-    assert found.ok and found.reference == "float32"
+    result = comparison.check(*build())
+    assert result.ok and result.reference == "float32"
 
 
 def test_what_has_no_reference_is_not_checked(build, monkeypatch):
@@ -146,8 +146,8 @@ def test_what_has_no_reference_is_not_checked(build, monkeypatch):
         raise TypeError("no plain model")
 
     monkeypatch.setattr(plain.Plain, "model", broken)
-    found = comparison.check(*build())
-    assert (found.ok, found.reference) == (None, "") and "no plain model" in found.text
+    result = comparison.check(*build())
+    assert (result.ok, result.reference) == (None, "") and "no plain model" in result.text
 
 
 def test_what_cannot_be_checked_says_why(build, monkeypatch):
@@ -155,9 +155,9 @@ def test_what_cannot_be_checked_says_why(build, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(plain.Plain, "model", no_memory)
-    found = comparison.check(*build())
-    assert found.ok is None and found.reference == ""
-    assert found.text.startswith("not checked: Out of memory")
+    result = comparison.check(*build())
+    assert result.ok is None and result.reference == ""
+    assert result.text.startswith("not checked: Out of memory")
 
 
 SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -168,10 +168,10 @@ SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."
 def test_a_loss_curve_that_lacks_memory_is_followed_in_fp32_or_leaves_the_outputs_checked(
     build, monkeypatch, lacking, error
 ):
-    course, asked = training_curve._plain_course, []
+    course, dtypes = training_curve._plain_course, []
 
     def scarce(arm, dtype, *rest, **named):
-        asked.append(dtype)
+        dtypes.append(dtype)
         if dtype in lacking:
             raise error
         return course(arm, dtype, *rest, **named)
@@ -179,19 +179,19 @@ def test_a_loss_curve_that_lacks_memory_is_followed_in_fp32_or_leaves_the_output
     monkeypatch.setattr(training_curve, "_plain_course", scarce)
     arm, situation = build("train")
     step_some(arm)
-    found = comparison.check(arm, situation)
-    assert found.ok and found.reference == "float64", found.text
-    assert asked[:2] == [torch.float64, torch.float32]
+    result = comparison.check(arm, situation)
+    assert result.ok and result.reference == "float64", result.text
+    assert dtypes[:2] == [torch.float64, torch.float32]
     followed = torch.float32 not in lacking
-    assert (found.curve_steps == training_curve.STEPS) is followed
-    assert ("loss curve not checked: " in found.text) is not followed
-    assert ("Out of memory: 2.00 GiB more was needed" in found.text) is not followed
+    assert (result.curve_steps == training_curve.STEPS) is followed
+    assert ("loss curve not checked: " in result.text) is not followed
+    assert ("Out of memory: 2.00 GiB more was needed" in result.text) is not followed
 
 
 def test_what_a_curve_is_compared_with_keeps_no_block_s_activations(build, monkeypatch):
     arm, _ = build("train")
     no_ties = training_curve.routing_ties.NONE
-    model, *_ = training_curve._copy(arm, torch.float32, no_ties, fresh=True)
+    model, *_ = training_curve.copy_of(arm, torch.float32, no_ties, fresh=True)
     model.loss(*arm.batches.inputs, *arm.batches.targets)
     assert model.checkpointed_blocks == len(model.blocks)
 
@@ -208,10 +208,10 @@ def test_what_a_curve_is_compared_with_keeps_no_block_s_activations(build, monke
 def test_a_training_arm_is_followed_over_some_steps(build, toggles):
     arm, situation = build("train", **toggles)
     step_some(arm)
-    found = comparison.check(arm, situation)
-    assert found.ok, found.text
-    assert found.curve_steps == training_curve.STEPS and 0 < found.curve_difference < 0.01
-    assert "over 8 steps of training" in found.text
+    result = comparison.check(arm, situation)
+    assert result.ok, result.text
+    assert result.curve_steps == training_curve.STEPS and 0 < result.curve_difference < 0.01
+    assert "over 8 steps of training" in result.text
 
 
 def step_some(arm, count=2):
@@ -245,9 +245,9 @@ def test_a_wrong_update_is_red_though_outputs_and_loss_are_right(build, plant):
     arm, situation = build("train")
     step_some(arm)
     plant(arm)
-    found = comparison.check(arm, situation)
-    assert not found.ok and found.curve_difference > 1e-5
-    assert found.relative_error < found.tolerance and abs(found.loss_difference) < 1e-5
+    result = comparison.check(arm, situation)
+    assert not result.ok and result.curve_difference > 1e-5
+    assert result.relative_error < result.tolerance and abs(result.loss_difference) < 1e-5
 
 
 def update_nothing(arm):
@@ -266,8 +266,8 @@ def step_ten_times_as_far(arm):
 
 def skip_a_group(arm):
     (group,) = groups = arm.trainer.optimizer.param_groups
-    spared = [each for each in group["params"] if each.dim() == 1]
-    group["params"] = [each for each in group["params"] if each.dim() > 1]
+    spared = [parameter for parameter in group["params"] if parameter.dim() == 1]
+    group["params"] = [parameter for parameter in group["params"] if parameter.dim() > 1]
     groups.append({**group, "params": spared, "lr": 0.0})
 
 
@@ -284,15 +284,15 @@ def test_a_wrong_update_is_red_in_mixed_precision_too(build, plant, share):
     arm, _ = build("train", precision="amp_bf16")
     step_some(arm)
     plant(arm)
-    found = training_curve.check(arm, torch.float64)
-    worst = max(found.updates.ways, key=lambda way: abs(way.share - 1))
-    assert not found.ok and not worst.ok and share[0] <= worst.share <= share[1]
-    assert f"{worst.share:.2f} x the" in found.text
+    curve = training_curve.check(arm, torch.float64)
+    worst = max(curve.updates.ways, key=lambda way: abs(way.share - 1))
+    assert not curve.ok and not worst.ok and share[0] <= worst.share <= share[1]
+    assert f"{worst.share:.2f} x the" in curve.text
 
 
 def test_losses_may_be_off_by_what_the_precision_makes_them_and_not_by_more():
-    reference = [5.5 - 0.01 * place for place in range(8)]
-    plain = [loss + 0.001 * (-1) ** place for place, loss in enumerate(reference)]
+    reference = [5.5 - 0.01 * index for index in range(8)]
+    plain = [loss + 0.001 * (-1) ** index for index, loss in enumerate(reference)]
     assert 0.004 < training_curve.bound(plain, reference) < 0.007
     assert training_curve.bound(reference, reference) == training_curve.rounding(5.5) < 1e-5
 
@@ -310,8 +310,8 @@ class EightBits(torch.optim.AdamW):
             for name in ("exp_avg", "exp_avg_sq"):
                 moment = state.pop(name)
                 scale = moment.abs().max() / 448 + 1e-30
-                held = (moment / scale).to(torch.float8_e4m3fn)
-                state[f"{name}_8"] = held.to(moment.dtype) * scale
+                rounded = (moment / scale).to(torch.float8_e4m3fn)
+                state[f"{name}_8"] = rounded.to(moment.dtype) * scale
 
 
 def keep_eight_bits(arm, scale=1.0):
@@ -330,9 +330,9 @@ def test_moments_in_8_bits_are_followed_too_from_a_beginning_and_put_back(build)
         id(state): {name: tensor.clone() for name, tensor in state.items()}
         for state in optimizer.state.values()
     }
-    found = comparison.check(arm, situation)
-    assert found.ok, found.text
-    assert found.curve_steps == training_curve.STEPS and found.curve_difference > 1e-7
+    result = comparison.check(arm, situation)
+    assert result.ok, result.text
+    assert result.curve_steps == training_curve.STEPS and result.curve_difference > 1e-7
     assert [id(state) for state in optimizer.state.values()] == list(before)
     for state in optimizer.state.values():
         for name, tensor in state.items():
@@ -347,12 +347,12 @@ def test_a_wrong_update_is_red_with_moments_in_8_bits_too(build):
 
 
 def test_a_curve_that_is_not_checked_says_why(build, monkeypatch):
-    found = comparison.check(*build())
-    assert found.curve_steps is None and "curve" not in found.text
+    result = comparison.check(*build())
+    assert result.curve_steps is None and "curve" not in result.text
     monkeypatch.setattr(comparison, "free_bytes", lambda situation: 10**6)
-    found = comparison.check(*build("train"))
-    assert found.ok and found.curve_steps is None
-    assert "loss curve not checked: copies to compare with take 1.68 MiB" in found.text
+    result = comparison.check(*build("train"))
+    assert result.ok and result.curve_steps is None
+    assert "loss curve not checked: copies to compare with take 1.68 MiB" in result.text
 
 
 def test_a_curve_that_does_not_fit_in_fp64_is_followed_in_fp32(build, monkeypatch):
@@ -360,8 +360,8 @@ def test_a_curve_that_does_not_fit_in_fp64_is_followed_in_fp32(build, monkeypatc
     room = 2 * training_curve.bytes_needed(arm, torch.float32) + 2
     monkeypatch.setattr(plain.Plain, "_fits", lambda *_: True)
     monkeypatch.setattr(comparison, "free_bytes", lambda situation: room)
-    found = comparison.check(arm, situation)
-    assert found.ok and (found.reference, found.curve_steps) == ("float64", training_curve.STEPS)
+    result = comparison.check(arm, situation)
+    assert result.ok and (result.reference, result.curve_steps) == ("float64", training_curve.STEPS)
 
 
 def test_a_captured_step_counts_as_checked_only_with_its_optimizer(build, monkeypatch):
@@ -369,12 +369,12 @@ def test_a_captured_step_counts_as_checked_only_with_its_optimizer(build, monkey
     option = type(situation).option
     captured = lambda self, name: "on" if name == "cuda_graphs" else option(self, name)  # noqa: E731
     monkeypatch.setattr(type(situation), "option", captured)
-    found = comparison.check(arm, situation)
-    assert found.ok and found.text.endswith("replays of the captured graph, with its optimizer")
+    result = comparison.check(arm, situation)
+    assert result.ok and result.text.endswith("replays of the captured graph, with its optimizer")
     monkeypatch.setattr(comparison, "free_bytes", lambda situation: 10**6)
-    found = comparison.check(arm, situation)
-    assert found.ok is None
-    assert found.text.startswith("not checked: the captured graph and the optimizer in it; ")
+    result = comparison.check(arm, situation)
+    assert result.ok is None
+    assert result.text.startswith("not checked: the captured graph and the optimizer in it; ")
 
 
 @pytest.mark.parametrize("adamw", ["loop", "fused"])
@@ -386,7 +386,7 @@ def test_checking_changes_neither_weights_nor_flags_nor_moments(build, adamw):
     before = {name: weight.clone() for name, weight in arm.model.weights().items()}
     comparison.check(arm, situation)
     now = [tensor for state in states.values() for tensor in state.values()]
-    assert all(torch.equal(one, other) for one, other in zip(now, moments, strict=True))
+    assert all(torch.equal(state, before) for state, before in zip(now, moments, strict=True))
     for name, weight in arm.model.weights().items():
         assert torch.equal(weight, before[name])
         assert weight.grad is None
@@ -398,28 +398,30 @@ def test_distances_are_those_of_their_definitions(count, size, seed):
     generator = torch.Generator().manual_seed(seed)
     reference = size * torch.randn(count, generator=generator, dtype=torch.float64)
     values = reference + 0.1 * torch.randn(count, generator=generator, dtype=torch.float64)
-    found = comparison.distance(values, reference)
+    measured = distances.distance(values, reference)
     difference = values - reference
-    assert found.max_error == float(difference.abs().max())
+    assert measured.max_error == float(difference.abs().max())
     expected = [
         float(difference.norm() / reference.norm()),
         float((difference**2).mean()),
         float(torch.nn.functional.cosine_similarity(values, reference, dim=0, eps=0)),
     ]
-    assert [found.relative_error, found.mse, found.cosine] == pytest.approx(expected, rel=1e-9)
+    assert [measured.relative_error, measured.mse, measured.cosine] == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 def test_infinities_that_both_have_dilute_no_error():
     values, reference = torch.tensor([1.5, 2.0]), torch.tensor([1.0, 2.0])
     mask = torch.full((9,), -torch.inf)
-    alone = comparison.distance(values, reference)
-    assert comparison.distance(torch.cat([values, mask]), torch.cat([reference, mask])) == alone
+    alone = distances.distance(values, reference)
+    assert distances.distance(torch.cat([values, mask]), torch.cat([reference, mask])) == alone
 
 
 def test_distances_are_taken_in_pieces_without_a_difference(monkeypatch):
     values, reference = torch.randn(2, 100, dtype=torch.float64).unbind()
-    whole = comparison.distance(values, reference)
+    undivided = distances.distance(values, reference)
     monkeypatch.setattr(distances, "_PIECE", 7)
-    pieces = comparison.distance(values, reference)
-    assert pieces.max_error == whole.max_error
-    assert pieces.relative_error == pytest.approx(whole.relative_error, rel=1e-12)
+    pieces = distances.distance(values, reference)
+    assert pieces.max_error == undivided.max_error
+    assert pieces.relative_error == pytest.approx(undivided.relative_error, rel=1e-12)

@@ -65,13 +65,13 @@ def write(tmp_path):
     return written
 
 
-def built(asked: Configuration):
-    situation = resolve(asked, CPU)
+def built(requested: Configuration):
+    situation = resolve(requested, CPU)
     return Arms().get(situation, PhaseTracker(lambda phase: None)), situation
 
 
-def checked(asked: Configuration, steps: int = 3):
-    arm, situation = built(asked)
+def checked(requested: Configuration, steps: int = 3):
+    arm, situation = built(requested)
     with arm.entered():
         for _ in range(steps):
             arm.ready()
@@ -89,20 +89,20 @@ def checked(asked: Configuration, steps: int = 3):
 )
 def test_a_buffer_that_a_call_puts_another_in_place_of_is_carried_and_put_back(write, mean):
     body = f"y = self.layer(x); self.mean = {mean}; return y - self.mean.mean(0)"
-    arm, found = checked(write(body))
-    kept = arm.model.module.mean.clone()
+    arm, result = checked(write(body))
+    mean_before = arm.model.module.mean.clone()
     situation = arm.situation
     again = comparison.check(arm, situation)
-    assert torch.equal(arm.model.module.mean, kept), "the arm is as it was"
-    for each in (found, again):
-        assert each.ok, each.text
-        assert abs(each.loss_difference) < 1e-6 and each.tolerance < 1e-5
-        assert "rounding decides" not in each.text
+    assert torch.equal(arm.model.module.mean, mean_before), "the arm is as it was"
+    for outcome in (result, again):
+        assert outcome.ok, outcome.text
+        assert abs(outcome.loss_difference) < 1e-6 and outcome.tolerance < 1e-5
+        assert "rounding decides" not in outcome.text
 
 
 def test_state_that_is_no_buffer_is_carried_to_the_reference(write):
-    _, found = checked(write("return self.layer(x) * (1 + 0.1 * self.calls)"))
-    assert found.ok, found.text
+    _, result = checked(write("return self.layer(x) * (1 + 0.1 * self.calls)"))
+    assert result.ok, result.text
 
 
 HELPED = "import helper, torch.nn\nfrom parts.scale import scale"
@@ -121,8 +121,8 @@ def helped(write, tmp_path):
     return write(body, first=HELPED)
 
 
-def digest(asked: Configuration) -> str:
-    return resolve(asked, CPU).config.sha256
+def digest(requested: Configuration) -> str:
+    return resolve(requested, CPU).config.sha256
 
 
 def test_a_file_that_is_imported_from_beside_is_a_part_of_it(helped, tmp_path):
@@ -149,9 +149,9 @@ def test_the_bundled_packages_are_no_part_of_a_file_beside_them(tmp_path):
 
 
 def test_configurations_share_no_state_of_what_is_imported_from_beside(helped):
-    one, other = built(helped)[0], built(helped)[0]
-    helpers = [arm.model.module.forward.__globals__["helper"] for arm in (one, other)]
-    for helper, arm in zip(helpers, (one, other), strict=True):
+    first, second = built(helped)[0], built(helped)[0]
+    helpers = [arm.model.module.forward.__globals__["helper"] for arm in (first, second)]
+    for helper, arm in zip(helpers, (first, second), strict=True):
         helper.calls.clear()
         with arm.entered():
             arm.step()
@@ -166,39 +166,44 @@ COMPLEX = "self.c = nn.Parameter(torch.randn(16, dtype=torch.complex64))"
 
 def test_complex_parameters_stay_complex_and_are_checked_and_trained(write):
     body = "return torch.fft.ifft(torch.fft.fft(self.layer(x)) * self.c).imag"
-    asked = write(body, members=COMPLEX)
-    arm, found = checked(asked)
+    requested = write(body, members=COMPLEX)
+    arm, result = checked(requested)
     assert arm.model.module.c.dtype == torch.complex64
     assert arm.model.module.c.imag.abs().max() > 0.1
-    assert found.ok and found.reference == "float64" and found.relative_error < 1e-6, found.text
-    config = resolve(asked, CPU).config
-    for dtype, whole in ((torch.float64, torch.complex128), (torch.bfloat16, torch.complex64)):
+    assert result.ok and result.reference == "float64" and result.relative_error < 1e-6, result.text
+    config = resolve(requested, CPU).config
+    for dtype, complex_dtype in (
+        (torch.float64, torch.complex128),
+        (torch.bfloat16, torch.complex64),
+    ):
         made = FAMILY.materialise(config, CPU, dtype)
         shared = FAMILY.share(config, made.weights())
         for model in (made, shared):
-            assert model.module.c.dtype == whole and model.module.layer.weight.dtype == dtype
+            assert (
+                model.module.c.dtype == complex_dtype and model.module.layer.weight.dtype == dtype
+            )
 
 
 def test_a_parameter_of_whole_numbers_may_come_first(write):
     order = "self.order = nn.Parameter(torch.arange(16).flip(0), requires_grad=False)"
-    arm, found = checked(write("return self.layer(x[:, self.order])", members=order))
+    arm, result = checked(write("return self.layer(x[:, self.order])", members=order))
     assert arm.model.module.order.dtype == torch.int64
-    assert found.ok, found.text
+    assert result.ok, result.text
 
 
 def test_what_is_frozen_has_no_moments(write):
-    asked = write("return self.layer(x + self.big)", members="self.big = nn.Parameter("
+    requested = write("return self.layer(x + self.big)", members="self.big = nn.Parameter("
                   "torch.ones(16), requires_grad=False)")  # fmt: skip
-    arm, found = checked(asked)
+    arm, result = checked(requested)
     assert arm.trainer is not None
     assert arm.model.module.big not in arm.trainer.optimizer.state
     assert arm.model.module.layer.weight in arm.trainer.optimizer.state
-    assert found.ok, found.text
+    assert result.ok, result.text
 
 
 def test_a_model_may_take_one_batch_size_alone(write):
-    arm, found = checked(write("assert len(x) == 4; return self.layer(x)"))
-    assert found.ok and arm.probe.ran, found.text
+    arm, result = checked(write("assert len(x) == 4; return self.layer(x)"))
+    assert result.ok and arm.probe.ran, result.text
 
 
 @pytest.mark.parametrize(
@@ -210,15 +215,15 @@ def test_a_model_may_take_one_batch_size_alone(write):
     ],
 )
 def test_a_layer_that_does_more_than_multiply_is_not_replaced_by_codes(write, more):
-    asked = write(build=f"made = Odd(); self = made; {more}; return made, *parts()")
-    text = Path(asked.model["source"]).read_text()
+    requested = write(build=f"made = Odd(); self = made; {more}; return made, *parts()")
+    text = Path(requested.model["source"]).read_text()
     parts = text.rpartition("return Odd(), ")[2].strip()
-    Path(asked.model["source"]).write_text(f"{text}\ndef parts():\n    return {parts}\n")
+    Path(requested.model["source"]).write_text(f"{text}\ndef parts():\n    return {parts}\n")
     toggles = {"quantization": "int8_weight_only"}
-    asked = msgspec.structs.replace(asked, workload="forward", toggles=toggles)
-    arm, found = checked(asked)
-    assert found.ok, found.text
-    (evidence,) = [one for one in arm.find_evidence() if one.toggle == "quantization"]
+    requested = msgspec.structs.replace(requested, workload="forward", toggles=toggles)
+    arm, result = checked(requested)
+    assert result.ok, result.text
+    (evidence,) = [item for item in arm.find_evidence() if item.toggle == "quantization"]
     assert evidence.status == "no effect", evidence.text
 
 
@@ -273,14 +278,20 @@ def test_what_it_switches_for_the_whole_process_ends_with_it(write, where):
 
 @pytest.mark.parametrize("owner", ["", ".cuda.matmul", ".cudnn", ".cudnn.conv", ".mkldnn.matmul"])
 def test_tf32_by_its_newer_name_breaks_no_other_configuration(write, owner):
-    """Where both names disagree, asking by the older one raises."""
+    """Check that no configuration asks by the older name if both disagree, which raises."""
     named = [getattr(torch.backends, name) for name in ("cuda", "cudnn", "mkldnn")]
-    before = [torch.backends.fp32_precision, *(each.matmul.fp32_precision for each in named[::2])]
+    before = [
+        torch.backends.fp32_precision,
+        *(backend.matmul.fp32_precision for backend in named[::2]),
+    ]
     built(write(first=f"torch.backends{owner}.fp32_precision = 'tf32'"))
-    after = [torch.backends.fp32_precision, *(each.matmul.fp32_precision for each in named[::2])]
+    after = [
+        torch.backends.fp32_precision,
+        *(backend.matmul.fp32_precision for backend in named[::2]),
+    ]
     assert after == before
-    _, found = checked(write())
-    assert found.ok, found.text
+    _, result = checked(write())
+    assert result.ok, result.text
 
 
 @pytest.mark.parametrize("ends", ["raise SystemExit(3)", "raise KeyboardInterrupt"])
@@ -288,32 +299,32 @@ def test_a_model_that_would_end_its_process_is_told_and_the_runner_stays(runner,
     since = len(runner.messages)
     runner.start(write(f"if self.calls > 9: {ends}\n        return self.layer(x)"), steps=50)
     assert runner.finish().reason == "failed"
-    told = [m.sentence for m in runner.messages[since:] if isinstance(m, protocol.Failure)]
-    assert told == [f"{ends.split()[1].partition('(')[0]} in the model: "
+    sentences = [m.sentence for m in runner.messages[since:] if isinstance(m, protocol.Failure)]
+    assert sentences == [f"{ends.split()[1].partition('(')[0]} in the model: "
                     f"{'3' if '3' in ends else 'no message'}"]  # fmt: skip
     runner.start(write(), steps=5)
     assert runner.finish().reason == "done"
 
 
 def test_a_process_that_a_model_forks_sends_no_steps_and_ends(runner, write, tmp_path):
-    told = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     body = (
         "if self.calls == 9:\n"
-        f"            child = os.fork()\n            if child: open({str(told)!r}, 'w')"
+        f"            child = os.fork()\n            if child: open({str(pid_file)!r}, 'w')"
         ".write(str(child))\n"
         "        return self.layer(x)"
     )
     since = len(runner.messages)
     runner.start(write(body), seconds=1.0)
     assert runner.finish().reason == "done"
-    child = int(Path(told).read_text())
+    child = int(Path(pid_file).read_text())
     until = time.monotonic() + 120
     while time.monotonic() < until and _lives(child):
         time.sleep(0.05)
     assert not _lives(child)
     finished = [m for m in runner.messages[since:] if isinstance(m, protocol.Finished)]
     assert len(finished) == 1
-    (steps,) = {one.steps for one in finished}
+    (steps,) = {message.steps for message in finished}
     assert len(runner.session.segments[-1].steps["t_s"]) == steps
 
 
@@ -339,10 +350,10 @@ INNER = "self.inner = torch.compile(nn.Sequential(nn.Linear(16, 16)), backend=se
 
 @pytest.fixture
 def compiled(monkeypatch):
-    found: list[torch.dtype] = []
-    monkeypatch.setattr(torch, "_compiled_here", found, raising=False)
+    dtypes: list[torch.dtype] = []
+    monkeypatch.setattr(torch, "_compiled_here", dtypes, raising=False)
     torch._dynamo.reset()
-    yield found
+    yield dtypes
     torch._dynamo.reset()
 
 
@@ -353,20 +364,20 @@ def test_a_check_compiles_nothing_of_a_model_that_compiles_itself(write, compile
     with arm.entered():
         arm.step()
     assert len(compiled) == 1
-    found = comparison.check(arm, situation)
-    assert found.ok, found.text
+    result = comparison.check(arm, situation)
+    assert result.ok, result.text
     assert len(compiled) == 1 and arm.probe.ran
 
 
 @torch._dynamo.config.patch(recompile_limit=1)  # monkeypatch would delete the option afterwards
 def test_a_model_that_may_compile_itself_no_more_is_amber(write, compiled):
-    asked = write("return self.inner(x)", members=INNER, first=COMPILES)
-    told = []
+    requested = write("return self.inner(x)", members=INNER, first=COMPILES)
+    compile_evidence = []
     for seed in range(2):
-        arm, _ = built(msgspec.structs.replace(asked, seed=seed))
+        arm, _ = built(msgspec.structs.replace(requested, seed=seed))
         with arm.entered():
             arm.step()
-        told.append([one for one in arm.find_evidence() if one.toggle == "compile"])
-    first, (second,) = told
+        compile_evidence.append([item for item in arm.find_evidence() if item.toggle == "compile"])
+    first, (second,) = compile_evidence
     assert not first and second.status == "no effect"
     assert "gave up and went on in eager mode" in second.text

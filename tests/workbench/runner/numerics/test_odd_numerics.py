@@ -16,7 +16,8 @@ from sessions.model import Configuration
 from workbench.runner.config import global_flags
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import carried_state, comparison
+from workbench.runner.numerics import comparison
+from workbench.runner.numerics.state import carried_state
 from workbench.runner.variants.variant import Arm, Arms
 
 CPU = torch.device("cpu")
@@ -44,10 +45,10 @@ def trace(arm: Arm) -> dict[str, object]:
     for parameter, state in arm.trainer.optimizer.state.items() if arm.trainer else ():
         tensors |= {f"{id(parameter)} {name}": value for name, value in state.items()}
     hooks = [
-        (name, attribute, dict(held))
+        (name, attribute, dict(hooks_of_kind))
         for name, module in model.named_modules()
-        for attribute, held in vars(module).items()
-        if attribute.endswith("hooks") and isinstance(held, dict)
+        for attribute, hooks_of_kind in vars(module).items()
+        if attribute.endswith("hooks") and isinstance(hooks_of_kind, dict)
     ]
     return {
         "tensors": {name: carried_state.copied(value) for name, value in tensors.items()},
@@ -57,9 +58,9 @@ def trace(arm: Arm) -> dict[str, object]:
         "modes": [module.training for module in model.modules()],
         "hooks": hooks,
         "global hooks": {
-            name: dict(held)
-            for name, held in vars(torch_module).items()
-            if name.startswith("_global_") and isinstance(held, dict)
+            name: dict(global_hooks)
+            for name, global_hooks in vars(torch_module).items()
+            if name.startswith("_global_") and isinstance(global_hooks, dict)
         },
         "gradients": [parameter.grad for parameter in model.parameters()],
         "learned": [parameter.requires_grad for parameter in model.parameters()],
@@ -71,13 +72,13 @@ def trace(arm: Arm) -> dict[str, object]:
 
 
 def check(arm: Arm) -> comparison.Numerics:
-    """The check's finding; fails where it leaves a trace."""
+    """Return the check's finding; fail if it leaves a trace."""
     before = trace(arm)
-    found = comparison.check(arm, arm.situation)
+    result = comparison.check(arm, arm.situation)
     after = trace(arm)
     for what, value in before.items():
         assert carried_state.same_values(value, after[what]), f"the check changed the {what}"
-    return found
+    return result
 
 
 EXPECTED = {
@@ -95,20 +96,20 @@ EXPECTED = {
 
 @pytest.mark.parametrize(("name", "precision"), EXPECTED)
 def test_training_of_a_model_that_remembers_or_has_odd_inputs(name, precision):
-    found = check(build(f"{ODD}:{name}", "train", precision=precision))
-    assert found.ok is EXPECTED[name, precision], found.text
+    result = check(build(f"{ODD}:{name}", "train", precision=precision))
+    assert result.ok is EXPECTED[name, precision], result.text
 
 
 def test_constants_that_the_precision_rounds_are_part_of_the_error():
-    found = check(build(f"{ODD}:position_buffer", batch=2, precision="bf16"))
-    assert found.ok is None and "no bound is useful here" in found.text
-    assert 0.4 < found.relative_error < 0.6
+    result = check(build(f"{ODD}:position_buffer", batch=2, precision="bf16"))
+    assert result.ok is None and "no bound is useful here" in result.text
+    assert 0.4 < result.relative_error < 0.6
 
 
 def test_a_tolerance_is_no_smaller_than_the_rounding_of_the_plain_model():
     arm = build(f"{ODD}:nothing_to_quantize", quantization="int8_dynamic")
-    found = check(arm)
-    assert found.ok and found.tolerance > 2 * found.relative_error / 2, found.text
+    result = check(arm)
+    assert result.ok and result.tolerance > 2 * result.relative_error / 2, result.text
 
 
 # Constants and state of every kind
@@ -175,15 +176,15 @@ ROUNDED = {  # constants that BF16 rounds, wherever they are
 def test_a_reference_takes_constants_from_a_fresh_build(tmp_path, kind):
     members, before = ROUNDED[kind]
     path = write(tmp_path, members=members, before=before)
-    found = check(build(path, precision="bf16"))
-    assert found.relative_error > 0.2 and found.ok is None, found.text
+    result = check(build(path, precision="bf16"))
+    assert result.relative_error > 0.2 and result.ok is None, result.text
 
 
 def test_what_rounding_and_steps_have_done_to_a_buffer_is_not_told_apart(tmp_path):
     members = f"self.register_buffer('p', {POSITIONS})"
     path = write(tmp_path, members=members, before="self.p.mul_(0.5); x = x + torch.sin(self.p)")
-    found = check(build(path, precision="bf16"))
-    assert found.ok is None and "cannot be told apart" in found.text
+    result = check(build(path, precision="bf16"))
+    assert result.ok is None and "cannot be told apart" in result.text
 
 
 STATE = {
@@ -229,12 +230,12 @@ STATE = {
 @pytest.mark.parametrize("kind", STATE)
 def test_state_of_any_kind_is_carried_or_not_checked_and_stays(tmp_path, kind, workload):
     members, before = STATE[kind]
-    found = check(build(write(tmp_path, members=members, before=before), workload))
+    result = check(build(write(tmp_path, members=members, before=before), workload))
     if kind in ("iterator", "generator", "hook"):
-        assert found.ok is not False, found.text
+        assert result.ok is not False, result.text
     else:
-        assert found.ok is True, found.text
-    assert kind != "iterator" or "is a count, which cannot be put back" in found.text
+        assert result.ok is True, result.text
+    assert kind != "iterator" or "is a count, which cannot be put back" in result.text
 
 
 INPUTS = {
@@ -259,16 +260,16 @@ def test_inputs_of_any_structure_run_and_are_checked(tmp_path, kind):
     inputs, arguments, before = INPUTS[kind]
     path = write(tmp_path, inputs=inputs, arguments=arguments, before=before)
     for workload in ("forward", "train"):
-        found = check(build(path, workload))
-        assert found.ok, found.text
+        result = check(build(path, workload))
+        assert result.ok, result.text
 
 
 def test_nan_where_the_reference_has_it_is_no_error_unless_the_loss_sees_it(tmp_path):
     after = "y = y.masked_fill(x > 1, float('nan'))"
     ignoring = "lambda o, x: torch.nan_to_num(o).square().mean()"
     for workload in ("forward", "train"):
-        found = check(build(write(tmp_path, after=after, loss=ignoring), workload))
-        assert found.ok, found.text
+        result = check(build(write(tmp_path, after=after, loss=ignoring), workload))
+        assert result.ok, result.text
     arm = build(write(tmp_path, after=after, loss=ignoring))
     step = arm.step
     arm.step = lambda: step().roll(1, 0)
@@ -315,12 +316,22 @@ def test_whatever_a_model_holds_it_is_never_wrong_and_a_fault_in_it_never_right(
     tmp_path, places, kind, precision, workload, layer
 ):
     inputs, arguments, before = INPUTS[kind]
-    places = [each for each in places if each != "norm" or kind not in ("time first", "lengths")]
+    places = [
+        kind_of_state
+        for kind_of_state in places
+        if kind_of_state != "norm" or kind not in ("time first", "lengths")
+    ]
     lines = [
         before,
-        *(STATE[each][1].replace("self.m", f"self.m{n}") for n, each in enumerate(places)),
+        *(
+            STATE[kind_of_state][1].replace("self.m", f"self.m{n}")
+            for n, kind_of_state in enumerate(places)
+        ),
     ]
-    members = [STATE[each][0].replace("self.m", f"self.m{n}") for n, each in enumerate(places)]
+    members = [
+        STATE[kind_of_state][0].replace("self.m", f"self.m{n}")
+        for n, kind_of_state in enumerate(places)
+    ]
     path = write(
         tmp_path, inputs=inputs, arguments=arguments,
         before="\n        ".join(lines), members="\n        ".join(members) or "pass",
@@ -360,7 +371,9 @@ def two_percent(arm: Arm) -> None:
 
 def transposed(arm: Arm) -> None:
     layers = [m for m in arm.model.modules() if isinstance(m, torch.nn.Linear)]
-    layer = next(each for each in layers if each.weight.shape[0] == each.weight.shape[1])
+    layer = next(
+        candidate for candidate in layers if candidate.weight.shape[0] == candidate.weight.shape[1]
+    )
     layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight.mT, layer.bias)
 
 
@@ -415,8 +428,8 @@ SLOWLY = [pytest.param(p, marks=pytest.mark.slow) if p != "bf16" else p for p in
 def test_a_planted_fault_is_never_right(make, workload, plant, precision):
     arm = make(workload, precision, 2 if workload == "train" else 0)
     plant(arm)
-    found = comparison.check(arm, arm.situation)
-    assert found.ok is False, found.text
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is False, result.text
 
 
 @pytest.mark.parametrize("precision", SLOWLY)
@@ -425,5 +438,5 @@ def test_a_planted_fault_is_never_right(make, workload, plant, precision):
 )
 def test_without_a_fault_all_is_right(make, workload, precision):
     arm = make(workload, precision, 2 if workload == "train" else 0)
-    found = comparison.check(arm, arm.situation)
-    assert found.ok, found.text
+    result = comparison.check(arm, arm.situation)
+    assert result.ok, result.text

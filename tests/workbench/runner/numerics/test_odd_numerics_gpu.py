@@ -24,16 +24,16 @@ def test_odd_models_are_never_wrong_and_a_check_leaves_no_trace(name, precision)
         with pytest.raises(NotImplementedError, match="addmm_sparse_cuda"):  # torch has none
             odd.build(f"{odd.ODD}:{name}", "train", precision=precision)
         return
-    found = odd.check(odd.build(f"{odd.ODD}:{name}", "train", precision=precision))
-    assert found.ok is not False, found.text
+    result = odd.check(odd.build(f"{odd.ODD}:{name}", "train", precision=precision))
+    assert result.ok is not False, result.text
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("make", "workload"), MAKERS)
 def test_without_a_fault_nothing_is_wrong(make, workload, precision):
     arm = make(workload, precision, 2 if workload == "train" else 0)
-    found = comparison.check(arm, arm.situation)
-    assert found.ok is not False, found.text
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is not False, result.text
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -41,5 +41,5 @@ def test_without_a_fault_nothing_is_wrong(make, workload, precision):
 def test_a_planted_fault_is_never_right(make, workload, plant, precision):
     arm = make(workload, precision, 2 if workload == "train" else 0)
     plant(arm)
-    found = comparison.check(arm, arm.situation)
-    assert found.ok is not True, found.text
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is not True, result.text

@@ -9,7 +9,7 @@ from sessions.model import Configuration
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import comparison
+from workbench.runner.numerics import comparison, distances
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.structures import tensors
@@ -73,29 +73,29 @@ STRUCTURES = {
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_outputs_of_any_structure_are_compared(build, workload, structure):
     output, part = STRUCTURES[structure]
-    found = comparison.check(*build(workload, output=output, part=part))
-    assert found.ok, found.text
-    assert found.relative_error < 1e-6
+    result = comparison.check(*build(workload, output=output, part=part))
+    assert result.ok, result.text
+    assert result.relative_error < 1e-6
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_one_wrong_output_of_several_is_red_and_named(build, place):
+@pytest.mark.parametrize("index", [0, 1])
+def test_one_wrong_output_of_several_is_red_and_named(build, index):
     arm, situation = build(output="{'big': 1e3 * y, 'small': 1e-3 * y.mean(-1)}")
     step = arm.step
 
     def wrong():
-        found = step()
-        name = list(found)[place]
-        return found | {name: found[name] * 1.001}
+        outputs = step()
+        name = list(outputs)[index]
+        return outputs | {name: outputs[name] * 1.001}
 
     arm.step = wrong
-    found = comparison.check(arm, situation)
-    assert found.ok is False and f"in output {place + 1} of 2" in found.text
+    result = comparison.check(arm, situation)
+    assert result.ok is False and f"in output {index + 1} of 2" in result.text
 
 
 def test_whole_numbers_alone_are_not_checked(build):
-    found = comparison.check(*build(output="y.argmax(-1)"))
-    assert found.ok is None and "no floating-point numbers" in found.text
+    result = comparison.check(*build(output="y.argmax(-1)"))
+    assert result.ok is None and "no floating-point numbers" in result.text
 
 
 def test_an_imaginary_part_counts(build):
@@ -108,8 +108,8 @@ def test_an_imaginary_part_counts(build):
 
 def test_infinities_of_a_mask_are_right_where_they_are_expected_and_red_elsewhere(build):
     arm, situation = build(output="y.masked_fill(self.mask, float('-inf'))")
-    found = comparison.check(arm, situation)
-    assert found.ok and found.relative_error < 1e-6, found.text
+    result = comparison.check(arm, situation)
+    assert result.ok and result.relative_error < 1e-6, result.text
     step = arm.step
     for change in (lambda y: y.flip(-1), lambda y: -y, lambda y: 1.001 * y, torch.nan_to_num):
         arm.step = lambda change=change: change(step())
@@ -118,15 +118,15 @@ def test_infinities_of_a_mask_are_right_where_they_are_expected_and_red_elsewher
 
 def test_nothing_but_infinities_is_no_agreement():
     values = torch.full((3,), torch.inf)
-    assert comparison.distance(values, values).relative_error != 0
+    assert distances.distance(values, values).relative_error != 0
 
 
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_what_two_equal_calls_disagree_in_is_not_checked(build, workload):
     before = "torch.unseen = getattr(torch, 'unseen', 0) + 1; x = x * torch.unseen"
     arm, situation = build(workload, before=before)
-    found = comparison.check(arm, situation)
-    assert found.ok is None and "state outside buffers: two calls of the plain" in found.text
+    result = comparison.check(arm, situation)
+    assert result.ok is None and "state outside buffers: two calls of the plain" in result.text
 
 
 @pytest.mark.parametrize("workload", ["forward", "train"])
@@ -136,15 +136,15 @@ def test_inputs_that_a_model_overwrites_are_the_same_for_both_sides(build, workl
         arm.batches.advance()
         arm.step()
     before = arm.batches.inputs[0].clone()
-    found = comparison.check(arm, situation)
-    assert found.ok, found.text
+    result = comparison.check(arm, situation)
+    assert result.ok, result.text
     assert torch.equal(arm.batches.inputs[0], before)
 
 
 def test_a_loss_that_draws_is_not_checked(build):
     loss = "(output * torch.randn_like(output)).square().mean()"
-    found = comparison.check(*build("train", loss=loss))
-    assert found.ok is None and "it draws random numbers there too" in found.text
+    result = comparison.check(*build("train", loss=loss))
+    assert result.ok is None and "it draws random numbers there too" in result.text
 
 
 def test_what_draws_is_red_all_the_same_where_it_is_not_finite(build):
@@ -159,11 +159,11 @@ def test_buffers_that_training_has_changed_are_no_error_and_left_as_they_were(bu
     arm, situation = build("train", before=before)
     for _ in range(3):
         arm.step()
-    kept = arm.model.module.mean.clone()
-    found = comparison.check(arm, situation)
-    assert kept.abs().max() > 0.1 and torch.equal(arm.model.module.mean, kept)
-    assert found.ok, found.text
-    assert found.relative_error < 1e-6 and found.curve_difference < 1e-5
+    mean = arm.model.module.mean.clone()
+    result = comparison.check(arm, situation)
+    assert mean.abs().max() > 0.1 and torch.equal(arm.model.module.mean, mean)
+    assert result.ok, result.text
+    assert result.relative_error < 1e-6 and result.curve_difference < 1e-5
 
 
 def test_a_loss_without_a_gradient_is_a_mistake_in_one_sentence(build):
@@ -174,9 +174,9 @@ def test_a_loss_without_a_gradient_is_a_mistake_in_one_sentence(build):
 
 def test_tensors_of_a_structure_come_in_its_order():
     a, b = torch.zeros(2), torch.arange(3)
-    found = tensors({"x": [a, None], "y": (b, "text")})
-    assert [id(each) for each in found] == [id(a), id(b)]
-    assert [id(each) for each in measurable((b, a, torch.empty(0)))] == [id(a)]
+    listed = tensors({"x": [a, None], "y": (b, "text")})
+    assert [id(tensor) for tensor in listed] == [id(a), id(b)]
+    assert [id(tensor) for tensor in measurable((b, a, torch.empty(0)))] == [id(a)]
 
 
 @pytest.mark.parametrize("bad", [0, 1])

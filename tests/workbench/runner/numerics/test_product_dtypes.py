@@ -1,4 +1,4 @@
-"""Whether mixed precision took effect is seen by the products of a model without linear layers."""
+"""The effect of mixed precision, seen by the products of a model without linear layers."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ PRODUCTS = {
 
 
 @pytest.fixture
-def found(tmp_path):
-    def found(product, how=AS_IT_IS, precision="amp_bf16", workload="forward"):
+def evidence_of(tmp_path):
+    def evidence_of(product, how=AS_IT_IS, precision="amp_bf16", workload="forward"):
         path = tmp_path / "mine.py"
         path.write_text(FILE.format(product=product, how=how))
         configuration = Configuration(
@@ -62,49 +62,49 @@ def found(tmp_path):
         )  # fmt: skip
         arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
         state = torch.get_rng_state()
-        (evidence,) = [each for each in arm.find_evidence() if each.toggle == "precision"]
+        (evidence,) = [item for item in arm.find_evidence() if item.toggle == "precision"]
         assert torch.equal(torch.get_rng_state(), state), "it has drawn numbers of the run"
         assert {module.training for module in arm.model.modules()} == {workload == "train"}
         return evidence
 
-    return found
+    return evidence_of
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_in_the_format_that_was_asked_for_show_the_effect(found, name):
-    product, told = PRODUCTS[name]
-    evidence = found(product)
+def test_products_in_the_format_that_was_asked_for_show_the_effect(evidence_of, name):
+    product, words = PRODUCTS[name]
+    evidence = evidence_of(product)
     assert evidence.status == "effective", evidence.text
-    assert told in evidence.text and "of torch computed in torch.bfloat16" in evidence.text
+    assert words in evidence.text and "of torch computed in torch.bfloat16" in evidence.text
     assert evidence.text.endswith("weights stay torch.float32")
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_that_keep_all_bits_show_that_it_did_nothing(found, name):
-    product, told = PRODUCTS[name]
-    evidence = found(product, ALL_BITS)
+def test_products_that_keep_all_bits_show_that_it_did_nothing(evidence_of, name):
+    product, words = PRODUCTS[name]
+    evidence = evidence_of(product, ALL_BITS)
     assert evidence.status == "no effect", evidence.text
-    assert told in evidence.text and "of torch computed in torch.float32" in evidence.text
+    assert words in evidence.text and "of torch computed in torch.float32" in evidence.text
 
 
-def test_each_format_is_counted_where_there_are_two(found):
-    evidence = found("x @ self.w @ self.w", f"x = x @ self.w\n        {ALL_BITS}")
-    told = "1 matrix product of torch computed in torch.bfloat16; 2 matrix products of torch"
-    assert evidence.status == "effective" and evidence.text.startswith(told)
+def test_each_format_is_counted_where_there_are_two(evidence_of):
+    evidence = evidence_of("x @ self.w @ self.w", f"x = x @ self.w\n        {ALL_BITS}")
+    words = "1 matrix product of torch computed in torch.bfloat16; 2 matrix products of torch"
+    assert evidence.status == "effective" and evidence.text.startswith(words)
 
 
 @pytest.mark.parametrize(
     "product", ["x * self.b", "F.interpolate(x[:, None, None], scale_factor=2, mode='bilinear')"]
 )
-def test_a_model_without_products_leaves_it_unknown(found, product):
-    assert found(product).status == "unknown"
+def test_a_model_without_products_leaves_it_unknown(evidence_of, product):
+    assert evidence_of(product).status == "unknown"
 
 
-def test_weights_in_bf16_are_an_effect_whatever_computes(found):
-    evidence = found("x.float() @ self.w.float()", precision="bf16")
-    told = "weights are torch.bfloat16; 1 matrix product of torch computed in torch.float32"
-    assert evidence.status == "effective" and evidence.text == told
+def test_weights_in_bf16_are_an_effect_whatever_computes(evidence_of):
+    evidence = evidence_of("x.float() @ self.w.float()", precision="bf16")
+    words = "weights are torch.bfloat16; 1 matrix product of torch computed in torch.float32"
+    assert evidence.status == "effective" and evidence.text == words
 
 
-def test_what_draws_is_asked_without_a_number_of_the_run(found):
-    assert found("F.dropout(x) @ self.w", workload="train").status == "effective"
+def test_what_draws_is_asked_without_a_number_of_the_run(evidence_of):
+    assert evidence_of("F.dropout(x) @ self.w", workload="train").status == "effective"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from recording_wire import RecordingWire
-from test_generating import asked
+from test_generating import requested
 from test_saved_decode import same
 
 from sessions.model import Phase
@@ -21,7 +21,7 @@ from workbench.runner.experiments import run
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.memory import HostMemory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import comparison, segment_check
+from workbench.runner.numerics import comparison, deviation, segment_check
 from workbench.runner.numerics import reference as plain
 
 CPU = torch.device("cpu")
@@ -59,14 +59,14 @@ class ScriptedWire(RecordingWire):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """A look after the first step, or when the first round is over."""
+    """Let the check look after the first step, or when the first round is over."""
     monkeypatch.setattr(segment_check, "STEADY_STEPS", 0)
     monkeypatch.setattr(segment_check, "SEEN_S", 0.0)
     monkeypatch.setattr(run, "FLUSH_NS", 0)
 
 
 def ran(configuration, *script, check="steady", urgent=(), **limits):
-    """The wire and the rig of a run to its end."""
+    """Return the wire and the rig of a run to its end."""
     wire = ScriptedWire(*script)
     wire.urgent = list(urgent)
     rig = Rig(wire, CPU)
@@ -83,12 +83,12 @@ def with_(configuration, **changes):
 def test_what_a_look_allocates_is_no_peak_of_the_steps_after_it(small, at_once, monkeypatch):
     happened = []
 
-    def told(name, function):
+    def recorded(name, function):
         return lambda *given: (happened.append(name), function(*given))[1]
 
-    monkeypatch.setattr(HostMemory, "new_phase", told("new peak", HostMemory.new_phase))
-    monkeypatch.setattr(comparison, "check", told("look", comparison.check))
-    monkeypatch.setattr(Rig, "send_steps", told("steps", Rig.send_steps))
+    monkeypatch.setattr(HostMemory, "new_phase", recorded("new peak", HostMemory.new_phase))
+    monkeypatch.setattr(comparison, "check", recorded("look", comparison.check))
+    monkeypatch.setattr(Rig, "send_steps", recorded("steps", Rig.send_steps))
     ran(small, steps=4)
     after = happened[happened.index("look") + 1 :]
     assert "new peak" in after[: after.index("steps")]
@@ -102,9 +102,9 @@ def test_no_step_is_timed_while_the_numbers_are_looked_at_and_the_segment_warms_
     def slow(*arguments):
         began = time.perf_counter()
         time.sleep(0.3)
-        found = check(*arguments)
+        numerics = check(*arguments)
         looked.append((began, time.perf_counter()))
-        return found
+        return numerics
 
     check = comparison.check
     monkeypatch.setattr(comparison, "check", slow)
@@ -135,7 +135,7 @@ def test_training_ends_at_the_same_weights_with_a_look_in_the_middle_as_without(
         wire, rig = ran(configuration, check=check, steps=6)
         assert wire.looks() == (check == "steady")
         arm = rig.arms.get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
-        ends.append({name: each.detach().clone() for name, each in arm.model.weights().items()})
+        ends.append({name: weight.detach().clone() for name, weight in arm.model.weights().items()})
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
@@ -143,7 +143,7 @@ def test_training_ends_at_the_same_weights_with_a_look_in_the_middle_as_without(
 def test_generation_is_in_the_same_state_with_a_look_between_two_rounds_as_without(
     family, at_once, tmp_path
 ):
-    configuration = asked(family, "generate", {"temperature": 0.9}, seed=5)
+    configuration = requested(family, "generate", {"temperature": 0.9}, seed=5)
     for check in ("never", "steady"):
         # A round has four steps: the run ends in the third.
         wire, _ = ran(configuration, check=check, steps=11, save_state=str(tmp_path / check))
@@ -153,7 +153,7 @@ def test_generation_is_in_the_same_state_with_a_look_between_two_rounds_as_witho
 
 def test_a_state_that_cannot_be_written_is_told_and_the_run_is_done(tmp_path):
     (tmp_path / f"state.part{os.getpid()}").symlink_to("/dev/full")
-    wire, _ = ran(asked("hydra", "generate", {}), steps=5, save_state=str(tmp_path / "state"))
+    wire, _ = ran(requested("hydra", "generate", {}), steps=5, save_state=str(tmp_path / "state"))
     (failure,) = wire.sent_of(protocol.Failure)
     assert failure.kind == "unwritten" and f"{tmp_path}/state on " in failure.sentence
     assert "No space left on device" in failure.sentence and not list(tmp_path.iterdir())
@@ -164,7 +164,9 @@ def test_going_back_to_a_configuration_tells_its_numbers_at_once_and_does_not_lo
 ):
     shared, alone = ({"rope_cache": option} for option in ("shared", "per_layer"))
     wire, _ = ran(
-        small, *(protocol.Apply(toggles=one) for one in (shared, alone, shared)), protocol.Stop()
+        small,
+        *(protocol.Apply(toggles=toggles) for toggles in (shared, alone, shared)),
+        protocol.Stop(),
     )
     segments = wire.segments()
     assert [segment.ledger["numbers_right"] for segment in segments] == [True] * 4
@@ -189,7 +191,10 @@ def test_a_command_comes_before_the_look_which_is_taken_again(small, at_once):
     wire, _ = ran(train, protocol.Stop(), urgent=urgent)
     (segment,) = wire.segments()
     assert segment.ledger["numbers_right"] is True and wire.looks() == 2
-    assert len([one for one in wire.sent_of(protocol.Facts) if "numbers" in one.ledger]) == 1
+    assert (
+        len([message for message in wire.sent_of(protocol.Facts) if "numbers" in message.ledger])
+        == 1
+    )
 
 
 @pytest.mark.parametrize("part", [0, 1, 3, 14, 25])
@@ -203,7 +208,7 @@ def test_a_check_that_is_put_off_leaves_weights_moments_and_batches_as_they_were
         tensors = [*arm.model.weights().values(), *arm.batches.inputs, *arm.batches.targets]
         for moments in arm.trainer.optimizer.state.values():
             tensors += moments.values()
-        return [each.detach().clone() for each in tensors], arm.batches.advances
+        return [tensor.detach().clone() for tensor in tensors], arm.batches.advances
 
     def between():
         calls.append(None)
@@ -219,11 +224,11 @@ def test_a_check_that_is_put_off_leaves_weights_moments_and_batches_as_they_were
 
 
 def test_wrong_numbers_are_told_as_such_and_marked_on_the_timeline(small, at_once, monkeypatch):
-    distance = comparison.distance
+    distance = deviation.distance
     monkeypatch.setattr(
-        comparison, "distance", lambda values, reference: distance(values * 1.01, reference)
+        deviation, "distance", lambda values, reference: distance(values * 1.01, reference)
     )
-    monkeypatch.setattr(comparison, "SLACK", 0.5)  # of what is as far off itself
+    monkeypatch.setattr(deviation, "SLACK", 0.5)  # of what is as far off itself
     wire, _ = ran(small, protocol.Stop())
     (segment,) = wire.segments()
     assert segment.ledger["numbers_right"] is False

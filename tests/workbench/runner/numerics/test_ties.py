@@ -12,7 +12,7 @@ import kernels
 from kernels.core.dispatch import watched
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import comparison, routing_ties, training_curve
+from workbench.runner.numerics import comparison, deviation, routing_ties, training_curve
 from workbench.runner.variants.variant import Arms
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def plant_tie(arm, gap=1e-7):
 
 
 def take_the_other(arm):
-    """An arm whose rounding goes the other way at the tie, and that is right otherwise."""
+    """Return an arm whose rounding goes the other way at the tie, and that is right otherwise."""
     last, following = plant_tie(arm)
     dispatched = kernels.moe_gating
 
@@ -74,7 +74,7 @@ def take_the_other(arm):
 
 @pytest.fixture
 def leaning(build, monkeypatch):
-    """Makes an arm that takes the other expert at a planted tie, and otherwise what it should."""
+    """Return a function that makes an arm which takes the other expert at a planted tie."""
 
     def make(workload="forward"):
         arm, situation = build(workload)
@@ -94,9 +94,9 @@ def leaning(build, monkeypatch):
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_an_expert_that_rounding_has_chosen_is_not_red(leaning, workload, monkeypatch):
     arm, situation = leaning(workload)
-    found = comparison.check(arm, situation)
-    assert found.ok, found.text
-    assert found.relative_error > 1e-4 and comparison.TIED in found.text
+    result = comparison.check(arm, situation)
+    assert result.ok, result.text
+    assert result.relative_error > 1e-4 and deviation.TIED in result.text
     monkeypatch.setattr(routing_ties.Nudges, "reach", (0.0, 0.0))
     assert comparison.check(arm, situation).ok is False
 
@@ -104,15 +104,15 @@ def test_an_expert_that_rounding_has_chosen_is_not_red(leaning, workload, monkey
 def test_what_is_off_by_more_than_a_tie_explains_is_red(leaning):
     arm, situation = leaning()
     arm.model.register_forward_hook(lambda module, inputs, output: output * 1.02)
-    found = comparison.check(arm, situation)
-    assert found.ok is False and comparison.TIED in found.text
+    result = comparison.check(arm, situation)
+    assert result.ok is False and deviation.TIED in result.text
 
 
 def test_a_few_roundings_too_many_are_red_where_no_tie_is_near(build):
     arm, situation = build()
     arm.model.register_forward_hook(lambda module, inputs, output: output * (1 + 1e-5))
-    found = comparison.check(arm, situation)
-    assert found.ok is False and comparison.TIED not in found.text
+    result = comparison.check(arm, situation)
+    assert result.ok is False and deviation.TIED not in result.text
 
 
 @pytest.mark.parametrize(("moved", "right"), [(1e-3, True), (1e-6, False)])
@@ -126,8 +126,8 @@ def test_losses_are_off_by_no_more_than_a_tie_on_the_way_moves_them(
         return [loss + distance for loss in course]
 
     def course(*more, nudge=routing_ties.NONE, **options):
-        found = plain(*more, nudge=nudge, **options)
-        return replace(found, losses=farther(found.losses, moved if nudge[0] else 0.0))
+        course_run = plain(*more, nudge=nudge, **options)
+        return replace(course_run, losses=farther(course_run.losses, moved if nudge[0] else 0.0))
 
     monkeypatch.setattr(training_curve, "_own_losses", lambda *more: farther(own(*more), 1e-3))
     monkeypatch.setattr(training_curve, "_plain_course", course)

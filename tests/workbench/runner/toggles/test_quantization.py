@@ -14,7 +14,7 @@ from models.layers.quantized_linear import QuantizedLinear, expected_error, quan
 from workbench import protocol
 from workbench.runner.config.resolve import blocked_options, resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import comparison
+from workbench.runner.numerics import comparison, deviation
 from workbench.runner.toggles import all_toggles, quantization
 from workbench.runner.variants.variant import Arms
 
@@ -92,15 +92,15 @@ def test_a_scheme_that_ruins_the_model_is_red_though_it_is_carried_out_rightly(b
         codes, scale = make(weight, scheme)
         return (codes.float() / 64).round().to(torch.int8) * 64, scale
 
-    bound, plain = comparison._most(arm, 0.0), arm.plain_weights()
+    bound, plain = deviation._most(arm, 0.0), arm.plain_weights()
     monkeypatch.setattr(kernels, "quantize_weight", coarse)
-    monkeypatch.setattr(comparison, "_most", lambda arm, rounding: bound)
+    monkeypatch.setattr(deviation, "_most", lambda arm, rounding: bound)
     for name, layer in arm.model.named_modules():
         if isinstance(layer, QuantizedLinear):
             layer.codes_NK, layer.scale = coarse(plain[f"{name}.weight"].detach(), layer.scheme)
     judged = comparison.check(arm, situation)
     assert judged.ok is False and judged.tolerance == bound
-    monkeypatch.setattr(comparison, "_most", lambda arm, rounding: torch.inf)
+    monkeypatch.setattr(deviation, "_most", lambda arm, rounding: torch.inf)
     assert comparison.check(arm, situation).ok is not False, "it follows its own definition"
 
 

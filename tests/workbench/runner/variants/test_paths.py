@@ -10,7 +10,7 @@ from test_attribute_run import attribute
 
 from sessions.studies.attribution_words import rows
 from workbench.claims import adaattn, moe
-from workbench.claims._claim import Found, Unmeasured
+from workbench.claims._claim import Results, Unmeasured
 from workbench.claims._read import memory_share, speed_up, with_effect
 from workbench.runner.catalogue import catalogue
 from workbench.runner.context import Rig
@@ -66,11 +66,11 @@ def test_each_rung_of_the_ladder_of_experts_shows_its_path(attributed):
     paths = [row["path"] for row in rows(study, "arms")]
     assert paths[1] == "moe_experts by dense" and paths[0] not in ("", paths[1])
     for read in (speed_up("triton_moe_experts"), speed_up()):
-        note = read(Found(None, [], [study])).note
+        note = read(Results(None, [], [study])).note
         assert "+ triton_moe_experts=dense: moe_experts by dense; " in note
         assert note.endswith(f"base: {paths[0]}")
     with pytest.raises(Unmeasured):  # on the CPU nothing counts memory
-        memory_share()(Found(None, [], [study]))
+        memory_share()(Results(None, [], [study]))
 
 
 def test_heads_of_full_rank_measure_no_claim_about_narrow_ones(attributed):
@@ -80,4 +80,4 @@ def test_heads_of_full_rank_measure_no_claim_about_narrow_ones(attributed):
     _, row = rows(study, "arms")
     assert row["path"] == "0 of 4 heads compute with fewer than 32 columns: 4 heads of rank 32"
     with pytest.raises(Unmeasured, match="no rank was reduced"):
-        with_effect("adaptive_rank", speed_up())(Found(None, [], [study]))
+        with_effect("adaptive_rank", speed_up())(Results(None, [], [study]))

@@ -28,7 +28,7 @@ runpy.run_path({str(FAKE)!r}, run_name="__main__")
 def elsewhere(qtbot, request):
     """A workspace whose fake runner has a wall clock that is an hour off."""
     command = shlex.join((sys.executable, "-c", SKEWED.format(skew=request.param)))
-    with runner_command.asked(command):
+    with runner_command.use(command):
         workspace = Workspace()
         workspace.run.start_runner()
         qtbot.waitUntil(lambda: workspace.run.state == "idle")

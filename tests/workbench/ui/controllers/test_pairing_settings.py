@@ -56,7 +56,7 @@ def test_a_background_comparison_neither_blocks_nor_displaces_a_verdict(qtbot, r
     qtbot.waitUntil(lambda: bool(workspace.session.shown.segments), timeout=10_000)
     workspace.session.recorder.record(
         protocol.ComparisonStarted(
-            index=77, arms=["A", "B"], segments=[0, 0], asked={BACKGROUND: True}
+            index=77, arms=["A", "B"], segments=[0, 0], request={BACKGROUND: True}
         )
     )
     assert not verdicts.measuring and not verdicts.why_not()

@@ -96,7 +96,7 @@ def test_what_is_undecided_can_be_checked_again_with_the_budget_that_should_deci
     }
     row_ = {"check": ["speedup"], "status": ["undecided"], "evidence": ["too few pairs"]}
     for message in (
-        protocol.StudyStarted(index=0, kind="checklist", title="tiny", asked=told),
+        protocol.StudyStarted(index=0, kind="checklist", title="tiny", request=told),
         protocol.StudyRows(study=0, table="checks", columns=row_),
         protocol.StudyFacts(study=0, facts={"more_s": 57.2, "seconds": 3.1}),
     ):

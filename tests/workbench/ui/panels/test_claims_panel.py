@@ -76,7 +76,7 @@ def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
     assert panel.headline.text() == "3 claims: 2 hold, 1 does not hold"
     assert panel.run_all.isEnabled() and not workspace.session.saved
     (study,) = claims.studies(workspace.session.shown)
-    assert study.asked["budget_s"] == 4 and study.facts["final"]
+    assert study.request["budget_s"] == 4 and study.facts["final"]
     workspace.session.save(tmp_path / "c.h5")
     qtbot.waitUntil(lambda: workspace.session.saved)
     (kept,) = claims.studies(hdf5.load(tmp_path / "c.h5"))
@@ -188,7 +188,7 @@ def test_a_file_that_knows_of_one_document_is_opened_at_it(qtbot, ready, panel):
     last = list(documents())[-1]
     known = [row for row in claims_samples.rows() if row.document == last]
     recorder, own = Recorder(), protocol.OWN_STUDY
-    recorder.record(protocol.StudyStarted(index=own, kind=claims.KIND, title="claims", asked={}))
+    recorder.record(protocol.StudyStarted(index=own, kind=claims.KIND, title="claims", request={}))
     columns = claims.columns(known)
     recorder.record(protocol.StudyRows(study=own, table=claims.TABLE, columns=columns))
     bar, area = panel._area.verticalScrollBar(), panel._area.viewport()

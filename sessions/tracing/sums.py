@@ -10,8 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from sessions.studies.breakdown import REPLAYED
-from workbench.runner.profiling import kinds
-from workbench.runner.profiling.trace import Trace, Work, operator_of, place
+from sessions.tracing import kinds
+from sessions.tracing.trace import Span, Trace, Work, module_and_phase, operator_of
 
 _BOOKKEEPING = re.compile(r"Backward\d*$|AccumulateGrad$")
 _Key = tuple[str, str, str, str, str]  # a row's key columns
@@ -44,7 +44,7 @@ def device_rows(trace: Trace) -> list[Row]:
     """Return the device's work in the marked steps by kernel, module and phase, longest first."""
     sums: dict[_Key, list[float]] = defaultdict(lambda: [0, 0.0])
     for work in trace.work:
-        module, phase = place(trace, work)
+        module, phase = module_and_phase(trace, work)
         callers = trace.callers(work.launch) if work.launch >= 0 else ()
         kind = kinds.OPTIMIZER if phase == "optimizer" else kinds.kind_of(work.name, callers)
         row = sums[work.name, module, phase, kind, operator_of(trace, work)]
@@ -62,14 +62,8 @@ def host_rows(trace: Trace) -> list[Row]:
     for index, span in enumerate(trace.spans):
         if span.thread not in threads or not trace.within(index):
             continue
-        name, kind = span.name, kinds.kind_of(span.name)
-        if span.is_node:
-            name, kind = "autograd engine", kinds.HOST
-        elif _BOOKKEEPING.search(name):  # its computations are operators that it calls
-            kind = kinds.HOST
-        elif index in callers or (
-            span.category == "user_annotation" and kind != "fused by Inductor"
-        ):
+        name, kind = host_label(span)
+        if index in callers and kind not in (kinds.HOST, kinds.INDUCTOR):
             name, kind = "Python", kinds.HOST
         if span.phase == "optimizer" and kind != kinds.HOST:
             kind = kinds.OPTIMIZER
@@ -79,6 +73,18 @@ def host_rows(trace: Trace) -> list[Row]:
     return _rows(sums)
 
 
+def host_label(span: Span) -> tuple[str, str]:
+    """Return the name and the class of a call on the host."""
+    kind = kinds.kind_of(span.name)
+    if span.is_node:
+        return "autograd engine", kinds.HOST
+    if _BOOKKEEPING.search(span.name):  # its computations are operators that it calls
+        return span.name, kinds.HOST
+    if span.category == "user_annotation" and kind != kinds.INDUCTOR:
+        return "Python", kinds.HOST
+    return span.name, kind
+
+
 def name_replayed(replayed: Trace, uncaptured: Trace) -> None:
     """Give replayed kernels the modules of the same step's kernels without CUDA graphs.
 
@@ -86,14 +92,14 @@ def name_replayed(replayed: Trace, uncaptured: Trace) -> None:
     Kernels without a counterpart remain attributed to the replay.
     """
     pattern = [
-        (work.name, *place(uncaptured, work), operator_of(uncaptured, work))
+        (work.name, *module_and_phase(uncaptured, work), operator_of(uncaptured, work))
         for work in uncaptured.work
     ]
     names = [name for name, *_ in pattern]
     begun = [replayed.spans[step].start for step in replayed.steps]
     steps: dict[int, list[int]] = defaultdict(list)
     for index, work in enumerate(replayed.work):
-        if place(replayed, work)[0] == REPLAYED:
+        if module_and_phase(replayed, work)[0] == REPLAYED:
             steps[bisect.bisect(begun, replayed.spans[work.launch].start)].append(index)
     for indices in steps.values():
         names_here = [replayed.work[index].name for index in indices]
@@ -119,7 +125,7 @@ def gaps(trace: Trace) -> list[Gap]:
     last: float | None = None
     for start, stop, first in _merged(trace):
         if last is not None and start - last > _LEAST_GAP_US:
-            row = sums[place(trace, first)[0]]
+            row = sums[module_and_phase(trace, first)[0]]
             row[0] += 1
             row[1] += start - last
         last = stop

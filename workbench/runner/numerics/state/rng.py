@@ -17,26 +17,28 @@ from torch import nn
 
 
 def states(model: nn.Module, device: torch.device) -> list[Hashable]:
-    """Where the generators are; other states after what has drawn a number."""
-    found: list[Hashable] = [_bytes(each.get_state()) for each in _generators(model, device)]
-    found.append(random.getstate())
+    """Return the states of the generators; they differ after a number was drawn."""
+    states_found: list[Hashable] = [
+        _bytes(generator.get_state()) for generator in _generators(model, device)
+    ]
+    states_found.append(random.getstate())
     if numpy := _numpy():
         name, keys, *rest = numpy.get_state()
-        found.append((name, keys.tobytes(), *rest))
-    return found
+        states_found.append((name, keys.tobytes(), *rest))
+    return states_found
 
 
 @contextlib.contextmanager
 def put_back(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """What is drawn inside leaves the generators where they were."""
+    """Put the generators back where they were."""
     generators = _generators(model, device)
-    kept = [each.get_state() for each in generators]
+    states_before = [generator.get_state() for generator in generators]
     python, numpy = random.getstate(), _numpy()
     kept_numpy = numpy.get_state() if numpy else None
     try:
         yield
     finally:
-        for generator, state in zip(generators, kept, strict=True):
+        for generator, state in zip(generators, states_before, strict=True):
             generator.set_state(state)
         random.setstate(python)
         if numpy:
@@ -45,7 +47,7 @@ def put_back(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards each in the one that it was in.
+    """Hold every module in evaluation mode, and afterwards restore the mode that it was in.
 
     Set as flags: a ``train()`` that a person wrote may change weights.
     """
@@ -67,13 +69,15 @@ def take_modes(model: nn.Module, other: nn.Module) -> None:
 
 
 def _generators(model: nn.Module, device: torch.device) -> list[torch.Generator]:
-    found = [torch.default_generator]
+    generators = [torch.default_generator]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
-        found.append(torch.cuda.default_generators[index])
+        generators.append(torch.cuda.default_generators[index])
     for module in model.modules():
-        found += [each for each in vars(module).values() if isinstance(each, torch.Generator)]
-    return found
+        generators += [
+            value for value in vars(module).values() if isinstance(value, torch.Generator)
+        ]
+    return generators
 
 
 def _bytes(state: torch.Tensor) -> bytes:
@@ -81,5 +85,5 @@ def _bytes(state: torch.Tensor) -> bytes:
 
 
 def _numpy() -> Any:
-    """Its module of random numbers, if anybody has loaded it."""
+    """Return its module of random numbers, if anybody has loaded it."""
     return sys.modules.get("numpy.random")

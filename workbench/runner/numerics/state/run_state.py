@@ -2,8 +2,8 @@
 
 A check calls the model several times. Afterwards everything must be as before: parameters, buffers,
 attributes of modules, global and class variables of the model's files, variables of closures, hooks
-and random number generators. All of it is restored in place, so that whoever holds a container or a
-tensor sees the old contents again.
+and random number generators. All of it is restored in place, so that other holders of a container
+or a tensor see the old contents again.
 
 Large models: copies of tensors go to the host where the device lacks the memory.
 """
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from workbench.runner.config import global_flags
-from workbench.runner.numerics import rng
+from workbench.runner.numerics.state import rng
 
 ROOM = 4  # times the bytes of a copy must be free for it on the device
 _MOST_OBJECTS = 500_000
@@ -45,7 +45,7 @@ Restore = Callable[[], None]
 
 
 class NotRecordable(Exception):  # noqa: N818 - a reason, not an error
-    """A model holds something that nobody can put back; the text is a clause that says what."""
+    """A model holds something that cannot be put back; the text is a clause that says what."""
 
 
 class RunState:
@@ -101,8 +101,8 @@ class RunState:
             cells = value.__closure__ or ()
             names = value.__code__.co_freevars
             defaults = (value.__defaults__ or (), value.__kwdefaults__ or {}, value.__dict__)
-            held = [(f"{name}'s {free}", cell) for free, cell in zip(names, cells, strict=True)]
-            return [*held, *((f"{name}'s default", each) for each in defaults)]
+            contents = [(f"{name}'s {free}", cell) for free, cell in zip(names, cells, strict=True)]
+            return [*contents, *((f"{name}'s default", default) for default in defaults)]
         if isinstance(value, types.MethodType):
             return [(name, value.__self__), (name, value.__func__)]
         if isinstance(value, type):
@@ -112,9 +112,9 @@ class RunState:
     def _record_tensor(self, name: str, tensor: Tensor) -> list[tuple[str, Any]]:
         grad, needed = tensor.grad if tensor.is_leaf else None, tensor.requires_grad
         hooks = {
-            kind: dict(held)
+            kind: dict(hooks_of_kind)
             for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")
-            if (held := getattr(tensor, kind, None)) is not None
+            if (hooks_of_kind := getattr(tensor, kind, None)) is not None
         }
         if tensor.is_leaf:
 
@@ -124,10 +124,10 @@ class RunState:
                 if tensor.is_leaf and tensor.grad is not grad:
                     tensor.grad = grad
                 for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-                    held = getattr(tensor, kind, None)
-                    if held is not None and dict(held) != hooks.get(kind, {}):
-                        held.clear()
-                        held.update(hooks.get(kind, {}))
+                    current = getattr(tensor, kind, None)
+                    if current is not None and dict(current) != hooks.get(kind, {}):
+                        current.clear()
+                        current.update(hooks.get(kind, {}))
 
             self._restores.append(restore)
         if tensor.device.type != "meta" and tensor.layout == torch.strided:
@@ -181,8 +181,8 @@ class RunState:
         if isinstance(value, dict):
             self._restores.append(_restoring_dict(value))
             return [
-                (f"{name}[{key!r:.40}]", held)
-                for key, held in value.items()
+                (f"{name}[{key!r:.40}]", item)
+                for key, item in value.items()
                 if key != "__builtins__"
             ]
         if isinstance(value, list | collections.deque):
@@ -194,7 +194,7 @@ class RunState:
                     value.extend(items)
 
             self._restores.append(restore_items)
-            return [(f"{name}[{place}]", held) for place, held in enumerate(items)]
+            return [(f"{name}[{index}]", item) for index, item in enumerate(items)]
         if isinstance(value, set):
             members = set(value)
 
@@ -210,24 +210,24 @@ class RunState:
             self._restores.append(lambda: value.__setitem__(slice(None), content))
             return []
         if isinstance(value, tuple | frozenset):
-            return [(f"{name}[{place}]", held) for place, held in enumerate(value)]
+            return [(f"{name}[{index}]", item) for index, item in enumerate(value)]
         if isinstance(value, nn.Module) or not _is_of_library(type(value)):
             return self._record_object(name, value)
         return []
 
     def _record_object(self, name: str, value: Any) -> list[tuple[str, Any]]:
-        held: list[tuple[str, Any]] = []
+        contents: list[tuple[str, Any]] = []
         if isinstance(attributes := getattr(value, "__dict__", None), dict):
             self._restores.append(_restoring_dict(attributes))
-            held += [(f"{name}.{key}", each) for key, each in attributes.items()]
+            contents += [(f"{name}.{key}", attribute) for key, attribute in attributes.items()]
         for kind in type(value).__mro__:
             for slot in _slots(kind):
                 if not hasattr(value, slot):
                     continue
                 content = getattr(value, slot)
                 self._restores.append(functools.partial(object.__setattr__, value, slot, content))
-                held.append((f"{name}.{slot}", content))
-        return [*held, (type(value).__name__, type(value))]
+                contents.append((f"{name}.{slot}", content))
+        return [*contents, (type(value).__name__, type(value))]
 
 
 @contextlib.contextmanager
@@ -244,9 +244,9 @@ def recorded(
     """
     state = RunState(roots, free_bytes, skipped)
     global_hooks = [
-        (held, dict(held))
-        for name, held in vars(torch_module).items()
-        if name.startswith("_global_") and isinstance(held, dict)
+        (hooks, dict(hooks))
+        for name, hooks in vars(torch_module).items()
+        if name.startswith("_global_") and isinstance(hooks, dict)
     ]
     modes = {module: module.training for module in model.modules()}
     with rng.put_back(model, device), global_flags.put_back():
@@ -256,26 +256,26 @@ def recorded(
             state.restore()
             for module, training in modes.items():
                 module.training = training
-            for held, before in global_hooks:
-                if dict(held) != before:
-                    held.clear()
-                    held.update(before)
+            for hooks, before in global_hooks:
+                if dict(hooks) != before:
+                    hooks.clear()
+                    hooks.update(before)
 
 
-def are_same(one: Tensor, other: Tensor) -> bool:
+def are_same(first: Tensor, second: Tensor) -> bool:
     """Return True if two tensors hold the same bits."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    one, other = one.detach(), other.detach()
-    if one.device != other.device:
-        other = other.to(one.device)
-    if torch.equal(one, other):
-        return bool(one.dtype.is_complex or not one.is_floating_point()) or bool(
-            torch.equal(torch.signbit(one), torch.signbit(other))
+    first, second = first.detach(), second.detach()
+    if first.device != second.device:
+        second = second.to(first.device)
+    if torch.equal(first, second):
+        return bool(first.dtype.is_complex or not first.is_floating_point()) or bool(
+            torch.equal(torch.signbit(first), torch.signbit(second))
         )
-    if not (one.is_floating_point() or one.is_complex()):
+    if not (first.is_floating_point() or first.is_complex()):
         return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    return bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def overwrite(tensor: Tensor, values: Tensor) -> None:
@@ -295,23 +295,23 @@ def void(_: object) -> None:
     """Drop what a call returns."""
 
 
-def _restoring_dict(held: dict[Any, Any]) -> Restore:
-    before = dict(held)
+def _restoring_dict(contents: dict[Any, Any]) -> Restore:
+    before = dict(contents)
 
     def restore() -> None:
-        if "training" in before and "training" in held:  # a mode, which ``recorded`` puts back
-            before["training"] = held["training"]
-        if len(held) != len(before) or any(
-            key not in before or before[key] is not value for key, value in list(held.items())
+        if "training" in before and "training" in contents:  # a mode, which ``recorded`` puts back
+            before["training"] = contents["training"]
+        if len(contents) != len(before) or any(
+            key not in before or before[key] is not value for key, value in list(contents.items())
         ):
-            held.clear()
-            held.update(before)
+            contents.clear()
+            contents.update(before)
 
     return restore
 
 
-def _is_not(one: object, other: object) -> bool:
-    return one is not other
+def _is_not(first: object, second: object) -> bool:
+    return first is not second
 
 
 def _slots(kind: type) -> list[str]:

@@ -15,11 +15,11 @@ from workbench.runner.config import global_flags, user_model
 from workbench.runner.config.user_model import OwnModel
 from workbench.runner.failures import is_fatal
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.numerics import carried_state as carried
-from workbench.runner.numerics import rng
-from workbench.runner.numerics.carried_state import Carried
 from workbench.runner.numerics.routing_ties import nudged
-from workbench.runner.numerics.run_state import RunState, recorded
+from workbench.runner.numerics.state import carried_state as carried
+from workbench.runner.numerics.state import rng, variables
+from workbench.runner.numerics.state.carried_state import Carried
+from workbench.runner.numerics.state.run_state import RunState, recorded
 from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.variants.compiles import eager
 
@@ -32,7 +32,7 @@ _OTHER_WEIGHTS = (0.1, 1)  # a nudge, so large that what depends on weights show
 
 @dataclass(frozen=True)
 class Remembered:
-    """What an arm's model remembers, and constants among its parameters as the file gives them."""
+    """The state of an arm's model, and constants among its parameters as the file gives them."""
 
     carried: Carried
     exact: Mapping[str, Tensor] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Remembered:
 def undisturbed(arm: Arm) -> Iterator[Callable[[], None]]:
     """Let calls inside change nothing of the run; give what puts the model's state back.
 
-    Raises ``NotRecordable`` or ``NotCarried`` for a model of which that is impossible.
+    Raises ``NotRecordable`` or ``NotCarried`` for a model whose state cannot be handled so.
     """
     model, device = arm.model, arm.situation.device
     advances = arm.batches.advances
@@ -53,7 +53,7 @@ def undisturbed(arm: Arm) -> Iterator[Callable[[], None]]:
     batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
     skipped = list(model.parameters()) if arm.divided is not None else []
     room = free_bytes(device)
-    with recorded([*carried.roots(model), batch], model, device, room, skipped) as state:
+    with recorded([*variables.roots(model), batch], model, device, room, skipped) as state:
         arm.remembered = _remembered(arm)
         state.restore()
         try:
@@ -70,7 +70,7 @@ def probed(model: Model, device: torch.device) -> Iterator[None]:
         yield
         return
     try:
-        state = recorded(carried.roots(model), model, device, free_bytes(device))
+        state = recorded(variables.roots(model), model, device, free_bytes(device))
         state.__enter__()
     except Exception as error:
         if is_fatal(error):
@@ -121,7 +121,7 @@ def kept_state(model: Model, arm: Arm) -> Callable[[], None]:
         return lambda: begin_from(model, before)
     batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
     room = free_bytes(arm.situation.device)
-    return RunState([*carried.roots(model), batch], room).restore
+    return RunState([*variables.roots(model), batch], room).restore
 
 
 @contextlib.contextmanager
@@ -149,43 +149,45 @@ def _remembered(arm: Arm) -> Remembered:
     model, config = arm.model, arm.situation.config
     assert isinstance(model, OwnModel)
     fresh = user_model.fresh(config)
-    built = carried.variables(fresh)
+    built = variables.variables(fresh)
     changed = carried.find(model, built, arm.weights_dtype)
     exact = {}
     if arm.weights_dtype.itemsize < 4:
         weights = model.weights()
         for name, parameter in fresh.weights().items():
-            held = weights.get(name)
-            if held is None or parameter.requires_grad or held.shape != parameter.shape:
+            weight = weights.get(name)
+            if weight is None or parameter.requires_grad or weight.shape != parameter.shape:
                 continue
-            rounded = parameter.detach().to(held.device, held.dtype)
-            if torch.equal(rounded, held):
+            rounded = parameter.detach().to(weight.device, weight.dtype)
+            if torch.equal(rounded, weight):
                 exact[name] = parameter.detach()
     built = {
-        name: carried.Variable(carried.copied(each.value), each.set, each.is_buffer)
-        for name, each in built.items()
+        name: variables.Variable(carried.copied(variable.value), variable.set, variable.is_buffer)
+        for name, variable in built.items()
         if name in changed
     }
     unclear = carried.unclear(changed, built)
-    found = Carried(changed, built, {}, unclear)
+    carried_state = Carried(changed, built, {}, unclear)
     suspects = [name for name, value in changed.items() if carried.has_floats(value)]
     if suspects and arm.situation.option("precision") != "fp32":
         constants = _constants(arm, suspects, built)
         unclear = tuple(name for name in unclear if name not in constants)
-        found = Carried(changed, built, constants, unclear)
-    return Remembered(found, exact)
+        carried_state = Carried(changed, built, constants, unclear)
+    return Remembered(carried_state, exact)
 
 
-def _constants(arm: Arm, names: list[str], built: Mapping[str, carried.Variable]) -> dict[str, Any]:
+def _constants(
+    arm: Arm, names: list[str], built: Mapping[str, variables.Variable]
+) -> dict[str, Any]:
     """Return the variables, in FP32, that the first call computes from nothing but constants."""
     current, following = arm.batches.inputs, arm.batches.following()[0]
 
     def after(size: tuple[float, int], *batches: Any) -> list[dict[str, Any]]:
         weights = {
             name: nudged(
-                each.detach().to(user_model.kind(each, torch.float32), copy=True), size, place
+                weight.detach().to(user_model.kind(weight, torch.float32), copy=True), size, index
             )
-            for place, (name, each) in enumerate(arm.plain_weights().items())
+            for index, (name, weight) in enumerate(arm.plain_weights().items())
         }
         model = arm.situation.family.share(arm.situation.config, weights)
         rng.take_modes(model, arm.model)
@@ -193,7 +195,7 @@ def _constants(arm: Arm, names: list[str], built: Mapping[str, carried.Variable]
         for batch in batches:
             with torch.no_grad(), eager():
                 model(*map_tensors(cast_floats(batch, torch.float32), torch.clone))
-            now = carried.variables(model)
+            now = variables.variables(model)
             left.append({name: carried.copied(now[name].value) for name in names if name in now})
         return left
 

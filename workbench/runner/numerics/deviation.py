@@ -1,0 +1,193 @@
+"""The deviation of an arm's outputs and loss from the reference's, and how large it may be.
+
+An output may be off by ``SLACK`` times the error of the plain model in the arm's precision, and one
+rounding of its dtype. Choices that rounding decides, and promises of a model that adapts, widen it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from models.layers.quantized_linear import QuantizedLinear, expected_error
+from models.model import Promise
+from workbench.runner.numerics import training_curve
+from workbench.runner.numerics.distances import Distance, distance
+from workbench.runner.numerics.layer_errors import LayerError
+from workbench.runner.numerics.reference import Outputs, Plain
+from workbench.runner.numerics.routing_ties import Nudge, Nudges
+from workbench.runner.numerics.structure_check import StructureError
+from workbench.runner.variants.variant import Arm
+
+SLACK = 2.0  # times the error of the plain model in the same precision
+TIED = " where rounding decides between choices"
+USEFUL = 0.5  # a larger relative error would let zeros pass, or a missing part
+
+
+@dataclass
+class Deviation:
+    """The deviation of one output and the loss, and how large it may be.
+
+    ``which``: of several outputs, in words. ``promise``: of a model that has adapted. ``tied``:
+    that choices were found which explain more, in words.
+    """
+
+    distance: Distance
+    which: str
+    tolerance: float
+    promise: Promise | None
+    output_index: int = 0  # of that output
+    layer: LayerError | StructureError | None = None
+    skipped: tuple[str, ...] = ()  # of the two checks of single layers, and why, in words
+    difference: float | None = None  # of the losses, where there are some
+    bound: float = 0.0  # of that
+    tied: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Return True if nothing is off too far; what is not finite always is."""
+        off = abs(self.difference or 0.0)
+        near = self.distance.relative_error <= self.tolerance and off <= self.bound
+        return near and self.layer is None
+
+    @property
+    def means_nothing(self) -> bool:
+        """True if it fits, and so might outputs that are plainly wrong."""
+        return self.fits and self.tolerance > USEFUL
+
+    @property
+    def hides_layers(self) -> bool:
+        """True if it fits, and so might an error of one layer, which nothing could look for."""
+        return self.fits and len(self.skipped) == 2
+
+    def widen(self, nudges: Nudges) -> None:
+        """Allow what choices that rounding decides can do."""
+        farther, loss = nudges.reach
+        self.tied = TIED if farther else ""
+        self.layer = None if farther else self.layer
+        self.tolerance, self.bound = self.tolerance + SLACK * farther, self.bound + SLACK * loss
+
+    def text(self) -> str:
+        """Describe all of it in words."""
+        if not math.isfinite(self.distance.relative_error):
+            return "some outputs are not finite"
+        text = f"relative error {self.distance.relative_error:.2g}{self.which}"
+        text += f", at most {self.tolerance:.2g} expected{self.tied}"
+        if self.promise is not None:
+            text += f" of {self.promise.text}"
+        if self.difference is not None:
+            text += f"; loss off by {self.difference:+.2g}, at most {self.bound:.2g} expected"
+        if self.layer is not None:
+            text += f"; {self.layer.text}"
+        return "; ".join((text, *self.skipped))
+
+
+def other_shapes(own: Outputs, reference: Outputs) -> str:
+    """Return words on outputs of other shapes than the reference's; empty if they are equal."""
+    own_shapes, shapes = ([tuple(y.shape) for y in outputs.all] for outputs in (own, reference))
+    if own_shapes == shapes:
+        return ""
+    words = [", ".join(map(str, shapes_of)) for shapes_of in (own_shapes, shapes)]
+    return f"outputs of shape {words[0]}, and {words[1]} is expected"
+
+
+def find_deviation(
+    model: Plain, name: str, own: Outputs, plain: Outputs, reference: Outputs
+) -> tuple[Deviation, Nudges]:
+    """Return the deviation of the output that is off most, and what could explain more of it."""
+    arm = model.arm
+    errors, least = _distances(own, reference), _distances(plain, reference)
+    output_index, which = _worst(arm, own, errors, least)
+    rounding = rounding_of(arm, own.all[output_index])
+    tolerance = SLACK * least[output_index].relative_error + rounding
+    nudges = _nudges(model, reference, name, rounding, tolerance, output_index)
+    if arm.quantization:
+        rounded = distance(
+            model.outputs(quantized=False).all[output_index], reference.all[output_index]
+        )
+        plain_error = SLACK * rounded.relative_error + rounding
+        tolerance = min(tolerance, max(plain_error, _most(arm, rounding)))
+    promise = plain.promise
+    if promise is not None and promise.relative_error > 0:
+        still = model.outputs(adapted=False)
+        unmoved = distance(still.all[output_index], reference.all[output_index])
+        most = SLACK * unmoved.relative_error + rounding + promise.relative_error
+        tolerance = min(tolerance, most)
+    else:
+        promise = None
+    outcome = Deviation(errors[output_index], which, tolerance, promise, output_index)
+    if own.loss is not None and reference.loss is not None and plain.loss is not None:
+        outcome.difference = own.loss - reference.loss
+        outcome.bound = _loss_bound(plain, reference, least)
+    return outcome, nudges
+
+
+def _most(arm: Arm, rounding: float) -> float:
+    """Return the largest error of the arm's scheme by its definition."""
+    named = arm.model.named_modules()
+    ran = [m for n, m in named if isinstance(m, QuantizedLinear) and n in arm.probe.ran]
+    return SLACK * expected_error(arm.quantization, len(ran)) + rounding * (1 + len(ran)) ** 0.5
+
+
+def rounding_of(arm: Arm, values: torch.Tensor) -> float:
+    """Return one rounding of the output's dtype, or of the weights' if that is coarser."""
+    return max(torch.finfo(values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
+
+
+def _distances(outputs: Outputs, reference: Outputs) -> list[Distance]:
+    """Return the distance of each output."""
+    return [distance(y, exact) for y, exact in zip(outputs.all, reference.all, strict=True)]
+
+
+def _worst(
+    arm: Arm, own: Outputs, errors: list[Distance], least: list[Distance]
+) -> tuple[int, str]:
+    """Return which output is off by most of what it may be, and words for it.
+
+    ``least`` are the plain model's distances.
+    """
+    if not own.several:
+        return 0, ""
+
+    def share(index: int) -> float:
+        tolerance = SLACK * least[index].relative_error + rounding_of(arm, own.all[index])
+        part = errors[index].relative_error / tolerance
+        return part if math.isfinite(part) else math.inf
+
+    index = max(range(len(own.several)), key=share)
+    return index, f" in output {index + 1} of {len(own.several)}"
+
+
+def is_ruined(own: Outputs, reference: Outputs) -> bool:
+    """Return True if an output is NaN, or infinite where none is: no random numbers explain it."""
+    return any(
+        bool(values.isnan().any()) or bool(values.isinf().any() and not exact.isinf().any())
+        for values, exact in zip(own.all, reference.all, strict=True)
+    )
+
+
+def _loss_bound(plain: Outputs, reference: Outputs, least: list[Distance]) -> float:
+    """Return how far the loss may be off: as the plain model's, and by its scatter.
+
+    A loss is a mean, over whose rows errors of the outputs as large as the plain model's scatter.
+    """
+    assert plain.loss is not None and reference.loss is not None
+    rows = [values.numel() // (values.shape[-1] if values.ndim else 1) for values in plain.all]
+    scatter = max(math.sqrt(error.mse / count) for error, count in zip(least, rows, strict=True))
+    off = abs(plain.loss - reference.loss)
+    return SLACK * off + training_curve.SCATTER * scatter + training_curve.rounding(reference.loss)
+
+
+def _nudges(
+    plain: Plain, reference: Outputs, name: str, rounding: float, aim: float, output_index: int
+) -> Nudges:
+    """Return the reference, nudged by what an arm that is as far off as allowed rounds away."""
+
+    def moved(nudge: Nudge) -> tuple[float, float]:
+        outputs = plain.moved(getattr(torch, name), nudge)
+        relative = distance(outputs.all[output_index], reference.all[output_index]).relative_error
+        return relative, abs((outputs.loss or 0.0) - (reference.loss or 0.0))
+
+    return Nudges(moved, rounding, aim)
