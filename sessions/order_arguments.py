@@ -130,7 +130,7 @@ def _validate(command: Mapping[str, Any], output: str) -> list[str]:
 
 
 def _model(title: str) -> str:
-    """Return the title of a public model as a word; raise ``Unsafe`` for what reads as an option."""
+    """Return a public model's title as a word; raise ``Unsafe`` for one that reads as an option."""
     if title.startswith("-"):
         raise Unsafe("model", title)
     return text(title, "model")
