@@ -11,6 +11,7 @@ import msgspec
 
 from sessions.arguments import (
     GIB,
+    Unsafe,
     Untold,
     chosen,
     divide_toggles,
@@ -23,6 +24,7 @@ from sessions.arguments import (
     option,
     require_alike,
     saved_to,
+    text,
     written_value,
 )
 from sessions.model import Configuration
@@ -127,6 +129,13 @@ def _validate(command: Mapping[str, Any], output: str) -> list[str]:
     return ["validate", *of_configuration(configuration, configuration.toggles, words, output)]
 
 
+def _model(title: str) -> str:
+    """Return a public model's title as a word; raise ``Unsafe`` for one that reads as an option."""
+    if title.startswith("-"):
+        raise Unsafe("model", title)
+    return text(title, "model")
+
+
 def _bench(command: Mapping[str, Any], output: str) -> list[str]:
     if any(command[field] for field in ("cases", "implementations", "forward_only")):
         raise Untold("only some cases or implementations were timed")
@@ -135,7 +144,7 @@ def _bench(command: Mapping[str, Any], output: str) -> list[str]:
         words += option("--dtype", name(command["dtype"], "dtype"))
     words += ["--every-case"] * bool(command["every_case"]) + ["--tune"] * bool(command["tune"])
     if (models := command.get("model_shapes")) is not None:
-        words += ["--model-shapes", *(name(model, "model") for model in models)]
+        words += ["--model-shapes", *(_model(model) for model in models)]
     if command["budget_s"] is not None:
         words += ["--budget", exactly(command["budget_s"])]
     return words + saved_to(output)
