@@ -1,8 +1,10 @@
-"""Tests of the choice by measurement, on the CPU with implementations of known cost."""
+"""Tests of the choice by measurement, on the CPU with implementations of known cost.
+
+Their time is counted and not measured, so that a busy machine changes nothing.
+"""
 
 import dataclasses
 import json
-import time
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import kernels
 from kernels.core import dispatch, measured, tuned_files
 from kernels.core.measured import Cost, Measurement
 from kernels.core.operator import Implementation
+from kernels.measure import timing
 
 
 class Watching(TorchDispatchMode):
@@ -21,9 +24,18 @@ class Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+counted_s = [0.0]
+
+
+def counted_us(call):
+    before = counted_s[0]
+    call()
+    return 1e6 * (counted_s[0] - before)
+
+
 def slow(seconds, factor=1.0):
     def call(x, weight, eps):
-        time.sleep(seconds)
+        counted_s[0] += seconds + 1e-5
         return factor * kernels.OPS["rms_norm"].reference(x, weight, eps)
 
     return call
@@ -37,6 +49,10 @@ def raises(*_):
 def with_implementations(monkeypatch, tmp_path):
     monkeypatch.setattr(measured, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(tuned_files, "folder", lambda: tmp_path)
+    monkeypatch.setattr(measured, "_loop_us", lambda call, synchronize: counted_us(call))
+    monkeypatch.setattr(
+        timing, "times_us", lambda call, repeats, *_, **__: [counted_us(call)] * repeats
+    )
     measured.forget()
 
     def put(**calls):
@@ -208,3 +224,9 @@ def test_under_compile_a_fused_operator_is_left_to_the_compiler():
     kernels.reset_usage()
     torch.compile(kernels.rms_norm, backend="eager")(torch.randn(4, 8))
     assert kernels.reasons()["rms_norm"] == ("torch", f"{kernels.PREFERRED}: {dispatch.FUSED}")
+
+
+def test_a_loop_of_calls_is_long_enough_for_its_clock_and_no_longer():
+    calls = []
+    us = measured._loop_us(lambda: calls.append(1), measured._nothing)
+    assert us > 0 and len(calls) == 1 + measured.MOST_IN_LOOP
