@@ -20,8 +20,6 @@ import msgspec
 from sessions.errors import SessionError
 from sessions.model import SCRIPT, Configuration, Scalar
 from sessions.plain_text import is_plain, one_line
-from sessions.studies import sweep
-from sessions.studies.attribution import WHOLE_STEP
 
 _DEFAULT_DATA = "synthetic"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
@@ -79,7 +77,7 @@ def of_configuration(
     words += option("--workload", name(configuration.workload, "workload"))
     for group in (configuration.model, configuration.settings):
         for field, value in sorted(group.items()):
-            words += option("--set", f"{name(field, 'field')}={_written(value, field)}")
+            words += option("--set", f"{name(field, 'field')}={written_value(value, field)}")
     for toggle in sorted(toggles):
         words += option("--toggle", chosen({toggle: toggles[toggle]}))
     if configuration.data != _DEFAULT_DATA:
@@ -110,17 +108,6 @@ def _script_words(command: str) -> list[str]:
     if not words:
         raise Unsafe("command", command)
     return words
-
-
-def of_order(command: Mapping[str, Any], output: str) -> list[str]:
-    """Return the words that repeat a run, a comparison, a study or a benchmark.
-
-    ``command``: as an ``Order`` keeps it. Its noise floor depends on the machine and is left out.
-    """
-    try:
-        return _KINDS[command["type"]](command, output)
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
-        raise Untold("another version of the workbench wrote down what was asked for") from None
 
 
 def of_start(command: Mapping[str, Any], first: bool, last: bool, output: str) -> list[str]:
@@ -161,7 +148,7 @@ def is_calibration(command: Mapping[str, Any]) -> bool:
 
 
 def option(name: str, value: str) -> list[str]:
-    """Two words, or one where the value would be taken for an option itself."""
+    """Return two words, or one where the value would be taken for an option itself."""
     if value.startswith("-"):
         return [f"{name}={value}"] if name.startswith("--") else [f"{name}{value}"]
     return [name, value]
@@ -178,7 +165,7 @@ def exactly(number: float) -> str:
 
 
 def chosen(toggles: Mapping[str, str]) -> str:
-    """Toggles as one word; raises ``Unsafe`` for what is neither a toggle nor an option."""
+    """Join toggles into one word; raises ``Unsafe`` for what is neither a toggle nor an option."""
     for toggle, option in toggles.items():
         if not isinstance(option, str) or not _OPTION.fullmatch(option):
             raise Unsafe(f"option of the toggle {one_line(ascii(toggle), _SHOWN)}", option)
@@ -194,7 +181,7 @@ def of_comparison(
     and ``build_count``, how often both were to be built.
     """
     words: list[str] = []
-    shared, sides = _divided(base.toggles, other.toggles)
+    shared, sides = divide_toggles(base.toggles, other.toggles)
     for side, own in zip(("--a", "--b"), sides, strict=True):
         words += option(side, chosen(own)) if own else []
     words += ["--budget", exactly(facts["budget_s"])]
@@ -206,123 +193,13 @@ def of_comparison(
     return ["ab", *of_configuration(base, shared, words, output)]
 
 
-def _start(command: Mapping[str, Any], output: str) -> list[str]:
-    configuration, words = _read(command["configuration"]), []
-    for length in ("steps", "seconds"):
-        if command[length] is not None:
-            words += [f"--{length}", exactly(command[length])]
-    words += of_start(command, True, True, output)
-    return ["run", *of_configuration(configuration, configuration.toggles, words, output)]
-
-
-def _compare(command: Mapping[str, Any], output: str) -> list[str]:
-    base, other = _read(command["base"]), _read(command["other"])
-    if is_calibration(command):
-        words = ["--budget", exactly(command["budget_s"])]
-        return ["calibrate", *of_configuration(base, base.toggles, words, None)]
-    require_alike(base, other)
-    return of_comparison(base, other, command, output)
-
-
-def _attribute(command: Mapping[str, Any], output: str) -> list[str]:
-    base = _read(command["base"])
-    words = option("--toggles", chosen(command["toggles"]))
-    words += ["--mode", name(command["mode"], "mode"), "--budget", exactly(command["budget_s"])]
-    words += ["--region", exactly(100 * command["region"])]
-    if command["mode"] == "shapley":
-        words += ["--orders", exactly(command["orders"])]
-    if command.get("timed", WHOLE_STEP) != WHOLE_STEP:
-        words += ["--timed", name(command["timed"], "timed part")]
-    return ["attribute", *of_configuration(base, base.toggles, words, output)]
-
-
-def _optimize(command: Mapping[str, Any], output: str) -> list[str]:
-    base = _read(command["base"])
-    words = option("--objective", name(command["objective"], "objective"))
-    words += ["--budget", exactly(command["budget_s"])]
-    if command["memory_limit"] is not None:
-        words += ["--memory-limit", exactly(command["memory_limit"] / GIB)]
-    if command["max_error"] is not None:
-        words += ["--max-error", exactly(command["max_error"])]
-    for toggles in ("include", "exclude"):
-        if names := [name(toggle, "toggle") for toggle in command[toggles]]:
-            words += option(f"--{toggles}", ",".join(names))
-    words += ["--region", exactly(100 * command["region"])]
-    return ["optimize", *of_configuration(base, base.toggles, words, output)]
-
-
-def _sweep(command: Mapping[str, Any], output: str) -> list[str]:
-    base, words = _read(command["base"]), []
-    for field, values in command["axes"].items():
-        listed = ",".join(_written(value, field) for value in values)
-        if sweep.read_values(listed, field) != values:
-            raise Untold(f"the values of {field} cannot be written as words")
-        words += option("--over", f"{name(field, 'field')}={listed}")
-    for arm in command["arms"]:
-        words += option("--arm", chosen(arm))
-    words += ["--seconds-per-point", exactly(command["seconds"])]
-    return ["sweep", *of_configuration(base, base.toggles, words, output)]
-
-
-def _profile(command: Mapping[str, Any], output: str) -> list[str]:
-    configurations = list(map(_read, command["configurations"]))
-    first, last = configurations[0], configurations[-1]
-    if len(configurations) > 2:
-        raise Untold("more than two configurations were profiled")
-    require_alike(first, last)
-    words = ["--steps", exactly(command["steps"])]
-    toggles = first.toggles
-    if len(configurations) == 2:
-        toggles, sides = _divided(first.toggles, last.toggles)
-        for side, own in zip(("--a", "--b"), sides, strict=True):
-            words += option(side, chosen(own))
-    if command["traces"]:
-        words += option("--trace", os.fspath(PurePath(output).with_suffix(".json.gz")))
-    return ["profile", *of_configuration(first, toggles, words, output)]
-
-
-def _validate(command: Mapping[str, Any], output: str) -> list[str]:
-    configuration = _read(command["configuration"])
-    words = ["--steps", exactly(command["steps"])]
-    for batch in command["batches"]:
-        words += ["--batch", exactly(batch)]
-    if command["expect_speedup"] is not None:
-        words += ["--expect-speedup", exactly(command["expect_speedup"])]
-    words += ["--budget", exactly(command["budget_s"])]
-    return ["validate", *of_configuration(configuration, configuration.toggles, words, output)]
-
-
-def _bench(command: Mapping[str, Any], output: str) -> list[str]:
-    if any(command[field] for field in ("cases", "implementations", "forward_only")):
-        raise Untold("only some cases or implementations were timed")
-    words = ["bench", *(name(operator, "operator") for operator in command["operators"])]
-    if command["dtype"]:
-        words += option("--dtype", name(command["dtype"], "dtype"))
-    words += ["--every-case"] * bool(command["every_case"]) + ["--tune"] * bool(command["tune"])
-    if command["budget_s"] is not None:
-        words += ["--budget", exactly(command["budget_s"])]
-    return words + saved_to(output)
-
-
-_KINDS = {
-    "start": _start,
-    "compare": _compare,
-    "attribute": _attribute,
-    "optimize": _optimize,
-    "sweep": _sweep,
-    "profile": _profile,
-    "validate": _validate,
-    "bench": _bench,
-}
-
-
 def require_alike(first: Configuration, last: Configuration) -> None:
     """Raise ``Untold`` where two configurations differ in more than toggles."""
     if first != msgspec.structs.replace(last, toggles=first.toggles):
         raise Untold("its configurations differ in more than toggles")
 
 
-def _divided(
+def divide_toggles(
     a: Mapping[str, str], b: Mapping[str, str]
 ) -> tuple[dict[str, str], tuple[dict[str, str], dict[str, str]]]:
     """Return the toggles that both have alike, and those of each alone."""
@@ -334,11 +211,8 @@ def _divided(
     return shared, (own[0], own[1])
 
 
-def _read(written: object) -> Configuration:
-    return msgspec.convert(written, Configuration)
-
-
-def _written(value: Scalar, field: str) -> str:
+def written_value(value: Scalar, field: str) -> str:
+    """Return a field's value as a word; raise ``Unsafe`` if it must not stand in a command."""
     if isinstance(value, bool):
         return "true" if value else "false"
     written = str(value)

@@ -22,7 +22,7 @@ _DAY_S = 86400.0
 
 
 def describe(ceilings: Ceilings) -> str:
-    """Rates, device and date in a line that stays true."""
+    """Return rates, device and date in a line that stays true."""
     rates = ", ".join(
         f"{name} {matrix_rate(rate, name)}" for name, rate in ceilings.flops_per_s.items()
     )
@@ -104,7 +104,7 @@ def doubt(segment: Segment, step_ms: float) -> str:
 
 
 def ceiling_words(segment: Segment) -> str:
-    """Which ceiling the segment's utilization refers to, or why there is none: a clause."""
+    """Say in a clause which ceiling the segment's utilization refers to, or why there is none."""
     ledger = segment.ledger
     rate, dtype = ledger.get("matrix_flops_per_s"), ledger.get("matrix_dtype")
     if not ledger.get("model_flops"):

@@ -74,7 +74,7 @@ class Columns(Mapping[str, NDArray]):
 
 
 def row_count(columns: Mapping[str, NDArray]) -> int:
-    """Rows of live, loaded or plain columns, without reading one that is still in a file."""
+    """Select rows of live, loaded or plain columns without reading one that is still in a file."""
     rows = getattr(columns, "rows", None)
     if rows is None:
         rows = len(next(iter(columns.values()), ()))

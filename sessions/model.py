@@ -76,7 +76,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.family} {self.preset} {self.workload}"
 
     def flat(self) -> dict[str, Scalar]:
-        """Every field by a dotted name, for tables of differences."""
+        """Return every field by a dotted name, for tables of differences."""
         flat: dict[str, Scalar] = {
             "family": self.family,
             "preset": self.preset,
@@ -145,7 +145,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     # The same of all steps together: of the blocks' means.
     of_means: list[float | None] | None = msgspec.field(default=None, name="whole")
     p: float = 1.0  # of "the arms are the same in practice"
-    settled: bool = False  # the interval is as narrow as was asked for
+    settled: bool = False  # the interval is as narrow as requested
     more_s: float | None = None  # how much longer deciding would take, where undecided
     builds: int = 1  # how often both arms were built; with 1 the interval describes one build
     invalid: str = ""  # why no verdict can hold, as a clause: an arm was impossibly fast
@@ -272,7 +272,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """A command that the runner received; what the session gained until the next order came of it.
 
     ``command``: the fields of the command as it stood on the wire, its ``type`` among them.
-    ``claims``: the place of the study of claims that asked for it; None where a person did.
+    ``claims``: the index of the study of claims that sent it; None if a person did.
     """
 
     start_s: float
@@ -298,4 +298,4 @@ class Session:
     events: list[Event] = field(default_factory=list)
     comparisons: list[PairedComparison] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)  # files of before have none
+    orders: list[Order] = field(default_factory=list)  # older files have none

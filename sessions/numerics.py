@@ -1,8 +1,8 @@
 """The facts in a segment's ledger about its results: right or not, beside a reference.
 
-The ledger keeps ``numbers``, in words, and ``numbers_right``, which is missing where nobody knows;
-with it ``numbers_tolerance``, the relative error that was allowed. A segment that nobody looked at
-has none of them.
+The ledger has ``numbers``, in words, ``numbers_right``, which is missing if unknown, and
+``numbers_tolerance``, the relative error that was allowed. A segment without a check has none of
+them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def are_wrong(ledger: Mapping[str, Any]) -> bool:
 
 
 def mark(ledger: Mapping[str, Any]) -> str:
-    """One word: right, WRONG or unknown; empty where nothing is known of them."""
+    """Return one word: right, WRONG or unknown; empty where nothing is known of them."""
     return MARKS[ledger.get(RIGHT)] if was_checked(ledger) else ""
 
 

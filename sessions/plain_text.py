@@ -63,3 +63,8 @@ def one_line(text: str, most: int) -> str:
     """Return the text on one line, cut to ``most`` characters with an ellipsis."""
     line = " ".join(plain(text[: 4 * most]).split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def first_clause(text: str) -> str:
+    """Return the text up to its first semicolon."""
+    return text.partition("; ")[0]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sessions import arguments as _arguments
+from sessions import order_arguments
 from sessions.arguments import Untold
 from sessions.columns import row_count
 from sessions.errors import Lacking
@@ -38,7 +39,7 @@ _SHOWN = 100  # characters of a title
 _SOURCE = "source="  # before the file of a model of one's own
 
 HINT_BUDGET_S = 20.0
-# How an order is called of which there is no study, by the type of its command.
+# Titles of orders without a study, by the type of their command.
 _ASKED = {
     "start": "A run",
     "compare": "A comparison",
@@ -244,12 +245,12 @@ def session_commands(session: Session, stem: str = "again") -> str:
     """Return a shell script that repeats what the session did, each part into its own file.
 
     Studies (attribution, sweep, profile, checklist, claims), comparisons, calibrations and
-    benchmarks are asked for as they were; what else ran is run for as many steps. Files of before
-    orders were kept tell of comparisons and claims; of other studies the segments run. What was
-    interrupted is asked for like what was not; what no command asks for, and what nothing was
-    measured of, is a comment that says so. The script repeats all of it, tells at its end what did
-    not exit with 0, and exits with 1 itself then; where one was interrupted, at once and with 130.
-    Raises ``Lacking`` where nothing was asked for, ``SessionError`` where a word of the session
+    benchmarks are requested again as they were. Everything else runs for as many steps as before.
+    Files without orders contain only the requests of comparisons and claims; of other studies the
+    segments run. Interrupted requests are repeated like complete ones. A comment stands for what no
+    command can request, and for what was never measured. The script repeats all parts, lists those
+    that did not exit with 0, and then exits with 1 itself; with 130 at once if one is interrupted.
+    Raises ``Lacking`` if there is nothing to repeat, ``SessionError`` if a word of the session
     must not stand in a command.
     """
     calls = _calls(session, stem)
@@ -278,7 +279,7 @@ def _calls(session: Session, stem: str) -> list[Call]:
         except Untold as why:
             made.append(one_line(f"{title} is not repeated: {why}", _LONGEST_COMMENT))
             continue
-        # One call times all contenders of an operator, each of which is a segment.
+        # One call times all contenders of an operator; each is a segment.
         if session.orders or words[0] != "bench" or all(words[:-1] != line[:-1] for line in made):
             made += [*_caution(words), words]
     return made
@@ -326,10 +327,10 @@ def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
         yield from _runs(session, segments, order.command)
     elif kind in _ASKED:
         title = _title(studies[0]) if studies else _ASKED[kind]
-        call = functools.partial(_arguments.of_order, order.command)
+        call = functools.partial(order_arguments.of_order, order.command)
         if not segments and not answered:
             yield title, functools.partial(_unmeasured, call)
-        elif answered or not order.command.get("before_s"):  # or it went on from one that is told
+        elif answered or not order.command.get("before_s"):  # else it continued a repeated one
             yield title, call
 
 

@@ -40,5 +40,5 @@ def absent(environment: Mapping[str, str]) -> list[str]:
 
 
 def _brief(names: Mapping[str, str]) -> list[str]:
-    """Names by column, short ones where there are too many for one line."""
+    """Return names by column, short ones where there are too many for one line."""
     return [_SHORT.get(c, name) if len(names) > 2 else name for c, name in names.items()]

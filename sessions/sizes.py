@@ -1,4 +1,4 @@
-"""Sizes of memory by one rule: the largest binary unit of which there is at least one.
+"""Sizes of memory by one rule: the largest binary unit that is not larger than the size.
 
 Readings (``size_text``) have three significant digits, and whole units from a hundred on: what the
 allocator counts is exact. A column (``sized``) has the unit of its largest size.
@@ -15,7 +15,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def power_of(size_bytes: float) -> int:
-    """Which of ``UNITS`` a size is told in; bytes where it is not known."""
+    """Return the index in ``UNITS`` of a size's unit; that of bytes if the size is unknown."""
     size = abs(size_bytes)
     if not math.isfinite(size) or size < 1:
         return 0

@@ -7,6 +7,7 @@ A ``Table`` knows nothing of the window: it becomes CSV or GitHub's Markdown, an
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -82,8 +83,30 @@ class Table:
             for index in range(len(self.columns))
         ]
 
+    def filled(self) -> Table:
+        """Return the table without columns that have no value in any row."""
+        if not self.rows:
+            return self
+        columns = [
+            index
+            for index in range(len(self.columns))
+            if any(text(row[index]) != MISSING for row in self.rows)
+        ]
+        return dataclasses.replace(
+            self,
+            columns=[self.columns[index] for index in columns],
+            rows=[[row[index] for index in columns] for row in self.rows],
+        )
+
+    def turned(self) -> Table:
+        """Return the table on its side: a row for each column but the first, the names."""
+        names, *rest = range(len(self.columns))
+        columns = [self.columns[names], *(Column(text(row[names])) for row in self.rows)]
+        rows = [[self.columns[n].heading, *(row[n] for row in self.rows)] for n in rest]
+        return dataclasses.replace(self, columns=columns, rows=rows)
+
     def to_data(self) -> dict[str, Any]:
-        """Columns and rows for programs: numbers as they are, without their errors."""
+        """Return columns and rows for programs: numbers as they are, without their errors."""
         return {
             "title": self.title,
             "columns": [column.heading for column in self.columns],
@@ -95,7 +118,7 @@ class Table:
         }
 
     def to_csv(self) -> str:
-        """Headings and rows, comma-separated as RFC 4180 has it; a missing number is empty."""
+        """Write headings and rows as RFC 4180 has it; a missing number is empty."""
         stream = io.StringIO()
         writer = csv.writer(stream)
         writer.writerow(for_spreadsheet(column.heading) for column in self.columns)
@@ -116,7 +139,7 @@ class Table:
 
 
 def segments_table(session: Session, baseline: int = 0) -> Table:
-    """One row a segment: what differs in its configuration, its steps, and how they compare.
+    """Return one row for each segment: its differences, its steps, and how they compare.
 
     ``baseline`` is the place of the segment that the ratios refer to. Raises ``SessionError`` for
     one that is not there; a session without segments gives a table without rows.
@@ -131,7 +154,7 @@ def segments_table(session: Session, baseline: int = 0) -> Table:
 
 
 def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table:
-    """One row a session: its segment that is compared, what differs, its steps, and their ratio.
+    """Return one row for each session: the compared segment, differences, steps, and ratio.
 
     Toggles that not every session has (a kernel's have none of a model's) are left to
     ``differences_table``.
@@ -147,7 +170,7 @@ def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table
 
 
 def differences_table(comparison: Comparison, title: str = "Differences") -> Table:
-    """One row for each thing that differs, one column a session."""
+    """Return one row for each thing that differs, one column for each session."""
     columns = [Column("setting"), *(Column(arm.title) for arm in comparison.arms)]
     rows = [
         [difference.name, *(None if value is None else str(value) for value in difference.values)]
@@ -157,7 +180,7 @@ def differences_table(comparison: Comparison, title: str = "Differences") -> Tab
 
 
 def evidence_table(session: Session) -> Table:
-    """One row for each toggle of each segment that left its evidence."""
+    """Return one row for each toggle of each segment that left its evidence."""
     names = ("segment", "toggle", "asked", "effect", "evidence")
     rows = [
         [segment.title, evidence.toggle, evidence.requested, evidence.status, evidence.text]
@@ -168,7 +191,7 @@ def evidence_table(session: Session) -> Table:
 
 
 def facts_table(session: Session) -> Table:
-    """One row for each other fact of a segment, as it is kept."""
+    """Return one row for each other fact of a segment, as it is kept."""
     rows: list[list[Cell]] = [
         [segment.title, name, value if isinstance(value, str) else json.dumps(value)]
         for segment in session.segments
@@ -178,14 +201,14 @@ def facts_table(session: Session) -> Table:
 
 
 def events_table(session: Session) -> Table:
-    """One row an event, in the order in which they happened."""
+    """Return one row for each event, in the order in which they happened."""
     columns = [Column("time", "s"), Column("kind"), Column("what happened")]
     rows = [[f"{event.t_s:.2f}", event.kind, event.text] for event in session.events]
     return Table("Events", columns, rows)
 
 
 def environment_table(session: Session) -> Table:
-    """One row for each thing that is known of the machine."""
+    """Return one row for each thing that is known of the machine."""
     rows = [[name, value] for name, value in session.environment.items()]
     return Table("Environment", [Column("name"), Column("value")], rows)
 
@@ -296,5 +319,5 @@ _SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])")
 
 
 def _escape(value: str) -> str:
-    """Text that stays in its cell and looks as it is: no bar, line break, markup or HTML."""
+    """Escape text so that it stays in its cell: no bar, line break, markup or HTML."""
     return _SPECIAL.sub(lambda match: "\\" + match[0], " ".join(plain(value).split()))

@@ -1,4 +1,4 @@
-"""What the marker ``gpu`` means, where such a test runs and why not here; and what CI saves."""
+"""The marker ``gpu``: its meaning, where such a test runs and why not here; and what CI saves."""
 
 import faulthandler
 import gc
@@ -26,20 +26,22 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Of a crash, the thread that crashed: it comes last, and a log may be cut before it."""
+    """Print the thread that crashed alone: a log may be cut before it."""
     faulthandler.enable(config.stash[fault_handler_stderr_fd_key], all_threads=False)
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: garbage is looked for among what the tests make."""
+    """Keep what was imported and collected: garbage is looked for among what the tests make."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def what_a_module_leaves_behind_stays() -> Iterator[None]:
-    """Caches of compilers above all, which grow to millions of objects: each of hundreds of
-    collections that later tests ask for would look through them for a quarter of a second.
+    """Keep what a module leaves behind out of later collections.
+
+    Caches of compilers grow to millions of objects: each of hundreds of collections that later
+    tests ask for would look through them for a quarter of a second.
     """
     yield
     gc.collect()

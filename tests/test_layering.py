@@ -70,7 +70,7 @@ PySide6 numpy msgspec
 .notebook    .plot_export .plots .titles sessions              |
 .commands .commands .alternating_runners .commit_checkout .trackers .plugins .claims .ui \
 .charts .plot_export .plots .theming sessions .protocol .client .calibration .ceilings .presets \
-.report .titles .interrupts .state_folder .instrument .scripts | msgspec rich PySide6
+.report .titles .interrupts .state_folder .instrument .scripts | msgspec rich shtab PySide6
 .instrument  .instrument                                       |
 .scripts     .scripts .instrument sessions .protocol .interrupts .descendants | numpy
 .cli         sessions .plugins .commands .ui.app .client.runner_command .interrupts .crash_log |
@@ -187,14 +187,14 @@ def module_name(path: Path) -> str:
 
 
 def rules(table: str) -> dict[str, tuple[str, str]]:
-    """The rows by module: what it may import of the project, and which libraries."""
+    """Return the rows by module: what it may import of the project, and which libraries."""
     full = re.sub(r"(^|\s)\.", r"\1workbench.", table)
     rows = (re.split(r" *\| *", row) for row in full.strip().splitlines())
     return {row.split()[0]: (" ".join(row.split()[1:]), libraries) for row, libraries in rows}
 
 
 def begins_with(name: str, allowed: str) -> bool:
-    return any(f"{name}.".startswith(f"{one}.") for one in allowed.split())
+    return any(f"{name}.".startswith(f"{prefix}.") for prefix in allowed.split())
 
 
 def imported(source: str) -> Iterator[tuple[int, str]]:
@@ -208,7 +208,7 @@ def imported(source: str) -> Iterator[tuple[int, str]]:
 
 
 def forbidden_imports(module: str, source: str) -> list[str]:
-    """A sentence for each import that the table does not allow the module."""
+    """Return a sentence for each import that the table does not allow the module."""
     table = rules(MAY_IMPORT)
     rows = [row for row in table if begins_with(module, row)]
     if not rows:
@@ -240,17 +240,17 @@ def is_private_elsewhere(module: str, name: str) -> bool:
 
 
 def unkept(path: str, source: str) -> list[str]:
-    """A sentence for each rule that the file itself breaks."""
-    found = []
+    """Return a sentence for each rule that the file itself breaks."""
+    broken = []
     if (lines := source.count("\n")) > LONGEST:
-        found.append(f"{path} has {lines} lines, at most {LONGEST} are allowed")
+        broken.append(f"{path} has {lines} lines, at most {LONGEST} are allowed")
     if not path.startswith("tests") and not ast.get_docstring(ast.parse(source)):
-        found.append(f"{path} has no docstring that says what is in it")
-    return found
+        broken.append(f"{path} has no docstring that says what is in it")
+    return broken
 
 
 def loaded_after_each(packages: list[str]) -> dict[str, list[str]]:
-    """What ``sys.modules`` of one fresh process holds after each package, imported in turn."""
+    """Return what ``sys.modules`` of one fresh process holds after each package, in turn."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_IN_TURN, *packages],
         cwd=ROOT,
@@ -263,12 +263,12 @@ def loaded_after_each(packages: list[str]) -> dict[str, list[str]]:
 
 
 def test_every_import_is_one_that_the_table_allows():
-    found = [
+    sentences = [
         sentence
         for path in sources()
         for sentence in forbidden_imports(module_name(path), path.read_text())
     ]
-    assert not found, "\n".join(found)
+    assert not sentences, "\n".join(sentences)
 
 
 @pytest.mark.parametrize(
@@ -314,8 +314,8 @@ def test_a_fresh_process_loads_nothing_that_a_package_must_do_without(row):
     loaded = loaded_after_each([package for package, _ in row])
     for package, never in row:
         assert package in loaded[package]
-        found = [name for name in loaded[package] if begins_with(name, never)]
-        assert not found, f"importing {package} imports {found[:5]}"
+        loaded_names = [name for name in loaded[package] if begins_with(name, never)]
+        assert not loaded_names, f"importing {package} imports {loaded_names[:5]}"
 
 
 def test_a_fresh_process_would_show_what_it_loads():
@@ -326,12 +326,12 @@ def test_a_fresh_process_would_show_what_it_loads():
 
 def test_every_file_has_a_docstring_and_at_most_500_lines():
     paths = [*sources(), *sorted((ROOT / "tests").rglob("*.py"))]
-    found = [
+    sentences = [
         sentence
         for path in paths
         for sentence in unkept(str(path.relative_to(ROOT)), path.read_text())
     ]
-    assert not found, "\n".join(found)
+    assert not sentences, "\n".join(sentences)
 
 
 def test_a_file_that_is_too_long_or_says_nothing_is_found():
@@ -346,6 +346,6 @@ def test_the_top_level_holds_what_a_newcomer_is_told_and_no_more():
     if listed.returncode != 0:
         pytest.skip(f"not a git checkout: {listed.stderr.strip()}")
     assert {path.partition("/")[0] for path in listed.stdout.splitlines()} == TOP_LEVEL
-    told = (ROOT / "README.md").read_text().splitlines()
-    folders = {line.split("/")[0] for line in told if re.match(r"\w+/(\s|$)", line)}
+    lines = (ROOT / "README.md").read_text().splitlines()
+    folders = {line.split("/")[0] for line in lines if re.match(r"\w+/(\s|$)", line)}
     assert folders == {*PACKAGES, "tests"}

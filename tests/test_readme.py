@@ -16,32 +16,34 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted([*ROOT.glob("[!.]*/*.md"), *ROOT.glob("[!.]*/pages/*.md")])]
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}  # RESULTS.md: the last
-NAMES = [each.name for each in pkgutil.iter_modules(commands.__path__) if each.name[0] != "_"]
+NAMES = [module.name for module in pkgutil.iter_modules(commands.__path__) if module.name[0] != "_"]
 
 
 def command_lines(text: str) -> list[str]:
-    """What follows ``workbench`` in blocks of shell, and in the running text."""
+    """Return what follows ``workbench`` in blocks of shell, and in the running text."""
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     lines += re.findall(r"`([^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     words = [shlex.split(line, comments=True) for line in lines if line.startswith("workbench ")]
-    return [shlex.join(each[1:]) for each in words if each[1] in NAMES]
+    return [shlex.join(words_of[1:]) for words_of in words if words_of[1] in NAMES]
 
 
 def tree(text: str) -> list[str]:
     """Every path of the annotated tree, from the folders that it is indented under."""
     (block,) = re.findall(r"```\n(kernels/.*?)```", text, re.DOTALL)
-    found: list[str] = []
+    paths: list[str] = []
     parents: list[tuple[int, str]] = []
     for line in block.splitlines():
         depth = len(line) - len(line.lstrip())
         parents = [(at, folder) for at, folder in parents if at < depth]
         inside = "".join(folder for _, folder in parents)
         name = line.split()[0].rstrip(",")
-        found += [inside + each for each in re.findall(r"\w+\.py|\b\w+/(?=[ ,\n]|$)", line)]
+        paths += [
+            inside + name_found for name_found in re.findall(r"\w+\.py|\b\w+/(?=[ ,\n]|$)", line)
+        ]
         if name.endswith("/"):
             parents.append((depth, name))
-    return found
+    return paths
 
 
 def test_the_pages_show_every_command():
@@ -53,8 +55,8 @@ def test_the_readme_is_short():
     assert len(TEXTS["README.md"].splitlines()) <= 120
 
 
-def of_pages(found: Callable[[str], Iterable[str]]) -> list[str]:
-    return sorted({each for page in PAGES for each in found(page.read_text(encoding="utf-8"))})
+def of_pages(extract: Callable[[str], Iterable[str]]) -> list[str]:
+    return sorted({item for page in PAGES for item in extract(page.read_text(encoding="utf-8"))})
 
 
 @pytest.mark.parametrize("line", of_pages(command_lines))
@@ -75,7 +77,7 @@ def test_the_files_that_are_named_are_there():
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link can name in a page: its headings, as GitHub writes them."""
+    """Return what a link can name in a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -25,7 +25,7 @@ class BundledFinder(MetaPathFinder):
 
     Once a module of the workbench itself is imported, these packages replace any others of their
     names. Before that, a script that only imports ``workbench`` keeps its own packages.
-    ``begun``: find them at once; last in line, it finds only what nobody else has.
+    ``begun``: find them at once; last in line, it finds only what no other finder has.
     """
 
     def __init__(self, *, begun: bool = False) -> None:
@@ -45,7 +45,7 @@ sys.meta_path.append(BundledFinder(begun=True))
 
 
 def watch(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return the loader, of which ``workbench run -- COMMAND`` records each iteration as a step."""
+    """Return the loader; ``workbench run -- COMMAND`` records each of its iterations as a step."""
     watched: Iterable[Any] = _instrument().watch(loader)
     return watched
 

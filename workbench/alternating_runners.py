@@ -264,14 +264,14 @@ class AlternatingRunners:
         self._counted_s = 0.0
 
     def _is_over(self) -> bool:
-        """Return True if the question is answered, or nobody waits for the answer."""
+        """Return True if the question is answered, or the answer is no longer needed."""
         judgement = self._judgement
         if self._interrupted_by or judgement is None:
             return bool(self._interrupted_by)
         return judgement.pairs >= verdict.MIN_PAIRS and self._decides(judgement)
 
     def _block_seconds(self, side: _Side) -> float:
-        """Seconds of a block with enough steady steps, within the budget's share."""
+        """Return seconds of a block with enough steady steps, within the budget's share."""
         steps = self._step(side, seconds=WARM_UP_S + BLOCK_S).times_ms
         step_s = statistics.median(steps) / 1000 if steps else BLOCK_S
         share_s = self._command.budget_s / (4 * verdict.MIN_PAIRS)

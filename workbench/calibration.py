@@ -31,13 +31,13 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     software: str = ""  # driver and torch
-    host: str = ""  # CPU, cores, power limit; empty in files of before hosts were told apart
+    host: str = ""  # CPU, cores, power limit; empty in files from before hosts were recorded
     floor: float  # a share: 0.004 is 0.4 %
     created: float  # Unix time
     pairs: int
     seconds: float
     measured_with: str  # family, preset and workload
-    kind: str = ""  # as ``kind_of`` says; empty in files of before kinds were told apart
+    kind: str = ""  # as ``kind_of`` says; empty in files from before kinds were recorded
     disturbed: str = ""  # who else used the device meanwhile: a clause
 
 

@@ -21,7 +21,7 @@ from sessions.errors import Lacking, SessionError
 from sessions.storage import atomic_write
 from workbench import crash_log, interrupts, plugins
 from workbench.client import runner_command
-from workbench.commands import all_commands
+from workbench.commands import _tables, all_commands
 from workbench.commands._command import (
     FAILED,
     INTERRUPTED,
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             unknown = [*unknown, SCRIPT, *script]
         if unknown:  # said by the command's own parser, whose usage tells what there is
             parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        with _runner(parsed):
+        with _runner(parsed), _tables.as_markdown(getattr(parsed, "markdown", False)):
             code: int = parsed.command.run(parsed)
     except (Mistaken, Lacking) as mistake:
         say(f"workbench {parsed.command.name}: {mistake}")
@@ -125,7 +125,7 @@ def _is_file(word: str) -> bool:
 
 @contextlib.contextmanager
 def _runner(parsed: argparse.Namespace) -> Iterator[None]:
-    """Let the command drive the runner that is asked for; raises ``Mistaken``."""
+    """Let the command drive the requested runner; raises ``Mistaken``."""
     with contextlib.ExitStack() as stack:
         if parsed.command.drives:
             try:
@@ -136,7 +136,7 @@ def _runner(parsed: argparse.Namespace) -> Iterator[None]:
 
 
 def _answer(parsed: argparse.Namespace, reason: str, sentence: str = "") -> None:
-    """Tell a program that asked for JSON how it ended; it may have gone."""
+    """Print the end of the command for a program that requested JSON; it may have gone."""
     if getattr(parsed, "json", False):
         with contextlib.suppress(Failed):
             answer_failure(reason, sentence)
@@ -183,5 +183,7 @@ def _parser(line: Sequence[str] = ()) -> argparse.ArgumentParser:
         command.arguments(sub)
         if command.drives:
             sub.add_argument(runner_command.OPTION, metavar="COMMAND", help=runner_command.HELP)
-        sub.set_defaults(command=command, parser=sub)
+        if command.tabular and "--markdown" not in sub._option_string_actions:
+            sub.add_argument(_tables.OPTION, action="store_true", help=_tables.HELP)
+        sub.set_defaults(command=command, parser=sub, program=parser)
     return parser

@@ -90,7 +90,7 @@ def _kill(number: int) -> None:
 
 
 def _reap() -> None:
-    """Take the exit codes of children that have ended, which nobody else waits for."""
+    """Take the exit codes of ended children, for which no other code waits."""
     with contextlib.suppress(OSError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

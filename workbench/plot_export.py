@@ -182,7 +182,7 @@ def csv_bytes(table: DrawnTable, separator: str = ",") -> bytes:
 
 
 def _cells(column: np.ndarray) -> list[object]:
-    """Numbers as the shortest text that reads back as the same number of the column's type."""
+    """Write numbers as the shortest text that reads back as the same of the column's type."""
     if column.dtype.kind != "f":
         cells = column.tolist()
         return [for_spreadsheet(cell) if isinstance(cell, str) else cell for cell in cells]

@@ -74,7 +74,7 @@ def gather(
 ) -> dict[str, Descriptor]:
     """Return ``{descriptor.name: descriptor}`` of a folder, followed by the group's plug-ins.
 
-    ``check`` raises an error for a plug-in that would break whoever lists all descriptors.
+    ``check`` raises an error for a plug-in that would break lists of all descriptors.
     """
     descriptors: dict[str, Descriptor] = {}
     for name in _files(importlib.import_module(package).__path__):

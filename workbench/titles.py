@@ -1,7 +1,7 @@
 """Toggles and fields by the titles that forms give them, where files and commands have names.
 
 A session keeps ``precision=amp_bf16`` and ``settings.batch``: that is what a command takes. People
-read ``Precision: AMP BF16`` and ``Batch``. What nobody gave a title stays as it is.
+read ``Precision: AMP BF16`` and ``Batch``. A name without a title stays as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WHOLE = {"family": "Family", "preset": "Preset", "workload": "Workload", "seed"
 
 
 def offered(catalogue: Catalogue) -> dict[str, str]:
-    """Every title of a catalogue, for a session to keep: who reads it may have no runner.
+    """Return every title of a catalogue, for a session to keep: who reads it may have no runner.
 
     ``toggles.adamw`` is called ``AdamW``, ``toggles.adamw=fused`` ``Fused``; what one workload
     calls differently from another has no title.
@@ -57,7 +57,7 @@ class Titles:
         return self.setting(f"toggles.{name}", option)
 
     def setting(self, name: str, value: str) -> str:
-        """One entry of a flat configuration: ``AdamW: Fused``, ``Batch: 16``."""
+        """Return one entry of a flat configuration: ``AdamW: Fused``, ``Batch: 16``."""
         return f"{self.name(name)}: {self._titles.get(f'{name}={value}', value)}"
 
     def name(self, name: str) -> str:

@@ -17,9 +17,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from sessions.errors import SessionError
+from sessions.model import Session
 from sessions.plain_text import one_line
 from sessions.storage._content import cleaned
 from sessions.storage._lazy import Lost, Source
@@ -45,12 +47,23 @@ def checked_copy(source: Source, sealed: bool = False) -> Source:
 
     ``sealed``: its checksum fits, or does not matter.
     """
-    limit_s = _limit_s(source.size)
+    return child_copy(source, __name__, ["--sealed"] * sealed, _limit_s(source.size))
+
+
+def child_copy(
+    source: Source, module: str, arguments: Sequence[str], limit_s: float, library: str = "HDF5"
+) -> Source:
+    """Return what a child process makes of the file: ``python -m module arguments``.
+
+    The child has ``limit_s`` seconds of processor time, writes a session without a seal, or a
+    refusal (``answer``). Raise ``SessionError`` with a sentence about "it"; ``library``: which one
+    reads the file.
+    """
     with source.stream() as stream, tempfile.TemporaryFile() as copy:
         stream.seek(0)
         try:
             child = subprocess.run(
-                [sys.executable, "-m", __name__, *["--sealed"] * sealed],
+                [sys.executable, "-m", module, *arguments],
                 cwd=Path(__file__).resolve().parents[2],
                 stdin=stream,
                 stdout=copy,
@@ -69,7 +82,7 @@ def checked_copy(source: Source, sealed: bool = False) -> Source:
             raise _endless(limit_s)
         if child.returncode < 0:
             raise SessionError(
-                f"it is damaged: the HDF5 library crashed on it (signal {-child.returncode})"
+                f"it is damaged: the {library} library crashed on it (signal {-child.returncode})"
             )
         said = child.stderr.decode(errors="replace").strip()
         if child.returncode == _REFUSED:
@@ -86,15 +99,21 @@ def refusal(source: Source, sealed: bool, output: int) -> str:
     """Write the checked copy; return why there is none, or nothing. May crash or hang."""
     try:
         with source.open() as file:
-            _forbid_other_files()
+            forbid_other_files()
             require_plain(file, source.size)
-            copy = image(cleaned(read(source, sealed)), compressed=False)
+            session = read(source, sealed)
+            return answer(session, output)
     except Lost as error:
         return _damaged(error.__cause__)
     except SessionError as error:
         return str(error)
     except H5_ERRORS as error:
         return _damaged(error)
+
+
+def answer(session: Session, output: int) -> str:
+    """Write the checked session for the parent; return why that is not possible, or nothing."""
+    copy = image(cleaned(session), compressed=False)
     try:
         with open(output, "wb", buffering=0, closefd=False) as stream:
             rest = copy
@@ -117,13 +136,14 @@ def _limit_s(size: int) -> float:
     return TIMEOUT_S + size / 10e6
 
 
-def _limit_resources(size: int) -> None:
+def limit_resources(size: int, limit_s: float) -> None:
+    """Limit processor time and memory of this process, for a file of this size."""
     try:
         import resource
     except ImportError:  # Windows has no such limit; the time-out still holds there
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    seconds = math.ceil(_limit_s(size))
+    seconds = math.ceil(limit_s)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     allowed = _MEMORY_BYTES + _MEMORY_PER_BYTE * size
@@ -131,7 +151,7 @@ def _limit_resources(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
 
 
-def _forbid_other_files() -> None:
+def forbid_other_files() -> None:
     """Let this process open nothing more, whatever a file names."""
     try:
         import resource
@@ -142,8 +162,12 @@ def _forbid_other_files() -> None:
 
 def _main() -> int:
     source = Source(Path("it"), os.dup(sys.stdin.fileno()))
-    _limit_resources(source.size)
-    why = refusal(source, "--sealed" in sys.argv, sys.stdout.fileno())
+    limit_resources(source.size, _limit_s(source.size))
+    return exit_code(refusal(source, "--sealed" in sys.argv, sys.stdout.fileno()))
+
+
+def exit_code(why: str) -> int:
+    """Tell the parent why the file is refused, if it is, and return the exit code."""
     if why:
         sys.stderr.write(f"\n{json.dumps(why)}\n")
     return _REFUSED if why else 0

@@ -31,8 +31,8 @@ from sessions.model import (
 from sessions.plain_text import one_line, plain
 from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
-from sessions.studies import breakdown, sweep
-from sessions.studies.study_schema import columns_of
+from sessions.storage.study_schema import columns_of
+from sessions.studies import breakdown, sweep, timeline
 
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 _LONGEST_TEXT = 1_000_000  # characters of notes, events and cells
@@ -41,6 +41,8 @@ _MOST_TEXT = 100_000_000  # characters of all cells of a column
 _MOST_CELLS = 100_000  # numbers of one sample of a metric
 _DEEPEST_MODULE = 64  # names in a path
 _MOST_ARMS = 26
+_MOST_SLICES = 200_000  # of a timeline
+_DEEPEST_SLICE = 256
 _SHOWN = 60
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -240,7 +242,7 @@ def _standard_numbers(values: NDArray, info: ColumnInfo | None) -> NDArray:
     return np.asarray(values, np.int64 if is_integer else np.float64)
 
 
-# Columns whose absence says something: nobody looked at the operators of the kernel library.
+# Columns whose absence means something: the library's operators were not recorded.
 _ABSENT = {("kernels", "operator")}
 
 
@@ -266,6 +268,23 @@ def _check_profile(study: Study, where: str) -> None:
         for module in study.tables.get(name, {}).get("module", ()):
             if module.count(".") > _DEEPEST_MODULE:
                 raise SessionError(f"its {where} has modules in more than {_DEEPEST_MODULE} others")
+    _check_timeline(study, where)
+
+
+def _check_timeline(study: Study, where: str) -> None:
+    tables = [study.tables.get(name, {}) for name in timeline.TABLES]
+    if not any(tables):
+        return
+    rows, labels, tracks = map(row_count, tables)
+    if not (0 < rows <= _MOST_SLICES and labels and tracks):
+        raise SessionError(f"the timeline of its {where} has {rows:,} slices and lacks their names")
+    limits = {"track": tracks, "name": labels, "module": labels, "launch": rows + 1}
+    for column, most in limits.items():
+        values = tables[0][column]
+        if np.any(values >= most) or np.any(values % 1):
+            raise SessionError(f"the timeline of its {where} has a {column} that is not there")
+    if np.any(tables[0]["depth"] > _DEEPEST_SLICE):
+        raise SessionError(f"the timeline of its {where} is nested too deeply")
 
 
 def _check_orders(session: Session) -> None:

@@ -184,6 +184,9 @@ class _ProfileFacts(_Facts, frozen=True):
     no_least: str | None = ""
     step_us: Amount | None = None
     busy_us: Amount | None = None
+    ceiling_bytes_per_s: Positive | None = None
+    ceiling_dtypes: Texts = []
+    ceiling_flops_per_s: list[Positive] = []
     notes: Texts | None = []
 
 

@@ -1,4 +1,4 @@
-"""Columns that stay in the file until they are asked for.
+"""Columns that stay in the file until they are read.
 
 A loaded session holds one file descriptor of the file that it was loaded from. The file can be
 replaced or deleted meanwhile (it is then the old file that goes on being read), which reopening it
@@ -32,7 +32,7 @@ class Source:
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         self.path = path
-        self.trusted = False  # this program wrote it, and nobody changed it since
+        self.trusted = False  # this program wrote it, and it is unchanged
         if descriptor is None:
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         self.descriptor = descriptor
@@ -190,7 +190,7 @@ def held_open(sessions: Iterable[Session]) -> Iterator[None]:
 
 
 def preload(session: Session, segments: Sequence[Segment], devices: Iterable[str]) -> None:
-    """Read all columns of these segments and devices, so that nobody waits for them later."""
+    """Read all columns of these segments and devices, so that later reads do not wait."""
     with held_open([session]):
         for segment in segments:
             series = [metric.table for metric in segment.metrics.values()]

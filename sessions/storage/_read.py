@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import h5py
@@ -28,7 +28,14 @@ from sessions.model import (
 from sessions.plain_text import one_line
 from sessions.schema import ColumnInfo
 from sessions.storage import seal
-from sessions.storage._lazy import LazyColumns, Source, read_column
+from sessions.storage._columns import (
+    check_column,
+    child_group,
+    child_groups,
+    list_columns,
+    read_short,
+)
+from sessions.storage._lazy import LazyColumns, Source
 from sessions.storage._write import FORMAT
 from sessions.verdicts import work
 
@@ -51,15 +58,15 @@ def read(source: Source, sealed: bool) -> Session:
             created=_attribute(file, "created", float),
             notes=_attribute(file, "notes", str),
             environment=_named(file, "environment", schema.ENVIRONMENT),
-            # Files of before have none.
+            # Older files have none.
             titles=_named(file, "titles", schema.TITLES) if "titles" in file else {},
-            segments=[_segment(group, source) for group in _children(file, "segments")],
+            segments=[_segment(group, source) for group in child_groups(file, "segments")],
             telemetry={
                 _attribute(group, "device", str): _table(group, schema.TELEMETRY, source)
-                for group in _children(file, "telemetry")
+                for group in child_groups(file, "telemetry")
             },
             events=_events(file),
-            comparisons=[_comparison(group) for group in _children(file, "comparisons")],
+            comparisons=[_comparison(group) for group in child_groups(file, "comparisons")],
             studies=_studies(file, source),
             orders=_orders(file),
         )
@@ -92,7 +99,7 @@ def _segment(group: h5py.Group, source: Source) -> Segment:
         phases=_phases(group),
         evidence=_json(group, "evidence", list[Evidence]),
         ledger=_json(group, "ledger", dict[str, Any]),
-        steps=_table(_child(group, "steps"), schema.STEPS, source),
+        steps=_table(child_group(group, "steps"), schema.STEPS, source),
         breakdown=_optional(group, "breakdown", schema.BREAKDOWN, source),
         memory=_optional(group, "memory", schema.MEMORY, source),
         metrics=_metrics(group, source),
@@ -107,7 +114,7 @@ def _metrics(segment: h5py.Group, source: Source) -> dict[str, MetricSeries]:
     def index(group: h5py.Group) -> int:
         return _attribute(group, "index", int) if "index" in group.attrs else 0
 
-    groups = sorted(_children(segment, "metrics"), key=index)
+    groups = sorted(child_groups(segment, "metrics"), key=index)
     return {_attribute(group, "name", str): _metric(group, source) for group in groups}
 
 
@@ -117,8 +124,8 @@ def _metric(group: h5py.Group, source: Source) -> MetricSeries:
         samples, rows, columns = values.shape
     else:
         info = schema.METRIC["values"]
-        samples, rows, columns = _check_column(f"{group.name}/values", values, info, axes=3)
-        times = _check_column(f"{group.name}/t_s", group.get("t_s"), schema.METRIC["t_s"])
+        samples, rows, columns = check_column(f"{group.name}/values", values, info, axes=3)
+        times = check_column(f"{group.name}/t_s", group.get("t_s"), schema.METRIC["t_s"])
         if times != (samples,):
             raise SessionError(
                 f"its columns in {group.name} differ in length (t_s {times[0]:,}, "
@@ -147,7 +154,7 @@ def _comparison(group: h5py.Group) -> PairedComparison:
     details = {
         name: info for name, info in schema.BLOCK_DETAILS.items() if f"blocks/{name}" in group
     }
-    blocks = _short(group, "blocks", schema.BLOCKS | details)
+    blocks = read_short(group, "blocks", schema.BLOCKS | details)
     return PairedComparison(
         arms=_json(group, "arms", list[str]),
         order=blocks["arm"].tolist(),
@@ -177,17 +184,17 @@ def _studies(file: h5py.File, source: Source) -> list[Study]:
             facts=_json(group, "facts", dict[str, Any]),
             tables={
                 table.name.rpartition("/")[2]: _table(table, {}, source)
-                for table in _children(group, "tables")
+                for table in child_groups(group, "tables")
             },
         )
-        for group in _children(file, "studies")
+        for group in child_groups(file, "studies")
     ]
 
 
 def _orders(file: h5py.File) -> list[Order]:
-    if "orders" not in file:  # of before they were kept, or nothing was asked for
+    if "orders" not in file:  # an older file, or no order
         return []
-    columns = _short(file, "orders", schema.ORDERS)
+    columns = read_short(file, "orders", schema.ORDERS)
     orders = []
     for t_s, command, *counts, claims in zip(
         *(columns[name].tolist() for name in schema.ORDERS), strict=True
@@ -201,24 +208,14 @@ def _orders(file: h5py.File) -> list[Order]:
 
 def _named(file: h5py.File, name: str, known: Mapping[str, ColumnInfo]) -> dict[str, str]:
     """Return a table of names and values."""
-    columns = _short(file, name, known)
+    columns = read_short(file, name, known)
     return dict(zip(columns["name"], columns["value"], strict=True))
 
 
 def _events(file: h5py.File) -> list[Event]:
-    columns = _short(file, "events", schema.EVENTS)
+    columns = read_short(file, "events", schema.EVENTS)
     rows = zip(columns["t_s"], columns["kind"], columns["text"], strict=True)
     return [Event(float(t_s), kind, text) for t_s, kind, text in rows]
-
-
-def _short(parent: h5py.Group, name: str, columns: Mapping[str, ColumnInfo]) -> dict[str, NDArray]:
-    """Return a table of few rows, all of whose columns must exist, read at once."""
-    group = _child(parent, name)
-    names, _ = _checked(group, columns)
-    for column in columns:
-        if column not in names:
-            raise SessionError(f"its {group.name} lacks the column {column}")
-    return {column: read_column(group[column]) for column in columns}
 
 
 def _optional(
@@ -226,89 +223,17 @@ def _optional(
 ) -> Mapping[str, NDArray]:
     if name not in parent:
         return {}
-    group = _child(parent, name)
-    names, rows = _listed(group, columns, source)
+    group = child_group(parent, name)
+    names, rows = list_columns(group, columns, source)
     return LazyColumns(source, group.name, names, {}, rows)
 
 
 def _table(
     group: h5py.Group, columns: Mapping[str, ColumnInfo], source: Source
 ) -> Mapping[str, NDArray]:
-    names, rows = _listed(group, columns, source)
+    names, rows = list_columns(group, columns, source)
     missing = {name: info.dtype for name, info in columns.items() if name not in names}
     return LazyColumns(source, group.name, names, missing, rows)
-
-
-def _listed(
-    group: h5py.Group, columns: Mapping[str, ColumnInfo], source: Source
-) -> tuple[list[str], int]:
-    """Return the group's columns, those we know first, and their number of rows.
-
-    Those of a trusted file, which this program wrote, are not opened to see whether they fit: it
-    is most of the time that opening a session of many segments takes.
-    """
-    if not source.trusted:
-        return _checked(group, columns)
-    names = _in_order(group, columns)
-    return names, group[names[0]].shape[0] if names else 0
-
-
-def _in_order(names: Iterable[str], columns: Mapping[str, ColumnInfo]) -> list[str]:
-    present = dict.fromkeys(names)
-    return [name for name in columns if name in present] + [
-        name for name in present if name not in columns
-    ]
-
-
-def _checked(group: h5py.Group, columns: Mapping[str, ColumnInfo]) -> tuple[list[str], int]:
-    """Return what ``_listed`` does; refuse columns of wrong type, shape or of differing lengths."""
-    lengths = {
-        name: _check_column(f"{group.name}/{name}", dataset, columns.get(name))[0]
-        for name, dataset in group.items()
-    }
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} {rows:,}" for name, rows in sorted(lengths.items()))
-        raise SessionError(f"its columns in {group.name} differ in length ({listed})")
-    return _in_order(lengths, columns), next(iter(lengths.values()), 0)
-
-
-def _check_column(
-    name: str, dataset: object, info: ColumnInfo | None, axes: int = 1
-) -> tuple[int, ...]:
-    """Return the shape of a column; refuse another type or number of axes."""
-    if not isinstance(dataset, h5py.Dataset):
-        raise SessionError(f"its {name} is not a column of numbers or text")
-    shape, dtype = dataset.shape, dataset.dtype
-    _check_type(name, dtype, None if info is None else info.dtype)
-    if shape is None or len(shape) != axes:
-        wanted = "one axis" if axes == 1 else f"{axes} axes"
-        raise SessionError(f"its {name} has shape {shape}, expected {wanted}")
-    return tuple(shape)
-
-
-def _check_type(name: str, dtype: np.dtype, expected: str | None) -> None:
-    is_text = h5py.check_string_dtype(dtype) is not None
-    if expected is None:
-        fits = is_text or dtype.kind in "biuf"
-        expected = "numbers or text"
-    elif expected == "str":
-        fits, expected = is_text, "text"
-    else:
-        fits = not is_text and dtype.newbyteorder("=") == np.dtype(expected)
-    if not fits:
-        raise SessionError(f"its {name} has type {dtype}, expected {expected}")
-
-
-def _child(parent: h5py.Group, name: str) -> h5py.Group:
-    child = parent.get(name)
-    if not isinstance(child, h5py.Group):
-        raise SessionError(f"it lacks the group {parent.name.rstrip('/')}/{name}")
-    return child
-
-
-def _children(file: h5py.File, name: str) -> list[h5py.Group]:
-    parent = _child(file, name)
-    return [_child(parent, child) for child in sorted(parent, key=lambda key: (len(key), key))]
 
 
 def _attribute(group: h5py.Group, name: str, kind: type[_Value]) -> _Value:

@@ -22,7 +22,7 @@ from sessions.model import MetricSeries, PairedComparison, Segment, Session, Stu
 from sessions.schema import ColumnInfo
 from sessions.storage import seal
 from sessions.storage._lazy import kept_open
-from sessions.studies.study_schema import columns_of
+from sessions.storage.study_schema import columns_of
 
 FORMAT = "gpu-optimization-workbench session"
 
@@ -276,7 +276,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _json(value: object, what: str) -> str:
-    """JSON with NaN, infinities and integers of any size, which ``json.loads`` reads back."""
+    """Write JSON with NaN, infinities and integers of any size, which ``json.loads`` reads back."""
     try:
         return json.dumps(msgspec.to_builtins(value, enc_hook=_number))
     except (TypeError, ValueError, RecursionError) as error:

@@ -137,7 +137,7 @@ def locked(lock: Path) -> Iterator[bool | None]:
     finally:
         if is_held:
             with contextlib.suppress(OSError):
-                lock.unlink()  # before the release: nobody may lock a file that is then removed
+                lock.unlink()  # before the release: no process may lock a removed file
             file.release()
 
 

@@ -32,7 +32,7 @@ class Seal(enum.Enum):
     """The kinds of checksum that the first bytes of a file show."""
 
     NONE = "none"  # another program wrote it
-    INTACT = "intact"  # as some program wrote it, whoever that was
+    INTACT = "intact"  # as some program wrote it
     OWN = "own"  # as this program wrote it under this user account
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sessions.model import Evidence, Numerics
-from sessions.studies import attribution
+from sessions.studies import attribution, attribution_design
 
 Rows = dict[str, list[float | str | None]]
 
@@ -20,7 +20,7 @@ class Arm:
     measured.
     """
 
-    on: attribution.Subset
+    on: attribution_design.Subset
     title: str
     state: str = "measured"
     reason: str = ""
@@ -31,7 +31,10 @@ class Arm:
 
 
 def arm_rows(arms: Sequence[Arm], medians_ms: attribution.Table) -> Rows:
-    """One row an arm: ``ratio``, ``low`` and ``high`` are of its step time over the first arm's."""
+    """Return one row for each arm.
+
+    ``ratio``, ``low`` and ``high`` are of its step time over the first arm's.
+    """
     ratios = attribution.against_first(medians_ms)
     numerics = [arm.numerics for arm in arms]
     return {
@@ -61,7 +64,7 @@ def arm_rows(arms: Sequence[Arm], medians_ms: attribution.Table) -> Rows:
 
 
 def effect_rows(effects: Sequence[attribution.Effect], memory: Sequence[float]) -> Rows:
-    """One row an effect: on step time with interval and verdict, then on memory without."""
+    """Return one row for each effect: on step time with interval and verdict, then on memory."""
     judged = [effect.judgement for effect in effects]
     reasons = [
         effect.reason if effect.judgement is None else "; ".join(effect.judgement.reasons)

@@ -67,7 +67,7 @@ def headline(study: Study) -> str:
 
 
 def arms_table(study: Study) -> Table:
-    """One row an arm: step time, its ratio to the base with interval, peak memory, path, state."""
+    """Return one row for each arm: step time, ratio to the base, peak memory, path, state."""
     arms = rows(study, "arms")
     has_paths = any(path_of(row) for row in arms)
     unit, peaks = sized(float(row["peak_bytes"]) for row in arms)
@@ -104,7 +104,7 @@ def arms_table(study: Study) -> Table:
 
 
 def effects_table(study: Study) -> Table:
-    """One row an effect: on time with interval and verdict, and beside it on memory, exact."""
+    """Return one row for each effect: on time with interval and verdict, and on memory, exact."""
     columns = [
         Column("toggle"),
         Column(EFFECT),
@@ -180,12 +180,12 @@ def _without_effect(study: Study) -> dict[str, list[str]]:
 
 
 def wrong_arms(study: Study) -> list[str]:
-    """Titles of the arms whose numbers are out of tolerance."""
+    """Return the titles of the arms whose numbers are out of tolerance."""
     return [row["title"] for row in rows(study, "arms") if row["wrong"] == 1]
 
 
 def unchecked_arms(study: Study) -> list[str]:
-    """Titles of the arms whose numbers could not be checked."""
+    """Return the titles of the arms whose numbers could not be checked."""
     return [row["title"] for row in rows(study, "arms") if is_unchecked(row)]
 
 
@@ -213,7 +213,7 @@ def timed_words(study: Study) -> str:
 
 
 def _said(study: Study, row: Mapping[str, Any]) -> str:
-    """One effect in words that claim no more than its verdict does."""
+    """Describe one effect in words that claim no more than its verdict does."""
     if not math.isfinite(row["ratio"]):
         return "not measured"
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))

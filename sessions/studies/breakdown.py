@@ -14,6 +14,7 @@ computes for several modules stands with the innermost that holds them all.
 sizes (NaN where there is none).
 ``gaps``: how long the GPU waited for the next kernel of a ``module``: ``count``, ``us``; with the
 profiler's own cost in them.
+``timeline``, ``labels``, ``tracks``: events of the profiled steps (``sessions.studies.timeline``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sessions.model import Session, Study
+from sessions.tracing.kinds import kind_of
 
 KIND = "profile"
 ROLE_TITLES = {
@@ -59,6 +61,8 @@ KINDS = (
     INPUT_WAIT,
     "other",
 )
+# Kinds of the tracks of a timeline.
+STEP_TRACK, HOST_TRACK, LAUNCH_TRACK, STREAM_TRACK = "steps", "host", "launches", "stream"
 # Modules that are none: where time goes that belongs to no module of the model.
 OUTSIDE = "(step)"
 INPUT = "(input)"
@@ -71,6 +75,7 @@ UNKNOWN = "(unknown)"
 _UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
 WATCHED = "watched"  # the fact of a profile that a run of a training script gave by itself
 COMPILED_SHARE = 0.05  # of a step in compiled code; with less, modules still say what changed
+NO_FLOPS = 0.05  # FLOP for each byte at which work without FLOPs is drawn
 LAUNCH_BOUND = 0.1  # of the step without work for the GPU; less is not worth a word
 
 
@@ -155,9 +160,78 @@ def achieved(study: Study) -> list[Achieved]:
     columns = (least["name"], least["calls"], least["us"])
     known = {str(name): (float(n), float(us)) for name, n, us in zip(*columns, strict=True)}
     nothing = (float("nan"), float("nan"))
-    operators = [Achieved(name, known.get(name, nothing)[0], us, known.get(name, nothing)[1])
+    rows = [Achieved(name, known.get(name, nothing)[0], us, known.get(name, nothing)[1])
              for name, us in took.items()]  # fmt: skip
-    return sorted(operators, key=lambda operator: -operator.us)
+    return sorted(rows, key=lambda row: -row.us)
+
+
+def shares_by_kernel(study: Study) -> dict[str, float]:
+    """Return by kernel what its operator, or its class, reaches of what is attainable, 0 to 1.
+
+    NaN for a kernel of several operators or classes, or of one whose least time is not known.
+    """
+    shares = {row.name: row.share for row in achieved(study)}
+    table = study.tables["kernels"]
+    if not shares:
+        return {}
+    groups: dict[str, set[str]] = defaultdict(set)
+    for name, operator, kind in zip(table["name"], table["operator"], table["kind"], strict=True):
+        groups[str(name)].add(str(operator) or str(kind))
+    unknown = float("nan")
+    return {
+        name: shares.get(next(iter(group)), unknown) if len(group) == 1 else unknown
+        for name, group in groups.items()
+    }
+
+
+@dataclass(frozen=True)
+class RoofPoint:
+    """An operator of the library, or all others of a class, under the roof."""
+
+    name: str
+    kind: str
+    us: float
+    intensity: float  # FLOP for each byte; ``NO_FLOPS`` for work without any
+    achieved: float  # FLOP/s
+    share: float  # of what is attainable, 0 to 1
+
+
+def ceilings(study: Study) -> tuple[float, dict[str, float]]:
+    """Return the bytes/s of a large copy, and the FLOP/s of a large matrix product by dtype.
+
+    NaN and nothing if the profile does not state the ceilings.
+    """
+    names, rates = (study.facts.get(f"ceiling_{name}", []) for name in ("dtypes", "flops_per_s"))
+    known = isinstance(names, list) and isinstance(rates, list) and len(names) == len(rates)
+    flops = dict(zip(map(str, names), map(float, rates), strict=True)) if known else {}  # type: ignore[arg-type]
+    return _number(study.facts, "ceiling_bytes_per_s"), flops
+
+
+def roof_points(study: Study) -> list[RoofPoint]:
+    """Return every operator whose work is known; empty for an older or a foreign profile."""
+    rate, flops = ceilings(study)
+    if not (rate > 0 and flops):
+        return []
+    least = study.tables["least"]
+    columns = (least[name] for name in ("name", "bytes", "flops"))
+    work = {str(name): (float(b), float(f)) for name, b, f in zip(*columns, strict=True)}
+    points = []
+    for row in achieved(study):
+        moved, operations = work.get(row.name, (0.0, 0.0))
+        if moved > 0 and row.us > 0:
+            intensity = max(operations / moved, NO_FLOPS)
+            achieved_rate = intensity * moved / (1e-6 * row.us)
+            points.append(
+                RoofPoint(
+                    row.name,
+                    row.name if row.name in KINDS else kind_of(row.name),
+                    row.us,
+                    intensity,
+                    achieved_rate,
+                    row.share,
+                )
+            )
+    return points
 
 
 def tree(study: Study) -> Node:
@@ -291,10 +365,7 @@ def _waiting(idle: float, step_us: float) -> str:
     spare = f"{idle * step_us / 1e3:.2f} ms of {step_us / 1e3:.2f} ms"
     if idle < LAUNCH_BOUND:
         return f"The GPU works {100 * (1 - idle):.0f} % of the step: it is not launch-bound."
-    return (
-        f"Launch-bound: in {100 * idle:.0f} % of the step ({spare}) the GPU waits for the host. "
-        "CUDA graphs, torch.compile or a larger batch would fill it."
-    )
+    return f"Launch-bound: in {100 * idle:.0f} % of the step ({spare}) the GPU waits for the host."
 
 
 def _number(facts: Mapping[str, object], name: str) -> float:

@@ -21,14 +21,23 @@ DEPTH = 3  # of modules within the model that are shown
 
 
 def kernels_table(study: Study, most: int = MOST) -> Table:
-    """Return the kernels that took longest, whatever module they ran for."""
+    """Return the kernels that took longest, for all modules together.
+
+    "Of attainable" is what the kernel's operator, or the other kernels of its class, reach of what
+    the measured ceilings allow; it is left out where that is not known.
+    """
     total = breakdown.total_us(study) or math.nan
-    rows: list[list[Cell]] = [
-        [brief(name), _count(calls), us, 100 * us / total]
-        for name, (calls, us) in list(breakdown.by(study, "name").items())[:most]
-    ]
+    shares = breakdown.shares_by_kernel(study)
+    known = any(math.isfinite(share) for share in shares.values())
+    rows: list[list[Cell]] = []
+    for name, (calls, us) in list(breakdown.by(study, "name").items())[:most]:
+        row: list[Cell] = [brief(name), _count(calls), us, 100 * us / total]
+        if known:
+            row.append(100 * shares.get(name, math.nan))
+        rows.append(row)
     what = "Operator" if study.request.get("device") == "cpu" else "Kernel"
-    return Table(f"{what}s: {study.title}", _columns(what), rows)
+    columns = [*_columns(what), *[Column("Of attainable", "%")] * known]
+    return Table(f"{what}s: {study.title}", columns, rows)
 
 
 def kinds_table(study: Study) -> Table:

@@ -46,7 +46,7 @@ def newest(session: Session) -> Study | None:
 
 
 def rows(study: Study) -> list[Row]:
-    """Every check, those that are not done yet too."""
+    """Return every check, also those that are not done yet."""
     done = study.tables.get("checks", {})
     names = [str(name) for name in done.get("check", [])]
     lines = study.tables.get("lines", {})
@@ -67,14 +67,14 @@ def rows(study: Study) -> list[Row]:
 
 
 def checks_table(study: Study) -> Table:
-    """One row a check: how it ended, and how one can tell."""
+    """Return one row for each check: how it ended, and how one can tell."""
     columns = [Column("check"), Column("result"), Column("evidence")]
     cells = [[row.title, row.status, row.evidence or "not done"] for row in rows(study)]
     return Table("Checks", columns, cells)
 
 
 def lines_table(study: Study) -> Table:
-    """One row for each line of source that a check found."""
+    """Return one row for each line of source that a check found."""
     cells = [[row.title, line] for row in rows(study) for line in row.lines]
     return Table("Lines of source", [Column("check"), Column("line")], cells)
 
@@ -93,7 +93,7 @@ def is_open(study: Study) -> bool:
 def budget_s(study: Study) -> float | None:
     """Return the budget, in whole seconds, with which what is undecided should be decided.
 
-    None where nothing is undecided, or nobody knows.
+    None if nothing is undecided, or if it is unknown.
     """
     if "more_s" not in study.facts:
         return None

@@ -1,6 +1,6 @@
 """Claims of documents beside what was measured of them: a study's rows, in words and tables.
 
-The study's table ``claims`` has a row for each claim that was asked for, its columns the fields of
+The study's table ``claims`` has a row for each requested claim, its columns the fields of
 ``Row``. A result is tentative while it is ``MEASURING``; whatever has no result is no pass.
 """
 
@@ -37,7 +37,7 @@ class Row:
     ``says`` is in the document's own words, ``least`` and ``most`` are the bounds that it sets, NaN
     where there is none. ``low`` and ``high`` are the ends of the 95 % interval, NaN where the
     number is exact, or the ``rounds`` too few for one; these are NaN where there were none, as in
-    files of before they were kept. ``result`` is one of ``RESULTS``, or empty where nobody asked;
+    files of before they were kept. ``result`` is one of ``RESULTS``, or empty if not requested;
     ``reason`` what there is to say of it.
     """
 
@@ -132,7 +132,7 @@ def count(claims: Iterable[Row]) -> str:
 
 
 def claims_table(claims: Sequence[Row], title: str) -> Table:
-    """One row a claim: what the document says, what was measured, whether it holds and why not."""
+    """Return one row for each claim: the document's value, ours, whether it holds, why not."""
     headings = [Column(name) for name in (
         "document", "claim", "document says", "measured", "from", "to", "unit", "result",
         "experiment", "note",
@@ -193,7 +193,7 @@ def _rounded(row: Row) -> tuple[str, str, str]:
 
 
 def _cut_short(row: Row) -> Row:
-    """Return a row of a run that was killed, so that nobody wrote how it ended."""
+    """Return the row of a run that was killed before it wrote how it ended."""
     return dataclasses.replace(
         row,
         result=NOT_MEASURED,

@@ -16,7 +16,7 @@ _WORK = re.compile(r"\w*[fF]unctor\w*|\w+_kernel(?:_cuda|_impl)?(?=\()|\w+Epilog
 
 
 def brief(name: str) -> str:
-    """``vectorized_elementwise_kernel, FillFunctor`` for ATen's hundreds of characters.
+    """Return ``vectorized_elementwise_kernel, FillFunctor`` for ATen's hundreds of characters.
 
     A name that is no C++ signature stays as it is.
     """

@@ -50,7 +50,7 @@ _COLUMNS = [
 
 
 def kernels_table(session: Session) -> Table:
-    """One row for each implementation that was timed or could not be, in the order of timing.
+    """Return one row for each implementation that was timed or could not be, in order of timing.
 
     "Of the limit" is the time that the bytes and FLOPs of the mathematics need at the rates of a
     large copy and a large matrix product, measured in the same run, over the time taken. Speed-ups
@@ -63,7 +63,7 @@ def kernels_table(session: Session) -> Table:
 
 
 def tuned_tiles(session: Session) -> str:
-    """Each tile that was tuned, with its time and the heuristic's, and how long tuning took."""
+    """Return each tuned tile with its time, the heuristic's time and how long tuning took."""
     lines: dict[str, None] = {}
     took_s: dict[tuple[str, str], float] = {}  # each direction of a case tells the same
     for segment in session.segments:
@@ -106,7 +106,7 @@ class Roof:
 
 
 def rated(session: Session) -> list[Rated]:
-    """Every timed kernel whose work has FLOPs and bytes, in the order of timing."""
+    """Return every timed kernel whose work has FLOPs and bytes, in the order of timing."""
     kernels = []
     for segment in session.segments:
         configuration, ledger = segment.configuration, segment.ledger
@@ -244,7 +244,7 @@ def _speedup_cells(segment: Segment, segments: Sequence[Segment], base: str) -> 
 def _against(
     segment: Segment, segments: Sequence[Segment], implementation: str
 ) -> verdict.Interval | None:
-    """``speedup`` over the other implementation of the same case and direction, if it is there."""
+    """Return ``speedup`` over the other implementation of the same case and direction, if any."""
     own = segment.configuration
     for other in segments:
         configuration = other.configuration

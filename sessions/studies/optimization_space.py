@@ -23,7 +23,7 @@ NO_EFFECT, TOO_LARGE, NOT_TRIED = "no effect", "over the memory limit", "not tri
 
 LEAST_ROUNDS = 5  # before a race decides anything
 # A wrong elimination loses the optimum, so that its error rate is below that of a verdict. The
-# mixture is wide: large effects, of which most candidates have one, are then decided in 5 rounds.
+# mixture is wide: the large effects that most candidates have are then decided in 5 rounds.
 ALPHA, MIXTURE = 0.01, 20.0
 
 Point = tuple[str, ...]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sessions.studies import attribution
-from sessions.studies.attribution import Contrast, Effect
+from sessions.studies.attribution import Effect
+from sessions.studies.attribution_design import Contrast
 from sessions.studies.optimization import Search
 from sessions.studies.optimization_knowledge import changed_options
 from sessions.studies.optimization_space import (

@@ -28,7 +28,7 @@ class Least:
 
 
 def none(why: str) -> Prediction:
-    """No prediction, and the reason."""
+    """Return no prediction, and the reason."""
     return Prediction(ratio=None, text=why)
 
 
@@ -67,7 +67,7 @@ def of(comparison: PairedComparison) -> Prediction | None:
 
 
 def residual(comparison: PairedComparison) -> float | None:
-    """Measured less predicted ratio: below 0, B is better than its prediction."""
+    """Return measured less predicted ratio: below 0, B is better than its prediction."""
     made = of(comparison)
     if made is None or made.ratio is None or not math.isfinite(comparison.ratio):
         return None
@@ -82,7 +82,7 @@ def line(made: Prediction) -> str:
 
 
 def outcome(comparison: PairedComparison) -> str:
-    """Prediction, measured ratio and residual in a line; empty where nothing was asked for."""
+    """Return prediction, measured ratio and residual in a line; empty without a prediction."""
     made, left = of(comparison), residual(comparison)
     if made is None:
         return ""

@@ -77,7 +77,7 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
 
 
 def longer_half(x: ArrayLike) -> NDArray:
-    """Which points lie in the upper half of x, the middle one among them: (n,) bools.
+    """Mark the points in the upper half of x, the middle one among them: (n,) bools.
 
     Small sizes are bound by launches, which do not grow; what is claimed of scaling is claimed of
     the large ones.
@@ -97,7 +97,7 @@ def steps_between(x: ArrayLike, y: ArrayLike) -> NDArray:
 def _points(
     x: ArrayLike, y: ArrayLike, errors: ArrayLike | None
 ) -> tuple[NDArray, NDArray, NDArray]:
-    """Logarithms of the points that have any, and the variances of log y."""
+    """Return logarithms of the points that have any, and the variances of log y."""
     places, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
     spread = np.zeros(len(places)) if errors is None else np.array(errors, np.float64)
     if not len(places) == len(values) == len(spread):
@@ -113,7 +113,7 @@ def _points(
 
 
 def _line(x: NDArray, y: NDArray, weight: NDArray) -> tuple[float, float, float, float]:
-    """Slope, intercept, the slope's standard error and the weighted sum of squares."""
+    """Fit slope, intercept, the slope's standard error and the weighted sum of squares."""
     share = weight / weight.sum()
     mean_x, mean_y = float(share @ x), float(share @ y)
     spread = float(weight @ (x - mean_x) ** 2)

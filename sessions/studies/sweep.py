@@ -5,7 +5,7 @@ Its study has two tables. ``points`` has one row a point, in the order in which 
 ``median_ms`` with ``low_ms`` and ``high_ms`` (95 %), ``error`` (standard error of its logarithm),
 ``tokens_per_s``, ``peak_bytes`` (in the timed steps) and ``blocks``. ``fits`` has the exponent of
 time over the first field for each arm and value of the second, over all sizes and the longer half.
-``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN where nobody knows) and
+``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN if unknown) and
 ``text``, found at the smallest size and telling of every point. Where a field is no size (a toggle,
 a workload), it has one for each of its values too, which ``x`` or ``y`` name.
 """
@@ -137,7 +137,7 @@ def is_number(value: object) -> bool:
 
 
 def read_values(text: str, field: str = "") -> list[Scalar]:
-    """Values of an axis as a person writes them, between commas: numbers, true, false or words.
+    """Join values of an axis with commas, as a person writes them: numbers, true, false or words.
 
     Options of a toggle are words, all of them where one is. Raises ``ValueError`` where one is
     missing.
@@ -214,7 +214,7 @@ def dimensions(study: Study) -> int:
 
 
 def curves(study: Study) -> list[Curve]:
-    """Every arm at every value of the second field, as far as it was measured."""
+    """Return every arm at every value of the second field, as far as it was measured."""
     table = study.tables.get(POINTS)
     if table is None:
         return []
@@ -284,7 +284,7 @@ def wrong_arms(study: Study) -> list[str]:
 
 
 def numbers_lines(study: Study) -> list[str]:
-    """One sentence for each arm whose numbers were looked at, or for each of its values."""
+    """Return one sentence for each arm whose numbers were looked at, or for each of its values."""
     checks = sorted(_checks(study).items(), key=lambda item: item[0][0])
     return [
         f"{study.request['arms'][arm]}: numbers {MARKS[numbers.right]}: {numbers.text}"
@@ -321,7 +321,7 @@ def toggles(study: Study) -> list[dict[str, str]]:
 
 
 def exponent_text(scaling_fit: Scaling | None) -> str:
-    """``1.02 (0.98 to 1.06)``, or why there is none."""
+    """Return ``1.02 (0.98 to 1.06)``, or why there is none."""
     if scaling_fit is None or not math.isfinite(scaling_fit.exponent):
         return "no exponent" if scaling_fit is None else f"no exponent: {scaling_fit.reason}"
     if not math.isfinite(scaling_fit.low):
@@ -346,7 +346,7 @@ def peak_title(study: Study) -> str:
 
 
 def points_table(study: Study) -> Table:
-    """One row a point, ascending, each arm in turn; the last column says what went wrong."""
+    """Return one row for each point, ascending, each arm in turn; the last column is the error."""
     numeric = is_numeric(study)
     first = [Column(field_title(study, axis_number)) for axis_number in range(dimensions(study))]
     swept = curves(study)
@@ -389,7 +389,7 @@ def points_table(study: Study) -> Table:
 
 
 def fits_table(study: Study) -> Table:
-    """One row a curve and part: the exponent of time over the first field, with its interval."""
+    """Return one row for each curve and part: the exponent of time over the first field."""
     field = field_title(study)
     columns = [
         Column("curve"),

@@ -20,7 +20,7 @@ def unchecked_arms(comparison: PairedComparison) -> list[tuple[str, str]]:
 
 def are_right(check: Mapping[str, Any]) -> bool | None:
     """Return True if an arm's results, as facts keep them, are right; None if unknown."""
-    # Files of before told of what was not checked by the lack of a reference alone.
+    # Older files mark an unchecked arm only by the lack of a reference.
     return None if check["ok"] and not check["reference"] else check["ok"]
 
 

@@ -10,12 +10,12 @@ BACKGROUND = "background"  # the fact of such a comparison
 
 
 def is_background(comparison: PairedComparison) -> bool:
-    """Return True if nobody requested the comparison: a run paired itself with its baseline."""
+    """Return True if a run paired itself with its baseline, without a person's request."""
     return bool(comparison.facts.get(BACKGROUND))
 
 
 def newest_requested(comparisons: Sequence[PairedComparison]) -> int | None:
-    """Return the index of the last comparison that somebody requested; None if there is none."""
+    """Return the index of the last comparison that a person requested; None without any."""
     indices = range(len(comparisons) - 1, -1, -1)
     return next((index for index in indices if not is_background(comparisons[index])), None)
 

@@ -205,7 +205,7 @@ def _warnings(differing: Sequence[Difference], arms: Sequence[Arm]) -> list[str]
 
 
 def _listed(arms: Sequence[Arm], values: Sequence[str]) -> str:
-    """Who has which value; of many sessions, how many have it."""
+    """Say who has which value; of many sessions, how many have it."""
     if len(arms) > _NAMED:
         counts = Counter(values).items()
         return ", ".join(f"{value}: {count} of {len(arms)}" for value, count in counts)

@@ -154,7 +154,7 @@ def _interval(series: NDArray, alpha: float) -> Interval:
 def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     """Return the interval for a number of pairs that was fixed before the first look.
 
-    The wider of t and BCa on each side; of use where nobody looked in between.
+    It is the wider of t and BCa on each side. It holds if there was no look in between.
     """
     series = np.asarray(logs, np.float64)
     n = len(series)

@@ -9,88 +9,39 @@ their ratio has no interval and claims nothing (*unpaired*). There are two sourc
   log median of the segments (or sessions) of one configuration that follow one another, so that the
   visits of the two alternate. What drifts more slowly than they alternate scatters the visits of
   each configuration more than it moves their means apart. The interval is that of Welch's t with
-  the critical value of ``sessions.verdicts.verdict``, because somebody watches while visits are
+  the critical value of ``sessions.verdicts.verdict``, because a person watches while visits are
   added.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions.model import KERNELS, Configuration, PairedComparison, Segment, Session
+from sessions.model import KERNELS, Configuration, PairedComparison, Session
 from sessions.verdicts import work
+from sessions.verdicts.measurements import PAIRED as PAIRED
+from sessions.verdicts.measurements import UNPAIRED as UNPAIRED
+from sessions.verdicts.measurements import Measurement as Measurement
+from sessions.verdicts.measurements import SegmentRatio as SegmentRatio
 from sessions.verdicts.multiple_comparisons import side_by_side
+from sessions.verdicts.repeats import of_repeats, visits_in_turn
 from sessions.verdicts.rounds import calls, paired_logs
-from sessions.verdicts.statistics import Summary
 from sessions.verdicts.verdict import (
     ALPHA,
     REGION,
-    Interval,
-    critical,
     decide,
     interval,
-    reading,
     region_of,
 )
 
-PAIRED, REPEATS, UNPAIRED = "paired", "repeats", "unpaired"
-LEAST_VISITS = 3  # of each configuration
 _SWAPPED = {"FASTER": "SLOWER", "SLOWER": "FASTER"}
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A segment that a ratio can be made of: its session, its clock and its typical step."""
-
-    session: Session
-    segment: Segment
-    clock: str
-    summary: Summary
-
-    @property
-    def configuration(self) -> Configuration:
-        """Return what ran."""
-        return self.segment.configuration
-
-    @property
-    def start(self) -> float:
-        """Unix time at which the segment began."""
-        return self.session.created + self.segment.start_s
-
-
-@dataclass(frozen=True)
-class SegmentRatio:
-    """Step time of a segment over the baseline's: below 1 is faster.
-
-    ``low`` and ``high`` bound the 95 % interval; both are None where the ratio is unpaired.
-    ``verdict`` is FASTER, SLOWER, SAME or UNDECIDED; ``UNPAIRED`` where nothing can be claimed, and
-    "different models" or "other work" where the ratio is no speed-up. ``note`` says what it rests
-    on, or why there is none.
-    """
-
-    ratio: float
-    low: float | None = None
-    high: float | None = None
-    source: str = UNPAIRED
-    verdict: str = UNPAIRED
-    note: str = ""
-    region: float = REGION
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The ends of the interval, NaN where there is none."""
-        if self.low is None or self.high is None:
-            return math.nan, math.nan
-        return self.low, self.high
 
 
 def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[SegmentRatio | None]:
@@ -110,7 +61,9 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
     repeated = {
         key: group
         for key, group in groups.items()
-        if key != _key(base) and _is_comparable(base, group[0]) and _visits(own, group) is not None
+        if key != _key(base)
+        and _is_comparable(base, group[0])
+        and visits_in_turn(own, group) is not None
     }
     paired = _paired(measurements)
     ratios: list[SegmentRatio | None] = []
@@ -124,7 +77,7 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
             if index in rounds:
                 ratio = _of_rounds(rounds[index], len(rounds))
             elif ratio is None and _key(other) in repeated:
-                ratio = _of_repeats(own, repeated[_key(other)], len(repeated))
+                ratio = of_repeats(own, repeated[_key(other)], len(repeated))
         ratios.append(_with_work(ratio or _unpaired(base, other), base, other))
     return ratios
 
@@ -144,7 +97,7 @@ def drift_sentence(measurements: Sequence[Measurement], between: str) -> str:
 
 
 def _spread(group: Sequence[Measurement]) -> float:
-    """Ratio of the longest to the shortest median if their intervals exclude each other, else 1."""
+    """Return longest over shortest median if their intervals exclude each other, else 1."""
     known = [summary.summary for summary in group if math.isfinite(summary.summary.error)]
     if len(known) < 2:
         return 1.0
@@ -294,56 +247,3 @@ def _of_rounds(logs: NDArray, of: int) -> SegmentRatio:
 
 
 # Repeats
-
-
-def _visits(
-    base: Sequence[Measurement], other: Sequence[Measurement]
-) -> tuple[list[float], list[float]] | None:
-    """Return the log medians of alternating visits of two configurations; None if too few."""
-    sides = [(measurement, False) for measurement in base] + [
-        (measurement, True) for measurement in other
-    ]
-    sides.sort(key=lambda item: item[0].start)
-    visits: tuple[list[float], list[float]] = ([], [])
-    for is_other, run in itertools.groupby(sides, key=lambda item: item[1]):
-        visits[is_other].append(
-            statistics.fmean(math.log(measurement.summary.median) for measurement, _ in run)
-        )
-    return visits if min(map(len, visits)) >= LEAST_VISITS else None
-
-
-def _of_repeats(
-    base: Sequence[Measurement], other: Sequence[Measurement], of: int
-) -> SegmentRatio | None:
-    """Return the ratio of repeats; ``of`` verdicts share the error rate (Bonferroni)."""
-    visits = _visits(base, other)
-    if visits is None:
-        return None
-    time, strict = (welch(*visits, alpha=alpha) for alpha in (ALPHA, ALPHA / of))
-    if not math.isfinite(time.low):
-        return None
-    verdict = reading(strict, math.log1p(REGION))
-    counts = " and ".join(str(len(side)) for side in visits)
-    ratio, low, high = (math.exp(end) for end in (time.mean, time.low, time.high))
-    return SegmentRatio(ratio, low, high, REPEATS, verdict, f"{counts} visits in turn")
-
-
-def welch(base: Sequence[float], other: Sequence[float], alpha: float = ALPHA) -> Interval:
-    """Return the interval of the difference of two means of unequal variance, valid at each look.
-
-    Welch's statistic and its degrees of freedom, with the critical value of as many pairs. NaN ends
-    where there are too few values for one.
-    """
-    sides = [np.asarray(values, np.float64) for values in (base, other)]
-    mean = float(sides[1].mean() - sides[0].mean())
-    shares = [float(side.var(ddof=1)) / len(side) for side in sides]
-    variance, n = sum(shares), min(map(len, sides))
-    if not variance > 0:
-        return Interval(n, mean, math.nan, math.nan, math.nan)
-    freedom = variance**2 / sum(
-        share**2 / (len(side) - 1) for share, side in zip(shares, sides, strict=True)
-    )
-    half = float(critical(freedom + 1, alpha)) * math.sqrt(variance)
-    if not math.isfinite(half):
-        return Interval(n, mean, math.nan, math.nan, math.nan)
-    return Interval(n, mean, mean - half, mean + half, math.sqrt(variance))

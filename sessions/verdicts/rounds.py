@@ -1,4 +1,4 @@
-"""Rounds: the calls of several implementations in turn, of which each round makes a pair."""
+"""Rounds: calls of several implementations in turn; each round makes a pair."""
 
 from __future__ import annotations
 

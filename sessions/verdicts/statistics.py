@@ -36,12 +36,12 @@ def step_ms(segment: Segment) -> NDArray:
 
 
 def clock(segment: Segment) -> str:
-    """Which clock ``step_ms`` gives: "GPU", or "host"."""
+    """Return which clock ``step_ms`` gives: "GPU", or "host"."""
     return "GPU" if np.isfinite(segment.steps["gpu_ms"]).any() else "host"
 
 
 def steady(segment: Segment) -> NDArray:
-    """Which steps are in the steady phase and have a time: one bool a row."""
+    """Mark the steps that are in the steady phase and have a time: one bool for each row."""
     mask: NDArray = np.isfinite(step_ms(segment)) & (segment.steps["phase"] == Phase.STEADY)
     return mask
 
@@ -87,7 +87,7 @@ def summarize(values: ArrayLike) -> Summary:
 def rolling(
     values: ArrayLike, window: int, percents: tuple[float, ...] = (5.0, 50.0, 95.0)
 ) -> NDArray:
-    """Percentiles in a sliding window centred on each value: shape (len(percents), len(values)).
+    """Compute percentiles in a window centred on each value: shape (len(percents), len(values)).
 
     Exact (the value of nearest rank, not interpolated; the series is mirrored at its ends); about
     0.05 s a percentile for a million values. Windows count the finite values only; where the value
@@ -110,7 +110,7 @@ def rolling(
 
 
 def ecdf(values: ArrayLike, points: int | None = None) -> tuple[NDArray, NDArray]:
-    """Empirical distribution: sorted values, and the share of the series at or below each.
+    """Return sorted values, and the share of the series at or below each.
 
     ``points`` thins it to at most so many, evenly by rank, each still exact and both ends kept.
     """
@@ -144,7 +144,7 @@ class Blocks:
         eight times as long, or down to four times where fewer than ten blocks would be left.
         A series that drifts from end to end is left with too few, on purpose: in some hundred steps
         a drift looks like a wandering that is slower than the series is long (AR(1), 0.98 to 0.995,
-        200 or 400 steps), of which t over five equal blocks misses the truth in 14 to 51 %.
+        200 or 400 steps). There, t over five equal blocks misses the truth in 14 to 51 %.
         """
         series = _finite(values)
         n = len(series)
@@ -182,7 +182,7 @@ def _autocorrelation_time(above: NDArray) -> float:
 
 
 def _t_half_width(blocks: Blocks) -> float:
-    """Half width of the 95 % interval of a log median."""
+    """Compute half the width of the 95 % interval of a log median."""
     from scipy import stats  # seconds to load, where nothing is computed too
 
     variance = float(np.sum(blocks.deviations**2)) / (blocks.count - 1) / blocks.count

@@ -42,7 +42,7 @@ LONGEST_S = 86_400.0  # no verdict is promised beyond a day more
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjusted p values, in the order given (Scand. J. Statistics 6, 1979)."""
+    """Adjust p values by Holm's step-down, in the order given (Scand. J. Statistics 6, 1979)."""
     adjusted = [1.0] * len(p_values)
     highest = 0.0
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
@@ -193,7 +193,7 @@ def corrected(judgements: Sequence[Judgement], alpha: float = ALPHA) -> list[Jud
 def seconds_to_tell(time: Interval, edge: float, seconds: float) -> float | None:
     """Return how long to measure on until the interval should leave out ``edge``, a log ratio.
 
-    ``seconds`` is how long the pairs so far took. Below ``MIN_PAIRS`` nobody knows the scatter: it
+    ``seconds`` is how long the pairs so far took. Below ``MIN_PAIRS`` the scatter is unknown: it
     is the time until there are so many. None where it is not known, or more than ``LONGEST_S``.
     """
     if not time.n or not seconds > 0:

@@ -18,7 +18,7 @@ from sessions.verdicts.work import DIFFERENCE
 
 
 def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
-    """One row a comparison: arms, ratio, interval, the verdict that holds among all, numbers."""
+    """Return one row for each comparison: arms, ratio, interval, overall verdict, numbers."""
     columns = [
         *(Column(name) for name in ("A", "B")),
         *(Column(name, STEP_TIME) for name in ("ratio", "ratio from", "ratio to")),
@@ -62,8 +62,30 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
     return Table(f"Verdicts, of {of} comparisons" if of > 1 else "Verdicts", columns, rows)
 
 
+_ERRORS = (  # of a check, each with its limit if it has one
+    ("relative_error", "relative error", "tolerance"),
+    ("max_error", "largest error", ""),
+    ("mse", "mean squared error", ""),
+    ("cosine", "cosine", ""),
+    ("loss_difference", "difference of the loss", ""),
+    ("curve_difference", "largest difference of the losses", ""),
+)
+
+
+def numerics_table(comparison: PairedComparison) -> Table:
+    """Return the errors of each arm's results: measured, and the limit where there is one."""
+    rows: list[list[Cell]] = [
+        ["AB"[int(arm)], title, Measured(check[name], 0.01 * abs(check[name])), check.get(limit)]
+        for arm, check in sorted(comparison.facts.get("numerics", {}).items())
+        for name, title, limit in _ERRORS
+        if check.get(name) is not None
+    ]
+    columns = [Column("arm"), Column("error"), Column("measured"), Column("limit")]
+    return Table("Results against the reference", columns, rows)
+
+
 def blocks_table(comparison: PairedComparison) -> Table:
-    """One row a block, as they ran; an empty "void" is of a block that counts."""
+    """Return one row for each block, as they ran; an empty "void" is of a block that counts."""
     count = len(comparison.order)
     pairs = comparison.pairs or [block // 2 for block in range(count)]
     clocks = comparison.clocks_mhz or [math.nan] * count

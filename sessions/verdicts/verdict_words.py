@@ -156,7 +156,7 @@ def standing(comparison: PairedComparison) -> str:
 
 
 def p_text(p: float) -> str:
-    """Return a p value as a person reads it; nobody needs more digits of a very small one."""
+    """Return a p value as a person reads it, without the digits of a very small one."""
     return number(p) if p >= SMALL_P else f"below {SMALL_P:g}"
 
 
@@ -199,7 +199,7 @@ def rebuilding(facts: Mapping[str, Any]) -> list[str]:
 
 
 def numerics_lines(comparison: PairedComparison) -> list[str]:
-    """One line for each arm whose numbers were looked at."""
+    """Return one line for each arm whose numbers were looked at."""
     lines = []
     for arm, check in sorted(comparison.facts.get("numerics", {}).items()):
         against = f" against {check['reference']}" if check["reference"] else ""
@@ -216,7 +216,7 @@ def numerics_lines(comparison: PairedComparison) -> list[str]:
 
 
 def memory_words(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> str:
-    """Arm "A"'s or "B"'s highest memory, apart from what others held; empty where not counted."""
+    """Return the highest memory of arm "A" or "B", without others'; empty where not counted."""
     places, arm = comparison.facts.get("segments", []), "AB".index(side)
     if arm >= len(places) or places[arm] >= len(segments):
         return ""
@@ -233,7 +233,7 @@ def memory_words(comparison: PairedComparison, side: str, segments: Sequence[Seg
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 8 s, 3 min, 2 h."""
+    """Say seconds as a person does: 8 s, 3 min, 2 h."""
     if seconds < 9.95:
         return f"{seconds:.1f} s" if seconds < 2 else f"{seconds:.0f} s"
     if seconds < 120:

@@ -98,7 +98,7 @@ def arms_of(session: Session, comparison: PairedComparison) -> list[Configuratio
 
 
 def explained(session: Session, comparison: PairedComparison) -> PairedComparison:
-    """Return the comparison with ``facts_of`` its arms, which files of before lack."""
+    """Return the comparison with ``facts_of`` its arms, which older files lack."""
     more = facts_of(arms_of(session, comparison))
     if not more or DIFFERENCE in comparison.facts:
         return comparison

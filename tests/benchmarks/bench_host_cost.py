@@ -35,7 +35,7 @@ TINY = {"linear_cross_entropy": "1x8 V2", "moe_gating": "9x12 E2 k1"}
 
 
 def inputs_of(name: str) -> Inputs:
-    """As on a GPU, but for products in torch."""
+    """Return inputs as on a GPU, but for products in torch."""
     op, device = OPS[name], torch.device("cpu")
     if name in TINY:
         case = next(case for case in op.cases if case.name == TINY[name])

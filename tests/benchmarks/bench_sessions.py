@@ -27,7 +27,7 @@ COMPARED = 10
 
 
 def session(steps: int, seed: int) -> Session:
-    """Steps of about 10 ms with right-skewed noise, and allocations that vary a little."""
+    """Return steps of about 10 ms with right-skewed noise, and allocations that vary a little."""
     rng = np.random.default_rng(seed)
     wall_ms = (10 + rng.gamma(2, 0.05, steps)).astype("f4")
     columns = {
@@ -46,14 +46,14 @@ def session(steps: int, seed: int) -> Session:
 
 
 def open_to_first_columns(path: Path) -> None:
-    """What a chart of step time needs."""
+    """Read what a chart of step time needs."""
     steps = hdf5.load(path).segments[0].steps
     for name in ("t_s", "gpu_ms", "wall_ms", "phase"):
         steps[name]
 
 
 def without_seal(path: Path, target: Path) -> None:
-    """The same content as another program would write it."""
+    """Write the same content as another program would."""
     with h5py.File(path) as old, h5py.File(target, "w", libver="v110") as new:
         for name, value in old.attrs.items():
             if name != "sealed":

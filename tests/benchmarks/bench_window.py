@@ -1,4 +1,4 @@
-"""What the plots cost: frames a second while 10,000 samples arrive, time to draw, memory.
+"""The cost of plots: frames a second while 10,000 samples arrive, time to draw, memory.
 
     python tests/benchmarks/bench_window.py [--seconds S] [--theme dark|light] [--json]
 
@@ -39,7 +39,7 @@ SIZE = (1104, 620)  # what the live panel has of a window of 1440 x 900
 
 
 def workspace_of(session: Session, theme: Theme) -> Workspace:
-    """The window's workspace, whose recorder has recorded this session."""
+    """Return the window's workspace, whose recorder has recorded this session."""
     workspace = Workspace()
     workspace.theme.set(theme)
     workspace.session.recorder.session = workspace.session.shown = session
@@ -88,7 +88,7 @@ class Source:
 
 
 def session_of(rows: int) -> Session:
-    """A live session that already has ``rows`` steps at ``RATE``."""
+    """Return a live session that already has ``rows`` steps at ``RATE``."""
     return gpu_session(1, rows, seed=1, title=f"{rows:,} steps", typical_ms=1e3 / RATE)
 
 

@@ -52,7 +52,7 @@ class _ActNorm(nn.Module):
 
 
 def data_dependent_init():
-    """The first batch decides parameters."""
+    """Return a model in which the first batch decides parameters."""
     return nn.Sequential(nn.Linear(8, 8), _ActNorm(8), nn.Tanh(), nn.Linear(8, 8)), _batch, _loss
 
 
@@ -72,7 +72,7 @@ class _Target(nn.Module):
 
 
 def target_network():
-    """A target network that every forward pass moves."""
+    """Return a target network that every forward pass moves."""
     return _Target(), _batch, lambda o, x: (o[0] - o[1] - 1).square().mean()
 
 
@@ -120,7 +120,7 @@ class _Graph(nn.Module):
 
 
 def sparse_input():
-    """A sparse adjacency matrix as input, as graph networks have it."""
+    """Return a graph network with a sparse adjacency matrix as input."""
     return (
         _Graph(),
         lambda size: (torch.eye(size).to_sparse(), torch.randn(size, 8)),

@@ -23,7 +23,7 @@ class Block(nn.Module):
         self.gate_up, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block, with residual connections."""
+        """Return the block's output, with residual connections."""
         heads = self.qkv(x).unflatten(-1, (3, HEADS, DIM)).transpose(1, 3).unbind(2)
         q, k = kernels.qk_norm(heads[0], heads[1], self.q_norm, self.k_norm)
         y = kernels.attention(q, k, heads[2].to(q.dtype), causal=True)
@@ -42,5 +42,5 @@ def loss(output: Tensor, x: Tensor) -> Tensor:
 
 
 def build():
-    """What the workbench asks for."""
+    """Return what the workbench requests."""
     return Block(), make_inputs, loss

@@ -23,7 +23,7 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(nn.Linear(channels * 64, 32), nn.GELU(), nn.Linear(32, 4))
 
     def forward(self, image: Tensor) -> Tensor:
-        """The logits of the four quarters."""
+        """Return the logits of the four quarters."""
         return self.head(self.convolutions(image).flatten(1))
 
 
@@ -45,5 +45,5 @@ def loss(output: Tensor, image: Tensor) -> Tensor:
 
 
 def build():
-    """What the workbench asks for."""
+    """Return what the workbench requests."""
     return Classifier(), make_inputs, loss

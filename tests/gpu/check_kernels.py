@@ -110,15 +110,15 @@ def _run_all(names: list[str], parts: tuple[str, ...], output: Path, seconds: fl
                 for name in sorted(names, key=lambda name: name not in SPLIT)
             }
             for name in names:
-                found = _together([future.result() for future in begun[name]])
-                report["right"][name] = found
-                print(*_summary(name, found), sep="\n", flush=True)
+                result = _together([future.result() for future in begun[name]])
+                report["right"][name] = result
+                print(*_summary(name, result), sep="\n", flush=True)
                 output.write_text(json.dumps(report, indent=1))
         wrong = [name for name in names if report["right"][name]["failures"]]
     if "fast" in parts:
-        for place, name in enumerate(sorted(names, key=COSTLY.__eq__)):
+        for index, name in enumerate(sorted(names, key=COSTLY.__eq__)):
             left = deadline - time.monotonic()
-            limit = time.monotonic() + min(left, 2 * left / (len(names) - place))
+            limit = time.monotonic() + min(left, 2 * left / (len(names) - index))
             report["fast"][name] = _child(name, "fast", limit)
             print(*_table(name, report["fast"][name]), sep="\n", flush=True)
             output.write_text(json.dumps(report, indent=1))
@@ -128,21 +128,21 @@ def _run_all(names: list[str], parts: tuple[str, ...], output: Path, seconds: fl
 
 
 def _shares(name: str) -> list[list[str]]:
-    """What more the processes that check an operator are told."""
+    """Return further arguments of the processes that check an operator."""
     return [["--dtype", str(d)[6:]] for d in DTYPES] if name in SPLIT else [[]]
 
 
 def _together(shares: list[dict[str, Any]]) -> dict[str, Any]:
-    """What was found of one operator, by all of its processes."""
-    whole: dict[str, Any] = {"checks": 0, "failures": [], "worst": {}}
+    """Return the results of one operator from all of its processes."""
+    combined: dict[str, Any] = {"checks": 0, "failures": [], "worst": {}}
     for share in shares:
-        whole["checks"] += share.get("checks", 0)
-        whole["failures"] += share["failures"]
-        whole["worst"] |= share.get("worst", {})
-    return whole
+        combined["checks"] += share.get("checks", 0)
+        combined["failures"] += share["failures"]
+        combined["worst"] |= share.get("worst", {})
+    return combined
 
 
-def _child(name: str, part: str, deadline: float, *told: str) -> dict[str, Any]:
+def _child(name: str, part: str, deadline: float, *arguments: str) -> dict[str, Any]:
     """One operator's part in a process of its own; what went wrong with it is a failure."""
     left = deadline - time.monotonic()
     if left < 5:
@@ -150,7 +150,7 @@ def _child(name: str, part: str, deadline: float, *told: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "part.json"
         command = [sys.executable, __file__, "--only", name, "--part", part, "-o", str(file)]
-        command += ["--minutes", str(0.8 * left / 60), *told]
+        command += ["--minutes", str(0.8 * left / 60), *arguments]
         problem = ""
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=left)
@@ -160,9 +160,9 @@ def _child(name: str, part: str, deadline: float, *told: str) -> dict[str, Any]:
         else:
             if done.returncode:
                 problem = f"{part}: process ended {done.returncode}\n{done.stderr[-3000:]}"
-        found = json.loads(file.read_text()) if file.exists() else {"failures": []}
-        found["failures"] += [problem] if problem else []
-        return found
+        result = json.loads(file.read_text()) if file.exists() else {"failures": []}
+        result["failures"] += [problem] if problem else []
+        return result
 
 
 def _write(file: Path, part: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ def _write(file: Path, part: dict[str, Any]) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """The facts that decide a result."""
+    """Return the facts that decide a result."""
     facts = hardware.of(DEVICE)
     return {
         "gpu": facts.name,
@@ -222,8 +222,8 @@ def _checks(
         dtypes = (torch.float32, DTYPES[2 - number % 2]) if many else DTYPES
         for dtype in dtypes:
             also_apart = dtype == torch.float16 and (not many or number % 3 != 1)
-            asked = dtype == dtypes[number // 2 % 2]
-            left_out = () if asked else (COMPILED_FOR_EACH,)
+            is_compiled = dtype == dtypes[number // 2 % 2]
+            left_out = () if is_compiled else (COMPILED_FOR_EACH,)
             for apart in (False, True) if also_apart else (False,):
                 title = f"{case.name} {dtype}{' apart' if apart else ''}"
                 test = functools.partial(_compare, op, case, dtype, apart, worst, left_out=left_out)
@@ -295,7 +295,7 @@ def _triton_or_auto(op: Operator, inputs: dict[str, Any]) -> list[str]:
 
 
 def _public(op: Operator, impl: str) -> Callable[..., Any]:
-    """The public function by position, under a choice."""
+    """Return the public function by position, under a choice."""
 
     def call(*args: Any) -> Any:
         with kernels.using(**{op.name: impl}):
@@ -320,7 +320,7 @@ def _compiled(op: Operator, case: Case) -> list[str]:
 
 
 def _replayed(op: Operator, case: Case) -> list[str]:
-    """A call like those before it, in memory that is poisoned: with gradients, and without."""
+    """Check a call like those before it, in poisoned memory: with gradients, and without."""
     inputs = op.inputs(case, DEVICE, torch.bfloat16, 0)
     exact, problems = Exact(op, inputs), []
     for impl in _triton_or_auto(op, inputs):
@@ -330,11 +330,11 @@ def _replayed(op: Operator, case: Case) -> list[str]:
             with torch.no_grad():
                 call(*inputs.values())
         with poisoned():
-            found = exact.results(call)
+            results = exact.results(call)
             with torch.no_grad():
                 alone = call(*inputs.values())
         outputs = as_tuple(op.comparable(alone) if op.comparable else alone)
-        compared = exact.judge(found)
+        compared = exact.judge(results)
         compared += [exact.compare_result(f"output {i}", y) for i, y in enumerate(outputs)]
         problems += [f"{impl}: {comparison}" for comparison in compared if not comparison.right]
     return problems

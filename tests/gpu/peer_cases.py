@@ -1,4 +1,4 @@
-"""What ``run_peers.py`` compares: our blocks, and those of other libraries with the same weights.
+"""The cases of ``run_peers.py``: our blocks, and those of other libraries with the same weights.
 
 A case makes both sides in any precision. Shapes: B batch, S sequence, E width of the stream.
 """
@@ -50,12 +50,12 @@ class Case:
     bf16: float = BF16
 
     def size(self, small: bool) -> tuple[int, int, int]:
-        """Of the stream: B, S, E."""
+        """Return the stream's size: B, S, E."""
         return SMALL if small else self.shape
 
 
 def absent(name: str) -> str:
-    """Why a package cannot be imported, or nothing."""
+    """Return why a package cannot be imported, or nothing."""
     if name == "mamba_ssm" and SCAN not in sys.modules and importlib.util.find_spec(SCAN) is None:
         sys.modules[SCAN] = types.ModuleType(SCAN)
     try:
@@ -66,11 +66,11 @@ def absent(name: str) -> str:
 
 
 def cases() -> list[Case]:
-    """What is compared, in the order of interest."""
+    """Return what is compared, in the order of interest."""
     fast = not absent("mamba_ssm")
     convolved = not absent("causal_conv1d")
     kind = "causal_conv1d's convolution" if convolved else "torch's convolution (no causal_conv1d)"
-    found = [
+    listed = [
         Case("llama", "LlamaDecoderLayer", "transformers", DECODER, llama, "SDPA"),
         Case(
             "mamba2 mixer",
@@ -93,7 +93,7 @@ def cases() -> list[Case]:
         ),
     ]
     for experts, k in ((64, 8), (8, 2)):
-        found.append(
+        listed.append(
             Case(
                 f"mixtral E{experts} k{k}",
                 "MixtralDecoderLayer",
@@ -104,11 +104,11 @@ def cases() -> list[Case]:
                 bf16=ROUTED,
             )
         )
-    return found
+    return listed
 
 
 def llama(small: bool, device: torch.device, dtype: torch.dtype) -> tuple[Side, Side]:
-    """A dense block of HYDRA beside Llama's."""
+    """Return a dense block of HYDRA beside Llama's."""
     sizes = {"dim": 128, "n_heads": 4, "n_kv_heads": 2} if small else {}
     more = {"dim": 2048, "n_heads": 32, "n_kv_heads": 8, "mlp_ratio": 2.75} | sizes
     return decoders("hydra", more, small, device, dtype)
@@ -117,7 +117,7 @@ def llama(small: bool, device: torch.device, dtype: torch.dtype) -> tuple[Side, 
 def mixtral(
     small: bool, device: torch.device, dtype: torch.dtype, *, experts: int, top_k: int
 ) -> tuple[Side, Side]:
-    """A block of experts beside Mixtral's."""
+    """Return a block of experts beside Mixtral's."""
     sizes = {"input_dim": 128, "hidden_dim": 64, "n_heads": 4, "n_kv_heads": 2} if small else {}
     more = {"input_dim": 2048, "hidden_dim": 1024, "n_heads": 32, "n_kv_heads": 8} | sizes
     more |= {"num_experts": experts, "top_k": top_k, "load_balance_weight": 0.0}
@@ -144,7 +144,7 @@ def decoders(
 def mamba_block(
     small: bool, device: torch.device, dtype: torch.dtype, *, trains: bool
 ) -> tuple[Side, Side]:
-    """A block of the Mamba-2 family beside that of ``transformers``."""
+    """Return a block of the Mamba-2 family beside that of ``transformers``."""
     model, config = built("mamba2", mamba_sizes(small), device, dtype)
     layer = made_peer(model, config, chunk_size=256).backbone.layers[0]
     return ours(model.blocks[0]), Side(layer, layer, trains)
@@ -153,7 +153,7 @@ def mamba_block(
 def mamba_mixer(
     small: bool, device: torch.device, dtype: torch.dtype, *, convolved: bool
 ) -> tuple[Side, Side]:
-    """The mixer alone, without norm and addition, beside that of ``mamba_ssm``."""
+    """Return the mixer alone, without norm and addition, beside that of ``mamba_ssm``."""
     from mamba_ssm.modules.mamba2 import Mamba2
     from transformers_peers import theirs
 
@@ -176,7 +176,7 @@ def mamba_mixer(
 
 
 def mamba_sizes(small: bool) -> dict[str, Any]:
-    """Of the mixer of the 2.8B preset."""
+    """Return the sizes of the mixer of the 2.8B preset."""
     sizes = (128, 32, 32) if small else (2560, 64, 128)
     named = dict(zip(("dim", "head_dim", "d_state"), sizes, strict=True))
     return named | {"attention_every": 0}
@@ -193,7 +193,7 @@ def built(
 
 
 def made_peer(model: nn.Module, config: Any, **more: Any) -> nn.Module:
-    """The model of ``transformers`` with the same weights."""
+    """Return the model of ``transformers`` with the same weights."""
     from transformers_peers import peer  # here: the package may be missing
 
     return peer(model, config, **more)
@@ -203,7 +203,7 @@ def ours(block: nn.Module) -> Side:
     """Our block, without what it measures of itself."""
 
     def call(x: Tensor) -> Tensor:
-        found = block(x)
-        return found.x if isinstance(found, BlockOutput) else found
+        output = block(x)
+        return output.x if isinstance(output, BlockOutput) else output
 
     return Side(call, block)

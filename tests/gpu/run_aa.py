@@ -109,7 +109,7 @@ def write(
 
 
 def builds_of(comparison: PairedComparison) -> int:
-    """How many builds count."""
+    """Return how many builds count."""
     return int(comparison.facts["builds"])
 
 

@@ -73,7 +73,7 @@ SMALL = [(2, 40, 4, 2, 16, True), (1, 24, 3, 3, 8, False)]
 
 
 def label(shape: Shape) -> str:
-    """As tables have it: H query heads over heads of keys."""
+    """Return a shape as tables have it: H query heads over heads of keys."""
     batch, tokens, heads, groups, dim, causal = shape
     return f"B{batch} S{tokens} H{heads}/{groups} D{dim}{'' if causal else ', no mask'}"
 
@@ -126,8 +126,8 @@ def main() -> int:
     if options.jobs:
         job = [sys.executable, __file__, *sys.argv[1:], "--share"]
         jobs = [subprocess.Popen([*job, str(i)]) for i in range(options.jobs)]
-        for each in jobs:
-            each.wait()
+        for job_process in jobs:
+            job_process.wait()
     options.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for shape in shapes:
@@ -159,7 +159,7 @@ class _Shape:
 
     def prepare(self) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
         """Call each contender once, which compiles it; those that can run."""
-        found = {}
+        contenders = {}
         ours = [(OURS, OURS, None)]
         ours += [(f"{n} together", OURS, n) for n in self._options.together]
         if OPS[self._options.operator].unavailable(OURS, self._options.device):
@@ -170,7 +170,7 @@ class _Shape:
                 try:
                     forward, backward = self._passes(backend)
                     gave = [forward(), *backward()]
-                    found[name] = (self._captured(forward), self._captured(backward))
+                    contenders[name] = (self._captured(forward), self._captured(backward))
                 except kernels.Unavailable as refusal:
                     self._row.problems[name] = str(refusal)
                     continue
@@ -181,7 +181,7 @@ class _Shape:
             expected = expected or gave
             if backend == OURS:
                 self._row.same[name] = all(map(torch.equal, gave, expected))
-        return found
+        return contenders
 
     def timed(self) -> Row:
         """All contenders against each other."""
@@ -203,7 +203,7 @@ class _Shape:
         return row
 
     def _passes(self, backend: str) -> tuple[Callable[[], Tensor], Callable[[], Any]]:
-        """The backward pass is of a forward pass that is recorded now, on the stream of graphs."""
+        """Return both passes; the backward pass is of one that runs here, on the graphs' stream."""
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())  # which drew the inputs
         with torch.cuda.stream(self._side):
@@ -234,11 +234,11 @@ class _Shape:
         torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._side):
-            kept = call()
+            output = call()
 
         def replay() -> Any:
             graph.replay()
-            return kept, call  # in whose memory a graph of the backward pass reads
+            return output, call  # in whose memory a graph of the backward pass reads
 
         return replay
 

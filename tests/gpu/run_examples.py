@@ -73,23 +73,23 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for family, preset, workload, base, toggles, further in GROUPS:
         if options.only and family not in options.only:
             continue
         start = Configuration(family=family, preset=preset, workload=workload, toggles=OFF | base)
-        choices = [base, *(base | {t: o} for t in toggles for o in others(t, base))]
+        choices = [base, *(base | {t: o} for t in toggles for o in other_options(t, base))]
         choices += [base | change for change in further]
         recorder = Recorder(Session(title=f"{family} {preset} {workload}"))
         rows = sweep(recorder, start, choices, deadline, 60.0)
-        found += [measured(recorder.session, start, base, row) for row in rows]
-        compared(found[-len(rows) :])
-        (options.out / "examples.json").write_text(json.dumps(found, indent=1))
-    return 0 if all("ms" in row for row in found if not row["change"]) else 1
+        results += [measured(recorder.session, start, base, row) for row in rows]
+        compared(results[-len(rows) :])
+        (options.out / "examples.json").write_text(json.dumps(results, indent=1))
+    return 0 if all("ms" in row for row in results if not row["change"]) else 1
 
 
-def others(toggle: str, base: dict[str, str]) -> list[str]:
-    """The options of a toggle that the base has not chosen."""
+def other_options(toggle: str, base: dict[str, str]) -> list[str]:
+    """Return the options of a toggle that the base has not chosen."""
     options = all_toggles()[toggle].options
     return [option for option in options if option != base.get(toggle, OFF[toggle])]
 
@@ -99,17 +99,17 @@ def measured(
 ) -> dict[str, Any]:
     """One configuration: what was changed, its median step and peak, and what failed."""
     change = {name: option for name, option in row["toggles"].items() if base.get(name) != option}
-    found = {"family": start.family, "preset": start.preset, "workload": start.workload}
-    found |= {"change": change, "failures": row["failures"]}
+    result = {"family": start.family, "preset": start.preset, "workload": start.workload}
+    result |= {"change": change, "failures": row["failures"]}
     if "segment" in row:
         segment = session.segments[row["segment"]]
-        found |= {
+        result |= {
             "ms": float(np.median(statistics.steady_ms(segment))),
             "peak_mib": float(segment.steps["peak"][-1]) / 2**20,
             "phases": [[Phase(p.phase).name, p.stop_s - p.start_s] for p in segment.phases],
             "evidence": {e.toggle: [e.status, e.text] for e in segment.evidence},
         }
-    return found
+    return result
 
 
 def compared(rows: list[dict[str, Any]]) -> None:

@@ -69,7 +69,7 @@ def main() -> int:
     rate = ceilings().flops_per_s
     print(f"matrix rate of this run: {rate / 1e12:.0f} TFLOP/s", flush=True)
     path = options.out / "families.json"
-    found = json.loads(path.read_text()) if path.exists() else []
+    rows = json.loads(path.read_text()) if path.exists() else []
     for family, preset in ROWS:
         if options.only and not {family, f"{family}:{preset}"} & {*options.only}:
             continue
@@ -78,14 +78,14 @@ def main() -> int:
                 continue
             for graphs in options.cuda_graphs or (GRAPHS if workload == "decode" else GRAPHS[:1]):
                 row = measure(family, preset, workload, graphs, options.seconds, rate)
-                found = [old for old in found if named(old) != named(row)] + [row]
+                rows = [old for old in rows if named(old) != named(row)] + [row]
                 print(shown(row), flush=True)
-                path.write_text(json.dumps(found, indent=1))
-    return 0 if any("median_ms" in row for row in found) else 1
+                path.write_text(json.dumps(rows, indent=1))
+    return 0 if any("median_ms" in row for row in rows) else 1
 
 
 def named(row: dict[str, Any]) -> tuple[str, ...]:
-    """What makes a row the one that it is."""
+    """Return what identifies a row."""
     return row["family"], row["preset"], row["workload"], row.get("cuda_graphs", "off")
 
 
@@ -96,8 +96,8 @@ def measure(
     toggles = TOGGLES | ({"adamw": "fused"} if workload == "train" else {})
     toggles |= {"cuda_graphs": graphs}
     seconds *= LONGER.get((family, preset, workload), 1.0)
-    asked = Configuration(family=family, preset=preset, workload=workload, toggles=toggles)
-    outcome = headless.run(lambda _: protocol.Start(configuration=asked, seconds=seconds))
+    requested = Configuration(family=family, preset=preset, workload=workload, toggles=toggles)
+    outcome = headless.run(lambda _: protocol.Start(configuration=requested, seconds=seconds))
     outcome.journal.unlink(missing_ok=True)
     row: dict[str, Any] = {"family": family, "preset": preset, "workload": workload}
     row["cuda_graphs"] = graphs
@@ -117,7 +117,7 @@ def measure(
         flops = known.flops(config, batch, 1, context=sequence)
     else:
         flops = known.flops(config, batch, sequence, training=workload == "train")
-    estimate = resolve.footprint(resolve.resolve(asked, torch.device("cuda")))
+    estimate = resolve.footprint(resolve.resolve(requested, torch.device("cuda")))
     assert estimate is not None
     return row | {
         "settings": settings,

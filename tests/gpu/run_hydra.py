@@ -102,11 +102,11 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     try:
-        found = disturbance()
+        result = disturbance()
     except Exception:  # noqa: BLE001 - the rest is worth having
-        found = {"error": traceback.format_exc()}
-    (options.out / "disturbance.json").write_text(json.dumps(found, indent=1))
-    print(json.dumps(found, indent=1))
+        result = {"error": traceback.format_exc()}
+    (options.out / "disturbance.json").write_text(json.dumps(result, indent=1))
+    print(json.dumps(result, indent=1))
     deadline = time.monotonic() + 60 * options.minutes
     recorder = Recorder(Session(title=f"HYDRA {options.preset}, every toggle"))
     results = []
@@ -222,7 +222,7 @@ def report(session: Session, results: list[dict], out: Path) -> None:
 
 
 def disturbance() -> dict:
-    """The runner's step against a bare loop of the same step, and its host cost per step."""
+    """Measure the runner's step against a bare loop of it, and its host cost per step."""
     import queue
 
     from workbench.runner.config.resolve import resolve

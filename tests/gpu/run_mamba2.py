@@ -46,7 +46,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     doublings = int(math.log2(options.longest // options.shortest))
     lengths = [options.shortest << i for i in range(doublings + 1)]
-    device, found = torch.device(options.device), []
+    device, results = torch.device(options.device), []
     for preset in options.presets:
         for every in (MAMBA2.presets[preset].attention_every, 0):
             config = dataclasses.replace(
@@ -56,9 +56,9 @@ def main() -> int:
             name = f"{preset}, {'attention every ' + str(every) if every else 'attention-free'}"
             print(f"\n{name}: {MAMBA2.parameter_count(config):,} parameters", flush=True)
             rows = [*forward_rows(model, config, lengths), *decode_rows(model, lengths)]
-            found.append({"model": name, "rows": rows, "slope": slope(rows)})
-            print(f"exponent of the forward pass: {found[-1]['slope']}", flush=True)
-            (options.out / "mamba2.json").write_text(json.dumps(found, indent=1))
+            results.append({"model": name, "rows": rows, "slope": slope(rows)})
+            print(f"exponent of the forward pass: {results[-1]['slope']}", flush=True)
+            (options.out / "mamba2.json").write_text(json.dumps(results, indent=1))
             del model
     return 0
 
@@ -99,7 +99,7 @@ def decode_rows(model: LanguageModel, lengths: list[int]) -> Iterator[dict[str, 
 
 
 def captured(work: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """The work as the replay of a CUDA graph, where there is one."""
+    """Return the work as the replay of a CUDA graph, if there is one."""
     if device.type != "cuda":
         return work
     side = torch.cuda.Stream()
@@ -145,18 +145,18 @@ def synchronize(device: torch.device) -> None:
 
 
 def slope(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The exponent of time over length, with its 95 % interval, from the longer half on."""
+    """Return the exponent of time over length, with its 95 % interval, from the longer half on."""
     timed = [row for row in rows if row["work"] == "forward" and "ms" in row]
     lengths = np.array([row["length"] for row in timed])
     times_ms = np.array([row["ms"] for row in timed])
     upper = scaling.longer_half(lengths)
-    found = scaling.fit(lengths[upper], times_ms[upper])
-    ends = {"exponent": found.exponent, "from": found.low, "to": found.high}
+    fitted = scaling.fit(lengths[upper], times_ms[upper])
+    ends = {"exponent": fitted.exponent, "from": fitted.low, "to": fitted.high}
     return {name: round(value, 4) for name, value in ends.items() if math.isfinite(value)}
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """The row, printed."""
+    """Print the row and return it."""
     parts = (
         f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in row.items()

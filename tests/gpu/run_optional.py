@@ -47,11 +47,11 @@ def main() -> int:
         command += ["--b", option, "--budget", "5", "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         try:
-            found = json.loads(done.stdout)
+            answer = json.loads(done.stdout)
         except ValueError:
-            found = {}
-        if not found.get("verdict"):
-            failures = [one["sentence"] for one in found.get("failures", [])]
+            answer = {}
+        if not answer.get("verdict"):
+            failures = [failure["sentence"] for failure in answer.get("failures", [])]
             why = "; ".join(failures or done.stderr.strip().splitlines()[-1:] or ["no answer"])
             blocked = done.returncode == 2
             failed += not blocked
@@ -62,11 +62,11 @@ def main() -> int:
             continue
         wrong = done.returncode != 0
         failed += wrong
-        ratio = found.get("ratio")
+        ratio = answer.get("ratio")
         shown = f"{ratio:.3f}" if isinstance(ratio, float) else "–"
-        told = "; ".join(one["text"] for one in (found.get("numerics") or {}).values())
-        verdict = f"**exit code {done.returncode}**" if wrong else found["verdict"]
-        print(f"| {title} | {verdict} | {shown} | {told.replace('|', '/')} |", flush=True)
+        texts = "; ".join(check["text"] for check in (answer.get("numerics") or {}).values())
+        verdict = f"**exit code {done.returncode}**" if wrong else answer["verdict"]
+        print(f"| {title} | {verdict} | {shown} | {texts.replace('|', '/')} |", flush=True)
     return int(failed > 0)
 
 

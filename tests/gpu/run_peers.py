@@ -88,23 +88,23 @@ def main() -> int:
         if case.package not in missing
         and (options.only is None or any(part in case.name for part in options.only))
     ]
-    device, found, sides = torch.device(options.device), [], {}
+    device, rows, sides = torch.device(options.device), [], {}
     for mode in options.modes or ("eager", "compiled"):
         for case in wanted:
             for row in measured(case, mode, options, device, until, sides):
-                found.append(row)
-                print(told(row), flush=True)
-                write(options.out, found, missing)
+                rows.append(row)
+                print(line(row), flush=True)
+                write(options.out, rows, missing)
     if options.profile:  # at the end: it leaves the process slower
-        for row in found:
+        for row in rows:
             if row.judgement is not None and row.judgement.verdict == "SLOWER":
                 row.facts["kernels"] = profiled(row, sides)
                 print(f"\n{row.case.name}, {row.mode}, {row.work}: the longest kernels, us a step")
                 for who, longest in row.facts["kernels"].items():
                     print(f"  {who}: " + "; ".join(f"{us:.0f} {name}" for name, us in longest))
-        write(options.out, found, missing)
-    print("\n" + table(found, missing))
-    return 0 if any(row.judgement for row in found) else 1
+        write(options.out, rows, missing)
+    print("\n" + table(rows, missing))
+    return 0 if any(row.judgement for row in rows) else 1
 
 
 # The numbers.
@@ -127,19 +127,19 @@ def gave(side: Side, x: Tensor, dy: Tensor, *, trains: bool = True) -> tuple[Ten
     return y.detach(), dx
 
 
-def distance(found: Tensor, wanted: Tensor) -> float:
-    """Of the norm."""
-    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+def distance(measured: Tensor, wanted: Tensor) -> float:
+    """Return the distance relative to the norm."""
+    return float((measured.float() - wanted.float()).norm() / wanted.float().norm())
 
 
 def wrong(
     case: Case, sides: tuple[Side, Side], exact: tuple[Tensor, Tensor], x: Tensor, dy: Tensor
 ) -> tuple[str, dict[str, float]]:
-    """Why this BF16 cannot be timed, or nothing; and how far either is from the peer's FP32."""
+    """Return why this BF16 cannot be timed, or nothing; and the distances from the peer's FP32."""
     facts, reasons = {}, []
-    each = [gave(side, x, dy) for side in sides]
-    for place, what in enumerate(("output", "input gradient")):
-        mine, its = (distance(gave[place], exact[place]) for gave in each)
+    results = [gave(side, x, dy) for side in sides]
+    for index, what in enumerate(("output", "input gradient")):
+        mine, its = (distance(gave[index], exact[index]) for gave in results)
         facts[f"ours, {what}"], facts[f"the peer, {what}"] = mine, its
         if not its <= case.bf16:
             reasons.append(f"the peer's {what} is off by {its:.2g}, at most {case.bf16:g} expected")
@@ -156,16 +156,16 @@ def prepared(case: Case, options: Any, device: torch.device) -> dict[str, Any]:
     x, dy = stream(case, options.small, device)
     pair = case.make(options.small, device, torch.float32)
     with untuned():
-        each = [gave(side, x.float(), dy.float()) for side in pair]
+        results = [gave(side, x.float(), dy.float()) for side in pair]
     facts = {}
-    for what, found, exact in zip(("output", "input gradient"), *each, strict=True):
-        facts[what] = distance(found, exact)
+    for what, own, exact in zip(("output", "input gradient"), *results, strict=True):
+        facts[what] = distance(own, exact)
         if not facts[what] <= case.fp32:
             raise ArithmeticError(
                 f"in FP32 the {what} differs by {facts[what]:.2g}, at most {case.fp32:g} expected"
             )
-    exact = each[1]
-    del pair, each
+    exact = results[1]
+    del pair, results
     made = case.make(options.small, device, torch.bfloat16)
     return {"x": x, "dy": dy, "exact": exact, "fp32": facts, "eager": made}
 
@@ -184,7 +184,7 @@ def untuned() -> Iterator[None]:
     run = Autotuner.run
 
     def size(config: Any) -> int:
-        sizes = [each for each in config.kwargs.values() if isinstance(each, int)]
+        sizes = [value for value in config.kwargs.values() if isinstance(value, int)]
         return math.prod([config.num_stages, *sizes])
 
     def smallest(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -210,25 +210,25 @@ def measured(
     options: Any,
     device: torch.device,
     until: float,
-    kept: dict[str, dict[str, Any]],
+    built_by_case: dict[str, dict[str, Any]],
 ) -> Iterator[Row]:
-    """The rows of one case in one mode; ``kept`` holds what was built, by case."""
+    """Yield the rows of one case in one mode; ``built_by_case`` holds what was built."""
     done = 0
     try:
         for work in PASSES:
             row = Row(case, mode, work, options.small)
-            failure = kept.get(case.name, {}).get("failure", "")
+            failure = built_by_case.get(case.name, {}).get("failure", "")
             if failure or time.perf_counter() > until:
                 row.failure = failure or f"not reached within {options.within:g} s"
             else:
-                if case.name not in kept:
-                    kept[case.name] = prepared(case, options, device)
-                fill(row, kept[case.name], options, device)
+                if case.name not in built_by_case:
+                    built_by_case[case.name] = prepared(case, options, device)
+                fill(row, built_by_case[case.name], options, device)
             yield row
             done += 1
     except Exception as error:  # noqa: BLE001  one peer that fails takes no other's row along
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        kept.setdefault(case.name, {"failure": reason})
+        built_by_case.setdefault(case.name, {"failure": reason})
         for work in PASSES[done:]:
             yield Row(case, mode, work, options.small, failure=reason)
     gc.collect()
@@ -336,10 +336,12 @@ def alternate(
     row.facts |= {"block_steps": counts, "blocks": list(zip(order, medians, strict=True))}
 
 
-def profiled(row: Row, kept: dict[str, dict[str, Any]]) -> dict[str, list[tuple[float, str]]]:
-    """What all kernels took on either side, and those that took longest, us a step."""
-    found = {}
-    built = kept[row.case.name]
+def profiled(
+    row: Row, built_by_case: dict[str, dict[str, Any]]
+) -> dict[str, list[tuple[float, str]]]:
+    """Return what all kernels took on either side, and those that took longest, us a step."""
+    times_by_side = {}
+    built = built_by_case[row.case.name]
     for who, side in zip(("ours", "the peer"), built[row.mode], strict=True):
         once = step(side, row.work, built["x"], built["dy"])
         once()
@@ -349,58 +351,59 @@ def profiled(row: Row, kept: dict[str, dict[str, Any]]) -> dict[str, list[tuple[
             torch.cuda.synchronize()
         times = [(event.self_device_time_total / 3, event.key) for event in profile.key_averages()]
         longest = [(us, name[:80]) for us, name in sorted(times, reverse=True)[:LONGEST]]
-        found[who] = [(sum(us for us, _ in times), f"in {len(times)} kernels"), *longest]
-    return found
+        times_by_side[who] = [(sum(us for us, _ in times), f"in {len(times)} kernels"), *longest]
+    return times_by_side
 
 
 # What is told.
 
 
-def told(row: Row) -> str:
+def line(row: Row) -> str:
     """One line while it runs."""
     head = f"{row.case.name:14} {row.case.package:13}{row.mode:9}{row.work:19}"
     if row.judgement is None:
         return f"{head}{row.failure}"
-    one = row.judgement
+    judgement = row.judgement
     return (
-        f"{head}ours {row.ours_ms:8.3f} ms, peer {row.peer_ms:8.3f} ms: {span(one)} {one.verdict} "
-        f"({one.pairs} pairs, {row.facts['seconds']:.0f} s)"
+        f"{head}ours {row.ours_ms:8.3f} ms, peer {row.peer_ms:8.3f} ms: "
+        f"{span(judgement)} {judgement.verdict} "
+        f"({judgement.pairs} pairs, {row.facts['seconds']:.0f} s)"
     )
 
 
-def span(one: Judgement) -> str:
+def span(judgement: Judgement) -> str:
     """Ratio and interval."""
-    if one.low is None or one.high is None:
-        return f"{one.ratio:.3f}"
-    return f"{one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})"
+    if judgement.low is None or judgement.high is None:
+        return f"{judgement.ratio:.3f}"
+    return f"{judgement.ratio:.3f} ({judgement.low:.3f} to {judgement.high:.3f})"
 
 
-def table(found: list[Row], missing: dict[str, str]) -> str:
+def table(rows: list[Row], missing: dict[str, str]) -> str:
     """Everything as Markdown; the verdicts corrected for how many there are (Holm)."""
     lines = [
         "| peer | block | B x S x E | mode | pass | ours ms | peer ms | ours / peer | verdict |",
         "|---|---|---|---|---|---:|---:|---:|---|",
     ]
-    judged = [row for row in found if row.judgement is not None]
+    judged = [row for row in rows if row.judgement is not None]
     corrected = verdict.corrected([row.judgement for row in judged if row.judgement is not None])
-    by_row = {id(row): one for row, one in zip(judged, corrected, strict=True)}
-    for row in found:
+    by_row = {id(row): judgement for row, judgement in zip(judged, corrected, strict=True)}
+    for row in rows:
         case = row.case
         shape = " x ".join(str(size) for size in case.size(row.small))
         head = f"| {case.package} {case.peer} | {case.name} | {shape} | {row.mode} | {row.work} |"
-        one = by_row.get(id(row))
-        if one is None:
+        judgement = by_row.get(id(row))
+        if judgement is None:
             lines.append(f"{head} | | | {row.failure} |")
         else:
-            times = f" {row.ours_ms:.3f} | {row.peer_ms:.3f} | {span(one)} |"
-            lines.append(f"{head}{times} {one.verdict} |")
+            times = f" {row.ours_ms:.3f} | {row.peer_ms:.3f} | {span(judgement)} |"
+            lines.append(f"{head}{times} {judgement.verdict} |")
     lines += [f"\nNot compared with {name}: {why}." for name, why in missing.items()]
-    notes = {row.case.name: row.case.note for row in found if row.case.note}
+    notes = {row.case.name: row.case.note for row in rows if row.case.note}
     lines += [f"\n{name}: the peer runs with {note}." for name, note in notes.items()]
     return "\n".join(lines)
 
 
-def write(out: Path, found: list[Row], missing: dict[str, str]) -> None:
+def write(out: Path, table_rows: list[Row], missing: dict[str, str]) -> None:
     """Everything so far."""
     rows = [
         {
@@ -416,15 +419,15 @@ def write(out: Path, found: list[Row], missing: dict[str, str]) -> None:
             "judgement": row.judgement and json.loads(msgspec.json.encode(row.judgement)),
             **row.facts,
         }
-        for row in found
+        for row in table_rows
     ]
     versions = {name: package_version(name) for name in ("torch", "triton", "transformers")}
-    whole = {"versions": versions, "missing": missing, "rows": rows}
-    (out / "peers.json").write_text(json.dumps(whole, indent=1))
+    document = {"versions": versions, "missing": missing, "rows": rows}
+    (out / "peers.json").write_text(json.dumps(document, indent=1))
 
 
 def package_version(name: str) -> str:
-    """What is installed."""
+    """Return what is installed."""
     return str(getattr(sys.modules.get(name), "__version__", "not imported"))
 
 

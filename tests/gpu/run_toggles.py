@@ -46,27 +46,27 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     presets = {name: options.preset or PRESETS[name] for name in options.only}
     deadline = time.monotonic() + 60 * options.minutes
-    found: list[Row] = []
+    rows: list[Row] = []
     threads = [
-        threading.Thread(target=try_all, args=(name, presets, options, deadline, found))
+        threading.Thread(target=try_all, args=(name, presets, options, deadline, rows))
         for name in options.only
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    (options.out / "toggles.json").write_text(json.dumps(found, indent=1))
-    (options.out / "toggles.md").write_text(table(found, options.only))
-    bad = [row for row in found if row["status"] in ("failed", "no effect", "unknown")]
+    (options.out / "toggles.json").write_text(json.dumps(rows, indent=1))
+    (options.out / "toggles.md").write_text(table(rows, options.only))
+    bad = [row for row in rows if row["status"] in ("failed", "no effect", "unknown")]
     for row in bad:
         print(f"{row['family']:8}{row['toggle']}={row['option']}: {row['status']}: {row['text']}")
-    counts = {status: sum(row["status"] == status for row in found) for status in SIGNS}
+    counts = {status: sum(row["status"] == status for row in rows) for status in SIGNS}
     print(counts)
-    return 1 if any(row["status"] == "failed" for row in found) else 0
+    return 1 if any(row["status"] == "failed" for row in rows) else 0
 
 
 def try_all(
-    family: str, presets: dict[str, str], options: Any, deadline: float, found: list[Row]
+    family: str, presets: dict[str, str], options: Any, deadline: float, rows: list[Row]
 ) -> None:
     """Every option of one family, in a runner of its own; rows are added as they come."""
     driver = Driver()
@@ -81,10 +81,12 @@ def try_all(
     for workload in options.workloads:
         if workload not in FAMILIES[family].workloads:
             continue
-        asked = Configuration(family=family, preset=presets[family], workload=workload, toggles=off)
-        driver.send(protocol.Check(configuration=asked))
+        requested = Configuration(
+            family=family, preset=presets[family], workload=workload, toggles=off
+        )
+        driver.send(protocol.Check(configuration=requested))
         blocked = driver.until(protocol.Availability).blocked
-        driver.start(asked)
+        driver.start(requested)
         driver.until(protocol.EvidenceFound, LIMIT_S)
         for toggle, option in list(left):
             reason = blocked.get(toggle, {}).get(option)
@@ -93,7 +95,7 @@ def try_all(
             elif time.monotonic() < deadline:
                 del left[toggle, option]
                 status, text = switch(driver, {**off, toggle: option}, toggle)
-                found.append(row(family, workload, toggle, option, status, text))
+                rows.append(row(family, workload, toggle, option, status, text))
                 print(f"{family:8}{toggle}={option}: {status}: {text[:120]}", flush=True)
                 if status == "lost":
                     return
@@ -102,7 +104,7 @@ def try_all(
         driver.finish(protocol.Stop())
     for (toggle, option), reason in left.items():
         status = "not reached" if reason.startswith("not reached") else "blocked"
-        found.append(row(family, "", toggle, option, status, reason))
+        rows.append(row(family, "", toggle, option, status, reason))
     driver.close()
 
 
@@ -130,16 +132,16 @@ def switch(driver: Driver, toggles: dict[str, str], tried: str) -> tuple[str, st
         if not answer.fatal:
             driver.until(protocol.EvidenceFound, LIMIT_S)  # of the configuration gone back to
         return ("lost" if answer.fatal else "failed"), answer.sentence
-    evidence = {one.toggle: one for one in answer.evidence}.get(tried)
+    evidence = {item.toggle: item for item in answer.evidence}.get(tried)
     if evidence is None or evidence.requested != toggles[tried]:
         return "unknown", "no evidence"
     return evidence.status, evidence.text
 
 
 def _answers(message: protocol.Message) -> bool:
-    """Whether it ends the waiting: what an option failed of comes before its failure."""
+    """Return True if it ends the waiting: what an option failed of comes before its failure."""
     if isinstance(message, protocol.EvidenceFound):
-        return all(one.status != "failed" for one in message.evidence)
+        return all(item.status != "failed" for item in message.evidence)
     return isinstance(message, protocol.Failure)
 
 
@@ -155,10 +157,10 @@ SIGNS = {
 }
 
 
-def table(found: list[Row], families: list[str]) -> str:
+def table(rows: list[Row], families: list[str]) -> str:
     """Markdown: a row an option, a column a family."""
-    cells = {(row["toggle"], row["option"], row["family"]): SIGNS[row["status"]] for row in found}
-    options = sorted({(row["toggle"], row["option"]) for row in found})
+    cells = {(row["toggle"], row["option"], row["family"]): SIGNS[row["status"]] for row in rows}
+    options = sorted({(row["toggle"], row["option"]) for row in rows})
     lines = [f"| toggle | {' | '.join(families)} |", "|---|" + ":-:|" * len(families)]
     for toggle, option in options:
         signs = [cells.get((toggle, option, family), "") for family in families]

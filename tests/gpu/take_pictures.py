@@ -117,7 +117,7 @@ class Sitting:
     # What is done
 
     def build(self) -> None:
-        """The runner is there and a training step of HYDRA chosen."""
+        """Wait for the runner and choose a training step of HYDRA."""
         workspace = self.workspace
         workspace.run.start_runner()
         self.until(
@@ -152,19 +152,19 @@ class Sitting:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the runner has one."""
+        """Return True if the runner has a GPU."""
         catalogue = self.workspace.configuration.catalogue
         return catalogue is not None and catalogue.device == "cuda"
 
     def toggles(self) -> list[dict[str, str]]:
-        """What is switched on, one after the other."""
+        """Return what is switched on, one after the other."""
         if self.on_gpu:
             kernels = [{"triton": "on"}, {"precision": "amp_bf16"}]
             return [*kernels, {"adamw": "fused"}, {"cuda_graphs": "on"}]
         return [{"adamw": "fused"}, {"rope_cache": "shared"}, {"checkpointing": "full"}]
 
     def generate(self) -> None:
-        """A text, in a run of its own."""
+        """Generate a text, in a run of its own."""
         workspace = self.workspace
         before = workspace.configuration.edited
         assert before is not None and workspace.configuration.catalogue is not None
@@ -183,7 +183,7 @@ class Sitting:
             workspace.configuration.edit(before)
 
     def run(self) -> None:
-        """A run that is toggled while it goes on; the window is pictured, and what it measured."""
+        """Toggle a run while it goes on; picture the window, and what it measured."""
         workspace = self.workspace
         segments = workspace.session.shown.segments
         for number, choices in enumerate([{}, *self.toggles()]):
@@ -231,36 +231,36 @@ class Sitting:
         self.idle()
 
     def attribute(self) -> None:
-        """A ladder of the toggles."""
+        """Attribute a ladder of the toggles."""
         workspace = self.workspace
-        wanted = {name: option for one in self.toggles() for name, option in one.items()}
+        wanted = {name: option for choices in self.toggles() for name, option in choices.items()}
         workspace.configuration.choose(wanted, "All of them")
         self.window.attribution.budget.setValue(1.5 * self.options.seconds)
         self.until(lambda: not workspace.attributions.why_not(), "an attribution can be asked for")
         self.study(workspace.attributions.run, "attribution")
 
     def study(self, ask: Callable[[], None], kind: str) -> None:
-        """A study of this kind, to its end."""
+        """Run a study of this kind, to its end."""
         self.until(lambda: self.workspace.run.state == "idle", "the runner is idle", 0.3)
         ended = self.ended
         ask()
         self.until(lambda: self.ended > ended, f"the {kind} is over", 0.3)
 
     def sweep(self) -> None:
-        """The sequence and the batch, under two arms."""
+        """Sweep the sequence and the batch, under two arms."""
         sweeps = self.workspace.sweeps
         settings = self.workspace.configuration.edited.settings
         sweeps.set_field(1, "settings.batch")
         length, batch = int(settings["sequence"]), int(settings["batch"])
         axes = ([length // 4, length // 2, length], [max(1, batch // 2), batch])
-        for place, values in enumerate(axes):
-            sweeps.set_values(place, ", ".join(map(str, values)))
+        for axis, values in enumerate(axes):
+            sweeps.set_values(axis, ", ".join(map(str, values)))
         sweeps.set_arm("plain", True)
         self.window.sweep.seconds.setValue(0.5)
         self.study(sweeps.run, "sweep")
 
     def bench(self) -> None:
-        """Some kernels, for the roofline."""
+        """Benchmark some kernels, for the roofline."""
         self.workspace.run.perform(
             protocol.Bench(operators=KERNELS if self.on_gpu else KERNELS[:1])
         )
@@ -268,7 +268,7 @@ class Sitting:
         wait(lambda: not self.workspace.run.active, 0.0, BENCH_S)  # then what it has is shown
 
     def compare(self) -> None:
-        """What was measured so far beside what will be."""
+        """Compare what was measured so far with what will be."""
         before = dataclasses.replace(
             session_files.snapshot(self.workspace.session.shown), id="earlier"
         )
@@ -276,9 +276,9 @@ class Sitting:
         workspace = self.workspace
         workspace.compared.add(before)
         trained = [
-            one.index
-            for one in workspace.session.shown.segments
-            if one.configuration.workload == "train"
+            segment.index
+            for segment in workspace.session.shown.segments
+            if segment.configuration.workload == "train"
         ]
         self.window.compare.choose_segment(before, trained[0])
         self.window.compare.choose_segment(workspace.session.shown, trained[-1])
@@ -302,34 +302,34 @@ class Sitting:
         self.attempt(f"{theme} roofline", lambda: tiles.append(self.roofline(size)))
         width, height = tiles[0].width(), tiles[0].height()
         rows = -(-len(tiles) // COLUMNS)
-        whole = QImage(
+        image = QImage(
             COLUMNS * (width + GAP) + GAP, rows * (height + GAP) + GAP, QImage.Format.Format_RGB32
         )
-        whole.fill(QColor("#808080"))
-        painter = QPainter(whole)
-        for place, tile in enumerate(tiles):
-            row, column = divmod(place, COLUMNS)
+        image.fill(QColor("#808080"))
+        painter = QPainter(image)
+        for index, tile in enumerate(tiles):
+            row, column = divmod(index, COLUMNS)
             painter.drawPixmap(GAP + column * (width + GAP), GAP + row * (height + GAP), tile)
         painter.end()
-        self.save(QPixmap.fromImage(whole), f"{theme}-{size[0]}x{size[1]}")
+        self.save(QPixmap.fromImage(image), f"{theme}-{size[0]}x{size[1]}")
 
     def picture(self, name: str) -> QPixmap:
-        """The window with one panel in front."""
+        """Return the window with one panel in front."""
         desk = self.window.desk
         dock = desk.docks["breakdown" if name == "memory" else name]
         desk.bring(dock.objectName())
         wait(lambda: True, SETTLE_S)
         if dock.objectName() == "breakdown":
             tabs = self.window.breakdown.tabs
-            titles = [tabs.tabText(place) for place in range(tabs.count())]
+            titles = [tabs.tabText(index) for index in range(tabs.count())]
             tabs.setCurrentIndex(titles.index("Memory" if name == "memory" else "Kernels"))
             wait(lambda: True, SETTLE_S)
-        if any(one.isVisible() for one in dock.findChildren(Empty)):
+        if any(empty.isVisible() for empty in dock.findChildren(Empty)):
             self.note(f"{name}: the panel is empty")
         return self.window.grab()
 
     def roofline(self, size: tuple[int, int]) -> QPixmap:
-        """The kernels under this machine's roof; no panel shows it, reports do."""
+        """Return the kernels under this machine's roof; no panel shows it, reports do."""
         chart = Chart(PLOTS["roofline"], self.workspace.theme.current, self.workspace.tasks)
         chart.resize(*size)
         chart.show_runs([Run(self.workspace.session.shown)])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from sessions.model import Evidence, Numerics, Study
-from sessions.studies import attribution
+from sessions.studies import attribution, attribution_design
 from sessions.studies.attribution_rows import Arm, arm_rows, effect_rows
 from workbench import protocol
 from workbench.client.recorder import Recorder
@@ -27,12 +27,12 @@ TOGGLES = {
 
 
 def study(**options) -> Study:
-    """The study that the messages make."""
+    """Return the study that the messages make."""
     recorder = Recorder()
     for message in messages(**options):
         recorder.record(message)
-    (found,) = recorder.session.studies
-    return found
+    (study,) = recorder.session.studies
+    return study
 
 
 def messages(
@@ -47,30 +47,30 @@ def messages(
     index: int = 0,
     scatter: float = 0.012,
 ) -> Iterator[protocol.AnyMessage]:
-    """An attribution to its end; ``short`` are arms that run out of memory."""
+    """Yield an attribution to its end; ``short`` are arms that run out of memory."""
     rng = np.random.default_rng(3)
     blocked = dict(blocked or {})
     names = [name for name in toggles if name not in blocked]
     titles = [f"{name}={toggles[name]}" for name in names]
-    orders = attribution.sampled_orders(len(names), 8, 0) if mode == "shapley" else []
-    subsets = attribution.subsets(mode, len(names), orders)
+    orders = attribution_design.sampled_orders(len(names), 8, 0) if mode == "shapley" else []
+    subsets = attribution_design.subsets(mode, len(names), orders)
     arms = []
     for number, subset in enumerate(subsets):
-        title = "base" if not subset else ", ".join(titles[place] for place in sorted(subset))
+        title = "base" if not subset else ", ".join(titles[toggle] for toggle in sorted(subset))
         if mode == "ladder" and subset:
             title = f"+ {titles[max(subset)]}"
         arm = Arm(subset, title, numerics=numerics())
         arm.evidence = [Evidence("compile", "default", "no effect", "the model ran eagerly")]
-        own = [MEMORY.get(names[place], 0.9) for place in subset]
+        own = [MEMORY.get(names[toggle], 0.9) for toggle in subset]
         arm.peak_bytes = 11.2 * GIB * math.prod(own) if memory else math.nan
         if number in short:
             arm.state, arm.reason = "out of memory", "Out of memory: 3.0 GiB more was needed."
             arm.peak_bytes = math.nan
         arms.append(arm)
-    asked = {"mode": mode, "toggles": titles, "family": "moe", "budget_s": 60.0}
+    request = {"mode": mode, "toggles": titles, "family": "moe", "budget_s": 60.0}
     title = f"moe train: {mode}"
     yield protocol.StudyStarted(
-        t_s=now, index=index, kind="attribution", title=title, request=asked
+        t_s=now, index=index, kind="attribution", title=title, request=request
     )
     if blocked:
         options = [f"{name}={toggles[name]}" for name in blocked]
@@ -79,9 +79,9 @@ def messages(
     counted = "counted by the allocator, each arm alone" if memory else "not measured: on the CPU"
     yield protocol.StudyFacts(t_s=now, study=index, facts={"memory": counted})
     missing = {n: arm.reason for n, arm in enumerate(arms) if arm.state != "measured"}
-    wanted = attribution.contrasts(mode, titles, subsets, missing, orders)
+    wanted = attribution_design.contrasts(mode, titles, subsets, missing, orders)
     truth = np.array(
-        [math.prod(TIME.get(names[place], 0.9) for place in subset) for subset in subsets]
+        [math.prod(TIME.get(names[toggle], 0.9) for toggle in subset) for subset in subsets]
     )
     medians = 31.0 * truth * np.exp(rng.normal(0, scatter, (rounds, len(arms))))
     medians[:, list(missing)] = np.nan

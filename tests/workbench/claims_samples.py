@@ -31,27 +31,31 @@ def rows(upto: int | None = None) -> list[Row]:
     every = [(d, e) for d in documents().values() for e in d.experiments]
     blank = Course(every, 3.0).rows
     made = []
-    for place, row in enumerate(blank):
-        result, *numbers, reason = OUTCOMES[place % len(OUTCOMES)]
-        if upto is not None and place >= upto:
+    for index, row in enumerate(blank):
+        result, *numbers, reason = OUTCOMES[index % len(OUTCOMES)]
+        if upto is not None and index >= upto:
             result = MEASURING if row.experiment == blank[upto].experiment else WAITING
             numbers, reason = [None] * 3, ""
         known = dict(zip(("measured", "low", "high"), numbers, strict=True))
-        found = {name: value for name, value in known.items() if value is not None}
-        made.append(dataclasses.replace(row, result=result, reason=reason, **found))
+        measured = {name: value for name, value in known.items() if value is not None}
+        made.append(dataclasses.replace(row, result=result, reason=reason, **measured))
     return made
 
 
 def messages(now: float, upto: int | None = None) -> Iterator[protocol.AnyMessage]:
-    """The study of the rows as it is written beside a runner."""
+    """Yield the study of the rows as it is written beside a runner."""
     own = protocol.OWN_STUDY
-    asked = {
+    request = {
         "documents": [*documents()],
-        "experiments": [one.name for made in documents().values() for one in made.experiments],
+        "experiments": [
+            experiment.name for made in documents().values() for experiment in made.experiments
+        ],
         "budget_s": 3.0,
         "limit_s": 0.0,
     }
-    yield protocol.StudyStarted(t_s=now, index=own, kind=claims.KIND, title="claims", request=asked)
+    yield protocol.StudyStarted(
+        t_s=now, index=own, kind=claims.KIND, title="claims", request=request
+    )
     columns = claims.columns(rows(upto))
     yield protocol.StudyRows(t_s=now, study=own, table=claims.TABLE, columns=columns, replace=True)
     if upto is None:

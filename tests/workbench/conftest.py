@@ -23,7 +23,7 @@ def own_places(tmp_path, monkeypatch):
 
 @pytest.fixture
 def qtbot(qtbot, monkeypatch):
-    """The plugin's, whose waits for a state or a signal fail only where nothing comes of them."""
+    """Return the plugin's qtbot, whose waits fail only if nothing comes of them."""
     for name in ("waitUntil", "waitSignal"):
         wait = getattr(qtbot, name)
 
@@ -45,6 +45,6 @@ def garbage_of_the_module(request):
 
 @pytest.fixture(autouse=True)
 def no_garbage_goes_while_painting(request, garbage_of_the_module):
-    """Where Python collected while a chart is painted, items would end that are being painted."""
+    """Collect no garbage while a chart is painted: items that are being painted would end."""
     if not {*Path(request.path).parts}.isdisjoint(WINDOWS):
         gc.disable()

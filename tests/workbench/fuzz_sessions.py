@@ -176,7 +176,7 @@ def forked_copy(source: Source, sealed: bool = False) -> Source:
     if not (child := os.fork()):
         os.close(reader)
         with contextlib.suppress(BaseException):
-            _check._limit_resources(source.size)
+            _check.limit_resources(source.size, _check._limit_s(source.size))
             why = _check.refusal(
                 Source(Path("it"), os.dup(source.descriptor)), sealed, copy.fileno()
             )

@@ -1,4 +1,4 @@
-"""How often the real runner calls identical arms different: many comparisons in one process."""
+"""The rate at which the real runner calls identical arms different, in one process."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ ALLOWED = 0.05  # of identical pairs that may be called different
 
 @dataclass(frozen=True)
 class Rate:
-    """How many of how many comparisons, with the exact (Clopper-Pearson) 95 % interval."""
+    """A rate of comparisons, with the exact (Clopper-Pearson) 95 % interval."""
 
-    found: int
+    hits: int
     count: int
     low: float
     high: float
 
     @classmethod
-    def of(cls, found: int, count: int) -> Rate:
+    def of(cls, hits: int, count: int) -> Rate:
         if not count:
             return cls(0, 0, 0.0, 1.0)
-        ends = stats.binomtest(found, count).proportion_ci(0.95, "exact")
-        return cls(found, count, float(ends.low), float(ends.high))
+        ends = stats.binomtest(hits, count).proportion_ci(0.95, "exact")
+        return cls(hits, count, float(ends.low), float(ends.high))
 
     @property
     def too_high(self) -> bool:
-        """Whether chance alone does not explain more than what is allowed."""
+        """Return True if chance alone does not explain more than what is allowed."""
         return self.low > ALLOWED
 
     def __str__(self) -> str:
-        share = 100 * self.found / max(1, self.count)
+        share = 100 * self.hits / max(1, self.count)
         ends = f"95 % interval {100 * self.low:.1f} % to {100 * self.high:.1f} %"
-        return f"{self.found} of {self.count} ({share:.1f} %, {ends})"
+        return f"{self.hits} of {self.count} ({share:.1f} %, {ends})"
 
 
 def compare(
@@ -48,7 +48,7 @@ def compare(
     both: Configuration,
     count: int,
     budget_s: float,
-    told: Callable[[int, PairedComparison], None] = lambda number, comparison: None,
+    report: Callable[[int, PairedComparison], None] = lambda number, comparison: None,
     build_count: int = 0,
     seed: int = 0,
 ) -> list[PairedComparison]:
@@ -65,17 +65,19 @@ def compare(
         comparison = driver.session.comparisons[-1]
         assert comparison.facts["identical"] and comparison.facts["final"]
         made.append(comparison)
-        told(number, comparison)
+        report(number, comparison)
     return made
 
 
 def summary(made: Sequence[PairedComparison]) -> dict[str, Any]:
-    """The counts, and what they say in words."""
-    counts = {verdict: sum(one.verdict == verdict for one in made)
+    """Return the counts, and what they say in words."""
+    counts = {verdict: sum(comparison.verdict == verdict for comparison in made)
               for verdict in ("FASTER", "SLOWER", "SAME", "UNDECIDED")}  # fmt: skip
     different = Rate.of(counts["FASTER"] + counts["SLOWER"], len(made))
-    known = [one for one in made if math.isfinite(one.low)]
-    missed = Rate.of(sum(not one.low <= 1 <= one.high for one in known), len(known))
+    known = [comparison for comparison in made if math.isfinite(comparison.low)]
+    missed = Rate.of(
+        sum(not comparison.low <= 1 <= comparison.high for comparison in known), len(known)
+    )
     if different.too_high:
         said = f"more than the {100 * ALLOWED:g} % that are allowed"
     elif different.high <= ALLOWED:
@@ -90,7 +92,7 @@ def summary(made: Sequence[PairedComparison]) -> dict[str, Any]:
         "called_different": asdict(different),
         "interval_without_1": asdict(missed),
         "too_high": different.too_high,
-        "pairs": sum(one.facts["pairs"] for one in made),
+        "pairs": sum(comparison.facts["pairs"] for comparison in made),
         "words": f"Identical arms were called different in {different}: {said}. "
         f"The interval left out a ratio of 1 in {missed}.",
     }

@@ -94,7 +94,7 @@ class Driver:
         return list(iter(lambda: self._next(deadline, late), None))
 
     def describe(self) -> str:
-        """The last messages and the runner's log, for a failed test."""
+        """Return the last messages and the runner's log, for a failed test."""
         shown = [str(message)[:200] for message in self.messages[-8:]]
         return "last messages:\n" + "\n".join([*shown, "log:", *self.runner.log_tail])
 
@@ -103,7 +103,7 @@ class Driver:
         self._reader.join(timeout=10)
 
     def _next(self, deadline: float, late: str) -> protocol.AnyMessage | None:
-        """The next message, recorded; None at the runner's end. Fails as ``late`` says."""
+        """Return the next message, recorded; None at the runner's end. Fails as ``late`` says."""
         try:
             arrived, message = self._arrived.get(timeout=max(0.01, deadline - time.monotonic()))
         except queue.Empty:

@@ -316,11 +316,11 @@ def _changed(value: Any, rng: random.Random) -> Any:
         if isinstance(value, dict) and rng.random() < 0.5:
             return value | {rng.choice([*LEDGER, *TEXTS]): rng.choice(VALUES)}
         return rng.choice(VALUES)
-    place = rng.choice(inner)
+    key = rng.choice(inner)
     if rng.random() < 0.15:
-        del value[place]
+        del value[key]
     else:
-        value[place] = _changed(value[place], rng)
+        value[key] = _changed(value[key], rng)
     return value
 
 
@@ -337,7 +337,7 @@ CHANGES: list[Callable[[h5py.File, random.Random], str]] = [
 
 def damage(content: bytearray, rng: random.Random) -> str:
     """Change bytes of the HDF5 part; headers of objects get checksums that fit again."""
-    headers = [place for place in _places_of(content, b"OHDR") if content[place + 4] == 2]
+    headers = [offset for offset in _places_of(content, b"OHDR") if content[offset + 4] == 2]
     if headers and rng.random() < 0.7:
         start = rng.choice(headers)
         flags = content[start + 5]

@@ -63,7 +63,7 @@ def gpu_session(
     typical_ms: float = 24.0,
     labels: tuple[str, ...] = (),
 ) -> Session:
-    """A session as a GPU gives it: phases, allocator's numbers, telemetry with GPM, markers."""
+    """Return a session of a GPU: phases, allocator's numbers, telemetry with GPM, markers."""
     rng = np.random.default_rng(seed)
     session = Session(title=title, created=1.7e9 + seed)
     session.environment = {"gpu": "NVIDIA H200", "driver": "580.95", "torch": "2.11.0+cu130"}
@@ -132,16 +132,16 @@ def add_metrics(session: Session, rng: np.random.Generator) -> None:
 
 
 def comparison(seed: int, pairs: int = 20) -> PairedComparison:
-    """The first two arms alternated, the second 3 % faster; one block of pair 4 is void."""
+    """Return the first two arms alternated, the second 3 % faster; one block of pair 4 is void."""
     rng = np.random.default_rng(seed)
     order = np.array([rng.permutation(2) for _ in range(pairs)]).ravel().tolist()
-    numbers = [place // 2 for place in range(2 * pairs)]
+    numbers = [block // 2 for block in range(2 * pairs)]
     order.insert(8, order[8])
     numbers.insert(8, numbers[8])
     medians = [24.0 * 0.97**arm * float(rng.normal(1, 0.004)) for arm in order]
     voids = [""] * len(order)
     voids[8] = "the GPU's clock was throttled (heat)"
-    found = PairedComparison(
+    made = PairedComparison(
         arms=["defaults", "BF16"],
         order=order,
         medians_ms=medians,
@@ -154,12 +154,12 @@ def comparison(seed: int, pairs: int = 20) -> PairedComparison:
         clocks_mhz=[1980.0] * len(order),
         voids=voids,
     )
-    logs = verdict.pairs(found).logs
+    logs = verdict.pairs(made).logs
     for count in range(8, pairs + 1):
         part = verdict.interval(logs[:count])
         ends = np.exp([part.mean, part.low, part.high]).tolist()
-        found.facts.setdefault("history", []).append([count, *ends])
-    return found
+        made.facts.setdefault("history", []).append([count, *ends])
+    return made
 
 
 def bench_session(seed: int = 0) -> Session:
@@ -221,21 +221,21 @@ def sweep_study(two: bool = False, seed: int = 0, sizes: int = 7) -> Study:
                 for name, cell in row.items():
                     columns.setdefault(name, []).append(cell)
     fields = ["settings.sequence", *(["model.n_layers"] if two else [])]
-    asked = {"fields": fields, "values_0": lengths, "values_1": layers, "seed": seed,
+    request = {"fields": fields, "values_0": lengths, "values_1": layers, "seed": seed,
              "arms": ["defaults", "Attention backend: SDPA flash"], "toggles": ["{}", "{}"],
              "points": len(columns["x"]), "order": "sizes in random order"}  # fmt: skip
     tables = {
         name: {
             key: np.array(cells, object if isinstance(cells[0], str) else float)
-            for key, cells in found.items()
+            for key, cells in cells_by_name.items()
         }
-        for name, found in ((sweep.POINTS, columns), (sweep.FITS, sweep.fits(columns)))
+        for name, cells_by_name in ((sweep.POINTS, columns), (sweep.FITS, sweep.fits(columns)))
     }
-    return Study(sweep.KIND, "hydra forward over sequence", 1.0, asked, {}, tables)
+    return Study(sweep.KIND, "hydra forward over sequence", 1.0, request, {}, tables)
 
 
 def cpu_session(steps: int = 120, seed: int = 1, title: str = "HYDRA tiny on two cores") -> Session:
-    """A session as a machine without a GPU gives it: wall time, resident set, CPU percent."""
+    """Return a session of a machine without a GPU: wall time, resident set, CPU percent."""
     session = gpu_session(3, steps, seed, title, typical_ms=48.0)
     session.environment = {"cpu": "2 cores", "torch": "2.15.0"}
     for segment in session.segments:
@@ -292,12 +292,12 @@ def gpu_telemetry(rng: np.random.Generator, stop_s: float, segments: list[Segmen
 
 
 def empty_session(title: str = "Nothing yet") -> Session:
-    """A session that has not begun."""
+    """Return a session that has not begun."""
     return Session(title=title)
 
 
 def nan_session(steps: int = 50) -> Session:
-    """Steps of which nothing but the start was measured."""
+    """Return steps of which nothing but the start was measured."""
     session = Session(title="Not measured")
     segment = _segment(0, "baseline", 0.0)
     segment.steps.append(  # type: ignore[attr-defined]

@@ -32,8 +32,8 @@ def test_another_device_driver_or_torch_has_to_be_measured(other):
 
 def test_a_later_measurement_replaces_the_earlier_and_leaves_other_devices_alone():
     other = msgspec.structs.replace(FOUND, device="H100")
-    for one in (FOUND, other, msgspec.structs.replace(FOUND, bytes_per_s=5e12)):
-        ceilings.store(one)
+    for measured in (FOUND, other, msgspec.structs.replace(FOUND, bytes_per_s=5e12)):
+        ceilings.store(measured)
     assert ceilings.load("H200", "570.1", "2.11.0")[0].bytes_per_s == 5e12
     assert ceilings.load("H100", "570.1", "2.11.0")[0] == other
 
@@ -44,15 +44,15 @@ def test_a_later_measurement_replaces_the_earlier_and_leaves_other_devices_alone
 def test_a_damaged_file_is_passed_over_with_a_reason(content):
     ceilings.store(FOUND)
     ceilings.path().write_bytes(content)
-    found, why = ceilings.load("H200", "570.1", "2.11.0")
-    assert found is None and "is damaged" in why and str(ceilings.path()) in why
+    stored, why = ceilings.load("H200", "570.1", "2.11.0")
+    assert stored is None and "is damaged" in why and str(ceilings.path()) in why
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0])
 def test_rates_that_cannot_be_are_passed_over_with_a_reason(rate):
     ceilings.store(msgspec.structs.replace(FOUND, flops_per_s={"bfloat16": rate}))
-    found, why = ceilings.load("H200", "570.1", "2.11.0")
-    assert found is None and "not positive" in why
+    stored, why = ceilings.load("H200", "570.1", "2.11.0")
+    assert stored is None and "not positive" in why
 
 
 def test_the_description_names_rates_device_and_date_and_the_age_how_old_they_are():
@@ -76,11 +76,11 @@ def test_what_was_kept_before_8_bit_rates_were_measured_is_still_known():
 def test_8_bit_rates_have_their_units_and_those_that_are_not_there_a_reason():
     why = {"float8": "torch's FP8 product needs compute capability 8.9, not 8.0"}
     rates = {"bfloat16": 3e14, "int8": 6e14}
-    found = msgspec.structs.replace(FOUND, flops_per_s=rates, lacking=why)
-    ceilings.store(found)
-    assert ceilings.load("H200", "570.1", "2.11.0") == (found, "")
-    assert "bfloat16 300 TFLOP/s, int8 600 TOP/s" in describe(found)
-    assert lacking(found) == [f"No float8 rate: {why['float8']}."]
+    measured = msgspec.structs.replace(FOUND, flops_per_s=rates, lacking=why)
+    ceilings.store(measured)
+    assert ceilings.load("H200", "570.1", "2.11.0") == (measured, "")
+    assert "bfloat16 300 TFLOP/s, int8 600 TOP/s" in describe(measured)
+    assert lacking(measured) == [f"No float8 rate: {why['float8']}."]
 
 
 @pytest.mark.parametrize("source, said", [("kept", "kept from an earlier run"),

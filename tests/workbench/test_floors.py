@@ -48,7 +48,7 @@ def in_(configuration, precision):
 
 
 def on_host(**facts):
-    """The runner of a host that has the same device and software."""
+    """Return the runner of a host that has the same device and software."""
     return msgspec.structs.replace(CATALOGUE, environment=ENVIRONMENT | facts)
 
 
@@ -85,7 +85,7 @@ def test_each_kind_has_the_floor_that_it_was_calibrated_with():
         command = compared(arm, arm)
         assert command.floor == pytest.approx(floor) and command.floor_note == ""
     calibrate(in_(TRAIN, "fp32"), 0.006)
-    assert [one.floor for one in calibration.load(CATALOGUE)] == pytest.approx([0.02, 0.01, 0.006])
+    assert [row.floor for row in calibration.load(CATALOGUE)] == pytest.approx([0.02, 0.01, 0.006])
 
 
 def test_a_precision_that_is_not_named_is_the_default_one():
@@ -115,17 +115,17 @@ def test_what_was_never_calibrated_has_the_machines_largest_floor_and_the_reader
         arms=[], order=[], medians_ms=[], ratio=1.0, low=math.nan, high=math.nan,
         verdict="UNDECIDED", facts=facts,
     )  # fmt: skip
-    others, note = remarks(comparison)
-    assert others == "Others used 9 % while A and B alternated."
+    disturbance, note = remarks(comparison)
+    assert disturbance == "Others used 9 % while A and B alternated."
     assert note.startswith("Hydra train in bf16 was never")
 
 
 def test_a_floor_that_was_measured_beside_others_says_so_wherever_it_is_told():
-    calibrate(TRAIN, 0.8, others="others used 67 % of the CPU")
-    (found,) = calibration.load(CATALOGUE)
+    calibrate(TRAIN, 0.8, **{"others": "others used 67 % of the CPU"})
+    (stored,) = calibration.load(CATALOGUE)
     doubt = "perhaps too large, as others used 67 % of the CPU meanwhile: calibrate again"
-    assert doubt in calibration.describe(found)
-    assert doubt in calibration.floor_sentence([found], found.kind)
+    assert doubt in calibration.describe(stored)
+    assert doubt in calibration.floor_sentence([stored], stored.kind)
     calibrate(TRAIN, 0.01)
     assert "perhaps" not in calibration.describe(calibration.load(CATALOGUE)[0])
 
@@ -153,8 +153,8 @@ def test_hosts_that_differ_have_floors_of_their_own_though_their_gpus_are_equal(
     calibrate(TRAIN, 0.004)
     assert calibration.load(there) == [] and len(calibration.load(CATALOGUE)) == 1
     calibrate(TRAIN, 0.02, there)
-    assert [one.floor for one in calibration.load(there)] == pytest.approx([0.02])
-    assert [one.floor for one in calibration.load(CATALOGUE)] == pytest.approx([0.004])
+    assert [row.floor for row in calibration.load(there)] == pytest.approx([0.02])
+    assert [row.floor for row in calibration.load(CATALOGUE)] == pytest.approx([0.004])
     assert len(calibration.load(on_host(host="another name", python="3.14"))) == 1, (
         "all else is alike"
     )
@@ -171,17 +171,17 @@ def test_a_floor_of_which_nobody_knows_the_host_counts_until_there_is_one_of_the
     old = json.loads(calibration.path().read_text())["none, torch 0"]
     calibration.path().write_text(json.dumps({"x": old | {"kind": "hydra train in fp32"}}))
     for catalogue in (CATALOGUE, on_host(cpu="Epyc")):
-        (found,) = calibration.load(catalogue)
-        assert found.floor == 0.03
+        (stored,) = calibration.load(catalogue)
+        assert stored.floor == 0.03
         assert "3 %" in calibration.describe(
-            found
-        ) and "its host not recorded" in calibration.describe(found)
-        assert "its host not recorded" in calibration.floor_sentence([found], found.kind)
+            stored
+        ) and "its host not recorded" in calibration.describe(stored)
+        assert "its host not recorded" in calibration.floor_sentence([stored], stored.kind)
     calibrate(TRAIN, 0.004)
-    (found,) = calibration.load(CATALOGUE)
-    assert found.floor == pytest.approx(0.004)
-    assert "on none, Xeon, 16 cores, GPU limited to 700 W (" in calibration.describe(found)
-    assert [one.floor for one in calibration.load(on_host(cpu="Epyc"))] == [0.03], (
+    (stored,) = calibration.load(CATALOGUE)
+    assert stored.floor == pytest.approx(0.004)
+    assert "on none, Xeon, 16 cores, GPU limited to 700 W (" in calibration.describe(stored)
+    assert [row.floor for row in calibration.load(on_host(cpu="Epyc"))] == [0.03], (
         "still its only one"
     )
 
@@ -198,8 +198,10 @@ def test_an_attribution_and_a_checklist_respect_the_floors_of_all_that_they_comp
     attribution = protocol.Attribute(base=TRAIN, toggles={"precision": "bf16"})
     checklist = protocol.Validate(configuration=in_(TRAIN, "bf16"))
     for command in (attribution, checklist):
-        found = calibration.respected(CATALOGUE, command)
-        assert found.floor == pytest.approx(0.02) and found.floor_note == ""
+        command_with_floor = calibration.respected(CATALOGUE, command)
+        assert (
+            command_with_floor.floor == pytest.approx(0.02) and command_with_floor.floor_note == ""
+        )
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ import wire_samples
 from test_headless import choose, script
 
 import kernels.core.tuned_files as tuned_files
-from workbench import calibration, ceilings, protocol, state_folder
-from workbench import state_files as kept
+from workbench import calibration, ceilings, protocol, state_files, state_folder
 from workbench.client import journal
 from workbench.client.headless import run
 from workbench.client.journal import Journal
@@ -25,7 +24,7 @@ LEAST = 4096  # bytes that a file may have in a child
 
 
 def limited(program: str, *arguments: object, **more) -> subprocess.CompletedProcess[str]:
-    """A Python process in which no file may grow over ``LEAST`` bytes."""
+    """Run a Python process in which no file may grow over ``LEAST`` bytes."""
     limit = (
         "import resource, sys\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({LEAST}, {LEAST}))\n"
@@ -38,15 +37,15 @@ def limited(program: str, *arguments: object, **more) -> subprocess.CompletedPro
 def test_a_journal_on_a_full_disk_complains_once_and_takes_whatever_comes(tmp_path):
     path = tmp_path / "a.journal"
     path.symlink_to("/dev/full")
-    kept = Journal(path)
-    assert kept.complaint() is None
-    kept.append(b"{}")
-    kept.append(b"{}")
-    complaint = kept.complaint()
+    written = Journal(path)
+    assert written.complaint() is None
+    written.append(b"{}")
+    written.append(b"{}")
+    complaint = written.complaint()
     assert complaint.kind == protocol.JOURNAL and not complaint.fatal
     assert f"{path} cannot be written (No space left on device)" in complaint.sentence
-    assert kept.complaint() is None
-    kept.close(keep=False)
+    assert written.complaint() is None
+    written.close(keep=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -55,12 +54,12 @@ def test_a_disk_that_takes_lines_in_parts_gets_them_whole(tmp_path):
         def write(self, content):
             return super().write(content[:7])
 
-    kept = Journal(tmp_path / "a.journal")
-    kept._file = Slow(tmp_path / "a.journal", "ab")
+    written = Journal(tmp_path / "a.journal")
+    written._file = Slow(tmp_path / "a.journal", "ab")
     lines = [protocol.encode(message) for message in wire_samples.stream()[:3]]
     for line in lines:
-        kept.append(line)
-    kept.close()
+        written.append(line)
+    written.close()
     assert (tmp_path / "a.journal").read_bytes() == b"".join(lines)
 
 
@@ -70,12 +69,12 @@ def test_a_run_whose_journal_cannot_be_made_gives_the_same_session(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     watched: list[protocol.AnyMessage] = []
     outcome = run(choose, watch=watched.append)
-    assert [each.sentence for each in outcome.failures] == ["It failed."]
+    assert [failure.sentence for failure in outcome.failures] == ["It failed."]
     assert outcome.unjournaled.startswith("The journal /dev/null/workbench/")
-    assert sum(getattr(each, "kind", "") == protocol.JOURNAL for each in watched) == 1
-    told = [each for each in outcome.session.events if each.text == outcome.unjournaled]
-    assert [each.kind for each in told] == ["warning"]
-    outcome.session.events.remove(told[0])
+    assert sum(getattr(item, "kind", "") == protocol.JOURNAL for item in watched) == 1
+    warnings = [event for event in outcome.session.events if event.text == outcome.unjournaled]
+    assert [event.kind for event in warnings] == ["warning"]
+    outcome.session.events.remove(warnings[0])
     wire_samples.assert_same(outcome.session, with_journal.session)
 
 
@@ -97,8 +96,8 @@ print(json.dumps([len(outcome.session.segments), outcome.unjournaled, str(outcom
 def test_a_disk_that_fills_up_in_a_run_costs_the_journal_alone(tmp_path):
     done = limited(FILLS)
     assert done.returncode == 0, done.stderr
-    segments, told, path, size, recovered = json.loads(done.stdout)
-    assert segments == 3 and f"{path} cannot be written (File too large)" in told
+    segments, sentence, path, size, recovered = json.loads(done.stdout)
+    assert segments == 3 and f"{path} cannot be written (File too large)" in sentence
     assert 0 < size <= LEAST and recovered <= 3, "what came before can be recovered"
 
 
@@ -122,25 +121,28 @@ def test_what_does_not_fit_leaves_the_old_file_and_nothing_beside_it(tmp_path):
     done = limited(WRITES, path)
     assert done.returncode == 0, done.stderr
     refused = done.stdout.splitlines()
-    assert len(refused) == 3 and all("File too large" in each for each in refused)
+    assert len(refused) == 3 and all("File too large" in line for line in refused)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_floor_and_ceilings_that_cannot_be_stored_say_where_and_what_to_do(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     with pytest.raises(OSError, match="Not a directory") as caught:
-        kept.write(calibration.path(), "name", [1.0], {})
-    for told in (calibration.unstored(caught.value), ceilings.unstored(caught.value)):
-        assert told.startswith("/dev/null/workbench/") and "cannot be written (Not a dir" in told
-        assert told.endswith(state_folder.ELSEWHERE)
-    assert kept.read(calibration.path(), list)[0] == {}
+        state_files.write(calibration.path(), "name", [1.0], {})
+    for sentence in (calibration.unstored(caught.value), ceilings.unstored(caught.value)):
+        assert (
+            sentence.startswith("/dev/null/workbench/")
+            and "cannot be written (Not a dir" in sentence
+        )
+        assert sentence.endswith(state_folder.ELSEWHERE)
+    assert state_files.read(calibration.path(), list)[0] == {}
 
 
 def test_tiles_that_cannot_be_stored_say_where_and_what_to_do(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     file = tuned_files.folder() / "gpu" / "kernel.json"
-    told = tuned_files.add(file, "key", tuned_files.Timed((1,), 1.0, 2.0))
-    assert told.startswith(
+    sentence = tuned_files.add(file, "key", tuned_files.Timed((1,), 1.0, 2.0))
+    assert sentence.startswith(
         "/dev/null/workbench/tiles/gpu cannot be written (Not a directory); set "
     )
     assert tuned_files.load(file) == {}

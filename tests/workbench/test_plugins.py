@@ -24,13 +24,13 @@ IN_RUNNER = ("toggles", "operators", "families")
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
-    """A folder with every plug-in, as variables of a process."""
+    """Return a folder with every plug-in, as variables of a process."""
     return install(tmp_path_factory.mktemp("installed"), everything())
 
 
 @pytest.fixture(scope="module")
 def driver(environment, tmp_path_factory):
-    """The real runner, idle, with every plug-in installed."""
+    """Return the real runner, idle, with every plug-in installed."""
     state = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state"))}
     driver = Driver(environment={**environment, **state})
     driver.until_state("idle")

@@ -17,7 +17,7 @@ def catalogue() -> protocol.Catalogue:
             title=name.title(),
             help="",
             group="",
-            options=[protocol.OptionInfo(name=one, title=one) for one in options],
+            options=[protocol.OptionInfo(name=option, title=option) for option in options],
             default=options[0],
         )
 

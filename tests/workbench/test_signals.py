@@ -62,7 +62,7 @@ MOMENTS = {
 
 @pytest.fixture
 def heeded():
-    """A shell lets what it starts in the background ignore Ctrl+C, and children inherit that."""
+    """Handle Ctrl+C: a shell lets background processes ignore it, and children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -93,7 +93,7 @@ def test_ctrl_c_at_the_worst_moments_is_130_without_a_word(moment, folder, heede
 
 
 def ended_at_random_moments(names, folder, numbers, rounds) -> list[str]:
-    """What was wrong with commands that were ended, several at a time, in folders of their own."""
+    """Return the faults of commands that were ended, several at a time, in their own folders."""
     moments = random.Random(0)
 
     def end(trial: int) -> list[str]:
@@ -105,7 +105,7 @@ def ended_at_random_moments(names, folder, numbers, rounds) -> list[str]:
         faults = list(ended.faults)
         if not ended.had_ended and not commands.is_reported(number, ended.code):
             faults.append(f"exit code {ended.code}: {ended.errors}")
-        return [f"{name}, {number.name} after {after_s[trial]:.3f} s: {each}" for each in faults]
+        return [f"{name}, {number.name} after {after_s[trial]:.3f} s: {fault}" for fault in faults]
 
     trials = range(rounds * len(names))
     after_s = [moments.uniform(0.05, 2.5) for _ in trials]

@@ -45,20 +45,20 @@ def test_a_folder_and_files_of_an_earlier_version_are_closed_to_others():
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_folder_that_disappears_in_a_run_is_told_once(how, monkeypatch):
     monkeypatch.setattr(journal, "CHECK_S", 0.0)
-    kept = Journal()
-    kept.append(b"{}")
-    assert kept.complaint() is None
+    written = Journal()
+    written.append(b"{}")
+    assert written.complaint() is None
     if how == "removed":
         shutil.rmtree(state_folder.path())
     else:
-        kept.path.unlink()
-        kept.path.write_bytes(b"")
+        written.path.unlink()
+        written.path.write_bytes(b"")
     for _ in range(3):
-        kept.append(b"{}")
-    complaint = kept.complaint()
-    assert f"{kept.path} was removed or moved by another program" in complaint.sentence
-    assert kept.complaint() is None
-    kept.close()
+        written.append(b"{}")
+    complaint = written.complaint()
+    assert f"{written.path} was removed or moved by another program" in complaint.sentence
+    assert written.complaint() is None
+    written.close()
 
 
 def test_recover_passes_over_a_journal_without_a_run(tmp_path, monkeypatch):
@@ -76,7 +76,9 @@ def test_recover_passes_over_a_journal_without_a_run(tmp_path, monkeypatch):
 def test_a_damaged_first_line_of_a_segment_loses_that_line_alone(tmp_path):
     messages = wire_samples.stream()
     lines = [protocol.encode(message) for message in messages]
-    begun = [n for n, each in enumerate(messages) if isinstance(each, protocol.SegmentStarted)]
+    begun = [
+        n for n, message in enumerate(messages) if isinstance(message, protocol.SegmentStarted)
+    ]
     path = tmp_path / "a.journal"
 
     def recovered(damaged: int):
@@ -85,10 +87,10 @@ def test_a_damaged_first_line_of_a_segment_loses_that_line_alone(tmp_path):
 
     path.write_bytes(b"".join(lines))
     undamaged = journal.recover(path)
-    for number, place in enumerate(begun):
-        session = recovered(place)
-        assert [len(one.steps["t_s"]) for one in session.segments] == [
-            len(one.steps["t_s"]) for one in undamaged.segments
+    for number, line in enumerate(begun):
+        session = recovered(line)
+        assert [len(segment.steps["t_s"]) for segment in session.segments] == [
+            len(segment.steps["t_s"]) for segment in undamaged.segments
         ]
         assert session.segments[number].label == journal.RECOVERED_LABEL
 

@@ -12,9 +12,9 @@ from whole_session import everything
 
 from sessions.model import Session, Study
 from sessions.storage import hdf5
+from sessions.storage.study_schema import STUDIES, columns_of
 from sessions.studies import attribution_rows, claims, sweep
 from sessions.studies.breakdown import ROLES
-from sessions.studies.study_schema import STUDIES, columns_of
 
 UNITS = {"_ms": "ms", "_us": "us", "_bytes": "bytes", "_mhz": "MHz"}
 
@@ -31,7 +31,9 @@ def test_every_column_of_a_saved_study_says_what_it_is(tmp_path):
         file["studies"].visititems(visit)
         kinds = {study.attrs["kind"] for study in file["studies"].values()}
         (points,) = (
-            one["tables/points"] for one in file["studies"].values() if "points" in one["tables"]
+            study["tables/points"]
+            for study in file["studies"].values()
+            if "points" in study["tables"]
         )
         assert (points["median_ms"].attrs["units"], points["x"].attrs["units"]) == ("ms", "")
     assert kinds == set(STUDIES) and len(seen) > 60

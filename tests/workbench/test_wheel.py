@@ -25,7 +25,7 @@ raise SystemExit(main(sys.argv[1:]))
 
 @pytest.fixture
 def crowded(tmp_path):
-    """A folder with a session, and with files that have the names of bundled packages."""
+    """Return a folder with a session, and with files that have the names of bundled packages."""
     folder = tmp_path / "crowded"
     (folder / "models").mkdir(parents=True)
     for name in ("models/__init__.py", "kernels.py", "sessions.py"):
@@ -36,7 +36,7 @@ def crowded(tmp_path):
 
 @pytest.fixture
 def installed(tmp_path):
-    """A folder that holds what a wheel does, by links."""
+    """Return a folder that holds what a wheel does, by links."""
     package = tmp_path / "site" / "workbench"
     (package / "_bundled").mkdir(parents=True)
     for path in (ROOT / "workbench").iterdir():

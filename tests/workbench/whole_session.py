@@ -35,7 +35,7 @@ def checked() -> Study:
 
 
 def everything() -> Session:
-    """A session with something for every section of a report but that of several."""
+    """Return a session with something for every section of a report but that of several."""
     recorder = Recorder()
     for message in claims_samples.messages(1.0):
         recorder.record(message)
@@ -44,8 +44,8 @@ def everything() -> Session:
     session.segments[1].evidence = [Evidence("precision", "bf16", "effective", "tensors are BF16")]
     bench = bench_session()
     session.segments += [
-        dataclasses.replace(one, index=len(session.segments) + place)
-        for place, one in enumerate(bench.segments)
+        dataclasses.replace(segment, index=len(session.segments) + offset)
+        for offset, segment in enumerate(bench.segments)
     ]
     session.studies = [
         *recorder.session.studies,

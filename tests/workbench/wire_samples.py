@@ -1,4 +1,4 @@
-"""What a well-behaved runner sends, made from a seed; and whether two sessions are the same.
+"""Messages of a well-behaved runner, made from a seed, and a comparison of sessions.
 
 Run as a program it is such a runner, without torch: ``python wire_samples.py PERIOD_S [LOG]`` takes
 Start, streams until it is killed or its reader is gone, and after every batch appends the time and
@@ -31,7 +31,7 @@ LOAD = protocol.MetricInfo(
 
 
 def catalogue(created: float = 1.7e9) -> protocol.Catalogue:
-    """A catalogue with one family that measures itself, and nothing to choose from."""
+    """Return a catalogue with one family that measures itself, and nothing to choose from."""
     return protocol.Catalogue(
         version=protocol.VERSION,
         created=created,
@@ -59,7 +59,7 @@ def catalogue(created: float = 1.7e9) -> protocol.Catalogue:
 
 
 def configuration(option: str = "off") -> Configuration:
-    """A configuration with one toggle."""
+    """Return a configuration with one toggle."""
     return Configuration(
         family="hydra", preset="tiny", settings={"batch": 2}, toggles={"compile": option}
     )
@@ -83,8 +83,8 @@ def stream(
             now += BATCH * 0.01
             sent += [sampling(now), telemetry(rng, now), metrics(rng, now, index)]
         sent.append(protocol.Facts(t_s=now, segment=index, ledger={"loss": float(rng.random())}))
-        found = [Evidence("compile", "default", "effective", "1 graph")]
-        sent.append(protocol.EvidenceFound(t_s=now, segment=index, evidence=found))
+        evidence = [Evidence("compile", "default", "effective", "1 graph")]
+        sent.append(protocol.EvidenceFound(t_s=now, segment=index, evidence=evidence))
         sent.append(protocol.Note(t_s=now, kind="note", text=f"after {index}"))
     sent += comparison(rng, now)
     sent += study(rng, now)
@@ -94,7 +94,7 @@ def stream(
 
 
 def begin(now: float, index: int, option: str = "off") -> list[protocol.AnyMessage]:
-    """A segment begins and warms up."""
+    """Return the messages of a segment that begins and warms up."""
     return [
         protocol.SegmentStarted(
             t_s=now, index=index, configuration=configuration(option), label=option
@@ -107,12 +107,12 @@ def begin(now: float, index: int, option: str = "off") -> list[protocol.AnyMessa
 def steps(
     rng: np.random.Generator, now: float, segment: int, phase: Phase, step_s: float = 0.01
 ) -> protocol.Steps:
-    """A batch of steps."""
+    """Return a batch of steps."""
     return protocol.Steps(
         t_s=now + BATCH * step_s,
         segment=segment,
         columns={
-            "t_s": [now + step_s * place for place in range(BATCH)],
+            "t_s": [now + step_s * index for index in range(BATCH)],
             "gpu_ms": [None] * BATCH,
             "wall_ms": (step_s * 1e3 * rng.normal(1, 0.01, BATCH)).tolist(),
             "allocated": [GIB] * BATCH,
@@ -124,7 +124,7 @@ def steps(
 def comparison(
     rng: np.random.Generator, now: float, pairs: int = 9, segments: tuple[int, int] = (0, 1)
 ) -> list[protocol.AnyMessage]:
-    """The last two arms compared, from the first block to the verdict; the second block is void."""
+    """Return a comparison of the last two arms, to the verdict; the second block is void."""
     sent: list[protocol.AnyMessage] = [
         protocol.ComparisonStarted(
             t_s=now, index=0, arms=["off", "on"], segments=[*segments], request={"budget_s": 2.0}
@@ -167,7 +167,7 @@ def comparison(
 
 
 def study(rng: np.random.Generator, now: float) -> list[protocol.AnyMessage]:
-    """A study of three points that come one by one, the last of them without a number."""
+    """Return a study of three points that come one by one, the last of them without a number."""
     sent: list[protocol.AnyMessage] = [
         protocol.StudyStarted(
             t_s=now, index=0, kind="sweep", title="batch", request={"values": [1, 2, 4]}
@@ -185,7 +185,7 @@ def study(rng: np.random.Generator, now: float) -> list[protocol.AnyMessage]:
 
 
 def sampling(now: float) -> protocol.Sampling:
-    """How the host is sampled."""
+    """Return the sampling of the host."""
     how = {"busy": "every 0.05 s", "sm_active": "absent: a CPU has no such counter"}
     return protocol.Sampling(t_s=now, device="cpu", how=how)
 
@@ -206,39 +206,39 @@ def metrics(rng: np.random.Generator, now: float, segment: int) -> protocol.Metr
     )
 
 
-def assert_same(found: Session, wanted: Session) -> None:
-    """Everything but id and, for a recovery, the given title."""
-    assert found.created == wanted.created
-    assert found.notes == wanted.notes
-    assert found.environment == wanted.environment
-    assert found.events == wanted.events
-    assert repr(found.comparisons) == repr(wanted.comparisons)  # in which NaN equals NaN
-    assert len(found.studies) == len(wanted.studies)
-    for one, other in zip(found.studies, wanted.studies, strict=True):
-        assert dataclasses.replace(one, tables={}) == dataclasses.replace(other, tables={})
-        assert one.tables.keys() == other.tables.keys()
-        for name, columns in one.tables.items():
+def assert_same(actual: Session, wanted: Session) -> None:
+    """Compare everything but id and, for a recovery, the given title."""
+    assert actual.created == wanted.created
+    assert actual.notes == wanted.notes
+    assert actual.environment == wanted.environment
+    assert actual.events == wanted.events
+    assert repr(actual.comparisons) == repr(wanted.comparisons)  # in which NaN equals NaN
+    assert len(actual.studies) == len(wanted.studies)
+    for own, other in zip(actual.studies, wanted.studies, strict=True):
+        assert dataclasses.replace(own, tables={}) == dataclasses.replace(other, tables={})
+        assert own.tables.keys() == other.tables.keys()
+        for name, columns in own.tables.items():
             _assert_same_columns(columns, other.tables[name])
-    assert len(found.segments) == len(wanted.segments)
-    for one, other in zip(found.segments, wanted.segments, strict=True):
+    assert len(actual.segments) == len(wanted.segments)
+    for own, other in zip(actual.segments, wanted.segments, strict=True):
         for name in ("index", "configuration", "label", "start_s", "phases", "evidence", "ledger"):
-            assert getattr(one, name) == getattr(other, name), name
-        _assert_same_columns(one.steps, other.steps)
-        assert one.metrics.keys() == other.metrics.keys()
-        for name, series in one.metrics.items():
+            assert getattr(own, name) == getattr(other, name), name
+        _assert_same_columns(own.steps, other.steps)
+        assert own.metrics.keys() == other.metrics.keys()
+        for name, series in own.metrics.items():
             wanted_series = other.metrics[name]
             assert dataclasses.replace(series, table={}) == dataclasses.replace(
                 wanted_series, table={}
             )
             _assert_same_columns(series.table, wanted_series.table)
-    assert found.telemetry.keys() == wanted.telemetry.keys()
-    for device, columns in found.telemetry.items():
+    assert actual.telemetry.keys() == wanted.telemetry.keys()
+    for device, columns in actual.telemetry.items():
         _assert_same_columns(columns, wanted.telemetry[device])
 
 
-def _assert_same_columns(found, wanted) -> None:
-    assert set(found) == set(wanted)
-    for name, values in found.items():
+def _assert_same_columns(actual, wanted) -> None:
+    assert set(actual) == set(wanted)
+    for name, values in actual.items():
         np.testing.assert_array_equal(values, wanted[name], err_msg=name)
 
 

@@ -94,7 +94,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         return axis
 
     def describe(self, x: tuple[Unit, str], y: tuple[Unit, str]) -> None:
-        """Units and titles of the two axes."""
+        """Set units and titles of the two axes."""
         self.axis("bottom").describe(*x)
         self.axis("left").describe(*y)
 
@@ -111,7 +111,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         layer.setParentItem(self.vb)
 
     def clear_layers(self) -> None:
-        """Back to an empty canvas; ranges stay."""
+        """Empty the canvas; ranges stay."""
         for layer in self.layers:
             layer.setParentItem(None)
             if layer.scene() is not None:
@@ -152,7 +152,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.relook()
 
     def x_span(self) -> tuple[float, float] | None:
-        """First and last place of all data, and of what is to come."""
+        """Return first and last place of all data, and of what is to come."""
         spans = _finite_spans(layer.x_span() for layer in self.layers)
         if not spans:
             return None
@@ -184,7 +184,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         return self._cursor.line_x
 
     def entries(self) -> list[Entry]:
-        """All entries of the legend, the series before the phases."""
+        """Return all entries of the legend, the series before the phases."""
         entries = [
             entry
             for layer in self.layers

@@ -7,7 +7,7 @@ import heapq
 from sessions.model import Session
 
 MOST_SEGMENTS = 128  # each takes a millisecond to prepare, and a screen has few pixels for each
-MOST_DEVICES = 16  # nobody could tell the lines of more apart
+MOST_DEVICES = 16  # the lines of more could not be distinguished
 
 
 def devices(session: Session) -> list[str]:

@@ -217,7 +217,7 @@ class Header(QGraphicsWidget):
             painter.drawText(QPointF(left, y + metrics.ascent()), text)
 
     def _name(self, entry: Entry, metrics: QFontMetricsF, free_px: float = 0.0) -> str:
-        """Its name, elided where not even a row of its own would hold it, or it is capped.
+        """Elide its name where even a row of its own would not hold it, or it is capped.
 
         ``free_px``: what its place has, which it may take in any case.
         """

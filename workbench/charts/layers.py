@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
@@ -19,32 +18,12 @@ from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from workbench.charts import strokes
 from workbench.charts.arrays import Array
+from workbench.charts.frame import Frame as Frame
 from workbench.charts.guard import guarded
 from workbench.charts.sources import Source
 from workbench.charts.style import Style
 from workbench.charts.tracks import View
 from workbench.charts.units import Unit
-
-Pixels = TypeVar("Pixels", float, Array)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The visible part of the view box: ranges in axis units, sizes in pixels, a bin's width."""
-
-    x: tuple[float, float]
-    y: tuple[float, float]
-    width: float
-    height: float
-    bin: float = 1.0
-
-    def px(self, x: Pixels) -> Pixels:
-        """Pixels from the left."""
-        return (x - self.x[0]) * (self.width / (self.x[1] - self.x[0]))
-
-    def py(self, y: Pixels) -> Pixels:
-        """Pixels from the top."""
-        return (self.y[1] - y) * (self.height / (self.y[1] - self.y[0]))
 
 
 @dataclass(frozen=True)
@@ -83,7 +62,7 @@ class Layer(QGraphicsItem):
         """Take in what the session has gained."""
 
     def x_span(self) -> tuple[float, float] | None:
-        """First and last place that the layer has something at."""
+        """Return the first and last place that the layer has something at."""
         return None
 
     def look_at(self, frame: Frame) -> None:
@@ -97,7 +76,7 @@ class Layer(QGraphicsItem):
         """Decimate what ``frame`` shows; its y range is not settled yet."""
 
     def y_span(self) -> tuple[float, float] | None:
-        """Lowest and highest value of what is looked at, if the axis shall follow it."""
+        """Return lowest and highest value of what is looked at, if the axis shall follow it."""
         return None
 
     def settle(self, frame: Frame) -> None:
@@ -213,11 +192,11 @@ class TrackLayer(Layer):
         self._extremes = self._find_extremes()
 
     def extremes(self) -> tuple[float, float] | None:
-        """Lowest and highest finite value of what is looked at."""
+        """Return lowest and highest finite value of what is looked at."""
         return self._extremes
 
     def extremes_within(self, low: float, high: float) -> tuple[float, float]:
-        """Lowest and highest value looked at from ``low`` to ``high``; inf and -inf without any."""
+        """Return lowest and highest value from ``low`` to ``high``; inf and -inf without any."""
         values = [bound for view, _ in self._views for bound in (view.low, view.high)]
         seen = np.concatenate([np.empty(0), *values])
         seen = seen[(seen >= low) & (seen <= high)]
@@ -260,7 +239,7 @@ class TrackLayer(Layer):
         return look.style.pen(look.color, look.dash, look.width), QBrush(Qt.BrushStyle.NoBrush)
 
     def _pixels(self, view: View, frame: Frame) -> tuple[Array, Array, Array]:
-        """Places, tops and bottoms in pixels, of what is being painted and a little beyond."""
+        """Return places, tops and bottoms in pixels, of what is painted and a little beyond."""
         per_px = (frame.x[1] - frame.x[0]) / frame.width
         start = frame.x[0] + (self.exposed[0] - _BEYOND_PX) * per_px
         stop = frame.x[0] + (self.exposed[1] + _BEYOND_PX) * per_px

@@ -22,7 +22,7 @@ from sessions.plain_text import LONGEST_SHOWN, one_line, wrapped
 from workbench.charts.drawn import MOST_SEGMENTS
 from workbench.charts.guard import guarded
 from workbench.charts.layers import Frame, Layer
-from workbench.charts.plot import Run
+from workbench.charts.runs import Run
 from workbench.charts.style import Style, shade
 
 MARKED = ("toggle", "note", "warning", "error")
@@ -30,7 +30,7 @@ _LOW_PX = 100.0  # a plot this low under one row of labels has no second
 _LABEL_PX = 200.0  # a longer label is elided; hovering shows it whole
 _LEAST_PX = 96.0  # a label makes room for those after it, but becomes no shorter
 MOST_MARKS = 256  # the newest; lines of more would cover the plot
-_SAME_S = 0.5  # a segment that begins this close to a toggle's mark is told by that mark
+_SAME_S = 0.5  # a segment that begins this close to a toggle's mark needs no mark of its own
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
 
 from sessions.model import Phase, PhaseSpan
 from workbench.charts.layers import Entry, Frame, Layer
-from workbench.charts.plot import Run
+from workbench.charts.runs import Run
 from workbench.charts.style import Style, shade
 
 _ALPHA = 0.16

@@ -34,7 +34,7 @@ class _Level:
         return self._high[: self.blocks]
 
     def rewrite(self, first: int, low: Array, high: Array) -> None:
-        """Blocks from ``first`` on become these."""
+        """Replace the blocks from ``first`` on by these."""
         end = first + len(low)
         if end > len(self._low):
             capacity = max(end, 2 * len(self._low))
@@ -75,7 +75,7 @@ class Pyramid:
             level += 1
 
     def query(self, values: Array, edges: Array) -> tuple[Array, Array, Array]:
-        """Minimum and maximum between neighbouring ``edges`` (ascending sample numbers).
+        """Return minimum and maximum between neighbouring ``edges`` (ascending sample numbers).
 
         Returns ``(starts, low, high)``: the first sample of every bin that is left when the inner
         edges are rounded down to whole blocks and empty bins are dropped. The bins cover
@@ -100,7 +100,7 @@ class Pyramid:
 def reduce_bins(
     values: Array, edges: Array, highest: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """Lowest of ``values`` and highest of ``highest`` (or of ``values``) between the edges.
+    """Compute lowest of ``values`` and highest of ``highest`` (or of ``values``) between the edges.
 
     Returns ``(starts, low, high)`` of the bins that are not empty; ``edges`` ascend.
     """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from pyqtgraph.functions import arrayToQPolygonF
 from pyqtgraph.Qt.internals import PrimitiveArray
@@ -11,9 +9,7 @@ from PySide6.QtCore import QLineF, Qt
 from PySide6.QtGui import QBrush, QPainter, QPen
 
 from workbench.charts.arrays import Array
-
-if TYPE_CHECKING:
-    from workbench.charts.layers import Frame
+from workbench.charts.frame import Frame
 
 
 def zigzag(x: Array, low: Array, high: Array) -> tuple[Array, Array]:
@@ -27,7 +23,7 @@ def zigzag(x: Array, low: Array, high: Array) -> tuple[Array, Array]:
 def merged(
     x: Array, top: Array, bottom: Array, gap: float, width: float
 ) -> tuple[Array, Array, Array]:
-    """Neighbouring places within ``width`` as one, from the highest to the lowest of them.
+    """Merge neighbouring places within ``width``, from the highest to the lowest of them.
 
     Those are left apart that NaN, or a leap of x by more than ``gap``, divides.
     """
@@ -83,7 +79,7 @@ def polyline(
 
 
 def _without_level(x: Array, y: Array, linked: Array) -> Array:
-    """Segments (n, 4) between linked neighbours, level stretches as one segment each.
+    """Return segments (n, 4) between linked neighbours, level stretches as one segment each.
 
     Level is what moves by less than half a pixel: a constant is one line and not a thousand.
     """
@@ -170,7 +166,7 @@ def area(
 def columns(
     painter: QPainter, pen: QPen, x: Array, top: Array, bottom: Array, frame: Frame
 ) -> None:
-    """One upright line per place, from ``top`` to ``bottom`` and at least a pixel tall."""
+    """Draw one upright line per place, from ``top`` to ``bottom`` and at least a pixel tall."""
     with np.errstate(invalid="ignore"):
         seen = (bottom >= 0) & (top <= frame.height) & (x >= 0) & (x <= frame.width)
     x, top, bottom = x[seen], top[seen].clip(0, frame.height), bottom[seen].clip(0, frame.height)
@@ -207,7 +203,7 @@ def ragged(
 
 
 def points(painter: QPainter, pen: QPen, x: Array, y: Array, frame: Frame) -> None:
-    """Dots of the pen's width."""
+    """Draw dots of the pen's width."""
     with np.errstate(invalid="ignore"):
         seen = (x >= 0) & (x <= frame.width) & (y >= 0) & (y <= frame.height)
     if seen.any():

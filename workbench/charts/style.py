@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QFont, QGuiApplication, QPen
 
 from workbench.theming.theme import PRINT, Theme
 
-# In pen widths, by series; beside the colours so that no series is told by colour alone.
+# In pen widths, by series; beside the colours so that no series is marked by colour alone.
 DASHES: tuple[tuple[float, ...], ...] = (
     (),
     (6, 3),
@@ -39,15 +39,15 @@ class Style:
     least_px: float = 0.0  # between two columns of a line on paper; 0: all there are
 
     def color(self, index: int, alpha: float = 1.0) -> QColor:
-        """Colour of a series; ``alpha`` from 0 to 1."""
+        """Return the colour of a series; ``alpha`` from 0 to 1."""
         return shade(self.theme.series[index % len(self.theme.series)], alpha)
 
     def dash(self, index: int) -> tuple[float, ...]:
-        """Dash pattern of a series; differs when the colours start over."""
+        """Return the dash pattern of a series; differs when the colours start over."""
         return DASHES[(index + index // len(self.theme.series)) % len(DASHES)]
 
     def pen(self, index: int, dash: int | None = None, width: float = 1.0) -> QPen:
-        """Pen of a series; ``width`` in units of this style's line."""
+        """Return the pen of a series; ``width`` in units of this style's line."""
         pen = QPen(self.color(index), self.line_px * width)
         pen.setJoinStyle(Qt.PenJoinStyle.RoundJoin)
         pen.setCapStyle(Qt.PenCapStyle.FlatCap)
@@ -64,7 +64,7 @@ class Style:
 
 @lru_cache
 def _font(_application_font: str, px: int, bold: bool) -> QFont:
-    """Made once: axes ask for it hundreds of times a second."""
+    """Make each font once: axes ask for it hundreds of times a second."""
     font = QFont(QGuiApplication.font())
     font.setPixelSize(px)
     font.setBold(bold)

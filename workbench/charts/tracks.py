@@ -19,7 +19,7 @@ from workbench.charts.arrays import Array
 from workbench.charts.pyramid import Pyramid, reduce_bins
 
 WINDOW = 41  # steps; puts the 5th, 50th and 95th percentile exactly on the 3rd, 21st and 39th
-FEWEST = 20  # steps of which 5 % are one: of fewer, the outer percentiles are the extremes
+FEWEST = 20  # 5 % of these steps are one: of fewer, the outer percentiles are the extremes
 # Up to how many steps every how many get rolling values: as many as a screen can show apart.
 _HOPS = ((4096, 1), (65_536, 8), (np.inf, 32))
 _EVERY = ((np.inf, 1),)
@@ -237,7 +237,7 @@ class Rolling:
 
 
 def rolling_percentiles(windows: Array) -> tuple[Array, Array, Array]:
-    """5th, 50th and 95th percentile of every window (n, WINDOW); leading NaN is passed over.
+    """Compute percentiles 5, 50 and 95 of every window (n, WINDOW); leading NaN is passed over.
 
     The outer two are NaN where fewer than ``FEWEST`` values are left.
 

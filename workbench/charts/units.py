@@ -28,7 +28,7 @@ class Unit:
     kind: str = "si"
 
     def scaling(self, low: float, high: float) -> tuple[float, str]:
-        """Factor from stored numbers to ticks over this range, and the unit that ticks are in."""
+        """Return the factor from stored numbers to ticks over this range, and the unit of ticks."""
         largest = max(abs(low), abs(high)) * self.scale
         if self.kind == "binary":
             power = power_of(largest)
@@ -43,7 +43,7 @@ class Unit:
         return self.scale, self.symbol
 
     def ticks(self, low: float, high: float, most: int) -> tuple[list[float], list[str], str]:
-        """Ticks between ``low`` and ``high``, at most about ``most``: places, texts, their unit."""
+        """Return about ``most`` ticks at most between ``low`` and ``high``: places, texts, unit."""
         factor, symbol = self.scaling(low, high)
         if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
             return [], [], symbol
@@ -115,7 +115,7 @@ class Logarithmic(Unit):
 
 @dataclass(frozen=True)
 class Ratio(Unit):
-    """A ratio about 1, of which parts of a percent matter: a reading has one more digit."""
+    """A ratio about 1 whose parts of a percent matter: a reading has one more digit."""
 
     def text(self, value: float, digits: int = 3) -> str:
         """Return a reading such as ``0.812 x``."""
@@ -145,7 +145,7 @@ def nice_step(rough: float) -> float:
 
 
 def clock(seconds: float) -> str:
-    """``75`` as ``1:15``, ``3675`` as ``1:01:15``, parts of a second kept to milliseconds."""
+    """Format ``75`` as ``1:15``, ``3675`` as ``1:01:15``, parts of a second to milliseconds."""
     sign = "−" if seconds < 0 else ""
     whole_s, thousandths = divmod(round(abs(seconds) * 1000), 1000)
     minutes, rest = divmod(whole_s, 60)

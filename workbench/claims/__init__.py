@@ -15,5 +15,5 @@ from workbench.claims._claim import Document as Document
 
 @cache
 def documents() -> dict[str, Document]:
-    """Every document by name."""
+    """Return every document by name."""
     return plugins.gather(__name__, "DOCUMENT", Document, "documents")

@@ -222,7 +222,7 @@ def _by_bounds(claim: Claim, reading: Reading) -> tuple[str, str]:
 
 
 def _side(claim: Claim, low: float, high: float) -> str:
-    """On which side of the bounds an interval lies."""
+    """Return on which side of the bounds an interval lies."""
     if high < claim.least or low > claim.most:
         return FAILS
     return HOLDS if claim.least <= low and high <= claim.most else UNDECIDED

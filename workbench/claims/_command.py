@@ -47,7 +47,7 @@ def checked_run(configuration: Configuration, steps: int = 5) -> protocol.Start:
 
 
 def ladder(base: Configuration, budget_s: float, **toggles: str) -> protocol.Attribute:
-    """Toggles added to a base one after the other."""
+    """Add toggles to a base one after the other."""
     return protocol.Attribute(base=base, toggles=toggles, budget_s=budget_s)
 
 
@@ -65,7 +65,7 @@ def profiles(base: Configuration, steps: int = 3, **toggles: str) -> list[protoc
 def forward(
     kernels: Iterable[Sequence], implementations: Iterable[str], budget_s: float
 ) -> protocol.Bench:
-    """Operators, each at one case, of which a claim reads the forward time: (name, case, ...)."""
+    """Return a benchmark of operators, each at one case: a claim reads the forward time."""
     chosen = [(str(name), str(case)) for name, case, *_ in kernels]
     return protocol.Bench(
         operators=[name for name, _ in chosen],

@@ -1,6 +1,6 @@
 """A run through experiments: which command is next, how long it may take, and what came of each.
 
-Whoever owns the runner, the command line or the window, asks for ``next``, hands on every message
+The owner of the runner, the command line or the window, calls ``next``, hands on every message
 once it is recorded, and records what comes back: the claims as a study of the session, at every
 moment as they are known by then. A command that takes longer than it may is cut off, and what it
 left unmeasured says so; the experiments after it go on, with another runner where it took that.
@@ -102,7 +102,7 @@ class Course:
         self.over = False
         self.ended = ""
 
-    # For whoever owns the runner
+    # For the owner of the runner
 
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
@@ -240,7 +240,7 @@ class Course:
         return False
 
     def _parts(self, experiment: Experiment, catalogue: protocol.Catalogue) -> list[_Part]:
-        """Return its commands, of which those are sent that a claim is read from on this device."""
+        """Return its commands; those without a claim on this device are not sent."""
         claims_here = [c for c in experiment.claims if not why_not(experiment, c, self._device)]
         everything = any(claim.commands is None for claim in claims_here)
         places = {index for claim in claims_here for index in claim.commands or ()}
@@ -275,7 +275,7 @@ class Course:
         return command
 
     def _share_s(self, catalogue: protocol.Catalogue, now: _Now) -> float:
-        """Seconds that the next command may take of what is left of the limit.
+        """Return seconds that the next command may take of what is left of the limit.
 
         The commands of an experiment have equal shares, and what one does not need is shared anew.
         Before that, ``LEAST_S`` is kept for each command of the experiments after it that have its
@@ -317,7 +317,7 @@ class Course:
             sent.left_out.append(f"{self._share} was {self._allowed_s:.0f} s")
 
     def _left_s(self) -> float:
-        """Seconds that are left of the limit."""
+        """Return seconds that are left of the limit."""
         return (self._limit_s or math.inf) - (self._clock() - self._began)
 
     def _out_of_time(self) -> bool:

@@ -14,7 +14,8 @@ from workbench.claims._command import (
     on_gpu,
     profiles,
 )
-from workbench.claims._read import kernel, ledger_ratio, slow_down, slowest_kernel
+from workbench.claims._read import ledger_ratio, slow_down
+from workbench.claims._read_kernels import kernel, slowest_kernel
 from workbench.claims._read_profiles import activation_share, ledger_difference, peak_share
 
 # The guide times batch 4, 512 tokens, width 768 on an RTX 4090: ms in PyTorch, ms in Triton, ratio.

@@ -10,7 +10,8 @@ from sessions.studies.sweep import balanced_order
 from workbench import protocol
 from workbench.claims._claim import Claim, Document, Experiment, Omission
 from workbench.claims._command import configuration, eager, on_gpu
-from workbench.claims._read import exponent, kernel_difference
+from workbench.claims._read import exponent
+from workbench.claims._read_kernels import kernel_difference
 from workbench.claims._read_profiles import growth, growth_of, ledger_value
 
 LINEAR = 1.05  # an exponent up to this is called linear here; the document gives no number
@@ -108,7 +109,7 @@ def _difference(which: str, word: str, implementation: str, title: str) -> Claim
 
 
 def _sizes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
-    """One step of each, which counts the parameters; the largest in half precision."""
+    """Run one step of each size, which counts its parameters; the largest in half precision."""
     toggles = eager(catalogue, precision="bf16" if on_gpu(catalogue) else "fp32")
     return [
         protocol.Start(configuration=configuration("mamba2", preset, toggles, sequence=64), steps=1)

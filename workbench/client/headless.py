@@ -37,7 +37,7 @@ class Plan(Protocol):
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterable[protocol.AnyMessage]:
-        """Take the session, before anything is asked for."""
+        """Take the session, before the first command."""
 
     def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
         """Return the next command for an idle runner; None if all is done."""
@@ -55,7 +55,7 @@ class Plan(Protocol):
         """Return True to go on with another runner after this one is gone."""
 
     def finish(self, why: str = "") -> Iterable[protocol.AnyMessage]:
-        """No command will come any more; ``why`` where there would have been some."""
+        """End: no command will come any more; ``why`` where there would have been some."""
 
 
 @dataclass

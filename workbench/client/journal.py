@@ -2,7 +2,7 @@
 
 A session that was never saved is rebuilt by replaying its journal. Lines are written unbuffered: a
 killed window loses no line that it had read, and the last line may be cut short. A journal that
-cannot be written (a full disk) ends no run: it ends there, and a person is told so once.
+cannot be written (a full disk) ends no run: it ends there, and one failure reports it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Journal:
 
 
 def discard(path: Path) -> None:
-    """Remove a journal that nobody needs; one that cannot be removed, or never was, is left."""
+    """Remove a journal that is not needed; leave one that cannot be removed or never was."""
     for file in (path, _lock_of(path)):
         with contextlib.suppress(OSError):
             file.unlink()

@@ -218,7 +218,7 @@ class Recorder:
         return segment
 
     def _is_beside(self, segment: Segment) -> bool:
-        """Return True for a baseline that is over, of which blocks are run beside the open one."""
+        """Return True for an ended baseline whose blocks run beside the open segment."""
         return self._paired and segment is not self._open
 
     def _end_segment(self, stop_s: float) -> None:

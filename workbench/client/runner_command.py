@@ -75,7 +75,7 @@ def path(given: Path) -> str:
 
 
 def host_suffix(environment: Mapping[str, str]) -> str:
-    """`` on HOST`` where a person's command starts the runner; empty for a runner here."""
+    """Return `` on HOST`` where a person's command starts the runner; empty for a runner here."""
     return f" on {environment.get('host') or 'the host of the runner'}" if is_custom() else ""
 
 

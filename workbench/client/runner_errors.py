@@ -52,7 +52,7 @@ def no_runner(command: tuple[str, ...], babble: Sequence[str], log: Sequence[str
 
 
 def banner(command: tuple[str, ...], babble: Sequence[str]) -> Failure:
-    """Something stood before the first message; the runner itself is well."""
+    """Return the failure for text before the first message; the runner itself is well."""
     return Failure(
         kind="wire",
         sentence=f"The command `{shown(command)}` printed {_brief(babble[0])!r} before the "

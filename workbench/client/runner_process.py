@@ -35,7 +35,7 @@ class NotStarted(OSError):  # noqa: N818 - says what happened
 
 
 class Runner:
-    """A runner process and its two pipes: of ``command``, or else of the one that was asked for.
+    """A runner process and its two pipes: of ``command``, or else of the requested one.
 
     Where that is ssh, the process here is ssh, and the runner itself ends when its input does.
     Raises ``NotStarted``.
@@ -92,7 +92,7 @@ class Runner:
         return True
 
     def messages(self) -> Iterator[protocol.AnyMessage]:
-        """Every message until the runner ends; the last is a Failure if it ended unasked."""
+        """Yield every message until the runner ends; the last is a Failure if it ended unasked."""
         assert self.process.stdout is not None
         babble: list[str] = []  # before the first message
         spoken = False
@@ -110,7 +110,7 @@ class Runner:
                     continue
                 if not line.endswith(b"\n"):
                     self._keep(line)
-                    break  # cut short by the runner's end, of which the obituary tells
+                    break  # cut short by the runner's end, which the obituary reports
                 if unreadable.passes():
                     yield protocol.Failure(
                         kind="wire",
@@ -170,7 +170,7 @@ class Runner:
         self._arm(self._kill)
 
     def abandon(self) -> None:
-        """End a runner that was not asked for anything yet, without a word and without waiting."""
+        """End a runner that has no command yet, silently and without waiting."""
         self._closing = True
         self._signal(signal.SIGTERM)
         self._arm(self._kill)

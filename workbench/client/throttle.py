@@ -1,4 +1,4 @@
-"""Bounds on what another process sends: the length of a line, and how often failures are told."""
+"""Bounds on what another process sends: the length of a line, and the rate of failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import IO
 
 LONGEST_LINE = 16 << 20  # bytes; the catalogue, the longest message, has less than one of these
 PERIOD_S = 1.0
-PER_PERIOD = 5  # failures that are told one by one
+PER_PERIOD = 5  # failures that are reported one by one
 
 
 def bounded_lines(stream: IO[bytes], most: int = LONGEST_LINE) -> Iterator[bytes]:

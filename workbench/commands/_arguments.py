@@ -15,6 +15,16 @@ def result_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def verbose_argument(parser: argparse.ArgumentParser) -> None:
+    """``--verbose``: all evidence, of options that nobody chose as well."""
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print all evidence, with its details and of default options",
+    )
+
+
 def budget_argument(
     parser: argparse.ArgumentParser, default_s: float, spent: str = "of alternating, at most"
 ) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sessions.errors import SessionError
 from sessions.plain_text import json_escaped, plain
 from sessions.storage import atomic_write, seal
+from sessions.tracing.files import is_foreign
 from workbench import interrupts, plugins
 from workbench.client import runner_command
 from workbench.titles import Titles
@@ -49,7 +50,8 @@ class Command:
     """``workbench NAME``: ``help`` is one line, ``run`` returns the exit code.
 
     What ``drives`` a runner takes ``--runner`` too. ``takes_script``: words behind ``--`` are the
-    command line of a training script, as ``script`` of the arguments.
+    command line of a training script, as ``script`` of the arguments. What is ``tabular`` prints
+    tables, and takes ``--markdown``.
     """
 
     name: str
@@ -58,14 +60,18 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     drives: bool = False
     takes_script: bool = False
+    tabular: bool = False
 
 
 def load(path: Path) -> Session:
-    """The session of a file; raises ``Mistaken`` where there is none, else ``SessionError``."""
-    from sessions.storage import hdf5
+    """The session of a file, or of another profiler's trace.
+
+    Raises ``Mistaken`` where there is none, else ``SessionError``.
+    """
+    from sessions.storage import foreign, hdf5
 
     try:
-        return hdf5.load(path)
+        return foreign.load(path) if is_foreign(path) else hdf5.load(path)
     except SessionError:
         with contextlib.suppress(PermissionError):  # which the first error names
             if not path.exists():

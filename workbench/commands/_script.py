@@ -14,6 +14,7 @@ from workbench.client import headless, runner_command
 from workbench.client.headless import Outcome
 from workbench.commands._command import INTERRUPTED, Mistaken, answer_json, say
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import evidence_lines, render
 from workbench.instrument import settings
 from workbench.scripts.comparison import ScriptComparison
 from workbench.scripts.plan import WATCHER, ScriptPlan
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace, summary: Callable[[Segment], dict[str, An
         segments = [summary(segment) for segment in session.segments]
         answer_json({**as_data(outcome, saved), "exit_code": plan.exit_code, "segments": segments})
     elif any(row_count(segment.steps) for segment in session.segments):
-        for line in _lines(session):
+        for line in _lines(session, arguments.verbose):
             say(line)
     if saved and not arguments.json:
         say(f"saved {saved}")
@@ -148,8 +149,8 @@ def _code(outcome: Outcome, script_code: int) -> int:
     return script_code or exit_code(outcome)
 
 
-def _lines(session: Session) -> list[str]:
-    lines = [segments_table(session).to_markdown()]
+def _lines(session: Session, verbose: bool) -> list[str]:
+    lines = [render(segments_table(session))]
     for segment in session.segments:
         ledger = segment.ledger
         if "input_wait_share" in ledger:
@@ -157,7 +158,5 @@ def _lines(session: Session) -> list[str]:
             lines.append(f"waiting for input: {share:.1f} % of a step ({wait_ms:.2f} ms)")
         if recompiles := ledger.get("recompiles"):
             lines.append(f"recompiles: {recompiles}, of {ledger.get('graphs', 0)} graphs in all")
-        lines += [
-            f"{row.toggle}={row.requested}: {row.status}: {row.text}" for row in segment.evidence
-        ]
+        lines += evidence_lines(segment.evidence, verbose)
     return lines

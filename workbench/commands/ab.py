@@ -32,6 +32,7 @@ from workbench.commands._arguments import (
     positive_int,
     region_argument,
     result_arguments,
+    verbose_argument,
 )
 from workbench.commands._command import (
     DONE,
@@ -45,6 +46,7 @@ from workbench.commands._command import (
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import evidence_lines
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -100,6 +102,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not measure the energy of a step, which takes up to half of the budget more",
     )
+    verbose_argument(parser)
     result_arguments(parser)
 
 
@@ -152,7 +155,7 @@ def _report(arguments: argparse.Namespace, outcome: Outcome) -> int:
         answer_json(_as_data(outcome, saved))
     else:
         if comparisons:
-            answer("\n".join(_lines(outcome.session, comparisons[-1])))
+            answer("\n".join(_lines(outcome.session, comparisons[-1], arguments.verbose)))
         if saved:
             answer(f"saved {saved}")
     return _code(arguments, outcome)
@@ -195,7 +198,7 @@ def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     return found
 
 
-def _lines(session: Session, comparison: PairedComparison) -> list[str]:
+def _lines(session: Session, comparison: PairedComparison, verbose: bool) -> list[str]:
     lines = [headline(comparison), ratio_line(comparison)]
     lines += [*filter(None, [prediction.outcome(comparison)]), *_basis(comparison), ""]
     for side, arm in zip("AB", comparison.arms, strict=True):
@@ -216,9 +219,7 @@ def _lines(session: Session, comparison: PairedComparison) -> list[str]:
         if said := memory_words(comparison, side, session.segments):
             lines.append(f"{side}: {said}")
     for side, place in zip("AB", comparison.facts.get("segments", []), strict=False):
-        for evidence in session.segments[place].evidence:
-            option = f"{evidence.toggle}={evidence.requested}"
-            lines.append(f"{side}: {option}: {evidence.status}: {evidence.text}")
+        lines += evidence_lines(session.segments[place].evidence, verbose, f"{side}: ")
     return lines
 
 

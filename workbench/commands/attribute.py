@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from sessions.model import Study
-from sessions.studies import attribution
+from sessions.studies import attribution, attribution_design
 from sessions.studies.attribution_words import (
     arms_table,
     effects_table,
@@ -33,6 +33,7 @@ from workbench.commands._command import (
     check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -52,7 +53,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="what is attributed, in the order of the ladder; the rest is the base",
     )
     parser.add_argument(
-        "--mode", choices=attribution.MODES, default="ladder", help="default: ladder"
+        "--mode", choices=attribution_design.MODES, default="ladder", help="default: ladder"
     )
     parser.add_argument(
         "--timed",
@@ -119,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def study_lines(study: Study) -> list[str]:
     """The study for a person."""
-    tables = [arms_table(study).to_markdown(), effects_table(study).to_markdown()]
+    tables = [render(arms_table(study)), render(effects_table(study))]
     return [headline(study), "", *tables, *remarks(study)]
 
 
@@ -135,4 +136,6 @@ def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     return found
 
 
-COMMAND = Command(name="attribute", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="attribute", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

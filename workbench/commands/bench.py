@@ -10,6 +10,7 @@ from workbench.client import headless
 from workbench.commands._arguments import positive_float, result_arguments
 from workbench.commands._command import Command, Mistaken, answer, answer_json, check_session
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.run import summary
 
 
@@ -75,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     else:
         if session.segments:
-            answer(kernels_table(session).to_markdown())
+            answer(render(kernels_table(session)))
         if arguments.tune and session.segments:
             answer(tuned_tiles(session))
         if saved:
@@ -83,4 +84,6 @@ def _run(arguments: argparse.Namespace) -> int:
     return exit_code(outcome)
 
 
-COMMAND = Command(name="bench", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="bench", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

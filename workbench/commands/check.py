@@ -54,6 +54,7 @@ from workbench.commands._command import (
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.ab import EXPECTATIONS, is_expected
 from workbench.commit_checkout import NotCheckedOut, checked_out, commit_of, repository_of
 
@@ -139,7 +140,7 @@ def _run(arguments: argparse.Namespace) -> int:
     lines = _lines(session, commits, outcome.session, why)
     table = findings_table("Check against the baseline", findings)
     marker = "- " if arguments.markdown else ""
-    answer(table.to_markdown() + "\n" + "\n".join(f"{marker}{line}" for line in lines))
+    answer(render(table) + "\n" + "\n".join(f"{marker}{line}" for line in lines))
     if saved:
         say(f"saved {saved}")
     return code

@@ -26,6 +26,7 @@ from workbench.commands._command import (
     say,
     write_text,
 )
+from workbench.commands._tables import render
 
 _SUFFIXES = (".md", ".csv")
 
@@ -84,9 +85,9 @@ def _places(text: str | None, count: int) -> list[int] | None:
 
 def _markdown(comparison: Comparison) -> str:
     """The comparison and its differences as Markdown."""
-    parts = [comparison_table(comparison).to_markdown()]
+    parts = [render(comparison_table(comparison))]
     if comparison.differences:
-        parts.append(differences_table(comparison).to_markdown())
+        parts.append(render(differences_table(comparison)))
     parts += [f"**Warning:** {warning}\n" for warning in comparison.warnings]
     return "\n".join(parts)
 
@@ -124,4 +125,4 @@ def _as_data(comparison: Comparison) -> dict[str, object]:
     }
 
 
-COMMAND = Command(name="compare", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="compare", help=__doc__, arguments=_arguments, run=_run, tabular=True)

@@ -21,6 +21,7 @@ from workbench.commands._command import (
     say,
     write_text,
 )
+from workbench.commands._tables import render
 
 _TABLE_SUFFIXES = (".md",)
 
@@ -74,8 +75,8 @@ def _run(arguments: argparse.Namespace) -> int:
         file = None if output is None else str(output)
         answer_json({"reason": "done", "file": file, **table.to_data()})
     else:
-        answer(table.to_markdown())
+        answer(render(table))
     return DONE
 
 
-COMMAND = Command(name="history", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="history", help=__doc__, arguments=_arguments, run=_run, tabular=True)

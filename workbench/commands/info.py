@@ -26,7 +26,9 @@ from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_tables import verdicts_table
 from sessions.verdicts.verdict_words import summary_sentence
 from sessions.verdicts.work import DIFFERENCE, DIFFERING
+from workbench.commands._arguments import verbose_argument
 from workbench.commands._command import DONE, Command, answer, answer_json, load
+from workbench.commands._tables import evidence_lines, render
 from workbench.commands.run import summary
 
 # Whose command tells a study of a kind.
@@ -42,6 +44,7 @@ _MADE_BY = {
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE.h5")
+    verbose_argument(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="the same as JSON")
     form.add_argument(
@@ -80,16 +83,14 @@ def _run(arguments: argparse.Namespace) -> int:
         if session.notes:
             lines += [session.notes, ""]
         lines += [f"{name}: {value}" for name, value in session.environment.items()]
-        lines += ["", segments_table(session).to_markdown()]
+        lines += ["", render(segments_table(session))]
         if hint := reproduce.session_hint(session):
             lines += [hint, ""]
-        lines += [
-            f"segment {segment.index}: {one.toggle}={one.requested}: {one.status}: {one.text}"
-            for segment in session.segments
-            for one in segment.evidence
-        ]
+        for segment in session.segments:
+            prefix = f"segment {segment.index}: "
+            lines += evidence_lines(segment.evidence, arguments.verbose, prefix)
         if session.comparisons:
-            lines.append(verdicts_table(session.comparisons).to_markdown())
+            lines.append(render(verdicts_table(session.comparisons)))
             lines += [
                 f"{' against '.join(one.arms[::-1])}: {summary_sentence(one)}."
                 for one in side_by_side(session.comparisons)
@@ -128,4 +129,4 @@ def _comparison(comparison: PairedComparison) -> dict[str, Any]:
     return found | {name: facts[name] for name in told if name in facts}
 
 
-COMMAND = Command(name="info", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="info", help=__doc__, arguments=_arguments, run=_run, tabular=True)

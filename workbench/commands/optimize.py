@@ -43,6 +43,7 @@ from workbench.commands._command import (
     check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.run import configuration_arguments, configure
 
 BUDGET = "10m"
@@ -167,8 +168,8 @@ def study_lines(study: Study) -> list[str]:
     """Return the study for a person."""
     lines = [headline(study), ""]
     if study.tables.get(EFFECTS):
-        lines.append(verdicts_table(study).to_markdown())
-    lines += [candidates_table(study).to_markdown(), options_table(study).to_markdown()]
+        lines.append(render(verdicts_table(study)))
+    lines += [render(candidates_table(study)), render(options_table(study))]
     lines += remarks(study)
     best = best_row(study)
     if options := [] if best is None else sorted(changed_options(best)):
@@ -206,4 +207,6 @@ def _as_data(outcome: Outcome, saved: str | None, study: Study | None) -> dict[s
     return data
 
 
-COMMAND = Command(name="optimize", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="optimize", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

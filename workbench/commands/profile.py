@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sessions.model import Study
-from sessions.studies import breakdown
+from sessions.studies import breakdown, next_steps
 from sessions.studies.breakdown_tables import (
     achieved_table,
     difference_table,
@@ -28,6 +28,7 @@ from workbench.commands._command import (
     check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -92,8 +93,11 @@ def _run(arguments: argparse.Namespace) -> int:
         if len(studies) == 2:
             if why_not := breakdown.not_by_module(studies[0], studies[1]):
                 answer(why_not)
-            answer(difference_table(studies[0], studies[1]).to_markdown())
-            answer(memory_difference_table(studies[0], studies[1]).to_markdown())
+            answer(render(difference_table(studies[0], studies[1])))
+            answer(render(memory_difference_table(studies[0], studies[1])))
+        if len(studies) == 1:
+            for line in next_steps.lines(session, studies[0]):
+                answer(line)
         for study in studies:
             if "trace" in study.facts:
                 where = runner_command.host_suffix(session.environment)
@@ -126,7 +130,7 @@ def study_lines(study: Study) -> list[str]:
     tables = [kinds_table(study), kernels_table(study), modules_table(study), memory_table(study)]
     if breakdown.achieved(study):
         tables.insert(1, achieved_table(study))
-    return lines + [table.to_markdown() for table in tables]
+    return lines + [render(table) for table in tables]
 
 
 def _changes(studies: list[Study]) -> list[dict[str, Any]]:
@@ -160,4 +164,6 @@ def _profile(study: Study) -> dict[str, Any]:
     }
 
 
-COMMAND = Command(name="profile", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="profile", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

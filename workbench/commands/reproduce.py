@@ -35,6 +35,7 @@ from workbench.commands._command import (
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 
 BUDGET_S = 30.0
 ALL = "all"
@@ -129,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         title = "Claimed and measured"
         made = claims.summary_table if arguments.markdown else claims.claims_table
-        answer(made(rows, title).to_markdown())
+        answer(render(made(rows, title)))
         answer(claims.count(rows))
         omitted = sum(len(omissions) for _, omissions in _omissions(chosen))
         say(f"{omitted} other passages of numbers have no claim; --omissions prints the reasons")
@@ -155,7 +156,7 @@ def _run_suite(arguments: argparse.Namespace) -> int:
         rows = [dict(zip(names, map(str, row), strict=True)) for row in table.rows]
         answer_json({**as_data(outcome, saved), "suite": rows})
     else:
-        answer(table.to_markdown())
+        answer(render(table))
         if saved:
             answer(f"saved {saved}")
     return exit_code(outcome)
@@ -179,14 +180,14 @@ def _print_omissions(chosen: Sequence[Chosen], as_json: bool) -> int:
     else:
         title = "Numbers without a claim"
         headings = [Column(name) for name in columns]
-        answer(Table(title, headings, [[*row] for row in found]).to_markdown())
+        answer(render(Table(title, headings, [[*row] for row in found])))
     return DONE
 
 
 def study_lines(study: Study) -> list[str]:
     """The study for a person."""
     rows = claims.rows(study)
-    return [claims.claims_table(rows, study.title).to_markdown(), claims.count(rows)]
+    return [render(claims.claims_table(rows, study.title)), claims.count(rows)]
 
 
 def _chosen(names: Sequence[str], only: Sequence[str]) -> list[Chosen]:

@@ -13,13 +13,14 @@ import msgspec
 from sessions import numerics, reproduce
 from sessions.ceilings import ceiling_words, utilization
 from sessions.model import HF, OWN, Configuration, Phase, Scalar, Segment
+from sessions.studies import next_steps
 from sessions.tables import segments_table
 from sessions.verdicts import statistics
 from sessions.verdicts.comparison import steady_peak_bytes
 from workbench import calibration, presets, protocol
 from workbench.client import headless, runner_command
 from workbench.commands import _script
-from workbench.commands._arguments import positive_float, positive_int
+from workbench.commands._arguments import positive_float, positive_int, verbose_argument
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -32,6 +33,7 @@ from workbench.commands._command import (
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import evidence_lines, render
 from workbench.protocol.catalogue import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -92,6 +94,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="part of the time in which a run may return to its baseline after a toggle, so that "
         f"their ratio is a paired one; 0: never; default: {protocol.PAIRING_SHARE:g}",
     )
+    verbose_argument(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument(
         "--save-state",
@@ -155,18 +158,18 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     else:
         if session.segments:
-            answer(segments_table(session).to_markdown())
+            answer(render(segments_table(session)))
             if hint := reproduce.session_hint(session):
                 answer(hint)
-            for evidence in session.segments[-1].evidence:
-                answer(
-                    f"{evidence.toggle}={evidence.requested}: {evidence.status}: {evidence.text}"
-                )
+            for line in evidence_lines(session.segments[-1].evidence, arguments.verbose):
+                answer(line)
             for segment in session.segments:
                 if mark := numerics.mark(segment.ledger):
                     answer(f"numbers {mark}: {numerics.text(segment.ledger)}")
                 if "text" in segment.ledger:
                     answer(_generated(segment))
+        for line in next_steps.lines(session):
+            answer(line)
         if saved:
             answer(f"saved {saved}")
         for event in session.events:
@@ -318,5 +321,11 @@ def _sent(path: Path | None) -> str:
 
 
 COMMAND = Command(
-    name="run", help=__doc__, arguments=_arguments, run=_run, drives=True, takes_script=True
+    name="run",
+    help=__doc__,
+    arguments=_arguments,
+    run=_run,
+    tabular=True,
+    drives=True,
+    takes_script=True,
 )

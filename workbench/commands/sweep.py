@@ -27,6 +27,7 @@ from workbench.commands._command import (
     check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -119,7 +120,7 @@ def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:
 
 def study_lines(study: Study) -> list[str]:
     """The study for a person."""
-    lines = [sweep.points_table(study).to_markdown()]
+    lines = [render(sweep.points_table(study))]
     for curve in sweep.curves(study):
         lines += _exponents(study, curve)
     lines += sweep.numbers_lines(study)
@@ -155,4 +156,6 @@ def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> 
     return found
 
 
-COMMAND = Command(name="sweep", help=__doc__, arguments=_arguments, run=_run, drives=True)
+COMMAND = Command(
+    name="sweep", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

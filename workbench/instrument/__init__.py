@@ -34,7 +34,7 @@ def start() -> None:
 
 
 def watch(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return the loader, of which each iteration is recorded as one step.
+    """Return the loader; each of its iterations is recorded as one step.
 
     Outside of ``workbench run -- COMMAND`` it is the loader itself.
     """

@@ -211,7 +211,7 @@ class GpuClock:
 
 
 class Watched:
-    """A loader of which each iteration is one step; everything else is the loader's own."""
+    """A loader whose iterations are steps; everything else is the loader's own."""
 
     def __init__(self, loader: Iterable[Any], recording: Recording) -> None:
         self._loader = loader

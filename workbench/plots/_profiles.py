@@ -1,12 +1,21 @@
-"""What the plots of a profile share: which one is shown, and why there is none."""
+"""Shared by the plots of a profile: the profile that is shown, units, colours of classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from PySide6.QtGui import QColor
+
 from sessions.model import Study
 from sessions.studies import breakdown
+from sessions.studies.breakdown import KINDS
 from workbench.charts.plot import Run
+from workbench.charts.style import Style, shade
+from workbench.charts.units import Unit
+from workbench.theming.icons import mixed
+
+MICROSECONDS = Unit("s", 1e-6)
+_TINTS = (0.5, 0.3, 0.7)  # of a class's colour in its cells; another when colours start over
 
 
 def choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:
@@ -25,6 +34,16 @@ def shown(runs: Sequence[Run], profile: str = "") -> Study | None:
 def no_profile(runs: Sequence[Run]) -> str | None:
     """Why there is nothing to show."""
     return None if _of(runs) else "No steps of this session were profiled."
+
+
+def class_color(kind: str, style: Style, *, strong: bool = False) -> QColor:
+    """Return the colour of an operator class; ``strong``: of a dot rather than of an area."""
+    number = KINDS.index(kind) if kind in KINDS else len(KINDS) - 1
+    color = style.color(number)
+    if strong:
+        return color
+    tint = _TINTS[number // len(style.theme.series) % len(_TINTS)]
+    return shade(mixed(color.name(), style.theme.surface, tint))
 
 
 def key(runs: Sequence[Run]) -> object:

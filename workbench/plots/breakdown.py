@@ -16,21 +16,19 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPen
 
 from sessions.model import Study
-from sessions.studies.breakdown import KINDS, Node, tree
+from sessions.studies.breakdown import Node, tree
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.layers import Entry, Frame, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
-from workbench.charts.units import PERCENT, STEPS, Unit
+from workbench.charts.units import PERCENT, STEPS
 from workbench.plots import _profiles
-from workbench.theming.icons import mixed
+from workbench.plots._profiles import MICROSECONDS, class_color
 
-MICROSECONDS = Unit("s", 1e-6)
 _LABEL_PX = 14.0  # a cell that is narrower has no room for a word
 _LEAST_PX = 0.4  # what is narrower is left to the cell above
 _STUMP = 3  # letters of a name that was cut and says nothing any more
-_TINTS = (0.5, 0.3, 0.7)  # of a class's colour in its cells; another when colours start over
 
 
 @dataclass(frozen=True)
@@ -53,22 +51,22 @@ class Cell:
 
 def cells(study: Study) -> list[Cell]:
     """All rectangles of a profile, modules in the order of their names."""
-    found: list[Cell] = []
+    rectangles: list[Cell] = []
 
     def lay(node: Node, depth: int, start: float) -> float:
         at = start
-        place = len(found)
-        found.append(Cell("", "", 0, 0.0, 0.0))
+        index = len(rectangles)
+        rectangles.append(Cell("", "", 0, 0.0, 0.0))
         for child in sorted(node.children.values(), key=_order):
             at = lay(child, depth + 1, at)
         for kind, us in sorted(node.kinds.items(), key=lambda item: -item[1]):
-            found.append(Cell(kind, node.path, depth + 1, at, at + us, kind))
+            rectangles.append(Cell(kind, node.path, depth + 1, at, at + us, kind))
             at += us
-        found[place] = Cell(node.name, node.path, depth, start, at, own_us=node.own_us)
+        rectangles[index] = Cell(node.name, node.path, depth, start, at, own_us=node.own_us)
         return at
 
     lay(tree(study), 0, 0.0)
-    return found
+    return rectangles
 
 
 def told(cell: Cell, whole_us: float) -> str:
@@ -181,12 +179,9 @@ class Icicle(Layer):
         painter.drawText(QPointF(box.left() + 4, middle), text)
 
     def _fill(self, kind: str) -> QColor:
-        theme = self._style.theme
         if not kind:
-            return shade(theme.raised)
-        place = KINDS.index(kind) if kind in KINDS else len(KINDS) - 1
-        tint = _TINTS[place // len(theme.series)]
-        return shade(mixed(self._style.color(place).name(), theme.surface, tint))
+            return shade(self._style.theme.raised)
+        return class_color(kind, self._style)
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:

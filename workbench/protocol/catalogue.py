@@ -21,7 +21,7 @@ def expected(name: str, allowed: Collection[str]) -> str:
 
 
 def ended(*texts: str) -> str:
-    """Texts one after the other, each ending as a sentence."""
+    """Join texts one after the other, each ending as a sentence."""
     said = [text.strip() for text in texts if text.strip()]
     return " ".join(
         sentence if sentence.endswith((".", "!", "?")) else f"{sentence}." for sentence in said

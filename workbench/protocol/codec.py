@@ -45,7 +45,7 @@ _introductions = msgspec.json.Decoder(_Introduction)
 
 
 def encode(item: Command | Message) -> bytes:
-    """One line, newline included; what UTF-8 cannot hold (a file name's odd byte) is U+FFFD."""
+    """Write a line with its newline; what UTF-8 cannot hold (a file name's odd byte) is U+FFFD."""
     try:
         return _encoder.encode(item) + b"\n"
     except UnicodeEncodeError:

@@ -209,7 +209,7 @@ class ComparisonStarted(Message, tag="comparison"):
     segments: list[int]  # that the arms' steps belong to
     request: dict[str, Scalar] = msgspec.field(name="asked")
     before: list[Block] = []
-    prediction: Prediction | None = None  # where it was asked for
+    prediction: Prediction | None = None  # if it was requested
 
 
 class ComparisonFacts(Message, tag="compared"):

@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Part, 
 from workbench.theming.theme import PRINT, Theme
 
 SUFFIX = ".html"
+_MOST_ROWS = 15  # of a table; the rest of its rows are folded
+_MOST_COLUMNS, _FEW_ROWS = 9, 4  # a table with more columns and no more rows is turned on its side
+_LONG_CELL = 120  # characters
 _LEAST_PX = 1.2  # two thirds of a line: finer is seen on a poster, and a page is none
 _COLORS = ("window", "surface", "raised", "line", "text", "muted", "accent", GOOD, WARNING, BAD)
 # Nothing is loaded and nothing runs; style and pictures lie within the page.
@@ -68,12 +71,13 @@ def page(
         trim_blocks=True,
         finalize=lambda value: plain(value) if type(value) is str else value,
     )
+    drawn: set[object] = set()
     with open_files.reading(*(run.session for run in runs)):
         shown = [
             {
                 "name": section.name,
                 "title": section.title,
-                "parts": [_part(part, theme, titled) for part in section.made(runs)],
+                "parts": [_part(part, theme, titled, drawn) for part in section.made(runs)],
             }
             for section in chosen
         ]
@@ -118,8 +122,13 @@ def _find(name: str, runs: Sequence[Run]) -> Section:
     return section
 
 
-def _part(part: Part, theme: Theme, titled: Callable[[str], str]) -> Mapping[str, Any]:
-    """What the template shows of a part; ``titled`` says a text as people are to read it."""
+def _part(
+    part: Part, theme: Theme, titled: Callable[[str], str], drawn: set[object]
+) -> Mapping[str, Any]:
+    """What the template shows of a part; ``titled`` says a text as people are to read it.
+
+    ``drawn`` are the charts that the page has: none is there twice.
+    """
     match part:
         case Heading(words):
             return {"kind": "heading", "text": titled(words)}
@@ -128,16 +137,19 @@ def _part(part: Part, theme: Theme, titled: Callable[[str], str]) -> Mapping[str
         case Script(words):
             return {"kind": "script", "text": words}
         case Chart():
-            return _chart(part, theme)
+            return _chart(part, theme, drawn)
         case Table():
             return _table(part, titled)
 
 
-def _chart(chart: Chart, theme: Theme) -> Mapping[str, Any]:
+def _chart(chart: Chart, theme: Theme, drawn: set[object]) -> Mapping[str, Any]:
     plot = plot_export.find_plot(chart.plot, chart.runs, chart.options)
     reason = plot.can_show(chart.runs)
     if reason is not None:
         return {"kind": "words", "lines": [f"{plot.title}: {reason}"], "tone": "muted"}
+    if (key := _identity(chart)) in drawn:
+        return {"kind": "words", "lines": [f"{plot.title}: above."], "tone": "muted"}
+    drawn.add(key)
     options = chart.options
     picture = plot_export.plot_svg(
         plot, chart.runs, theme=theme, options=options, least_px=_LEAST_PX
@@ -151,7 +163,24 @@ def _inline(picture: bytes) -> str:
     return urllib.parse.quote(line, safe="/ :;=,.()-'")
 
 
+def _identity(chart: Chart) -> object:
+    """Return what tells a chart from every other on the page."""
+    runs = tuple(
+        (run.session.id, run.title, run.comparison, run.segments, *_contents(run))
+        for run in chart.runs
+    )
+    return chart.plot, tuple(sorted(chart.options.items())), runs
+
+
+def _contents(run: Run) -> Iterator[int]:
+    return (id(study.tables) for study in run.session.studies)  # also under another title
+
+
 def _table(table: Table, titled: Callable[[str], str]) -> Mapping[str, Any]:
+    """Return a table for the template: on its side if it is wide and short, long cells folded."""
+    table = table.filled()
+    if len(table.columns) > _MOST_COLUMNS and len(table.rows) <= _FEW_ROWS:
+        table = table.turned()
     numeric = table.numeric()
     columns = [
         {"heading": titled(column.heading), "numeric": right}
@@ -159,10 +188,24 @@ def _table(table: Table, titled: Callable[[str], str]) -> Mapping[str, Any]:
     ]
     rows = [
         [
-            {"text": titled(shown), "style": "number" if right else _TONES.get(shown, "")}
+            {**_cell(titled(shown)), "style": "number" if right else _TONES.get(shown, "")}
             for shown, right in zip(map(text, row), numeric, strict=True)
         ]
         for row in table.rows
     ]
-    return {"kind": "table", "title": titled(table.title), "columns": columns, "rows": rows,
-            "notes": [titled(note) for note in table.notes]}  # fmt: skip
+    return {
+        "kind": "table",
+        "title": titled(table.title),
+        "columns": columns,
+        "rows": rows[:_MOST_ROWS],
+        "more": rows[_MOST_ROWS:],
+        "notes": [titled(note) for note in table.notes],
+    }
+
+
+def _cell(shown: str) -> Mapping[str, str]:
+    """Return a cell: of a long text its first clause, and the rest behind "Details"."""
+    first, separator, rest = shown.partition("; ")
+    if separator and len(shown) > _LONG_CELL:
+        return {"text": first, "rest": rest}
+    return {"text": shown, "rest": ""}

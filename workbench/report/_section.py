@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,10 +81,29 @@ class Section:
         if self.together:
             yield from self.parts(able)
             return
-        for run in able:
+        for run, title in zip(able, numbered([run.title for run in able]), strict=True):
             if len(runs) > 1:
-                yield Heading(run.title)
+                yield Heading(title)
             yield from self.parts([run])
+
+
+def numbered(titles: Sequence[str]) -> list[str]:
+    """Return the titles, equal ones told apart by a number: "a", "a (2)"."""
+    counts: dict[str, int] = {}
+    distinct = []
+    for title in titles:
+        counts[title] = counts.get(title, 0) + 1
+        distinct.append(title if counts[title] == 1 else f"{title} ({counts[title]})")
+    return distinct
+
+
+def titled_studies(session: Session, kind: str) -> list[Study]:
+    """Return the session's studies of one kind under distinct titles."""
+    found = studies(session, kind)
+    titles = numbered([study.title for study in found])
+    return [
+        dataclasses.replace(study, title=title) for study, title in zip(found, titles, strict=True)
+    ]
 
 
 def studies(session: Session, kind: str) -> list[Study]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from sessions.studies.attribution_words import KIND, arms_table, effects_table, headline, remarks
 from workbench.plots import Run
-from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
+from workbench.report._section import Chart, Heading, Parts, Section, Words, studies, titled_studies
 
 
 def parts(runs: Sequence[Run]) -> Parts:
     """Each attribution of the session."""
     (run,) = runs
-    for study in studies(run.session, KIND):
+    for study in titled_studies(run.session, KIND):
         yield Heading(study.title)
         yield Words([f"{headline(study)}.", *remarks(study)])
         yield Chart("attribution", [run.alone(study)])

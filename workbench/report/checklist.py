@@ -6,13 +6,21 @@ from collections.abc import Sequence
 
 from sessions.studies.checklist import KIND, checks_table, headline, rows
 from workbench.plots import Run
-from workbench.report._section import Heading, Parts, Script, Section, Words, studies
+from workbench.report._section import (
+    Heading,
+    Parts,
+    Script,
+    Section,
+    Words,
+    studies,
+    titled_studies,
+)
 
 
 def parts(runs: Sequence[Run]) -> Parts:
     """Each checklist of the session."""
     (run,) = runs
-    for study in studies(run.session, KIND):
+    for study in titled_studies(run.session, KIND):
         yield Heading(study.title)
         yield Words([f"{headline(study)}."])
         yield checks_table(study)

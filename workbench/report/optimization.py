@@ -14,13 +14,13 @@ from sessions.studies.optimization_words import (
     verdicts_table,
 )
 from workbench.plots import Run
-from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
+from workbench.report._section import Chart, Heading, Parts, Section, Words, studies, titled_studies
 
 
 def parts(runs: Sequence[Run]) -> Parts:
     """Show each optimization of the session."""
     (run,) = runs
-    for study in studies(run.session, KIND):
+    for study in titled_studies(run.session, KIND):
         yield Heading(study.title)
         yield Words([f"{headline(study)}.", *remarks(study)])
         yield Chart("pareto", [run.alone(study)])

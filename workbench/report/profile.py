@@ -13,17 +13,23 @@ from sessions.studies.breakdown_tables import (
     modules_table,
 )
 from workbench.plots import Run
-from workbench.report._section import Chart, Heading, Parts, Section, Words
+from workbench.report._section import Chart, Heading, Parts, Section, Words, titled_studies
 
 
 def parts(runs: Sequence[Run]) -> Parts:
     """Each profile of the session."""
     (run,) = runs
-    for study in breakdown.profiles(run.session):
+    for study in titled_studies(run.session, breakdown.KIND):
+        if "kernels" not in study.tables:
+            continue
         shown = [run.alone(study)]
         yield Heading(study.title)
         yield Words(breakdown.words(study))
         yield Chart("breakdown", shown)
+        if "timeline" in study.tables:
+            yield Chart("kernel_timeline", shown)
+        if breakdown.roof_points(study):
+            yield Chart("profile_roofline", shown)
         yield kinds_table(study)
         if breakdown.achieved(study):
             yield achieved_table(study)

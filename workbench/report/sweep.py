@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sessions.studies.sweep import KIND, dimensions, fits_table, numbers_lines, points_table
 from workbench.plots import PLOTS, Run
-from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
+from workbench.report._section import Chart, Heading, Parts, Section, Words, studies, titled_studies
 
 _CURVES = ("sweep_time", "sweep_throughput", "sweep_memory")
 _MAP = "sweep_map"  # of one arm
@@ -15,7 +15,7 @@ _MAP = "sweep_map"  # of one arm
 def parts(runs: Sequence[Run]) -> Parts:
     """Each sweep of the session."""
     (run,) = runs
-    for study in studies(run.session, KIND):
+    for study in titled_studies(run.session, KIND):
         yield Heading(study.title)
         shown = [run.alone(study)]
         if dimensions(study) == 1:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from sessions.plain_text import first_clause
 from sessions.studies import prediction
 from sessions.verdicts.multiple_comparisons import side_by_side
-from sessions.verdicts.verdict_tables import verdicts_table
+from sessions.verdicts.verdict_tables import numerics_table, verdicts_table
 from sessions.verdicts.verdict_words import (
     headline,
     memory_words,
@@ -17,7 +18,7 @@ from sessions.verdicts.verdict_words import (
     standing,
 )
 from workbench.plots import Run
-from workbench.report._section import Chart, Heading, Parts, Section, Words, tone
+from workbench.report._section import Chart, Heading, Parts, Section, Words, numbered, tone
 
 
 def parts(runs: Sequence[Run]) -> Parts:
@@ -26,16 +27,19 @@ def parts(runs: Sequence[Run]) -> Parts:
     comparisons = side_by_side(run.session.comparisons)
     if len(comparisons) > 1:
         yield verdicts_table(run.session.comparisons)
-    for place, one in enumerate(comparisons):
-        yield Heading(" against ".join(one.arms[::-1]))
+    titles = numbered([" against ".join(one.arms[::-1]) for one in comparisons])
+    for index, (one, title) in enumerate(zip(comparisons, titles, strict=True)):
+        yield Heading(title)
         yield Words([headline(one)], tone(one))
         said = [ratio_line(one), prediction.outcome(one), standing(one), *remarks(one)]
-        said += numerics_lines(one)
+        said += map(first_clause, numerics_lines(one))
         for side in "AB":
             if memory := memory_words(one, side, run.session.segments):
                 said.append(f"{side}: {memory}")
         yield Words([line for line in said if line])
-        yield Chart("verdict", [dataclasses.replace(run, comparison=place, _kept={})])
+        if (errors := numerics_table(one)).rows:
+            yield errors
+        yield Chart("verdict", [dataclasses.replace(run, comparison=index, _kept={})])
 
 
 SECTION = Section(

@@ -11,7 +11,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,16 +25,15 @@ from workbench.runner.instruments.contention import BUSY, CPU_BUSY, Alarm
 from workbench.runner.instruments.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.instruments.rank_telemetry import Companions
-from workbench.runner.instruments.telemetry import Sample, Sampler, Telemetry, make_sampler
+from workbench.runner.instruments.samplers import Sample, Sampler, make_sampler
+from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.instruments.watchdog import Watchdog
 from workbench.runner.roofline.ceilings import Roof, matrix_dtype
 from workbench.runner.roofline.predict import Predictor
+from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm, Arms
 from workbench.runner.wire import Wire
-
-if TYPE_CHECKING:
-    from workbench.runner.experiments.pairing import SteadySegment
 
 SAMPLES = 1200  # of telemetry that are kept: a minute
 RECENT_NS = 200_000_000
@@ -85,7 +83,7 @@ class Rig:
         Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
 
     def follow(self, arm: Arm | None) -> None:
-        """Another arm steps than before, or none: watch its memory, and the devices it uses."""
+        """Follow the arm that steps from here on, if any: watch its memory and its devices."""
         self.memory.follow(arm)
         self._arm = None if arm is None else weakref.ref(arm)
         self._companions.follow()
@@ -113,13 +111,13 @@ class Rig:
         return inside
 
     def others_percent(self, start_ns: int, stop_ns: int) -> float | None:
-        """Median share of the device that other processes used; None where it is not known."""
+        """Return the median share of the device that other processes used; None where unknown."""
         shares = [sample["others"] for sample in self.telemetry_between(start_ns, stop_ns)
                  if "others" in sample]  # fmt: skip
         return statistics.median(shares) if shares else None
 
     def disturbance(self, start_ns: int, stop_ns: int) -> str:
-        """Who else worked on the device in that stretch, and how much: a clause, or nothing."""
+        """Say in a clause who else used the device in that stretch, and how much; or nothing."""
         share = self.others_percent(start_ns, stop_ns)
         on_gpu = self.device.type == "cuda"
         if share is None or share < (BUSY if on_gpu else CPU_BUSY):
@@ -142,7 +140,7 @@ class Rig:
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Nothing steps in here, which would count as a hang; what raises ends the run."""
+        """Pause the watch for hangs where nothing steps; what raises inside ends the run."""
         watched, self.watchdog.active = self.watchdog.active, False
         yield
         if watched:
@@ -150,7 +148,7 @@ class Rig:
             self.watchdog.begin(self.phases.phase)
 
     def check_cancelled(self) -> None:
-        """Raise ``Cancelled`` if that was asked for."""
+        """Raise ``Cancelled`` if the run was cancelled."""
         if self.wire.cancelled.is_set():
             raise Cancelled
 

@@ -19,13 +19,13 @@ from workbench.runner.context import Rig
 from workbench.runner.experiments.attribute import AttributeRun
 from workbench.runner.experiments.bench import BenchRun
 from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.measure_ceilings import CeilingsRun
 from workbench.runner.experiments.optimize import OptimizeRun
 from workbench.runner.experiments.profile import ProfileRun
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.experiments.validate import ValidateRun
 from workbench.runner.failures import Cancelled, explain
-from workbench.runner.roofline.ceilings import CeilingsRun
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.wire import Wire
 
@@ -116,7 +116,7 @@ class Engine:
     def _run(
         self, command: protocol.Command
     ) -> tuple[protocol.Failure | None, protocol.Command | None]:
-        """One run to its end: what failed, if anything, and the command that ended it."""
+        """Run one run to its end; returns what failed, if anything, and which command ended it."""
         assert isinstance(command, protocol.RunCommand)
         self._wire.send(protocol.Ordered(command=command))
         run = RUNS[type(command)](self._rig, command)

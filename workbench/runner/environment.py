@@ -13,7 +13,7 @@ from kernels import hardware
 from sessions.model import SAMPLING
 from workbench.runner.instruments.host_facts import host as host
 from workbench.runner.instruments.host_facts import host_facts
-from workbench.runner.instruments.telemetry import sensors
+from workbench.runner.instruments.samplers import sensors
 
 OPTIONAL = (
     "flash-attn",
@@ -30,7 +30,7 @@ OPTIONAL = (
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Everything about this machine that a measurement may depend on, as text by name."""
+    """Return as text by name whatever on this machine a measurement may depend on."""
     facts = {
         "device": hardware.of(device).name,
         "torch": str(torch.__version__),

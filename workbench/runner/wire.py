@@ -23,7 +23,7 @@ Answer = Callable[[protocol.Check], protocol.Message]
 def leave() -> NoReturn:
     """End this process at once, whatever it does, and what it started: compilers among it.
 
-    Behind ssh there is nobody else who could; no signal of the window's host arrives here.
+    Behind ssh no other process could; no signal of the window's host arrives here.
     """
     # A thread of C's own, for the case that other threads leave no time to Python's.
     faulthandler.dump_traceback_later(LEAVE_S, exit=True, file=2)
@@ -89,7 +89,7 @@ class Wire:
         return wire
 
     def close_output(self) -> None:
-        """Say nothing more, as nobody would listen.
+        """Send nothing more, as no process would listen.
 
         A process that a model forked has no say here; it ends if it tries to. And the other end is
         to hear that this runner is gone although such a process lives.
@@ -99,7 +99,7 @@ class Wire:
         os.close(output)
 
     def seconds(self, now_ns: int | None = None) -> float:
-        """Seconds since the session clock began."""
+        """Return seconds since the session clock began."""
         return ((time.perf_counter_ns() if now_ns is None else now_ns) - self._origin_ns) * 1e-9
 
     def send(self, message: protocol.Message) -> None:
@@ -112,7 +112,7 @@ class Wire:
                 while line:
                     line = line[os.write(self._output, line) :]
         except OSError:
-            leave()  # nobody listens any more: the window is gone, and with it our purpose
+            leave()  # no process listens any more: the window is gone, and with it our purpose
 
     def listen(self) -> None:
         """Start the thread that reads commands until the other end closes."""

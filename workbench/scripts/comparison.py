@@ -23,7 +23,7 @@ from workbench.scripts.launch import ScriptProcess
 from workbench.scripts.plan import NOT_STARTED, failed, not_started, wait_for
 
 LEAST_STEADY = 5  # steps of a process, without which its block is void
-HOPELESS_PAIRS = 3  # pairs of which none counts, after which the comparison ends
+HOPELESS_PAIRS = 3  # void pairs, after which the comparison ends
 INDEX = 0  # of the comparison; the watcher makes none of its own
 
 

@@ -7,19 +7,19 @@ from PySide6.QtWidgets import QApplication
 
 
 def small(font: QFont | None = None) -> QFont:
-    """For notes and captions: nine tenths of the interface's size."""
+    """Return the font of notes and captions: nine tenths of the interface's size."""
     return _scaled(font, 0.92)
 
 
 def heading(font: QFont | None = None) -> QFont:
-    """For the names of groups: small, bold."""
+    """Return the font of names of groups: small, bold."""
     font = _scaled(font, 0.92)
     font.setWeight(QFont.Weight.DemiBold)
     return font
 
 
 def title(font: QFont | None = None) -> QFont:
-    """For the one line that a panel or dialog begins with."""
+    """Return the font of the one line that a panel or dialog begins with."""
     font = _scaled(font, 1.15)
     font.setWeight(QFont.Weight.DemiBold)
     return font

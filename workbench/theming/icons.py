@@ -124,7 +124,7 @@ class GlyphEngine(QIconEngine):
         return made
 
     def clone(self) -> QIconEngine:
-        """Another engine for the same icon."""
+        """Return another engine for the same icon."""
         return GlyphEngine(self._glyph, self._colour, self._disabled)
 
 

@@ -113,7 +113,7 @@ def _straightened(points: list[_Point]) -> list[_Point]:
 
 
 def _pair(point: _Point) -> bytes:
-    """Two numbers, a space between them where a minus does not tell them apart."""
+    """Join two numbers, with a space where a minus does not tell them apart."""
     first, second = map(_tenths, point)
     return first + (b"" if second.startswith(b"-") else b" ") + second
 

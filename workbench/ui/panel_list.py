@@ -155,6 +155,7 @@ def breakdown(workspace: Workspace) -> QWidget:
         workspace.configuration,
         workspace.compared,
         workspace.breakdowns,
+        workspace.next_steps,
         workspace.theme,
         workspace.tasks,
     )

@@ -75,6 +75,7 @@ class MainWindow(QMainWindow):
         self.palette_ = CommandPalette(self)
         self.collector = Collector(self)
         workspace.session.sessionChanged.connect(self._show_title)
+        workspace.session.sessionChanged.connect(self._show_profile)
         workspace.compared.changed.connect(self._show_comparison)
         workspace.verdicts.pairChosen.connect(lambda: self.desk.bring("verdict"))
         workspace.session.textChanged.connect(self._show_text)
@@ -329,6 +330,11 @@ class MainWindow(QMainWindow):
         self.setWindowTitle(
             f"{one_line(session.title, _LONGEST_TITLE)} - GPU optimization workbench"
         )
+
+    def _show_profile(self) -> None:
+        session = self.workspace.session.shown
+        if session.studies and not session.segments:  # a trace: nothing else has anything to show
+            self.desk.bring("breakdown")
 
     def _show_comparison(self) -> None:
         if self.workspace.compared.sessions:

@@ -9,6 +9,7 @@ from workbench.ui.connection.runner_link import RunnerLink
 from workbench.ui.controllers.attributions import Attributions
 from workbench.ui.controllers.breakdowns import Breakdowns
 from workbench.ui.controllers.checklists import Checklists
+from workbench.ui.controllers.next_steps import NextSteps
 from workbench.ui.controllers.optimizations import Optimizations
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.reproductions import Reproductions
@@ -54,6 +55,7 @@ class Workspace(QObject):
         self.checklists = Checklists(*models, self.verdicts, self)
         self.breakdowns = Breakdowns(*models, self.compared, self)
         self.offers = Offers(*models, self.verdicts, self)
+        self.next_steps = NextSteps(*models, self.verdicts, self)
         self.presets = Presets(self.run, self.configuration, self.failures, self)
         self.optimizations = Optimizations(*models, self.presets, self)
         self.sweeps = Sweeps(*models, self.verdicts, self.presets, self)

@@ -14,7 +14,7 @@ import pytest
 from scipy import signal
 
 from sessions.model import Study
-from sessions.studies import attribution, attribution_words
+from sessions.studies import attribution, attribution_design, attribution_words
 from sessions.studies.attribution_rows import Arm, arm_rows
 from sessions.verdicts import verdict
 
@@ -48,8 +48,8 @@ def measured(truth, disturbance="none", *, trials=1, rounds=20, seed=1):
 
 
 def design(mode, count, orders=(), missing=None):
-    arms = attribution.subsets(mode, count, orders)
-    return arms, attribution.contrasts(mode, NAMES[:count], arms, missing or {}, orders)
+    arms = attribution_design.subsets(mode, count, orders)
+    return arms, attribution_design.contrasts(mode, NAMES[:count], arms, missing or {}, orders)
 
 
 def judge(contrasts, logs, mean_logs=None, **options):
@@ -102,7 +102,7 @@ def test_the_words_say_that_ratios_are_of_the_builds_that_ran(facts, says):
 
 
 def test_what_the_orders_leave_open_is_not_said_to_be_decided_by_more_rounds():
-    orders = attribution.sampled_orders(6, 4, 3)
+    orders = attribution_design.sampled_orders(6, 4, 3)
     arms, contrasts = design("shapley", 6, orders)
     logs = measured(np.random.default_rng(5).normal(0, 0.05, len(arms)), rounds=12)[0]
     effects = judge(contrasts, logs, seconds=10.0)
@@ -223,7 +223,7 @@ def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
             true[own] += (log(before | {own}) - log(before)) / len(orders)
     covered, narrow = [], []
     for seed in range(40):
-        sample = attribution.sampled_orders(count, 6, seed)
+        sample = attribution_design.sampled_orders(count, 6, seed)
         arms, contrasts = design("shapley", count, sample)
         logs = measured([log(subset) for subset in arms], rounds=12, seed=seed)[0]
         shares = by_name(judge(contrasts, logs), "share")
@@ -239,7 +239,7 @@ def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
 
 @pytest.mark.parametrize("rounds", [7, 20])
 def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
-    arms, contrasts = design("shapley", 6, attribution.sampled_orders(6, 6, 0))
+    arms, contrasts = design("shapley", 6, attribution_design.sampled_orders(6, 6, 0))
     logs = np.random.default_rng(0).normal(0, 0.06, (rounds, len(arms)))
     reasons = by_name(judge(contrasts, logs), "share")["a"].reasons
     open_ = "7 of at least 8 rounds were measured" if rounds == 7 else "the interval reaches over"
@@ -252,7 +252,7 @@ def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_shares_add_up_to_the_total_whatever_the_arms_took(count):
-    orders = attribution.sampled_orders(count, 5, count)
+    orders = attribution_design.sampled_orders(count, 5, count)
     for mode in ("factorial", "shapley"):
         arms, contrasts = design(mode, count, orders)
         logs = np.random.default_rng(count).normal(size=len(arms))
@@ -261,9 +261,9 @@ def test_shares_add_up_to_the_total_whatever_the_arms_took(count):
         assert math.isclose(sum(shares), total, abs_tol=1e-9)
 
 
-@pytest.mark.parametrize("mode", attribution.MODES)
+@pytest.mark.parametrize("mode", attribution_design.MODES)
 def test_what_all_arms_share_is_no_effect(mode):
-    orders = attribution.sampled_orders(4, 5, 0)
+    orders = attribution_design.sampled_orders(4, 5, 0)
     arms, contrasts = design(mode, 4, orders)
     for contrast in contrasts:
         assert abs(sum(contrast.weights.values())) < 1e-12
@@ -285,11 +285,11 @@ def test_a_toggle_that_needs_another_one_has_a_share_beside_it_whatever_their_or
         def can_be(chosen, back=back):
             return needs({back[toggle] for toggle in chosen})
 
-        orders = attribution.sampled_orders(3, 6, 0, can_be)
-        arms = attribution.subsets(mode, 3, orders, can_be)
+        orders = attribution_design.sampled_orders(3, 6, 0, can_be)
+        arms = attribution_design.subsets(mode, 3, orders, can_be)
         assert all(map(can_be, arms)) and len(arms) == 6
         names = ["abc"[back[toggle]] for toggle in range(3)]
-        contrasts = attribution.contrasts(mode, names, arms, {}, orders)
+        contrasts = attribution_design.contrasts(mode, names, arms, {}, orders)
         logs = np.array([sum({0: -1.0, 1: -0.2, 2: -3.0}[back[toggle]] for toggle in arm)
                          for arm in arms])  # fmt: skip
         shares_by_order.append(
@@ -304,8 +304,8 @@ def test_a_toggle_that_needs_another_one_has_a_share_beside_it_whatever_their_or
 
 
 def test_an_interaction_of_which_no_square_can_be_says_so_and_the_others_are_measured():
-    arms = attribution.subsets("factorial", 3, (), needs)
-    contrasts = attribution.contrasts("factorial", NAMES[:3], arms, {})
+    arms = attribution_design.subsets("factorial", 3, (), needs)
+    contrasts = attribution_design.contrasts("factorial", NAMES[:3], arms, {})
     reasons = {
         contrast.name: contrast.reason for contrast in contrasts if contrast.kind == "interaction"
     }
@@ -318,8 +318,8 @@ def test_an_interaction_of_which_no_square_can_be_says_so_and_the_others_are_mea
 
 
 def test_a_toggle_is_left_out_together_with_what_needs_it():
-    arms = attribution.subsets("leave-one-out", 3, (), needs)
-    contrasts = attribution.contrasts("leave-one-out", NAMES[:3], arms, {})
+    arms = attribution_design.subsets("leave-one-out", 3, (), needs)
+    contrasts = attribution_design.contrasts("leave-one-out", NAMES[:3], arms, {})
     assert [contrast.name for contrast in contrasts] == ["a + c", "b", "c", "all together"]
     logs = np.array([-float(len(arm)) for arm in arms])
     values = [float(attribution.values(contrast.weights, logs)) for contrast in contrasts]
@@ -384,7 +384,7 @@ def test_memory_is_counted_and_its_effects_are_exact():
 )
 def test_what_cannot_be_attributed_is_refused_in_one_sentence(mode, count, sentence):
     with pytest.raises(ValueError, match=sentence):
-        attribution.subsets(mode, count)
+        attribution_design.subsets(mode, count)
 
 
 def test_what_only_the_median_step_gains_is_no_effect():

@@ -13,7 +13,7 @@ import session_samples as samples
 from sessions.model import Configuration, PairedComparison, Segment, Session
 from sessions.reproduce import session_hint
 from sessions.tables import segments_table, text
-from sessions.verdicts import ratios, verdict, work
+from sessions.verdicts import ratios, repeats, verdict, work
 from sessions.verdicts.comparison import compare, compare_segments
 from workbench.runner.toggles import all_toggles
 from workbench.ui.panels import _compare_tables as compare_tables
@@ -285,7 +285,7 @@ def test_the_interval_of_repeats_holds_at_every_look(machine, effect):
     for _ in range(1000):
         logs = np.log(machine(draw, 24)) + draw.normal(0, 0.003, 24)
         logs[1::2] += effect
-        ratio = [ratios.welch(logs[:n:2], logs[1:n:2]) for n in range(6, 25)]
+        ratio = [repeats.welch(logs[:n:2], logs[1:n:2]) for n in range(6, 25)]
         known = [item for item in ratio if math.isfinite(item.low)]
         missed += any(not item.low <= effect <= item.high for item in known)
         words = {verdict.reading(item, math.log1p(verdict.REGION)) for item in known}

@@ -28,14 +28,16 @@ def test_every_category_is_asked_for_and_can_be_run(here, device):
     import torch
 
     suite = planned(msgspec.structs.replace(here, device=device), 1.0)
-    assert [one for one in CATEGORIES if any(p.category == one for p in suite)] == [*CATEGORIES]
-    for one in suite:
-        command = one.command
+    assert [category for category in CATEGORIES if any(p.category == category for p in suite)] == [
+        *CATEGORIES
+    ]
+    for planned_command in suite:
+        command = planned_command.command
         assert protocol.decode_command(protocol.encode(command)) == command
         if device == "cpu":
             base = command.base if isinstance(command, protocol.Attribute) else None
             require_unblocked(resolve(base or command.configuration, torch.device("cpu")))
-            assert base is None or len(one.titles) == 1 + len(command.toggles)
+            assert base is None or len(planned_command.titles) == 1 + len(command.toggles)
 
 
 def measured(command, ms) -> Segment:
@@ -49,18 +51,18 @@ def measured(command, ms) -> Segment:
 
 
 def test_rows_have_mean_deviation_and_throughput_and_failures_their_reason():
-    asked = wire_samples.catalogue()
+    catalogue = wire_samples.catalogue()
     suite, session = Suite(1.0), Session()
     session.telemetry["cpu"] = {"t_s": np.arange(9.0), "busy": np.full(9, 40.0)}
-    list(suite.begin(asked, session))
-    first = suite.next(asked)
+    list(suite.begin(catalogue, session))
+    first = suite.next(catalogue)
     session.segments.append(measured(first, [2.0, 4.0, 6.0]))
-    suite.next(asked)
+    suite.next(catalogue)
     list(suite.heed(protocol.Failure(kind="out-of-memory", sentence="Out of memory: 3 GiB.")))
     assert suite.lost(), "the others are still to come"
     table = suite.table()
     names = [column.name for column in table.columns]
-    row, failed = (dict(zip(names, one, strict=True)) for one in table.rows)
+    row, failed = (dict(zip(names, cells, strict=True)) for cells in table.rows)
     assert (row["mean"], row["std"], row["steps"]) == (4.0, 2.0, 3)
     assert (row["peak memory"], row["utilization"]) == (3.0, 40.0)
     assert row["tokens/s"] == pytest.approx(32_000)

@@ -31,13 +31,12 @@ from workbench.claims._claim import (
 from workbench.claims._read import (
     arms_right,
     exponent,
-    kernel,
-    kernel_difference,
     memory_share,
     slow_down,
     speed_up,
     step_speed_up,
 )
+from workbench.claims._read_kernels import kernel, kernel_difference
 from workbench.runner.catalogue import catalogue
 from workbench.runner.config import user_model
 from workbench.runner.config.resolve import families, require_unblocked, resolve
@@ -103,7 +102,11 @@ def test_the_kernels_that_are_claimed_are_timed_at_the_sizes_that_are_claimed():
     from workbench.claims import hydra
 
     for operator, case, *_ in hydra.KERNELS:
-        assert case in {one.name for one in kernels.OPS[operator].cases if one.bench}
+        assert case in {
+            case_of_operator.name
+            for case_of_operator in kernels.OPS[operator].cases
+            if case_of_operator.bench
+        }
         assert {"torch", "triton"} <= set(kernels.OPS[operator].implementations)
 
 
@@ -114,8 +117,8 @@ def test_a_claim_has_a_bound_and_nothing_holds_that_was_not_measured(document, e
         assert claim.least <= claim.most and (claim.least, claim.most) != (-math.inf, math.inf)
         assert claim.says and claim.unit and claim.row[0] in "MAHSE"
         for device in ("cpu", "cuda"):
-            for found in (None, empty):
-                outcome = judge(experiment, claim, device, found)
+            for results in (None, empty):
+                outcome = judge(experiment, claim, device, results)
                 assert outcome.verdict in (NOT_MEASURED, NOT_HERE)
                 assert outcome.reading is None and outcome.reason
 
@@ -124,7 +127,7 @@ def test_a_claim_has_a_bound_and_nothing_holds_that_was_not_measured(document, e
 
 
 def judged(reading, device="cuda", **changes):
-    claim = Claim(row="M1", name="", says="", unit="", read=lambda found: reading, **changes)
+    claim = Claim(row="M1", name="", says="", unit="", read=lambda results: reading, **changes)
     experiment = Experiment(name="", how="", commands=lambda *_: [], claims=(claim,))
     return judge(experiment, claim, device, Results(Session(), [], [], []))
 
@@ -192,16 +195,16 @@ def test_fewer_rounds_than_a_verdict_needs_are_undecided_however_clear_they_look
 def test_an_undecided_claim_says_how_much_more_measuring_should_decide_it():
     reading = Reading(2.1, 1.9, 2.32, rounds=10, seconds=5.0)
     outcome = judged(reading, least=2.0)
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"measuring about (\d+) s more should decide, (\d+) s in all", outcome.reason
     )
-    more_s, all_s = map(int, found.groups())
+    more_s, all_s = map(int, match.groups())
     assert outcome.verdict == UNDECIDED and all_s == more_s + 5
     assert 5 < more_s < 60, "an interval of 10 % that has to become one of 5 %"
     farther = judged(reading, least=2.25)
     nearer = judged(reading, least=2.09)
-    seconds = [float(re.findall(r"([\d,]+) s in all", one.reason)[0].replace(",", ""))
-               for one in (farther, nearer)]  # fmt: skip
+    seconds = [float(re.findall(r"([\d,]+) s in all", outcome.reason)[0].replace(",", ""))
+               for outcome in (farther, nearer)]  # fmt: skip
     assert seconds[0] < all_s + 30 < seconds[1]
     close = judged(Reading(2.0, 1.992, 2.008, rounds=60, seconds=5.0), least=2.005)
     assert close.verdict == UNDECIDED
@@ -213,9 +216,9 @@ def test_an_undecided_claim_says_how_much_more_measuring_should_decide_it():
 @pytest.mark.parametrize("rounds", [1, 5, 7])
 def test_an_attribution_that_was_cut_short_decides_no_speed(rounds):
     study = attribution_samples.study(rounds=rounds, scatter=1e-4)
-    found = Results(Session(), [], [study], [])
+    results = Results(Session(), [], [study], [])
     for read in (speed_up(), slow_down(), speed_up("compile"), step_speed_up("precision")):
-        reading = read(found)
+        reading = read(results)
         assert reading.rounds == rounds and reading.value > 0
         for bound in ({"least": 1e-3}, {"least": 1e3}, {"most": 1e3}):
             outcome = judged(reading, **bound)
@@ -225,15 +228,15 @@ def test_an_attribution_that_was_cut_short_decides_no_speed(rounds):
     arms = study.tables["arms"]
     study.tables["arms"] = {**arms, "ratio": np.full(len(arms["ratio"]), math.nan)}
     with pytest.raises(Unmeasured, match="no round was measured"):
-        speed_up()(found)
+        speed_up()(results)
 
 
 def test_kernels_that_were_timed_in_few_rounds_or_in_none_are_undecided():
     def outcome(rounds, numbered=True):
         timings = [timed("rope", "torch", [100.0] * rounds), timed("rope", "triton", [40] * rounds)]
         if not numbered:
-            for one in timings:
-                one.steps["block"][:] = 0
+            for timing in timings:
+                timing.steps["block"][:] = 0
         reading = kernel("rope", "one")(Results(Session(), timings, [], []))
         assert reading.value == pytest.approx(2.5)
         return judged(reading, least=2.0)
@@ -244,7 +247,7 @@ def test_kernels_that_were_timed_in_few_rounds_or_in_none_are_undecided():
 
 
 def with_blocks(slow: int, factor: float):
-    """An attribution whose arm ``slow`` takes so many times as long by the mean of its steps."""
+    """Return an attribution whose arm ``slow`` takes so many times as long by its mean step."""
     study = attribution_samples.study(rounds=12, scatter=1e-3)
     arms = study.tables["arms"]
     step_ms = arms["step_ms"]
@@ -265,9 +268,11 @@ def test_what_median_steps_show_and_all_steps_together_refute_is_undecided(read)
     """1.5 times faster by the median, of which the mean of a few slow steps leaves nothing."""
     assert judged(read(with_blocks(1, 1.0)), least=1.4).verdict == HOLDS
     assert judged(read(with_blocks(1, 1.03)), least=1.4).verdict == HOLDS
-    found = judged(read(with_blocks(1, 1.6)), least=1.4)
-    assert found.verdict == UNDECIDED
-    assert "by the median step it holds, but of all steps together the ratio is 0.9" in found.reason
+    outcome = judged(read(with_blocks(1, 1.6)), least=1.4)
+    assert outcome.verdict == UNDECIDED
+    assert (
+        "by the median step it holds, but of all steps together the ratio is 0.9" in outcome.reason
+    )
     assert judged(read(with_blocks(1, 1.6)), least=1.7).verdict == FAILS
     assert judged(read(with_blocks(0, 1.6)), least=1.7).verdict == UNDECIDED
 
@@ -305,7 +310,7 @@ def timed(operator, implementation, us, **ledger) -> Segment:
 
 def test_a_kernels_speed_up_is_the_ratio_of_medians_with_an_interval():
     rng = np.random.default_rng(0)
-    found = Results(
+    results = Results(
         Session(),
         [
             timed("rope", "torch", 100 * np.exp(rng.normal(0, 0.01, 30))),
@@ -315,52 +320,52 @@ def test_a_kernels_speed_up_is_the_ratio_of_medians_with_an_interval():
         [],
         [],
     )
-    reading = kernel("rope", "one")(found)
+    reading = kernel("rope", "one")(results)
     assert reading.low < 2.5 < reading.high and reading.high - reading.low < 0.1
     assert (reading.rounds, reading.seconds) == (30, 29.0)
-    assert kernel_difference("rope", "triton")(found).value == 1e-6
+    assert kernel_difference("rope", "triton")(results).value == 1e-6
     with pytest.raises(Unmeasured, match="wrong: output 0"):
-        kernel("rope", "one", "other")(found)
+        kernel("rope", "one", "other")(results)
     with pytest.raises(Unmeasured, match="did not run as quack"):
-        kernel("rope", "one", "quack")(found)
+        kernel("rope", "one", "quack")(results)
 
 
 @pytest.mark.parametrize(("power", "verdict"), [(1.0, HOLDS), (1.3, FAILS)])
 def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
     segments = []
-    for place, size in enumerate((512, 1024, 2048, 4096, 8192)):
-        one = timed("x", "y", np.full(20, 5.0 * size**power * (1 + 0.002 * (-1) ** place)))
+    for index, size in enumerate((512, 1024, 2048, 4096, 8192)):
+        segment = timed("x", "y", np.full(20, 5.0 * size**power * (1 + 0.002 * (-1) ** index)))
         settings = {"sequence": size}
-        one.configuration = msgspec.structs.replace(one.configuration, settings=settings)
-        segments.append(one)
-    found = Results(Session(), segments, [], [])
-    reading = exponent("sequence")(found)
+        segment.configuration = msgspec.structs.replace(segment.configuration, settings=settings)
+        segments.append(segment)
+    results = Results(Session(), segments, [], [])
+    reading = exponent("sequence")(results)
     assert reading.low < power < reading.high
     msgspec.json.encode([reading.value, *reading.ends])  # as the runner's messages are
     (claim, constant) = documents()["mamba2"].experiments[1].claims
-    assert judge(documents()["mamba2"].experiments[1], claim, "cuda", found).verdict == verdict
-    per_token = constant.read(found)
+    assert judge(documents()["mamba2"].experiments[1], claim, "cuda", results).verdict == verdict
+    per_token = constant.read(results)
     assert per_token.low < 16 ** (power - 1) < per_token.high
     too_few = "3 of 3 sizes were measured in 5 or more steady steps, and 4 are needed"
     with pytest.raises(Unmeasured, match=too_few):
         exponent("sequence")(Results(Session(), segments[:3], [], []))
-    for place in (0, 4):
+    for index in (0, 4):
         short = timed("x", "y", np.full(4, 5.0))
-        segments[place] = short
+        segments[index] = short
         short.configuration = msgspec.structs.replace(
-            short.configuration, settings={"sequence": 512 << place}
+            short.configuration, settings={"sequence": 512 << index}
         )
     with pytest.raises(Unmeasured, match="3 of 5 sizes were measured in 5 or more"):
-        exponent("sequence")(found)
+        exponent("sequence")(results)
 
 
 def test_a_ladder_with_a_blocked_rung_has_no_total_but_its_other_rungs():
     study = attribution_samples.study(blocked={"cuda_graphs": "needs a GPU"})
-    found = Results(Session(), [], [study], [])
-    assert speed_up("compile")(found).value == pytest.approx(1 / 0.66, rel=0.03)
+    results = Results(Session(), [], [study], [])
+    assert speed_up("compile")(results).value == pytest.approx(1 / 0.66, rel=0.03)
     for toggle in ("", "cuda_graphs"):
         with pytest.raises(Unmeasured, match="needs a GPU"):
-            speed_up(toggle)(found)
+            speed_up(toggle)(results)
 
 
 @pytest.mark.parametrize("peak", [2e9, np.nan])
@@ -369,15 +374,15 @@ def test_the_memory_of_an_arm_counts_once_it_is_known_though_its_time_was_not_me
     arms = {name: column.copy() for name, column in study.tables["arms"].items()}
     arms["state"][-1], arms["reason"][-1], arms["peak_bytes"][-1] = "not built", "too late", peak
     study.tables["arms"] = arms
-    found = Results(Session(), [], [study], [])
+    results = Results(Session(), [], [study], [])
     with pytest.raises(Unmeasured, match="not built: too late"):
-        speed_up("cuda_graphs")(found)
+        speed_up("cuda_graphs")(results)
     if np.isnan(peak):
         with pytest.raises(Unmeasured, match="not built: too late"):
-            memory_share("cuda_graphs")(found)
+            memory_share("cuda_graphs")(results)
     else:
         share = 2e9 / arms["peak_bytes"][0]
-        assert memory_share("cuda_graphs")(found).value == pytest.approx(share)
+        assert memory_share("cuda_graphs")(results).value == pytest.approx(share)
 
 
 def test_an_arm_that_was_not_looked_at_is_neither_right_nor_wrong():

@@ -25,7 +25,11 @@ class Drive:
     def __init__(self, *names: str, document="moe", limit_s=None, device="cuda") -> None:
         self.now = 0.0
         made = documents()[document]
-        chosen = [(made, one) for one in made.experiments if not names or one.name in names]
+        chosen = [
+            (made, experiment)
+            for experiment in made.experiments
+            if not names or experiment.name in names
+        ]
         self.course = Course(chosen, 3.0, limit_s, self.respect, lambda: self.now)
         self.catalogue = msgspec.structs.replace(GPU, device=device)
         self.recorder = Recorder()
@@ -58,13 +62,13 @@ class Drive:
         self.hear(*attribution_samples.messages(1.0, toggles, index=self.study, **options))
         self.study += 1
 
-    def kept(self) -> dict[str, claims.Row]:
-        """What the session has by now, by claim and unit; of several, the first."""
+    def rows_by_claim(self) -> dict[str, claims.Row]:
+        """Return what the session has by now, by claim and unit; of several, the first."""
         (study,) = claims.studies(self.recorder.session)
         return {f"{row.claim}, {row.unit}": row for row in reversed(claims.rows(study))}
 
     def results(self) -> set[str]:
-        return {row.result for row in self.kept().values()}
+        return {row.result for row in self.rows_by_claim().values()}
 
 
 DONE = protocol.Finished(t_s=9.0, reason="done", steps=1)
@@ -78,12 +82,12 @@ def test_experiments_are_asked_for_in_order_each_with_its_time():
     assert list(first.toggles) == ["compile", "precision", "checkpointing", "cuda_graphs"]
     assert (first.build_s, first.budget_s, first.floor) == (240.0, 3.0, 0.02)
     assert drive.course.allowed_s == 240.0 + 3.0 + SLACK_S
-    assert drive.kept()[f"+ AMP, {SPEED}"].result == claims.MEASURING
+    assert drive.rows_by_claim()[f"+ AMP, {SPEED}"].result == claims.MEASURING
     drive.measure(first)
     drive.hear(DONE)
     second = drive.next()
     assert list(second.toggles) == ["precision"] and second.build_s == 60.0
-    assert drive.kept()[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
+    assert drive.rows_by_claim()[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
     assert list(drive.next().toggles) == ["checkpointing"]
     assert drive.next() is None and drive.course.over
 
@@ -91,9 +95,9 @@ def test_experiments_are_asked_for_in_order_each_with_its_time():
 def test_what_is_shown_while_it_is_measured_is_no_result():
     drive = Drive("training ladder")
     command = drive.next()
-    told = list(attribution_samples.messages(1.0, command.toggles, looks=4))
-    drive.hear(*told[:-1])
-    row = drive.kept()[f"+ torch.compile, {SPEED}"]
+    messages = list(attribution_samples.messages(1.0, command.toggles, looks=4))
+    drive.hear(*messages[:-1])
+    row = drive.rows_by_claim()[f"+ torch.compile, {SPEED}"]
     assert row.measured == pytest.approx(1 / 0.66, rel=0.03) and not row.final
     assert drive.results() == {claims.MEASURING}
 
@@ -109,7 +113,7 @@ def test_a_command_that_takes_too_long_is_cut_off_and_says_how_long_it_compiled(
     drive.hear(protocol.Failure(kind="died", sentence="It was killed.", fatal=True), after_s=0)
     assert drive.course.lost()
     second = drive.next()
-    row = drive.kept()[f"+ AMP, {SPEED}"]
+    row = drive.rows_by_claim()[f"+ AMP, {SPEED}"]
     assert row.result == claims.NOT_MEASURED
     assert "cut off after 274 s, of 273 s; compiling took 272 s" in row.reason
     assert "killed" not in row.reason, "we did that"
@@ -117,8 +121,8 @@ def test_a_command_that_takes_too_long_is_cut_off_and_says_how_long_it_compiled(
     drive.measure(second)
     drive.hear(DONE)
     assert drive.next() is None
-    assert drive.kept()[f"+ torch.compile, inference, {SPEED}"].result == claims.HOLDS
-    assert drive.kept()[f"+ AMP, {SPEED}"].result == claims.NOT_MEASURED
+    assert drive.rows_by_claim()[f"+ torch.compile, inference, {SPEED}"].result == claims.HOLDS
+    assert drive.rows_by_claim()[f"+ AMP, {SPEED}"].result == claims.NOT_MEASURED
 
 
 def test_compiling_is_counted_where_an_arm_was_not_built_for_it():
@@ -131,9 +135,9 @@ def test_compiling_is_counted_where_an_arm_was_not_built_for_it():
     drive.measure(command, short=[3, 4])
     drive.hear(DONE)
     drive.next()
-    kept = drive.kept()
-    assert "compiling took 85 s" in kept[f"+ CUDA graphs, {SPEED}"].reason
-    assert kept[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
+    rows_by_claim = drive.rows_by_claim()
+    assert "compiling took 85 s" in rows_by_claim[f"+ CUDA graphs, {SPEED}"].reason
+    assert rows_by_claim[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
 
 
 def test_the_limit_for_all_leaves_the_rest_not_measured():
@@ -143,9 +147,9 @@ def test_the_limit_for_all_leaves_the_rest_not_measured():
     drive.measure(command)
     drive.hear(DONE, after_s=60)
     assert drive.next() is None and drive.course.over
-    kept = drive.kept()
-    assert kept[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
-    rest = kept["torch.compile max-autotune, x faster than eager"]
+    rows_by_claim = drive.rows_by_claim()
+    assert rows_by_claim[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
+    rest = rows_by_claim["torch.compile max-autotune, x faster than eager"]
     assert rest.result == claims.NOT_MEASURED
     assert rest.reason == "the limit of 50 s for all was reached before it"
     assert not drive.course.lost()
@@ -156,14 +160,14 @@ def test_a_run_that_is_interrupted_keeps_what_was_measured():
     drive.measure(drive.next())
     drive.hear(DONE)
     command = drive.next()
-    told = list(attribution_samples.messages(1.0, command.toggles, index=1, looks=4))
-    drive.hear(*told[:8])
+    messages = list(attribution_samples.messages(1.0, command.toggles, index=1, looks=4))
+    drive.hear(*messages[:8])
     drive.own(drive.course.finish("interrupted"))
-    kept = drive.kept()
-    assert kept[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
-    assert kept["AMP, x faster than FP32"].result == claims.NOT_MEASURED
-    assert kept["AMP, x faster than FP32"].reason == "interrupted"
-    assert all(row.final for row in kept.values())
+    rows_by_claim = drive.rows_by_claim()
+    assert rows_by_claim[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
+    assert rows_by_claim["AMP, x faster than FP32"].result == claims.NOT_MEASURED
+    assert rows_by_claim["AMP, x faster than FP32"].reason == "interrupted"
+    assert all(row.final for row in rows_by_claim.values())
     (study,) = claims.studies(drive.recorder.session)
     assert study.facts["final"] and study.facts["ended"] == "interrupted"
 
@@ -176,9 +180,9 @@ def test_a_failure_costs_the_claims_that_needed_it_and_is_their_reason():
     drive.measure(drive.next(), memory=True)
     drive.hear(DONE)
     assert drive.next() is None
-    kept = drive.kept()
-    assert "9 GiB more was needed." in kept["AMP, x faster than FP32"].reason
-    assert math.isfinite(kept["checkpointing, memory of the baseline"].measured)
+    rows_by_claim = drive.rows_by_claim()
+    assert "9 GiB more was needed." in rows_by_claim["AMP, x faster than FP32"].reason
+    assert math.isfinite(rows_by_claim["checkpointing, memory of the baseline"].measured)
 
 
 def test_on_the_cpu_what_is_about_a_gpu_is_known_before_anything_runs():
@@ -219,12 +223,12 @@ def test_a_study_that_uses_up_its_share_costs_no_other_and_each_says_what_was_le
     drive.measure(second)
     drive.hear(DONE)
     assert drive.next() is None
-    kept = drive.kept()
+    rows_by_claim = drive.rows_by_claim()
     for unit in ("x faster than FP32", "memory of the baseline"):
-        reason = kept[f"AMP, {unit}"].reason
+        reason = rows_by_claim[f"AMP, {unit}"].reason
         assert "cut off after 20 s, of 20 s, its share of the limit of 40 s" in reason
         assert "compiling took 18 s" in reason
-    other = kept["checkpointing, of the step time without"]
+    other = rows_by_claim["checkpointing, of the step time without"]
     assert other.result == claims.HOLDS and "limit" not in other.reason
 
 
@@ -233,25 +237,25 @@ def test_a_study_of_several_that_the_limit_leaves_no_time_says_so_alone():
     drive.measure(drive.next())
     drive.hear(DONE, after_s=45.0)  # it did not hear that it was to end
     assert drive.next() is None
-    kept = drive.kept()
-    assert kept["AMP, x faster than FP32"].result == claims.FAILS
-    late = kept["checkpointing, of the step time without"]
+    rows_by_claim = drive.rows_by_claim()
+    assert rows_by_claim["AMP, x faster than FP32"].result == claims.FAILS
+    late = rows_by_claim["checkpointing, of the step time without"]
     assert late.result == claims.NOT_MEASURED
     assert "the limit of 40 s for all was reached before it" in late.reason
-    assert "limit" not in kept["AMP, x faster than FP32"].reason
+    assert "limit" not in rows_by_claim["AMP, x faster than FP32"].reason
 
 
 def test_an_undecided_study_says_that_its_share_of_the_limit_was_too_short():
     drive = Drive("each alone", limit_s=40.0)
     first = drive.next()
-    told = attribution_samples.messages(1.0, first.toggles, rounds=5)
-    drive.hear(*told, after_s=19.0)
+    messages = attribution_samples.messages(1.0, first.toggles, rounds=5)
+    drive.hear(*messages, after_s=19.0)
     assert drive.course.cut(first)
     drive.hear(protocol.Finished(reason="cancelled", steps=0))
     drive.measure(drive.next())
     drive.hear(DONE)
     assert drive.next() is None
-    row = drive.kept()["AMP, x faster than FP32"]
+    row = drive.rows_by_claim()["AMP, x faster than FP32"]
     assert row.result == claims.UNDECIDED
     assert "cut off after 20 s, of 20 s, its share of the limit of 40 s" in row.reason
 
@@ -272,7 +276,7 @@ def test_a_claim_of_all_commands_names_those_that_were_cut_off():
         assert drive.course.cut(drive.next())
         drive.hear(protocol.Finished(reason="cancelled", steps=0), after_s=6.0)
     assert drive.next() is None
-    row, _ = drive.kept().values()
+    row, _ = drive.rows_by_claim().values()
     assert "1 of 5: cut off after 6 s, of 6 s" in row.reason and "5 of 5: cut off" in row.reason
 
 
@@ -283,14 +287,14 @@ def test_a_study_that_only_tells_of_a_gpu_takes_no_time_on_a_cpu():
     drive.measure(only, memory=False)
     drive.hear(DONE)
     assert drive.next() is None
-    kept = drive.kept()
-    assert kept["checkpointing, of the step time without"].result == claims.HOLDS
-    assert kept["AMP, x faster than FP32"].result == claims.NOT_HERE
+    rows_by_claim = drive.rows_by_claim()
+    assert rows_by_claim["checkpointing, of the step time without"].result == claims.HOLDS
+    assert rows_by_claim["AMP, x faster than FP32"].result == claims.NOT_HERE
 
 
 def test_what_matters_most_is_measured_first_and_the_rest_takes_nothing_from_it():
     made = documents()["moe"]
-    by_name = {one.name: one for one in made.experiments}
+    by_name = {experiment.name: experiment for experiment in made.experiments}
     course = Course(
         [(made, by_name["custom kernels"]), (made, by_name["each alone"])],
         3.0,

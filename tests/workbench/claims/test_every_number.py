@@ -34,21 +34,21 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def uncovered(text: str, quotes: list[str]) -> list[str]:
-    """The numbers that no quote covers, with their lines."""
-    found = []
+    """Return the numbers that no quote covers, with their lines."""
+    numbers = []
     for number, line in lines(text):
         covered = {
-            place
+            column
             for quote in quotes
             for start in occurrences(line, quote)
-            for place in range(start, start + len(quote))
+            for column in range(start, start + len(quote))
         }
-        found += [
+        numbers += [
             f"line {number}: {match[0]} in {line.strip()!r}"
             for match in NUMBER.finditer(line)
             if match.start() not in covered
         ]
-    return found
+    return numbers
 
 
 def occurrences(line: str, quote: str) -> Iterator[int]:
@@ -82,7 +82,7 @@ def test_every_quote_is_the_documents_own_and_holds_a_number(name):
 
 def test_a_number_without_a_claim_is_found():
     text = "# 1. Title\nFaster: 1.5-2x\n```python\nx = 3  # 4 heads\n```\n```\n7 ms\n```\nFP16"
-    assert [one.split(" in ")[0] for one in uncovered(text, [])] == [
+    assert [line.split(" in ")[0] for line in uncovered(text, [])] == [
         "line 2: 1.5",
         "line 2: 2",
         "line 4: 4",

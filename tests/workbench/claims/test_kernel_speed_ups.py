@@ -40,12 +40,12 @@ class Machine:
                 self.x += 0.03 * sign * (there >= rng.integers(0, calls))
         if disturbance == "load":  # another program, which comes and goes
             self.x += 0.47 * (np.cumsum(rng.random(MOST_CALLS) < 1 / 30) % 2)
-        self.place = 0
+        self.position = 0
 
     def times_us(self, call, repeats, device):
-        own = self.x[self.place : self.place + repeats]
+        own = self.x[self.position : self.position + repeats]
         assert len(own) == repeats
-        self.place += repeats
+        self.position += repeats
         return (100 * call() * np.exp(own)).tolist()
 
 
@@ -63,21 +63,21 @@ def segment(timings):
     return Segment(0, Configuration(family=KERNELS, preset="rope"), "", steps=steps)
 
 
-def intervals(monkeypatch, disturbance, *, faster=1.0, others=0):
-    """Of so many trials: the second contender against the first."""
-    found = []
+def intervals(monkeypatch, disturbance, *, faster=1.0, other_contenders=0):
+    """Return the intervals of the second contender against the first, one for each trial."""
+    measured = []
     monkeypatch.setattr(rounds, "warm_up", lambda call: None)
-    calls = [lambda: faster, lambda: 1.0, *[lambda: 1.7] * others]
+    calls = [lambda: faster, lambda: 1.0, *[lambda: 1.7] * other_contenders]
     for seed in range(TRIALS):
         machine = Machine(disturbance, seed, len(calls) * rounds.ROUNDS * rounds.CALLS)
         monkeypatch.setattr(rounds, "times_us", machine.times_us)
         timed = rounds.alternate(calls, "cpu", describe_failure=str, seed=seed)
-        found.append(speedup(*(segment(one) for one in timed[:2])))
-    return found
+        measured.append(speedup(*(segment(segment_timed) for segment_timed in timed[:2])))
+    return measured
 
 
 def ends_before(disturbance):
-    """How it was done: one after the other, and a bootstrap over the single calls of each."""
+    """Yield the former intervals: one after the other, a bootstrap over each one's single calls."""
 
     def difference(first, second, axis):
         return np.log(np.median(first, axis=axis) / np.median(second, axis=axis))
@@ -85,34 +85,36 @@ def ends_before(disturbance):
     for seed in range(TRIALS):
         machine = Machine(disturbance, seed, 2 * CALLS_BEFORE)
         times = [machine.times_us(lambda: 1.0, CALLS_BEFORE, "cpu") for _ in range(2)]
-        found = stats.bootstrap(
+        bootstrapped = stats.bootstrap(
             times,
             difference,
             n_resamples=499,
             method="percentile",
             random_state=np.random.default_rng(0),
         )
-        yield found.confidence_interval
+        yield bootstrapped.confidence_interval
 
 
 @pytest.mark.parametrize("disturbance", DISTURBANCES)
 def test_identical_kernels_are_told_apart_in_at_most_5_percent(monkeypatch, disturbance):
     """Results: 0 to 1 %. One after the other, 40 to 100 % of them were told apart."""
-    found = intervals(monkeypatch, disturbance)
-    assert all(one.n == rounds.ROUNDS for one in found)
-    apart = np.mean([one.low > 0 or one.high < 0 for one in found])
+    measured = intervals(monkeypatch, disturbance)
+    assert all(interval.n == rounds.ROUNDS for interval in measured)
+    apart = np.mean([interval.low > 0 or interval.high < 0 for interval in measured])
     before = np.mean([low > 0 or high < 0 for low, high in ends_before(disturbance)])
     assert apart <= 0.05
     assert before > 0.3
 
 
-@pytest.mark.parametrize(("disturbance", "others"), [("none", 0), ("drift", 3), ("clock", 3)])
+@pytest.mark.parametrize(
+    ("disturbance", "other_contenders"), [("none", 0), ("drift", 3), ("clock", 3)]
+)
 def test_the_interval_holds_the_true_speed_up_whoever_else_is_timed(
-    monkeypatch, disturbance, others
+    monkeypatch, disturbance, other_contenders
 ):
     """Nominal 95 %; found 99 to 100 %, for it holds at every look. 10 % is always found."""
-    found = intervals(monkeypatch, disturbance, faster=1.1, others=others)
-    covered = np.mean([one.low <= math.log(1.1) <= one.high for one in found])
-    seen = np.mean([one.low > 0 for one in found])
+    measured = intervals(monkeypatch, disturbance, faster=1.1, other_contenders=other_contenders)
+    covered = np.mean([interval.low <= math.log(1.1) <= interval.high for interval in measured])
+    seen = np.mean([interval.low > 0 for interval in measured])
     assert covered >= 0.95
     assert seen > 0.95

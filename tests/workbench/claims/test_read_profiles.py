@@ -1,4 +1,4 @@
-"""What claims read from profiles, facts of segments and compile times, and what is no number."""
+"""Readings of profiles, facts of segments and compile times, and what gives no number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench import protocol
 from workbench.claims import documents
 from workbench.claims._claim import Experiment, Reading, Results, Unmeasured
 from workbench.claims._course import Course
-from workbench.claims._read import slowest_kernel
+from workbench.claims._read_kernels import slowest_kernel
 from workbench.claims._read_profiles import (
     activation_share,
     compile_seconds,
@@ -39,7 +39,7 @@ def profile(activations: float, peak: float, calls: float) -> Study:
     return Study("profile", "", 0.0, {}, {"peak_bytes": peak}, tables)
 
 
-def found(*studies, segments=(), **more) -> Results:
+def results_of(*studies, segments=(), **more) -> Results:
     return Results(Session(), segments, studies, **more)
 
 
@@ -51,7 +51,7 @@ def segment(family="mamba2", preset="", settings=None, model=None, **ledger) -> 
 
 
 def test_activations_are_told_from_all_other_memory():
-    both = found(profile(100 * MIB, 500 * MIB, 40), profile(60 * MIB, 450 * MIB, 4))
+    both = results_of(profile(100 * MIB, 500 * MIB, 40), profile(60 * MIB, 450 * MIB, 4))
     reading = activation_share()(both)
     assert reading.value == pytest.approx(0.6) and reading.note == "100 MiB become 60 MiB here"
     assert peak_share()(both).value == pytest.approx(0.9)
@@ -62,11 +62,11 @@ def test_activations_are_told_from_all_other_memory():
 def test_a_profile_that_is_missing_or_empty_gives_no_number(read):
     for studies in ((), (None, None), (profile(1, 1, 1), None)):
         with pytest.raises(Unmeasured, match="the profiles were not finished"):
-            read(found(*studies))
+            read(results_of(*studies))
     with pytest.raises(Unmeasured):
-        activation_share()(found(profile(0, 1, 1), profile(0, 1, 1)))
+        activation_share()(results_of(profile(0, 1, 1), profile(0, 1, 1)))
     with pytest.raises(Unmeasured):
-        peak_share()(found(profile(1, math.nan, 1), profile(1, 1, 1)))
+        peak_share()(results_of(profile(1, math.nan, 1), profile(1, 1, 1)))
 
 
 def test_facts_of_segments_are_read_at_the_sizes_that_ran():
@@ -75,12 +75,12 @@ def test_facts_of_segments_are_read_at_the_sizes_that_ran():
         segment("mamba2", "47M", {"sequence": 4096}, parameters=47e6, state=700, a=9.0, b=2.0),
         segment("mamba2", "47M", {"sequence": 65536}),
     ]
-    here = found(segments=segments)
+    here = results_of(segments=segments)
     assert ledger_value("parameters", "96M", 1e6)(here).value == 96
     assert ledger_difference("a", "b", 7)(here).value == 1
     assert growth("state", "sequence")(here).value == 7
     with pytest.raises(Unmeasured, match="state is known at 1 of 1 sizes"):
-        growth("state", "sequence")(found(segments=segments[:1]))
+        growth("state", "sequence")(results_of(segments=segments[:1]))
     with pytest.raises(Unmeasured, match="no segment says its tokens"):
         ledger_value("tokens")(here)
 
@@ -92,23 +92,23 @@ def test_the_longest_sequence_counts_only_with_right_numbers():
         segment(settings={"sequence": 16384}, **wrong),
         segment(settings={"sequence": 32768}),
     ]
-    reading = longest_right("sequence")(found(segments=segments))
+    reading = longest_right("sequence")(results_of(segments=segments))
     assert reading.value == 8192
     assert reading.note == "16384: off by 3; 32768: it did not run to its end"
     with pytest.raises(Unmeasured, match="16384: off by 3"):
-        longest_right("sequence")(found(segments=segments[1:]))
+        longest_right("sequence")(results_of(segments=segments[1:]))
 
 
 @pytest.mark.parametrize(
     ("bad", "ladder", "passed"), [(0, 1.0, 1.0), (1, 1.0, 0.75), (1, 0.5, 0.5)]
 )
 def test_a_test_that_fails_is_not_counted_as_passed(bad, ladder, passed):
-    segments = [segment(**{numerics.RIGHT: place >= bad}) for place in range(3)]
+    segments = [segment(**{numerics.RIGHT: index >= bad}) for index in range(3)]
     made = [None, None, None, profile(1, 1, 1)]
     read = passed_share(lambda _: Reading(ladder, note="+ compile: failed"), 3)
-    assert read(found(*made, segments=segments)).value == passed
+    assert read(results_of(*made, segments=segments)).value == passed
     with pytest.raises(Unmeasured, match="2 of 3 components were run"):
-        read(found(*made, segments=segments[:2]))
+        read(results_of(*made, segments=segments[:2]))
 
 
 def test_the_slowest_of_several_kernels_is_read():
@@ -117,7 +117,7 @@ def test_the_slowest_of_several_kernels_is_read():
     segments = []
     for operator, us in (("rope", 50.0), ("swiglu", 80.0)):
         segments += [timed(operator, "torch", [100.0] * 9), timed(operator, "triton", [us] * 9)]
-    reading = slowest_kernel([("rope", "one"), ("swiglu", "one")])(found(segments=segments))
+    reading = slowest_kernel([("rope", "one"), ("swiglu", "one")])(results_of(segments=segments))
     assert reading.value == pytest.approx(1.25) and "swiglu" in reading.note
 
 
@@ -137,6 +137,6 @@ def test_a_compile_time_is_that_of_the_first_compilation():
         list(course.heed(message))
     part = course._now.parts[0]
     assert (part.first_compile_s, part.compiling_s) == (6.0, 9.0)
-    assert compile_seconds()(found(compile_s=[part.first_compile_s])).value == 6.0
+    assert compile_seconds()(results_of(compile_s=[part.first_compile_s])).value == 6.0
     with pytest.raises(Unmeasured, match="nothing was compiled"):
-        compile_seconds()(found(compile_s=[0.0]))
+        compile_seconds()(results_of(compile_s=[0.0]))

@@ -21,7 +21,7 @@ HELLO = protocol.encode(wire_samples.catalogue()).decode()
 
 
 def child(script: str, journal: Journal | None = None) -> Runner:
-    """A runner that says hello and then does what ``script`` says."""
+    """Return a runner that says hello and then does what ``script`` says."""
     preamble = (
         f"import os, signal, sys, time\nsay = lambda t: os.write(1, t.encode())\nsay({HELLO!r})\n"
     )

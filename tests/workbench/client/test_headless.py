@@ -26,7 +26,7 @@ def lead(monkeypatch, *command: str) -> None:
 
 
 def script(monkeypatch, *messages: protocol.Message, then: str = "sys.stdin.read()") -> None:
-    """A runner that sends these messages, then does that."""
+    """Let a runner send these messages, then do that."""
     lines = b"".join(map(protocol.encode, messages))
     lead(monkeypatch, sys.executable, "-S", "-c", f"import os, sys\nos.write(1, {lines!r})\n{then}")
 
@@ -133,7 +133,7 @@ def test_ctrl_c_while_a_runner_starts_ends_it_at_once_and_blames_nobody(monkeypa
 
 
 def pressed_in_a_run_that_goes_on(monkeypatch, presses: int, patience_s: float, **started):
-    """The outcome of a run that takes no cancelling, and how long it went on after the press."""
+    """Return the outcome of a run that does not hear Cancel, and its duration after the press."""
     monkeypatch.setattr(headless, "PATIENCE_S", patience_s)
     lead(monkeypatch, *LIGHT, "0.02")
     stepped, pressed = threading.Event(), []
@@ -155,8 +155,8 @@ def test_a_runner_that_does_not_hear_ctrl_c_is_ended_and_not_blamed_for_what_the
     outcome, _ = pressed_in_a_run_that_goes_on(monkeypatch, 1, 0.3)
     assert (outcome.reason, outcome.failures) == ("cancelled", [])
     assert len(outcome.session.segments[0].steps["t_s"]) > 0
-    (told,) = outcome.session.events
-    assert (told.kind, told.text[:23]) == ("warning", "interrupted with Ctrl+C")
+    (event,) = outcome.session.events
+    assert (event.kind, event.text[:23]) == ("warning", "interrupted with Ctrl+C")
     assert journal.recover(outcome.journal).events == outcome.session.events
 
 

@@ -36,22 +36,22 @@ def write(path, *content: bytes):
 
 def test_replaying_a_journal_gives_the_live_session(tmp_path):
     path = tmp_path / "a.journal"
-    kept = Journal(path)
+    written = Journal(path)
     recorder = Recorder()
     runners = [MESSAGES, wire_samples.stream(seed=3, created=1.7e9 + 60)]
     for message in [message for messages in runners for message in messages]:
-        kept.append(protocol.encode(message))
+        written.append(protocol.encode(message))
         recorder.record(message)
     note = protocol.Note(t_s=70.0, kind="note", text="by the person")
-    kept.write(note)
+    written.write(note)
     recorder.record(note)
     described = protocol.Described(title="Mine", notes="Two runners.")
-    kept.write(described)
+    written.write(described)
     recorder.record(described)
-    kept.close()
-    found = recover(path)
-    wire_samples.assert_same(found, recorder.session)
-    assert found.title == "Mine"
+    written.close()
+    recovered = recover(path)
+    wire_samples.assert_same(recovered, recorder.session)
+    assert recovered.title == "Mine"
 
 
 @settings(max_examples=150, deadline=None)
@@ -60,21 +60,21 @@ def test_replaying_a_journal_gives_the_live_session(tmp_path):
 @example(cut=len(WHOLE))
 def test_a_journal_cut_at_any_byte_gives_everything_up_to_the_cut(tmp_path_factory, cut):
     path = write(tmp_path_factory.getbasetemp() / "cut.journal", WHOLE[:cut])
-    whole = WHOLE[:cut].count(b"\n")
+    complete = WHOLE[:cut].count(b"\n")
     if WHOLE[cut : cut + 1] == b"\n":
-        whole += 1  # only the newline is missing
-    if whole == 0:
+        complete += 1  # only the newline is missing
+    if complete == 0:
         with pytest.raises(ValueError, match="no message in it"):
             recover(path)
         return
-    wire_samples.assert_same(recover(path), live(MESSAGES[:whole]))
+    wire_samples.assert_same(recover(path), live(MESSAGES[:complete]))
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, len(LINES)), st.binary(min_size=1, max_size=80))
-def test_a_damaged_line_loses_nothing_but_itself(tmp_path_factory, place, damage):
+def test_a_damaged_line_loses_nothing_but_itself(tmp_path_factory, index, damage):
     damage = damage.replace(b"\n", b" ")
-    lines = [*LINES[:place], damage + b"\n", *LINES[place:]]
+    lines = [*LINES[:index], damage + b"\n", *LINES[index:]]
     path = write(tmp_path_factory.getbasetemp() / "damaged.journal", *lines)
     wire_samples.assert_same(recover(path), live(MESSAGES))
 
@@ -93,25 +93,25 @@ def test_messages_that_fit_nowhere_are_left_out_and_counted(tmp_path):
         protocol.Steps(segment=0, columns={"t_s": [1.0], "wall_ms": []}),
     ]
     path = write(tmp_path / "a.journal", *LINES[:-1], *map(protocol.encode, misfits), LINES[-1])
-    found = recover(path)
-    last = found.events.pop()
+    recovered = recover(path)
+    last = recovered.events.pop()
     assert (last.kind, last.text) == (
         "warning",
         "2 of the journal's messages could not be read and were left out",
     )
-    wire_samples.assert_same(found, live(MESSAGES))
+    wire_samples.assert_same(recovered, live(MESSAGES))
 
 
 def test_a_runner_that_died_within_a_line_does_not_swallow_the_next_ones_catalogue(tmp_path):
     second = wire_samples.stream(seed=5, created=1.7e9 + 60)
-    kept = Journal(tmp_path / "a.journal")
+    written = Journal(tmp_path / "a.journal")
     for line in LINES[:-1]:
-        kept.append(line)
-    kept.append(LINES[-1][:-7])
+        written.append(line)
+    written.append(LINES[-1][:-7])
     for message in second:
-        kept.append(protocol.encode(message))
-    kept.close()
-    wire_samples.assert_same(recover(kept.path), live([*MESSAGES[:-1], *second]))
+        written.append(protocol.encode(message))
+    written.close()
+    wire_samples.assert_same(recover(written.path), live([*MESSAGES[:-1], *second]))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_journal_is_unfinished_once_its_process_is_gone_and_not_before():
     assert unfinished() == []
     child.kill()
     child.wait()
-    assert [str(found) for found in unfinished()] == [path]
+    assert [str(path_found) for path_found in unfinished()] == [path]
     child.stdin.close()
     child.stdout.close()
 
@@ -164,9 +164,9 @@ def test_a_journal_left_behind_by_a_process_of_the_same_number_is_offered():
 
 def test_journals_of_one_second_are_files_of_their_own():
     opened = [Journal() for _ in range(3)]
-    assert len({one.path for one in opened}) == 3
-    for one in opened:
-        one.close()
+    assert len({written.path for written in opened}) == 3
+    for written in opened:
+        written.close()
 
 
 def test_the_oldest_journals_are_forgotten_and_the_newest_kept():

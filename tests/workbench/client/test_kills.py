@@ -50,7 +50,7 @@ def rows(session: Session) -> int:
 
 
 def sent_before(log: Path, moment: float) -> int:
-    """Steps that the light child had sent by then, from its own account."""
+    """Return the steps that the light child had sent by then, from its own account."""
     entries = [line.split() for line in log.read_text().splitlines() if line.count(" ") == 1]
     return max((int(count) for stamp, count in entries if float(stamp) <= moment), default=0)
 
@@ -59,19 +59,19 @@ def sent_before(log: Path, moment: float) -> int:
 def sitting(tmp_path_factory):
     """One session over all killed runners."""
     folder = tmp_path_factory.mktemp("runners")
-    kept = Journal(folder / "a.journal")
-    yield kept, Recorder(), folder
-    kept.close()
+    written = Journal(folder / "a.journal")
+    yield written, Recorder(), folder
+    written.close()
 
 
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_runner_loses_nothing_and_the_next_one_goes_on(sitting, number):
-    kept, recorder, folder = sitting
+    written, recorder, folder = sitting
     real = number < REAL_KILLS
     log = folder / f"sent-{number}"
     command = REAL if real else (*LIGHT, str(PERIOD_S), str(log))
     before = rows(recorder.session)
-    driver = Driver(kept, recorder, command)
+    driver = Driver(written, recorder, command)
     driver.until_state("idle")
     driver.start(TINY)
     driver.until_steps(1)
@@ -89,12 +89,12 @@ def test_a_killed_runner_loses_nothing_and_the_next_one_goes_on(sitting, number)
         # What the kernel held in the pipe arrives too; only the write that was cut may be missing.
         assert rows(session) - before >= sent_before(log, killed) - wire_samples.BATCH
 
-    found = recover(kept.path)
+    recovered = recover(written.path)
     deaths = [event for event in session.events if event.text == last.sentence]
     assert len(deaths) >= 1
     # The client's own words are not on the wire.
     on_wire = [event for event in session.events if event.text != last.sentence]
-    wire_samples.assert_same(found, dataclasses.replace(session, events=on_wire))
+    wire_samples.assert_same(recovered, dataclasses.replace(session, events=on_wire))
     saved = folder / "session.h5"
     hdf5.save(session, saved)
     assert rows(hdf5.load(saved)) == rows(session)
@@ -103,7 +103,7 @@ def test_a_killed_runner_loses_nothing_and_the_next_one_goes_on(sitting, number)
 
 
 def keep_and_save(folder: Path) -> None:
-    """What the window does with a runner, without the window: journal, record, save for ever."""
+    """Do what the window does with a runner, without the window: journal, record, save for ever."""
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
     runner = Runner(Journal(), (*LIGHT, str(PERIOD_S), str(folder / "sent")))
     recorder = Recorder()
@@ -118,19 +118,19 @@ def keep_and_save(folder: Path) -> None:
 
 
 def assert_nothing_lost(saved: Path, killed: float, log: Path | None) -> None:
-    """The saved file opens, and the one journal left has all of it and more."""
+    """Check that the saved file opens, and the one journal left has all of it and more."""
     (left,) = journal.unfinished()
-    found = recover(left)
+    recovered = recover(left)
     session = hdf5.load(saved)
     count = rows(session)
-    assert 0 < count <= rows(found)
-    for segment, again in zip(session.segments, found.segments, strict=False):
+    assert 0 < count <= rows(recovered)
+    for segment, again in zip(session.segments, recovered.segments, strict=False):
         known = len(segment.steps["t_s"])
         np.testing.assert_array_equal(segment.steps["wall_ms"], again.steps["wall_ms"][:known])
     if log is not None:
-        assert rows(found) >= sent_before(log, killed - GRACE_S) > 0
+        assert rows(recovered) >= sent_before(log, killed - GRACE_S) > 0
     else:
-        newest = found.created + found.segments[-1].steps["t_s"][-1]
+        newest = recovered.created + recovered.segments[-1].steps["t_s"][-1]
         assert newest > killed - GRACE_S - 0.5, "the last half second was still in the runner"
     left.unlink()
 
@@ -159,7 +159,7 @@ def test_a_process_killed_while_it_journals_and_saves_loses_nothing(tmp_path, mo
         living.append((random.Random(number).uniform(GRACE_S, GRACE_S + 0.4), folder, process))
     wait_for(lambda: all((folder / "s.h5").exists() for _, folder, _ in living))
     began = time.monotonic()
-    for lived_s, folder, process in sorted(living, key=lambda one: one[0]):
+    for lived_s, folder, process in sorted(living, key=lambda life: life[0]):
         time.sleep(max(0.0, began + lived_s - time.monotonic()))
         (runner,) = psutil.Process(process.pid).children()
         process.kill()

@@ -71,10 +71,12 @@ def test_messages_become_segments_telemetry_and_events():
 )
 def test_the_last_phase_of_a_run_ends_with_it_and_not_with_the_next_run(end):
     begins = protocol.SegmentStarted
-    (started,) = (one for one in wire_samples.stream(segments=1) if isinstance(one, begins))
+    (started,) = (
+        message for message in wire_samples.stream(segments=1) if isinstance(message, begins)
+    )
     began = [
-        msgspec.structs.replace(started, t_s=t_s, index=place)
-        for place, t_s in enumerate((1.0, 300.0))
+        msgspec.structs.replace(started, t_s=t_s, index=index)
+        for index, t_s in enumerate((1.0, 300.0))
     ]
     warms_up = protocol.PhaseChanged(t_s=2.0, segment=0, phase=int(Phase.WARM_UP))
     session = recorded([wire_samples.catalogue(), began[0], warms_up, end, began[1]])
@@ -115,11 +117,11 @@ def test_a_segment_whose_beginning_was_lost_does_not_take_the_later_ones_with_it
                 recorder.record(message)
         except protocol.WireError:
             refused += 1
-    whole = recorded(messages)
+    complete = recorded(messages)
     assert refused > 0
     assert [segment.label for segment in recorder.session.segments] == ["option 0", "option 2"]
-    for found, wanted in zip(recorder.session.segments, whole.segments[::2], strict=True):
-        np.testing.assert_array_equal(found.steps["wall_ms"], wanted.steps["wall_ms"])
+    for segment, wanted in zip(recorder.session.segments, complete.segments[::2], strict=True):
+        np.testing.assert_array_equal(segment.steps["wall_ms"], wanted.steps["wall_ms"])
 
 
 def batch(**columns) -> protocol.Steps:

@@ -40,7 +40,7 @@ os.write(wire._output, {HELLO!r}.encode())
 
 
 def over(host: str, *words: str) -> tuple[str, ...]:
-    """The words behind the stand-in, quoted for the shell that it hands them to."""
+    """Return the words behind the stand-in, quoted for the shell that it hands them to."""
     return (*STAND_IN, host, shlex.join(words))
 
 
@@ -50,7 +50,7 @@ def wired(then: str) -> tuple[str, ...]:
 
 @pytest.fixture
 def there(tmp_path, monkeypatch):
-    """Gives the process behind the stand-in, once it has started."""
+    """Return a function that finds the process behind the stand-in, once it has started."""
     file = tmp_path / "there"
     monkeypatch.setenv("STAND_IN_PID", str(file))
 
@@ -142,11 +142,11 @@ def test_a_command_that_gives_no_runner_is_one_sentence(command, heard, capsys, 
 
 def test_a_banner_before_the_first_message_is_told_and_left_out():
     runner = Runner(command=(*STAND_IN, "chatty", f"printf %s {shlex.quote(HELLO)}; cat >&2"))
-    catalogue, told = (next(messages) for messages in [runner.messages()] for _ in range(2))
+    catalogue, failure = (next(messages) for messages in [runner.messages()] for _ in range(2))
     assert isinstance(catalogue, protocol.Catalogue)
-    assert (told.kind, told.fatal) == ("wire", False)
-    assert "'Welcome to chatty!' before the runner's first message" in told.sentence
-    assert "Sunday" in told.detail
+    assert (failure.kind, failure.fatal) == ("wire", False)
+    assert "'Welcome to chatty!' before the runner's first message" in failure.sentence
+    assert "Sunday" in failure.detail
     runner.close()
 
 
@@ -181,7 +181,9 @@ def test_a_runner_that_no_signal_reaches_ends_with_its_input(there, busy, how):
     left = there()
     family = [left, *left.children(recursive=True)]
     deadline = time.monotonic() + 120
-    while busy == "waits for a compiler" and not any("sleep" in one.name() for one in family):
+    while busy == "waits for a compiler" and not any(
+        "sleep" in process.name() for process in family
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
         family = [left, *left.children(recursive=True)]
@@ -256,17 +258,17 @@ def test_what_the_runner_writes_stays_there_and_the_answer_says_so(capsys, tmp_p
     catalogue.environment["host"] = "gpuhost"
     catalogue.workloads = [protocol.WorkloadInfo(name="decode", title="", help="", fields=[])]
     lines = tmp_path / "lines"
-    told = [catalogue, protocol.State(state="idle"), protocol.Finished(reason="done", steps=0)]
-    lines.write_bytes(b"".join(map(protocol.encode, told)))
+    messages = [catalogue, protocol.State(state="idle"), protocol.Finished(reason="done", steps=0)]
+    lines.write_bytes(b"".join(map(protocol.encode, messages)))
     command = shlex.join(over("gpuhost", "sh", "-c", f"cat {lines}; exec cat >&2"))
-    asked = ["--workload", "decode", "--steps", "1", "--save-state", "/no/folder/here/a.state"]
-    assert main(["run", "hydra", *asked, "--runner", command]) == 0
+    arguments = ["--workload", "decode", "--steps", "1", "--save-state", "/no/folder/here/a.state"]
+    assert main(["run", "hydra", *arguments, "--runner", command]) == 0
     assert "/no/folder/here/a.state is on gpuhost\n" in capsys.readouterr().out
-    assert main(["run", "hydra", *asked]) == 2  # here the folder is known to be missing
+    assert main(["run", "hydra", *arguments]) == 2  # here the folder is known to be missing
 
 
 def test_a_second_of_10000_steps_is_less_than_a_megabyte_in_batches_that_a_pipe_holds():
-    """What a link has to carry, as the README says."""
+    """Check what a link has to carry, as the README says."""
     rng = np.random.default_rng(0)
     carried, batches, steps = 0, 30, 333
     for batch in range(batches):

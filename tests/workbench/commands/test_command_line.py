@@ -34,8 +34,8 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert " ".join(COMMANDS) == (
-        "ab attribute bench calibrate ceilings check compare demo doctor export history info onnx "
-        "optimize profile recover report reproduce run sweep toggles validate"
+        "ab attribute bench calibrate ceilings check compare completion demo doctor export "
+        "history info onnx optimize profile recover report reproduce run sweep toggles validate"
     )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
@@ -49,7 +49,7 @@ def test_each_commands_help_explains_all_that_it_takes(name, capsys):
     assert out.startswith(f"usage: workbench {name} ")
     assert len(out.split("\n\n")[1]) > 30  # the sentence on what it does
     options = [line for line in out.splitlines() if line.startswith("  -")]
-    assert len(options) > 1 or name == "demo"
+    assert len(options) > 1 or name in ("completion", "demo")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -64,6 +64,7 @@ def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
         "onnx": ["hydra", "-o", "x.onnx"],
         "sweep": ["hydra", "--over", "preset=tiny"],
         "info": [str(pair[0])],
+        "completion": ["bash"],
         "history": [str(pair[0].parent)],
         "compare": list(map(str, pair)),
         "export": [str(pair[0]), "--plot", "ecdf", "-o", "x.png"],

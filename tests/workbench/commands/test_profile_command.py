@@ -21,11 +21,11 @@ def own_state(tmp_path, monkeypatch):
 
 def answers(catalogue, count=1):
     """A runner that profiles: a segment and a study for each configuration."""
-    told = [catalogue]
+    messages = [catalogue]
     for index in range(count):
         study = profile_samples.study(blocks=2, seed=index, faster=0.8**index)
-        told += wire_samples.begin(0.1 + index, index)
-        told.append(
+        messages += wire_samples.begin(0.1 + index, index)
+        messages.append(
             protocol.StudyStarted(
                 t_s=0.5 + index,
                 index=index,
@@ -37,24 +37,24 @@ def answers(catalogue, count=1):
         for name, table in study.tables.items():
             every = 20 if name == "memory" else 1  # all of it would be no argument of a program
             columns = {column: values[::every].tolist() for column, values in table.items()}
-            told.append(
+            messages.append(
                 protocol.StudyRows(t_s=0.6 + index, study=index, table=name, columns=columns)
             )
-        told.append(protocol.StudyFacts(t_s=0.7 + index, study=index, facts=study.facts))
-    return [*told, protocol.Finished(t_s=9.0, reason="done", steps=9)]
+        messages.append(protocol.StudyFacts(t_s=0.7 + index, study=index, facts=study.facts))
+    return [*messages, protocol.Finished(t_s=9.0, reason="done", steps=9)]
 
 
-def asked(told) -> protocol.Profile:
-    (command,) = (one for one in told if isinstance(one, protocol.Profile))
+def asked(messages) -> protocol.Profile:
+    (command,) = (one for one in messages if isinstance(one, protocol.Profile))
     return command
 
 
 def test_one_configuration_is_profiled_and_told_in_tables(ran, sent, tmp_path, capsys):
-    told = sent(*answers(ran.catalogue))
+    messages = sent(*answers(ran.catalogue))
     file = tmp_path / "kept.h5"
     arguments = ["--preset", "tiny", "--workload", "train", "--steps", "5", "-o", str(file)]
     assert main(["profile", "hydra", *arguments]) == 0
-    command = asked(told)
+    command = asked(messages)
     (configuration,) = command.configurations
     assert (configuration.preset, configuration.workload, command.steps) == ("tiny", "train", 5)
     assert command.traces == []
@@ -69,11 +69,11 @@ def test_one_configuration_is_profiled_and_told_in_tables(ran, sent, tmp_path, c
 
 
 def test_two_arms_are_profiled_together_and_set_against_each_other(ran, sent, tmp_path, capsys):
-    told = sent(*answers(ran.catalogue, 2))
+    messages = sent(*answers(ran.catalogue, 2))
     trace = tmp_path / "step.json.gz"
     arguments = ["--a", "precision=bf16", "--b", "checkpointing=full", "--trace", str(trace)]
     assert main(["profile", "hydra", "--toggle", "triton=off", *arguments]) == 0
-    command = asked(told)
+    command = asked(messages)
     assert [one.toggles for one in command.configurations] == [
         {"triton": "off", "precision": "bf16"},
         {"triton": "off", "checkpointing": "full"},

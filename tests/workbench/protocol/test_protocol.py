@@ -123,8 +123,8 @@ def test_a_truncated_line_is_refused(line, data):
 @given(st.sampled_from(LINES), st.data())
 def test_a_line_with_changed_bytes_is_a_message_or_refused(line, data):
     damaged = bytearray(line)
-    for place in data.draw(st.lists(st.integers(0, len(line) - 1), min_size=1, max_size=4)):
-        damaged[place] = data.draw(st.integers(0, 255))
+    for index in data.draw(st.lists(st.integers(0, len(line) - 1), min_size=1, max_size=4)):
+        damaged[index] = data.draw(st.integers(0, 255))
     try:
         message = protocol.decode_message(bytes(damaged))
     except WireError:
@@ -175,6 +175,6 @@ def test_a_message_is_no_command_and_a_command_no_message():
 
 
 def test_a_huge_batch_survives_the_wire():
-    values = [float(place) for place in range(1_000_000)]
+    values = [float(index) for index in range(1_000_000)]
     line = protocol.encode(protocol.Steps(segment=0, columns={"t_s": values}))
     assert protocol.decode_message(line).columns["t_s"] == values

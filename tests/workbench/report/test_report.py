@@ -13,13 +13,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
+import profile_samples
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synthetic import empty_session, gpu_session, sweep_study
 from whole_session import everything
 
-from sessions.model import Evidence, Phase
+from sessions.model import Event, Evidence, Phase
 from sessions.numbers import text
 from sessions.storage import hdf5
 from sessions.studies import prediction
@@ -29,7 +30,7 @@ from workbench.cli import main
 from workbench.plot_export import ExportError
 from workbench.plots import PLOTS, Run
 from workbench.report import SECTIONS, _page
-from workbench.report._section import Chart
+from workbench.report._section import Chart, Words
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -267,6 +268,38 @@ def test_what_people_write_is_text_and_never_markup(qapp, words):
     session.notes = words
     page = Page(_page.page([Run(session)], f"<b>{words}", words, ["overview"]))
     assert page.whole and page.texts.count(f"<b>{words}") == 2  # the head's title, and the page's
+
+
+def test_the_first_page_states_each_finding_with_its_chart_and_repeats_none(qapp, runs, session):
+    session.events.append(Event(12.0, "note", "the fan went on"))
+    parts = [part for part in SECTIONS["overview"].made(runs) if isinstance(part, Words | Chart)]
+    assert any("12 s: the fan went on" in part.lines for part in parts if isinstance(part, Words))
+    for number, part in enumerate(parts):
+        if isinstance(part, Chart):
+            assert isinstance(parts[number - 1], Words) and len(parts[number - 1].lines) == 1
+    assert sum(isinstance(part, Chart) for part in parts) >= 3
+    page = Page(_page.page(runs))
+    assert len(page.pictures) == len({*page.pictures})
+
+
+def test_studies_of_one_title_are_told_apart_by_a_number(qapp):
+    session = gpu_session(steps=40)
+    session.studies = [profile_samples.study(blocks=1), profile_samples.study(blocks=2)]
+    page = Page(_page.page([Run(session, "one")], sections=["profile"]))
+    assert "hydra base train: defaults" in page.texts
+    assert "hydra base train: defaults (2)" in page.texts
+
+
+def test_a_long_table_and_a_long_cell_fold_and_keep_all_of_their_text(qapp):
+    session = gpu_session(steps=40)
+    session.segments[0].evidence = [
+        Evidence("adamw", "fused", "effective", f"kernel {n} ran; {'and more ' * 20}{n}")
+        for n in range(40)
+    ]
+    content = _page.page([Run(session, "one")], sections=["evidence"])
+    page = Page(content)
+    assert page.whole and "25 more rows" in page.texts
+    assert content.count("<td>kernel ") == 40 and content.count(">Details</summary>and more") == 40
 
 
 # The command

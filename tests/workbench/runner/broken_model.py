@@ -12,12 +12,12 @@ class Talks(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The second layer of the first."""
+        """Return the second layer of the first."""
         x = self.layers[0](x)
         print(end="")
         return self.layers[1](x)
 
 
 def build():
-    """What the runner asks for."""
+    """Return what the runner requests."""
     return Talks(), lambda batch: torch.randn(batch, 8), lambda output, x: output.square().mean()

@@ -24,11 +24,12 @@ def stepped(
     arms: Arms | None = None,
     **toggles: str,
 ) -> Arm:
-    """An arm after its first steps, each of another batch; of ``arms``, where given, whose weights
-    it shares.
+    """Return an arm after its first steps, each of another batch.
+
+    It shares the weights of ``arms``, if given.
     """
-    asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
-    situation = resolve.resolve(asked, torch.device(device))
+    requested = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
+    situation = resolve.resolve(requested, torch.device(device))
     resolve.require_unblocked(situation)
     arm = (arms or Arms()).get(situation, PhaseTracker(lambda phase: None))
     with arm.entered():
@@ -42,14 +43,14 @@ def stepped(
 
 def found(arm: Arm) -> dict[str, tuple[str, str]]:
     """Status and text of each option that is not off."""
-    return {each.toggle: (each.status, each.text) for each in arm.find_evidence()}
+    return {evidence.toggle: (evidence.status, evidence.text) for evidence in arm.find_evidence()}
 
 
 def step_without_peer(arm: Arm) -> None:
     """Kill the only other rank of an arm that is entered, and step on, which fails."""
-    found = group.current()
-    assert found is not None
-    (peer,) = found._peers
+    peers = group.current()
+    assert peers is not None
+    (peer,) = peers._peers
     peer.process.kill()
     peer.process.wait()
     for _ in range(3):  # the first may still be taken
@@ -78,6 +79,6 @@ def own_peak(arm: Arm, arms: Arms) -> int:
 def blocked(
     configuration: Configuration, workload: str = "train", *, device: str = "cpu", **toggles: str
 ) -> dict[str, dict[str, Blocked]]:
-    """What cannot be used under these options."""
-    asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
-    return resolve.availability(asked, torch.device(device)).blocked
+    """Return what cannot be used under these options."""
+    requested = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
+    return resolve.availability(requested, torch.device(device)).blocked

@@ -19,7 +19,7 @@ from workbench.runner.ranks import group
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Driver]:
-    """A real runner, idle."""
+    """Return a real runner, idle."""
     driver = Driver()
     driver.until_state("idle")
     yield driver
@@ -31,7 +31,7 @@ def shared() -> Iterator[Driver]:
 
 @pytest.fixture
 def runner(shared) -> Iterator[Driver]:
-    """The shared runner; whatever still runs at the end of the test is ended."""
+    """Return the shared runner; whatever still runs at the end of the test is ended."""
     # Its answer to a late command of the test before (a cancellation) comes before this one.
     same = Configuration(family="hydra", preset="tiny")
     shared.send(protocol.Predict(base=same, other=same))
@@ -45,7 +45,7 @@ def runner(shared) -> Iterator[Driver]:
 
 @pytest.fixture(scope="session")
 def with_families() -> Iterator[Driver]:
-    """A real runner that has the tests' families too."""
+    """Return a real runner that has the tests' families too."""
     driver = Driver(command=FAULTY)
     driver.until_state("idle")
     yield driver
@@ -54,7 +54,7 @@ def with_families() -> Iterator[Driver]:
 
 @pytest.fixture(scope="session")
 def small() -> Configuration:
-    """A model of two layers that steps in a few milliseconds."""
+    """Return a model of two layers that steps in a few milliseconds."""
     return Configuration(
         family="hydra",
         preset="tiny",

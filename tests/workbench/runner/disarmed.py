@@ -69,7 +69,7 @@ def usual_place(name: str) -> tuple[str, str]:
 
 
 def configuration(name: str, option: str) -> Configuration:
-    """A tiny model that calls what the toggle acts on."""
+    """Return a tiny model that calls what the toggle acts on."""
     family, workload = usual_place(name)
     settings = {"batch": 2} if family == "own" else {"batch": 1, "sequence": 16}
     settings |= {"new_tokens": 4} if workload == "decode" else {}
@@ -101,7 +101,7 @@ def without_apply(name: str) -> Iterator[None]:
 
 
 def disarmed(name: str, option: str, device: str) -> tuple[str, str]:
-    """What the toggle says of an arm that it did not change: status and text."""
+    """Return the toggle's finding of an arm that it did not change: status and text."""
     with without_apply(name):
         situation = resolve.resolve(configuration(name, option), torch.device(device))
         arm = Arms().get(situation, PhaseTracker(lambda phase: None))
@@ -109,5 +109,5 @@ def disarmed(name: str, option: str, device: str) -> tuple[str, str]:
             with arm.watched():
                 arm.step()
             arm.step()
-        (evidence,) = [one for one in arm.find_evidence() if one.toggle == name]
+        (evidence,) = [item for item in arm.find_evidence() if item.toggle == name]
     return evidence.status, evidence.text

@@ -37,7 +37,7 @@ class Written:
         self.span(name, start, stop, thread=AUTOGRAD, **arguments, **more)
 
     def kernel(self, name, at, us, *, thread=MAIN, call="cudaLaunchKernel", start=None) -> None:
-        """A launch at ``at`` on the host, and its kernel, which begins when the device is free."""
+        """Record a launch at ``at`` on the host, and its kernel once the device is free."""
         category = "cuda_driver" if call.startswith("cu") and call[2].isupper() else "cuda_runtime"
         self._correlation += 1
         self.span(call, at, at + 1, thread=thread, category=category,

@@ -42,7 +42,7 @@ def watch(watcher: Driver, folder: Path, entries: list[dict]) -> None:
 
 
 def steps(start_ns: int, count: int, gpu_ms: float | None = None) -> list[list]:
-    """Steps of 20 ms, 5 of which wait for input."""
+    """Return steps of 20 ms, 5 of which wait for input."""
     return [
         [start_ns + 20 * MS * i, start_ns + 20 * MS * (i + 1), 5 * MS, gpu_ms] for i in range(count)
     ]

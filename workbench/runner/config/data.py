@@ -15,7 +15,7 @@ from workbench.runner.failures import Mistake
 from workbench.runner.structures import cast_floats, map_tensors, tensors
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.build import Build
+    from workbench.runner.toggles import Situation
 
 SYNTHETIC = "synthetic"
 RING = 16  # batches kept on the device, in turn, so that no step waits for the host
@@ -151,9 +151,8 @@ def make_batches(
     return Batches(current, tuple(unused), few, zip(buffers, rings, strict=True), rows=batch)
 
 
-def of_build(build: Build) -> Batches:
+def batches_of(situation: Situation, dtype: torch.dtype) -> Batches:
     """Return the batches that an arm's steps read; raises ``Mistake`` for an unusable source."""
-    situation = build.situation
     configuration = situation.configuration
     try:
         batches = make_batches(
@@ -164,7 +163,7 @@ def of_build(build: Build) -> Batches:
             sequence=int(configuration.settings["sequence"]),
             seed=configuration.seed,
             device=situation.device,
-            dtype=build.weights_dtype,
+            dtype=dtype,
         )
     except ValueError as error:
         raise Mistake(str(error)) from None

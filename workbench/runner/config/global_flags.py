@@ -58,7 +58,7 @@ _ALL: tuple[_Switch, ...] = (
 
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
-    """Whatever is switched inside holds there, and not for what comes after."""
+    """Put back afterwards whatever is switched inside."""
     before = [get() for get, _ in _ALL]
     try:
         yield

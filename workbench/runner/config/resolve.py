@@ -1,10 +1,10 @@
-"""Turns what a person asked for into a situation that can be built, or says what is wrong."""
+"""Resolution of a configuration: a situation that can be built, or what is wrong with it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -24,9 +24,6 @@ from workbench.runner.toggles.pipeline_parallel import of_stages
 from workbench.runner.toggles.tensor_parallel import of_shares
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
-
-if TYPE_CHECKING:
-    from workbench.runner.context import Rig
 
 # A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
 # One that needs many times what there is would only thrash the host.
@@ -232,15 +229,15 @@ def _settle(
     return tuple(left_out)
 
 
-def demand(rig: Rig, *configurations: Configuration) -> list[Situation]:
+def demand(wire: Wire, device: torch.device, *configurations: Configuration) -> list[Situation]:
     """Return the usable situations of a request; raises as ``resolve`` and ``require_unblocked``.
 
     The wire reports what a preset leaves out.
     """
-    situations = [resolve(configuration, rig.device) for configuration in configurations]
+    situations = [resolve(configuration, device) for configuration in configurations]
     for situation in situations:
         require_unblocked(situation)
-    tell_left_out(rig.wire, situations)
+    tell_left_out(wire, situations)
     return situations
 
 
@@ -281,7 +278,7 @@ def check_limits(start: Start) -> None:
 
 
 def require_unblocked(situation: Situation) -> None:
-    """Raise ``Mistake`` for the first option that is asked for and cannot be used."""
+    """Raise ``Mistake`` for the first requested option that cannot be used."""
     for name in all_toggles():
         option = situation.option(name)
         if why := _why(name, option, situation):
@@ -289,7 +286,7 @@ def require_unblocked(situation: Situation) -> None:
 
 
 def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
-    """Every option that cannot be used in this situation, by toggle.
+    """Return every option that cannot be used in this situation, by toggle.
 
     If two options exclude each other and only one toggle knows why, both are blocked. A fix by
     toggles names all that could not stay as they are.
@@ -312,7 +309,7 @@ def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
 def _opposed(
     name: str, option: str, situation: Situation, chosen: Mapping[str, str]
 ) -> Blocked | None:
-    """Which of the ``chosen`` options of other toggles could not be used beside this one, and why.
+    """Return which ``chosen`` options of other toggles cannot be used beside this one, and why.
 
     None of an option that is chosen itself, or leaves the model alone.
     """
@@ -416,7 +413,7 @@ def _settings(
 
 
 def _number(field: Field, value: Scalar) -> int | float:
-    """``value`` as the field's kind, whole or not; raises ``Mistake``."""
+    """Return ``value`` as the field's kind, whole or not; raises ``Mistake``."""
     return _real(field, value) if isinstance(field.default, float) else _whole(field, value)
 
 

@@ -188,7 +188,7 @@ class OwnFamily(Family):
             )
 
     def footprint(self, config: OwnConfig, **step: Any) -> Footprint:
-        """Zeros: not known before it is built."""
+        """Return zeros: not known before it is built."""
         return Footprint(**{role.name: 0 for role in fields(Footprint)})
 
     def build(
@@ -224,7 +224,7 @@ class OwnFamily(Family):
         return model.weights()
 
     def share(self, config: OwnConfig, weights: Mapping[str, nn.Parameter]) -> Model:
-        """Another structure around the same parameters; its buffers are its own."""
+        """Build another structure around the same parameters; its buffers are its own."""
         model = fresh(config)
         model.load_state_dict(weights, strict=False, assign=True)
         first = next(iter(weights.values()))
@@ -464,7 +464,7 @@ def _read(path: Path) -> bytes:
 
 
 def _unknown(config: OwnConfig) -> Costs:
-    """Nothing is known before it is built, so nothing may be estimated."""
+    """Estimate nothing: nothing is known before it is built."""
     raise ConfigurationError("own: what a model of your own costs is not known before it is built")
 
 

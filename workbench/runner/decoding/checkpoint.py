@@ -54,7 +54,7 @@ def check_decodes(situation: Situation) -> None:
 
 
 def save_round(path: str, arm: Arm) -> str:
-    """Save the round that the arm is in; returns what a person is told. Waits for the device."""
+    """Save the arm's current round; return a note for a person. Waits for the device."""
     decoder, rounds = arm.decoder, arm.rounds
     assert decoder is not None and rounds is not None
     position = decoder.prompt_length + rounds.done

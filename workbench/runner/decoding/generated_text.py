@@ -23,7 +23,7 @@ PERIOD_NS = 250_000_000
 
 
 class _Reading(NamedTuple):
-    """A copy on its way: of round ``number``, of which so many tokens are written."""
+    """A copy on its way: of round ``number``, with its count of written tokens."""
 
     t_s: float
     number: int
@@ -64,7 +64,7 @@ class TextReader:
     def __init__(self, wire: Wire, segment: int, arm: Arm) -> None:
         self._wire, self._segment, self._arm = wire, segment, arm
         self._spelling = Spelling(arm.configuration.data)
-        self._number, self._told = -1, 0  # of which round how many tokens were sent
+        self._number, self._told = -1, 0  # the round, and how many of its tokens were sent
         self._reading: _Reading | None = None
         self._due_ns = 0
         self._prefills_ms: list[float] = []

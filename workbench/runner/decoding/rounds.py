@@ -14,7 +14,7 @@ import torch
 from workbench.runner.instruments import timing
 
 Begin = Callable[[int, bool], None]  # the round's number, and whether it follows another
-KEPT = 1000  # of what beginnings took, until somebody asks
+KEPT = 1000  # durations of beginnings that are stored until they are read
 
 
 class Rounds:
@@ -31,7 +31,7 @@ class Rounds:
 
     @property
     def done(self) -> int:
-        """Steps of the present round that were asked for."""
+        """Requested steps of the present round."""
         return self.length - self._left
 
     def ready(self) -> bool:
@@ -53,7 +53,7 @@ class Rounds:
         self._measure(False)
 
     def go_to(self, number: int, done: int) -> None:
-        """Be in round ``number`` after ``done`` steps of it, which somebody else has restored."""
+        """Continue round ``number`` after ``done`` of its steps; its state is restored already."""
         self.number, self._left = number, self.length - done
 
     def spent_ms(self) -> list[float]:

@@ -2,7 +2,7 @@
 
 Each arm is first looked at by itself: numbers, evidence, and on a GPU the peak memory of its steps
 with nothing else there. Then all alternate, each round every arm once in random order. Effects are
-sent after each round, so that whoever stops, or kills, keeps what was measured. What cannot be
+sent after each round, so that a stop or a kill loses no measurement. What cannot be
 built, or not in time, or does not fit in memory, is an arm without numbers and with a reason.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 
 from models import ConfigurationError
 from sessions.model import Scalar
-from sessions.studies import attribution
+from sessions.studies import attribution, attribution_design
 from sessions.studies.attribution_rows import Arm, arm_rows, effect_rows
 from sessions.verdicts import verdict
 from workbench import protocol
@@ -58,7 +58,7 @@ class AttributeRun:
         self._alternation.when_alone = lambda: self._tell(**self._alternation.rebuilding())
         self._names: list[str] = []  # of the toggles that can be used
         self._blocked: dict[str, str] = {}
-        self._can_be: Callable[[attribution.Subset], bool] = bool  # by places of the names
+        self._can_be: Callable[[attribution_design.Subset], bool] = bool  # by places of the names
         self._orders: list[tuple[int, ...]] = []
         self._arms: list[Arm] = []
         self._study = -1
@@ -98,18 +98,18 @@ class AttributeRun:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
         if not 1 <= command.orders <= MOST_ORDERS:
             raise Mistake(f"orders = {command.orders} is outside of 1 to {MOST_ORDERS}")
-        (base,) = demand(rig, command.base)
+        (base,) = demand(rig.wire, rig.device, command.base)
         if command.timed == attribution.BACKWARD and not base.workload.trains:
             raise Mistake("timed: only a training step has a backward pass; choose workload train")
         self._check_names(base)
         self._find_usable(base)
         count = len(self._names)
         if command.mode == "shapley" and count:
-            self._orders = attribution.sampled_orders(
+            self._orders = attribution_design.sampled_orders(
                 count, command.orders, command.seed, self._can_be
             )
         try:
-            subsets = attribution.subsets(command.mode, count, self._orders, self._can_be)
+            subsets = attribution_design.subsets(command.mode, count, self._orders, self._can_be)
         except ValueError as error:
             reasons = "; ".join(f"{name}: {why}" for name, why in self._blocked.items())
             raise Mistake(f"{error}{'; ' if reasons else ''}{reasons}") from None
@@ -142,7 +142,7 @@ class AttributeRun:
 
         requested = self._command.toggles
         catalogue = [name for name in all_toggles() if name in requested]
-        usable = attribution.in_turn(catalogue, lambda names: not why_not(names))
+        usable = attribution_design.in_turn(catalogue, lambda names: not why_not(names))
         self._names = [name for name in requested if name in usable]
         self._blocked = {
             name: why_not(frozenset([*usable, name])) for name in requested if name not in usable
@@ -160,7 +160,7 @@ class AttributeRun:
         require_unblocked(situation)
         return situation
 
-    def _add_arm(self, base: Situation, number: int, subset: attribution.Subset) -> None:
+    def _add_arm(self, base: Situation, number: int, subset: attribution_design.Subset) -> None:
         names = [self._names[toggle] for toggle in sorted(subset)]
         arm = Arm(subset, self._title(names))
         self._arms.append(arm)
@@ -370,7 +370,7 @@ class AttributeRun:
         if contender.arm is not None:
             self._arms[contender.number].path = path_text(contender.arm)
 
-    # What is told
+    # Messages
 
     def _report(self, final: bool = False) -> None:
         """Send the arms and their effects as they are now."""
@@ -378,7 +378,7 @@ class AttributeRun:
         missing = {n: arm.reason for n, arm in enumerate(self._arms) if arm.state != "measured"}
         titles = [f"{name}={command.toggles[name]}" for name in self._names]
         subsets = [arm.on for arm in self._arms]
-        wanted = attribution.contrasts(command.mode, titles, subsets, missing, self._orders)
+        wanted = attribution_design.contrasts(command.mode, titles, subsets, missing, self._orders)
         medians = self._table([block.median_ms for _, _, block in self._blocks])
         clocks = self._table([block.clock_mhz for _, _, block in self._blocks])
         means = self._table([block.mean_ms for _, _, block in self._blocks])

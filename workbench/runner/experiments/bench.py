@@ -37,7 +37,7 @@ class BenchRun:
         self.steps = 0
 
     def execute(self) -> None:
-        """Time all that was asked for; raises ``Mistake`` or ``Cancelled``."""
+        """Time all that was requested; raises ``Mistake`` or ``Cancelled``."""
         budget_s = self._command.budget_s
         if budget_s is not None and not 0 < budget_s <= LONGEST_S:
             raise Mistake(f"budget_s = {budget_s:g} is outside of 0 to {LONGEST_S:g}")

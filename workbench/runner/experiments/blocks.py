@@ -21,7 +21,7 @@ from workbench import protocol
 from workbench.runner.context import Rig
 from workbench.runner.instruments.clocks import moved
 from workbench.runner.instruments.contention import BUSY, VOID
-from workbench.runner.instruments.telemetry import Sample
+from workbench.runner.instruments.samplers import Sample
 from workbench.runner.instruments.timing import Lap
 from workbench.runner.toggles import Situation
 from workbench.runner.variants.backward_pass import Pace, backward_pass

@@ -45,12 +45,12 @@ def fails(evidence: str, lines: list[str] | None = None) -> Result:
 
 
 def undecided(evidence: str) -> Result:
-    """Too little was measured to tell."""
+    """Report that too little was measured to tell."""
     return Result(UNDECIDED, evidence)
 
 
 def not_applicable(evidence: str) -> Result:
-    """There is nothing to check, and why."""
+    """Report that there is nothing to check, and why."""
     return Result(NOT_APPLICABLE, evidence)
 
 
@@ -179,7 +179,7 @@ def is_compiled(arm: Arm) -> bool:
 
 
 def step(arm: Arm, count: int) -> None:
-    """So many steps that nobody times, and nothing of them kept; inside ``arm.entered()``."""
+    """Run so many steps without timing; nothing of them is kept. Inside ``arm.entered()``."""
     for _ in range(count):
         arm.ready()
         arm.step()

@@ -1,6 +1,6 @@
 """A run that compares two configurations: two warm arms, alternating block by block.
 
-The verdict so far is sent after each pair, so that whoever stops, or kills, keeps what was
+The verdict so far is sent after each pair, so that a stop or a kill keeps what was
 measured. Where building is cheap, both arms are built again several times on the way.
 """
 
@@ -126,7 +126,7 @@ class CompareRun:
         for name in ("region", "floor", "half_width"):
             if not 0 <= (value := getattr(command, name)) < 1:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
-        situations = demand(rig, command.base, command.other)
+        situations = demand(rig.wire, rig.device, command.base, command.other)
         a, b = (situation.configuration for situation in situations)
         titles = title(a, b, rig.device), title(b, a, rig.device)
         self._alternation.contenders = [

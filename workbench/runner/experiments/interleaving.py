@@ -39,7 +39,7 @@ WARM_UP_S = 10.0  # at most, for an arm that does not become steady
 
 
 class Alternation:
-    """Builds contenders and runs their blocks; what is measured goes to whoever asks for it.
+    """Builds contenders and runs their blocks; the caller gets what is measured.
 
     ``rounds`` is how many blocks of each contender the budget should hold. ``busy`` is the sentence
     for a person who changes toggles meanwhile. ``before`` blocks were timed already.
@@ -60,7 +60,7 @@ class Alternation:
         self._paused_s = 0.0
 
     def now(self) -> float:
-        """Seconds of ``perf_counter``, which stand still in a pause."""
+        """Return seconds of ``perf_counter``, which stand still in a pause."""
         return time.perf_counter() - self._paused_s
 
     def begin(self, contender: Contender) -> None:
@@ -223,7 +223,7 @@ class Alternation:
                     raise RunEnded("stopped", command)
 
     def _pause(self) -> protocol.Command:
-        """Wait for the command that ends the pause, whose time is nobody's."""
+        """Wait for the command that ends the pause; its time counts for no block."""
         rig, began = self._rig, time.perf_counter()
         with rig.unwatched():
             rig.state("paused")
@@ -235,7 +235,7 @@ class Alternation:
         return command
 
     def _waves_off(self, command: protocol.Command) -> bool:
-        """Return True if a command changes nothing: a person who changes toggles is told why."""
+        """Return True if a command changes nothing; a change of toggles is answered with why."""
         if isinstance(command, protocol.Apply):
             self._rig.wire.send(explain(Mistake(self._busy)))
         # A prediction would be late: what it is of may be measured already.

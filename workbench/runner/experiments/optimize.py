@@ -87,7 +87,7 @@ class OptimizeRun:
                 raise Mistake(f"{name} = {limit:g} is not a number above 0")
         if not self._counts_memory and (command.memory_limit or command.objective == MEMORY):
             raise Mistake(f"memory can be neither the objective nor limited here: {NOT_COUNTED}")
-        (base,) = demand(rig, command.base)
+        (base,) = demand(rig.wire, rig.device, command.base)
         dimensions = self._dimensions(base)
         bench = RunnerBench(
             rig, base, dimensions, command.objective, command.budget_s, command.seed

@@ -14,7 +14,6 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -32,20 +31,12 @@ from workbench.runner.failures import explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.timing import Lap
 from workbench.runner.toggles import Situation
+from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm, title
 
 FIRST_S = 0.5  # of steady steps before the first pair
 LONGEST_MS = 500.0  # of a block, unless its fewest steps take longer
 ONE_BUILD = "the blocks ran beside a run, in which nothing is built again"
-
-
-@dataclass(eq=False)
-class SteadySegment:
-    """A segment that became steady: what it ran, its number, and how long a step took at last."""
-
-    situation: Situation
-    index: int
-    step_ms: float = math.nan
 
 
 class Pairing:

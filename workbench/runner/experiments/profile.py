@@ -22,6 +22,8 @@ from torch.profiler import ProfilerActivity
 
 from sessions.model import Scalar
 from sessions.studies import breakdown
+from sessions.tracing import sums, timeline, trace
+from sessions.tracing.trace import Trace
 from workbench import protocol
 from workbench.runner.config.resolve import demand
 from workbench.runner.context import Rig
@@ -30,9 +32,8 @@ from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender, TimedBlock
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.failures import Mistake, unwritten
-from workbench.runner.profiling import findings, marks, roles, sums, trace
+from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.profiling.trace import Trace
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.variants.graph_pools import resident_bytes
@@ -56,7 +57,7 @@ class ProfileRun:
         """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         command, rig = self._command, self._rig
         self._check()
-        situations = demand(rig, *command.configurations)
+        situations = demand(rig.wire, rig.device, *command.configurations)
         rig.arms.keep_only(*situations)
         files: list[Path | None] = [Path(trace_file) for trace_file in command.traces]
         files = files or [None] * len(situations)
@@ -145,7 +146,7 @@ class ProfileRun:
         })  # fmt: skip
 
     def _peak(self, arm: Arm) -> float:
-        """Bytes held at most over a plain step, pools of graphs too; NaN where nobody says."""
+        """Return the peak bytes over a plain step, pools of graphs too; NaN if unknown."""
         if self._rig.device.type != "cuda":
             return math.nan
         with arm.entered():
@@ -253,6 +254,12 @@ class ProfileRun:
                 "flops": [row.flops for row in least],
                 "us": [row.us for row in least],
             })  # fmt: skip
+            rates = rig.predictor.ceilings.flops_per_s
+            facts |= {
+                "ceiling_bytes_per_s": rig.predictor.ceilings.bytes_per_s,
+                "ceiling_dtypes": [*rates],
+                "ceiling_flops_per_s": [*rates.values()],
+            }
         gaps = sums.gaps(recorded)
         self._rows(index, "gaps", {
             "module": [gap.module for gap in gaps],
@@ -261,6 +268,8 @@ class ProfileRun:
         })  # fmt: skip
         self._rows(index, "memory", {name: [*values] for name, values in course.items()})
         self._rows(index, "peak", findings.peak_by_role(course, situation))
+        for table, columns in timeline.tables(recorded).items():
+            self._rows(index, table, columns)
         if file is not None:
             facts["trace"] = str(file)
         finite = {k: v for k, v in facts.items() if not isinstance(v, float) or math.isfinite(v)}

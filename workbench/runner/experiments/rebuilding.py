@@ -22,7 +22,7 @@ from workbench.runner.experiments.blocks import Contender
 from workbench.runner.instruments.memory import free_memory
 
 ONE = 1  # the number of builds that switches rebuilding off; 0 leaves the choice to ``plan``
-SHARE = 0.25  # of the time, at most, that building again may take where nobody chose a number
+SHARE = 0.25  # of the time, at most, that rebuilding may take if no number was chosen
 TRIAL_SHARE = 0.5  # of the budget, at most, that the first build took for a trial of another one
 LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, for the last may not end
 GROWTH = 1 / 8  # of the time so far, which a build is measured at least: hours need no hundreds

@@ -79,7 +79,7 @@ class Run:
         self._least_ms = math.nan  # that a step of the segment can take; NaN too once it was said
         self._numbers = SegmentCheck(rig, start.check)
         self._pairing = Pairing(rig, start)
-        self.configuration = start.configuration  # that was asked for last
+        self.configuration = start.configuration  # the last requested one
         self.steps = 0
 
     def execute(self) -> None:
@@ -110,7 +110,7 @@ class Run:
         before = self._situation
         self.configuration = configuration
         try:
-            (situation,) = demand(self._rig, configuration)
+            (situation,) = demand(self._rig.wire, self._rig.device, configuration)
             if before is None:
                 self._saved = self._read_state(situation)
             self._leave()
@@ -231,8 +231,8 @@ class Run:
     def _leave(self, *, last: bool = False, cancelled: bool = False) -> None:
         """End the segment: wait for its last steps and send them.
 
-        The ``last`` one's decode state is left where that was asked for: before the check, which
-        begins its round anew, and which nobody waits for who has ``cancelled``.
+        The ``last`` segment's decode state is saved if requested, before the check, which begins
+        its round anew and is skipped after ``cancelled``.
         """
         if self._arm is None:
             return
@@ -428,7 +428,7 @@ class Run:
         rig.state("running")
 
     def _predict(self, request: protocol.Predict) -> None:
-        """Answer between two steps, to neither of which the time of it belongs."""
+        """Answer between two steps; the time counts for neither."""
         self._flush(wait=True)
         with self._rig.unwatched():
             self._rig.answer(request)

@@ -3,7 +3,7 @@
 The sizes come in random order and the arms in turn within each, in random order too, so that a
 clock that drifts looks like scatter and not like scaling, and arms at one size are measured close
 together. Each point is built alone in memory; what it cannot share with the next is freed. What
-does not fit, cannot be asked for, or fails, is a point with its reason, and the sweep goes on; a
+does not fit, cannot be used, or fails, is a point with its reason, and the sweep goes on; a
 preset or an option that does not exist is refused before the first. Each arm's numbers are checked
 once, at its smallest size, after that was timed; along a field that is no size, such as a toggle,
 for each of its values.
@@ -51,7 +51,7 @@ Kind = tuple[Scalar, ...]  # the arm of a point, and its value of each field tha
 
 @dataclass
 class Point:
-    """One combination of values under one arm; ``mistake`` is why it cannot be asked for."""
+    """One combination of values under one arm; ``mistake`` is why it cannot be used."""
 
     values: tuple[Scalar, ...]
     arm: int
@@ -74,7 +74,7 @@ class SweepRun:
         self._checked: set[Kind] = set()
         self._before: Configuration | None = None
         self._index = -1
-        # A point is alone in memory: that it does not fit is told, and not got around.
+        # A point is alone in memory: that it does not fit is reported, and not worked around.
         self._builder = Alternation(rig, command.seconds, BLOCKS, _REFUSAL)
         self._builder.alone = True
         self.steps = 0
@@ -94,7 +94,7 @@ class SweepRun:
             self._tell_of_unchecked()
             self._find(final=True)
 
-    # What is asked for
+    # The request
 
     def _plan(self) -> list[Point]:
         """Return every point, in the order in which they are run.
@@ -141,12 +141,12 @@ class SweepRun:
         return (point.arm, *self._told_apart(point).values())
 
     def _told_apart(self, point: Point) -> dict[str, Scalar]:
-        """Its values of the fields that are no sizes, by the columns of the tables."""
+        """Return its values of the fields that are no sizes, by the columns of the tables."""
         axes = zip("xy", self._command.axes.items(), point.values, strict=False)
         return {name: value for name, axis, value in axes if not _is_size(*axis)}
 
     def _size_of(self, point: Point) -> int:
-        """From small to large: the places of its values among those that were asked for."""
+        """Return a sort key, from small to large: the indices of its values in the request."""
         places = 0
         for values, value in zip(self._command.axes.values(), point.values, strict=True):
             numbers = all(map(sweep.is_number, values))
@@ -223,7 +223,7 @@ class SweepRun:
     # Measuring
 
     def _take(self, point: Point, name: str) -> None:
-        """Measure a point, or learn why not; either way it is told."""
+        """Measure a point, or learn why not; report it either way."""
         self._kinds.setdefault(self._kind(point), point)
         if point.situation is None or point.mistake:
             self._tell_point(point, sweep.REFUSED, point.mistake)
@@ -413,7 +413,7 @@ _MEASURED = ("median_ms", "low_ms", "high_ms", "error", "tokens_per_s", "peak_by
 
 
 def _cells(values: dict[str, Scalar]) -> dict[str, Cell]:
-    """Values of axes as tables hold them: numbers, or words."""
+    """Return values of axes as tables hold them: numbers, or words."""
     return {
         name: float(value) if sweep.is_number(value) else str(value)
         for name, value in values.items()

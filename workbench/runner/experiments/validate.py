@@ -77,7 +77,7 @@ class ValidateRun:
             raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
         if wrong := [batch for batch in command.batches if batch < 1]:
             raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
-        (situation,) = demand(rig, command.configuration)
+        (situation,) = demand(rig.wire, rig.device, command.configuration)
         self._situation = situation
         rig.arms.keep_only(situation)
         return situation

@@ -61,7 +61,7 @@ class ClockMeter:
         return None
 
     def mean_mhz(self, first: Tensor | None, last: Tensor | None) -> float | None:
-        """Between two marks; waits for the second."""
+        """Return the time between two marks; waits for the second."""
         from kernels.measure import sm_clock
 
         return None if first is None or last is None else sm_clock.mean_mhz(first, last)

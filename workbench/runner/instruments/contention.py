@@ -1,7 +1,8 @@
 """Who else uses the device: other processes on the GPU through NVML, or on the CPU through psutil.
 
-A process that only holds memory disturbs nobody; what counts is the share of the device's time that
-others use. The driver averages it over a sixth of a second to a second, so that it lags as much.
+A process that only holds memory disturbs no other; what counts is the share of the device's time
+that others use. The driver averages it over a sixth of a second to a second, so that it lags as
+much.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RETRY_S = 10.0  # before a reading that failed is tried again
 COST_SHARE = 0.005  # of the time: a reading that takes long is taken less often
 BUSY = 5.0  # % of the device that others use, from which on they count as working
 CPU_BUSY = 25.0  # the same of the CPU, where something always runs
-QUIET_S = 5.0  # before others that come back are told of again
+QUIET_S = 5.0  # before others that come back are reported again
 VOID = "another process used the GPU"
 
 # Of each process: seconds of CPU that it spent, and that those spent which it waited for.
@@ -39,7 +40,7 @@ class GpuOthers:
         self.who = ""  # the busiest of them, by name and number
 
     def read(self) -> float | None:
-        """% of the multiprocessors' time used by others; None where the driver does not tell.
+        """Return % of the multiprocessors' time used by others; None where the driver is silent.
 
         Between two readings it is the last one's.
         """
@@ -99,7 +100,7 @@ class CpuOthers:
         self._share: float | None = None
 
     def read(self) -> float | None:
-        """% of all cores' time used by others since the reading before; None before the second."""
+        """Return others' % of all cores' time at the last reading; None before the second."""
         began_s = time.perf_counter()
         if began_s >= self._due_s:
             before, self._last = self._last, self._counters()
@@ -112,7 +113,7 @@ class CpuOthers:
         return self._share
 
     def _counters(self) -> tuple[float, float, Tree]:
-        """Seconds of all cores, passed and idle, and those of each own process."""
+        """Return seconds of all cores, passed and idle, and those of each own process."""
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         own: Tree = {}
@@ -127,10 +128,10 @@ class CpuOthers:
 
 
 def _spent(before: Tree, now: Tree) -> float:
-    """Seconds of CPU that the processes of a tree spent between two readings of it.
+    """Return seconds of CPU that the processes of a tree spent between two readings of it.
 
-    Whoever waits for a process that ended is credited with all that it ever spent: what the
-    reading before had counted of it is taken off, unless nobody of the tree waited.
+    A parent that waits for an ended child is credited with all that it ever spent: what the
+    reading before had counted of it is taken off, unless no process of the tree waited.
     """
     new = (0.0, 0.0)
     own = sum(spent - before.get(process, new)[0] for process, (spent, _) in now.items())

@@ -122,7 +122,7 @@ class HostMemory:
 
 
 def _highest_resident() -> float:
-    """Bytes, since that was last forgotten; 0 where nobody counts them."""
+    """Return the highest bytes since the last reset; 0 if the kernel does not count them."""
     try:
         match = re.search(rb"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_bytes(), re.M)
     except OSError:

@@ -75,7 +75,7 @@ class PhaseTracker:
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Everything inside is ``phase``; the step that it happens in is not steady.
+        """Mark everything inside as ``phase``; the step that it happens in is not steady.
 
         Inside of another event, the step counts as that one's: tuning is a part of compiling.
         """

@@ -1,7 +1,7 @@
 """Telemetry of the devices that the other ranks of a divided step use, beside the runner's own.
 
 They are sampled as long as the ranks are there, whichever arm steps: a GPU that waits for its turn
-shows that too. Without a GPU a rank is a process, of which only the resident memory is known.
+shows that too. Without a GPU a rank is a process; only its resident memory is known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 
 from workbench import protocol
 from workbench.runner.instruments.contention import CpuOthers, GpuOthers
-from workbench.runner.instruments.telemetry import Sample, Sampler, Telemetry, nvml_sampler
+from workbench.runner.instruments.samplers import Sample, Sampler, nvml_sampler
+from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.ranks import group as groups
 from workbench.runner.wire import Wire
 
@@ -42,7 +43,7 @@ class ProcessSampler:
 
 
 class Companions:
-    """Samples what the present group of ranks uses; ``follow`` is told when another arm steps."""
+    """Samples what the present group of ranks uses; call ``follow`` when another arm steps."""
 
     def __init__(self, wire: Wire, device: torch.device) -> None:
         self._wire, self._device = wire, device

@@ -70,7 +70,7 @@ class Deviation:
         self.tolerance, self.bound = self.tolerance + SLACK * farther, self.bound + SLACK * loss
 
     def text(self) -> str:
-        """All of it in words."""
+        """Describe all of it in words."""
         if not math.isfinite(self.distance.relative_error):
             return "some outputs are not finite"
         text = f"relative error {self.distance.relative_error:.2g}{self.which}"
@@ -132,7 +132,7 @@ def _most(arm: Arm, rounding: float) -> float:
 
 
 def rounding_of(arm: Arm, values: torch.Tensor) -> float:
-    """One rounding of the output's dtype, or of the weights' if that is coarser."""
+    """Return one rounding of the output's dtype, or of the weights' if that is coarser."""
     return max(torch.finfo(values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
 
 
@@ -144,7 +144,7 @@ def _distances(outputs: Outputs, reference: Outputs) -> list[Distance]:
 def _worst(
     arm: Arm, own: Outputs, errors: list[Distance], least: list[Distance]
 ) -> tuple[int, str]:
-    """Which of several outputs is off by most of what it may be, and words for it.
+    """Return which output is off by most of what it may be, and words for it.
 
     ``least`` are the plain model's distances.
     """

@@ -184,7 +184,7 @@ class Plain:
 
 @contextlib.contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Every operator in PyTorch that has an implementation there."""
+    """Use PyTorch's implementation for every operator that has one there."""
     plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
     with kernels.using(**plain):
         yield

@@ -1,6 +1,6 @@
-"""When a run's segment has its numbers compared with a reference, and what is told of it.
+"""The check of a run's segment against a reference: its time, and what is reported.
 
-A configuration is looked at once; what was found is told of every segment of it. A segment that is
+A configuration is checked once; the result is reported for each of its segments. A segment that is
 to be looked at while it runs pauses for that, and a person's command comes first: the look is given
 up, and taken again later.
 """

@@ -23,7 +23,7 @@ class SegmentEvidence:
         self.begin()
 
     def begin(self) -> None:
-        """Start a segment, of which nothing has been sent."""
+        """Start a segment without sent evidence."""
         self._due_steps = STEADY_STEPS
         self._shown: object = None  # choices and whether they can be final, as of the last message
 

@@ -15,30 +15,29 @@ what training changes. Weights, moments, scale and batches are put back.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models import Model
-from models.initialisation import keep_marks
-from models.layers.fake_quantized import fake_quantize_as
 from workbench.runner.config.data import Tensors
-from workbench.runner.config.user_model import kind
 from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import plain_kernels, take_choices
-from workbench.runner.numerics.routing_ties import Nudge, nudged
-from workbench.runner.numerics.state import rng
-from workbench.runner.numerics.state.isolation import constants_of, share
+from workbench.runner.numerics.routing_ties import Nudge
+from workbench.runner.numerics.training_copies import (
+    copy_of,
+    fresh_moments,
+    is_plain,
+    parameters_of,
+    put_back,
+)
 from workbench.runner.numerics.updates import Steps, Updates
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.variants.compiles import eager
-from workbench.runner.variants.training import Trainer, plain_optimizer
 from workbench.runner.variants.variant import Arm
 
 STEPS = 8
@@ -95,15 +94,15 @@ def check(
     ``nudge`` is called if the losses are too far off. It returns the size of nudges of the
     reference's weights, which find out if rounding decides what the model chooses. 0: none.
     """
-    rough = not _is_plain(arm)
+    rough = not is_plain(arm)
     advances = arm.batches.advances
     try:
         reference = _plain_course(arm, dtype, between, fresh=rough)
         plain = _plain_course(arm, None, between, fresh=rough)
         measured = _measured(arm, dtype, between, plain, reference, fresh=rough)
         with (
-            _put_back(arm) as weights_before,
-            _fresh_moments(arm) if rough else contextlib.nullcontext(),
+            put_back(arm) as weights_before,
+            fresh_moments(arm) if rough else contextlib.nullcontext(),
         ):
             own = Course(_own_losses(arm, between), _moved(arm, weights_before))
         worst = _farthest(own.losses, reference.losses)
@@ -145,7 +144,7 @@ def rounding(loss: float) -> float:
 def _measured(
     arm: Arm, dtype: torch.dtype, between: Between, plain: Course, reference: Course, *, fresh: bool
 ) -> list[float]:
-    """Losses whose distance from the reference's is what rounding makes in the arm's precision.
+    """Return losses that differ from the reference's by rounding in the arm's precision.
 
     The plain model's, unless the reference has no more digits than it: both add the same numbers in
     one order then, and are alike, which measures nothing. With the rows of each batch in another
@@ -168,22 +167,12 @@ def _farthest(first: list[float], second: list[float]) -> float:
 
 
 def bytes_needed(arm: Arm, dtype: torch.dtype) -> int:
-    """Weights, gradients and moments of the reference and the plain model, and what is put back.
+    """Count both models' weights, gradients and moments, and what is put back.
 
     And how far either moved, in FP32.
     """
-    numbers = sum(parameter.numel() for parameter in _parameters(arm))
+    numbers = sum(parameter.numel() for parameter in parameters_of(arm))
     return numbers * (4 * (dtype.itemsize + 2 * arm.weights_dtype.itemsize) + 8)
-
-
-def _parameters(arm: Arm) -> list[nn.Parameter]:
-    """Return each parameter once; undivided if ranks divide them."""
-    return list({id(parameter): parameter for parameter in arm.plain_weights().values()}.values())
-
-
-def _is_plain(arm: Arm) -> bool:
-    """Return True if a plain AdamW can go on from the optimizer's moments."""
-    return arm.keeper is not None and type(arm.keeper.optimizer) is torch.optim.AdamW
 
 
 def _updates(
@@ -197,7 +186,7 @@ def _updates(
     ]
     groups = [group for group in groups if group]
     named = arm.plain_weights().items()
-    short = updates.SHORT if _is_plain(arm) else updates.COARSE
+    short = updates.SHORT if is_plain(arm) else updates.COARSE
     if updates.follows(plain.steps, reference.steps, groups):
         changes = updates.against_reference(own, plain.steps, reference.steps, groups, short)
     else:
@@ -219,7 +208,7 @@ def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """In FP32, a complex one as pairs of reals."""
+    """Return it in FP32, a complex one as pairs of reals."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).float()
 
 
@@ -258,7 +247,7 @@ def _plain_course(
             wrap = _as_it_is
         stack.enter_context(plain_kernels())
         stack.enter_context(eager())
-        model, trainer, copies = _copy(arm, dtype, nudge, fresh=fresh)
+        model, trainer, copies = copy_of(arm, dtype, nudge, fresh=fresh)
         if dtype is None:
             take_choices(model, arm.model)
             trainer.scaler = _scaler(arm)
@@ -293,7 +282,7 @@ def _cast(batch: Tensors, dtype: torch.dtype | None) -> Tensors:
 
 
 def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
-    """One at the scale of the arm's own."""
+    """Build a scaler at the scale of the arm's own; None if it has none."""
     assert arm.keeper is not None
     if arm.keeper.scaler is None:
         return None
@@ -303,86 +292,3 @@ def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
 
 def _as_it_is(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return compute
-
-
-def _copy(
-    arm: Arm, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool
-) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
-    """Return a plain model of copies of the arm's weights, and an AdamW of copies of its moments.
-
-    The latter's are those of a first step where they are ``fresh``. The copies go by address.
-    """
-    assert arm.keeper is not None
-    dtype = requested or arm.weights_dtype
-    copies: dict[int, nn.Parameter] = {}
-    weights: dict[str, Tensor] = {}
-    held_by = arm.plain_weights()
-    exact = held_by if requested is None else constants_of(arm, held_by, dtype)
-    for name, parameter in held_by.items():
-        if id(parameter) not in copies:
-            cast = exact[name].detach().to(kind(parameter, dtype), copy=True)
-            value = nudged(cast, nudge, len(copies))
-            copied = nn.Parameter(value, requires_grad=parameter.requires_grad)
-            keep_marks(parameter, copied)
-            copies[id(parameter)] = copied
-        weights[name] = copies[id(parameter)]
-    model = share(arm, weights, requested)
-    fake_quantize_as(model, arm.model)
-    model.train()
-    model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
-    rng.take_modes(model, arm.model)
-    optimizer = plain_optimizer(copies.values())
-    for parameter, state in arm.keeper.optimizer.state.items():
-        if not fresh and id(parameter) in copies:
-            copied = copies[id(parameter)]
-            optimizer.state[copied] = {
-                "step": state["step"].detach().cpu().clone(),
-                "exp_avg": state["exp_avg"].detach().to(copied.dtype, copy=True),
-                "exp_avg_sq": state["exp_avg_sq"].detach().to(copied.dtype, copy=True),
-            }
-    return model, Trainer(optimizer, None), copies
-
-
-@contextlib.contextmanager
-def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
-    """Leave weights, moments and the scale of the loss as they were, in the tensors they lie in.
-
-    Gives what the weights were, by address.
-    """
-    assert arm.keeper is not None
-    parameters = _parameters(arm)
-    tensors = [*parameters, *arm.model.buffers()]
-    if _is_plain(arm):
-        for state in arm.keeper.optimizer.state.values():
-            tensors += state.values()
-    scaler = arm.keeper.scaler
-    scale = None if scaler is None else scaler.state_dict()
-    copies = [tensor.detach().clone() for tensor in tensors]
-    try:
-        yield dict(zip(map(id, parameters), copies, strict=False))
-    finally:
-        with torch.no_grad():
-            for tensor, before in zip(tensors, copies, strict=True):
-                tensor.copy_(before)
-        if scaler is not None and scale:
-            _restore_scale(scaler, scale)
-
-
-@contextlib.contextmanager
-def _fresh_moments(arm: Arm) -> Iterator[None]:
-    """Let the optimizer begin anew, and go on afterwards from what it had."""
-    assert arm.keeper is not None
-    optimizer = arm.keeper.optimizer
-    state, optimizer.state = optimizer.state, collections.defaultdict(dict)
-    try:
-        yield
-    finally:
-        optimizer.state = state
-
-
-def _restore_scale(scaler: torch.amp.GradScaler, before: dict[str, float]) -> None:
-    # In place: a captured graph reads these tensors where they are.
-    for name, value in (("_scale", "scale"), ("_growth_tracker", "_growth_tracker")):
-        tensor = getattr(scaler, name, None)
-        if tensor is not None:
-            tensor.fill_(before[value])

@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sessions.studies.breakdown import COMPILED, LOSS, OUTSIDE
+from sessions.tracing.trace import ROOT, Trace
 from workbench.runner.profiling.provenance import NOWHERE, Call
-from workbench.runner.profiling.trace import ROOT, Trace
 
 _GRAPH = re.compile(r"## Call CompiledFxGraph (\S+) ##")
 _NUMBER = re.compile(r"^graph_\d+_(?=cpp_)")

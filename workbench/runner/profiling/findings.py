@@ -9,12 +9,13 @@ from typing import BinaryIO
 
 from sessions.model import Scalar
 from sessions.studies import breakdown
+from sessions.tracing import trace
+from sessions.tracing.trace import Trace
 from workbench.runner.config.resolve import footprint
 from workbench.runner.experiments.blocks import TimedBlock
-from workbench.runner.profiling import provenance, trace
+from workbench.runner.profiling import provenance
 from workbench.runner.profiling.compiled import name_compiled
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.profiling.trace import Trace
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.variants.variant import Arm

@@ -200,7 +200,7 @@ class _Errors(TorchDispatchMode):
 
 
 class ProductDtypes(TorchDispatchMode):
-    """The number format that each product inside gives, below autocast, whoever asks for it.
+    """The number format that each product inside gives, below autocast, whoever calls it.
 
     ``seen`` counts them by kind and dtype. A product in a kernel that is no operator of torch is
     not seen.

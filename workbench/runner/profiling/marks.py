@@ -13,7 +13,7 @@ from torch.autograd.profiler import record_function
 from kernels import Operator, watched
 from models import Model
 from sessions.studies.breakdown import LOSS
-from workbench.runner.profiling.trace import MODULE, OPERATOR, ROOT
+from sessions.tracing.trace import MODULE, OPERATOR, ROOT
 
 
 class _Ranges:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sessions.studies.breakdown import ROLES
-from workbench.runner.profiling.trace import Trace
+from sessions.tracing.trace import Trace
 from workbench.runner.structures import tensors
 from workbench.runner.variants.graph_pools import resident_bytes
 from workbench.runner.variants.variant import Arm

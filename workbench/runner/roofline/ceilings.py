@@ -18,7 +18,6 @@ from workbench.runner.environment import driver
 from workbench.runner.wire import Wire
 
 if TYPE_CHECKING:
-    from workbench.runner.context import Rig
     from workbench.runner.toggles import Situation
 
 # The matrix rate that each option of the precision toggle is set against.
@@ -38,10 +37,10 @@ def matrix_dtype(situation: Situation) -> str:
 
 
 class Roof:
-    """The ceilings of one device, measured where they are not kept; each finding is told.
+    """The ceilings of one device, measured if they are not stored; each result is sent.
 
     ``found`` is what is known so far; ``disturbance`` says in a clause who else used the device in
-    a stretch of ``perf_counter_ns``, empty where nobody did; ``known`` hears of each finding.
+    a stretch of ``perf_counter_ns``, empty if none did; ``known`` is called with each result.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Roof:
         return self.measure() if self.measured is None else self.measured
 
     def measure(self) -> Ceilings:
-        """Measure, keep and tell; what cannot be kept is told as well.
+        """Measure, store and send; report what cannot be stored as well.
 
         Not kept either is what was measured beside others: every later run would trust it.
         """
@@ -95,7 +94,7 @@ class Roof:
         return self.measured
 
     def _rates(self, where: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Matrix rates by dtype, and why there is none of some."""
+        """Return matrix rates by dtype, and why there is none of some."""
         rates, lacking = dict(self._wide_rates(where)), {}
         eight_bit.measured.cache_clear()
         for name in eight_bit.UNITS:
@@ -154,20 +153,3 @@ def fp32_products(*, tf32: bool) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         cudnn.allow_tf32 = before[1]
-
-
-class CeilingsRun:
-    """A run that tells the ceilings."""
-
-    def __init__(self, rig: Rig, command: protocol.MeasureCeilings) -> None:
-        self._rig = rig
-        self._command = command
-        self.steps = 0
-
-    def execute(self) -> None:
-        """Measure, or tell what is known."""
-        roof = self._rig.roof
-        if self._command.anew or roof.measured is None:
-            roof.measure()
-        else:
-            roof.at_start()

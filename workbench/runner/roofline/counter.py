@@ -21,10 +21,10 @@ from torch.utils.flop_counter import flop_registry
 
 from kernels import Cost, Operator, Work, hardware, watched
 from kernels.measure.eight_bit import UNITS
-from workbench.runner.profiling import kinds
+from sessions.tracing import kinds
 from workbench.runner.roofline import sdpa_flops
 
-# Implementations that are made of several torch operators, each of which is counted.
+# Implementations that are made of several torch operators; each operator is counted.
 PLAIN = frozenset({
     "torch", "manual", "chunked", "sdpa_math", "subspace", "dequantize", "grouped", "padded",
     "loop", "dense",
@@ -223,7 +223,7 @@ class _Mode(TorchDispatchMode):
 
 
 class _Fused(torch.autograd.Function):
-    """Tensors like those that a fused kernel gives, and a backward pass that is only told of."""
+    """Tensors like those that a fused kernel gives, and a backward pass that is only reported."""
 
     @staticmethod
     def forward(ctx: Any, tell: Any, silent: Any, like: Any, *learned: Tensor) -> Any:
@@ -262,7 +262,7 @@ def _is_index(tensor: Tensor) -> bool:
 
 
 def _touched(tensor: Tensor) -> int:
-    """Bytes of the distinct elements: an expanded dimension is one in memory."""
+    """Return bytes of the distinct elements: an expanded dimension is one in memory."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else min(size, 1)

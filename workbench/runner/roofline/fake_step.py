@@ -2,7 +2,7 @@
 
 Model, optimizer and batches are made of torch's fake tensors, which carry shape, dtype and device.
 Toggles are applied as they are in an arm; those that act on the built step alone (compilation,
-graphs) are left out, and whoever asks must know what they would change.
+graphs) are left out, and the caller must know what they would change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 import kernels
 from models import Model
 from models.layers.quantized_linear import quantize_linears
-from workbench.runner.config.data import of_build
+from workbench.runner.config.data import batches_of
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.roofline.counter import Tally
 from workbench.runner.toggles import Situation, Stage
@@ -47,7 +47,10 @@ def count(situation: Situation) -> Tally:
         for flag in build.flags:
             stack.enter_context(flag())
         stack.enter_context(kernels.using(**build.kernel_choices))
-        weights, batches = Weights(model.weights()), of_build(build)
+        weights, batches = (
+            Weights(model.weights()),
+            batches_of(build.situation, build.weights_dtype),
+        )
         made = assemble(build, model, weights, batches)
         trainer = made.bench.trainer
         with tally.counting(None if trainer is None else trainer.optimizer):

@@ -17,7 +17,7 @@ from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
 from workbench.runner.toggles import Situation
 
-# Options, other than the first, of which no least time of a step can be told, and why.
+# Options, other than the first, whose least time of a step is unknown, and why.
 _UNKNOWN = {
     "compile": "what torch.compile fuses is known once it has compiled",
     **dict.fromkeys(
@@ -56,7 +56,7 @@ class Predictor:
     def __init__(self, roof: Roof) -> None:
         self._roof = roof
         self._known: dict[bytes, Tally | str] = {}
-        self._idle: dict[bytes, float] = {}  # as ``profiled`` was told
+        self._idle: dict[bytes, float] = {}  # by ``profiled``
 
     def of(self, base: Configuration, other: Configuration) -> Prediction:
         """Return the prediction for two configurations; one that cannot run has none."""
@@ -106,6 +106,11 @@ class Predictor:
         except NotCounted as why:
             return str(why)
 
+    @property
+    def ceilings(self) -> Ceilings:
+        """The measured ceilings of the device."""
+        return self._roof.ceilings
+
     def _tally(self, situation: Situation) -> Tally | str:
         for name, why in _UNKNOWN.items():
             if situation.option(name) != "off":
@@ -119,7 +124,7 @@ class Predictor:
 
 
 def least_us(call: Call, ceilings: Ceilings) -> float:
-    """Microseconds that one call takes at least; raises ``NotCounted``."""
+    """Return the least microseconds of one call; raises ``NotCounted``."""
     memory_us = 1e6 * call.bytes / ceilings.bytes_per_s
     if not call.flops:
         return memory_us

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import statistics
 import time
@@ -21,14 +20,10 @@ from workbench import protocol
 from workbench.instrument.recording import ENDED
 from workbench.instrument.settings import DEFAULT
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.instruments.telemetry import (
-    HostSampler,
-    NvmlSampler,
-    Sample,
-    Sampler,
-    Telemetry,
-)
+from workbench.runner.instruments.samplers import NvmlSampler, Sample, Sampler
+from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.script.catalogue import INPUT_WAIT
+from workbench.runner.script.host import ScriptHost, group_of, resident_bytes, why_no_steps
 from workbench.runner.script.reader import Entry, Reader
 from workbench.runner.wire import Wire
 
@@ -109,7 +104,7 @@ class ScriptWatch:
             "cudnn": gpu["cudnn"],
         }
         try:
-            group = None if self._process is None else _group(self._process)
+            group = None if self._process is None else group_of(self._process)
             self._sample(NvmlSampler(int(gpu["index"]), gpu["uuid"], group))
             facts["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError as error:
@@ -118,9 +113,9 @@ class ScriptWatch:
 
     def _take_memory(self, sizes: list[float] | None) -> None:
         if sizes is None:
-            self._memory = None if self._process is None else _resident(self._process)
+            self._memory = None if self._process is None else resident_bytes(self._process)
             if self._telemetry is None and self._process is not None:
-                self._sample(_ScriptHost(process=self._process))
+                self._sample(ScriptHost(process=self._process))
             return
         self._memory = sizes
         self._phases.memory_reserved(sizes[1])
@@ -289,43 +284,3 @@ class ScriptWatch:
             ],
         }
         self._wire.send(protocol.StudyFacts(study=self._segment, facts=facts))
-
-
-class _ScriptHost(HostSampler):
-    """The host and the memory of a script's process, which may end at any moment."""
-
-    def fast(self) -> Sample:
-        """Return the readings; nothing once the process has ended."""
-        with contextlib.suppress(psutil.Error):
-            return super().fast()
-        return {}
-
-
-def why_no_steps(imported_torch: bool) -> str:
-    """Return the sentence about a script of which no step was seen."""
-    if imported_torch:
-        return (
-            "no steps were measured: no optimizer of torch was called twice. Write "
-            "`for batch in workbench.watch(loader)` to measure the iterations of a loop"
-        )
-    return (
-        "no steps were measured: no Python process of the command imported torch (`python -I`, "
-        "`-E` and `-S` hide it)"
-    )
-
-
-def _group(process: psutil.Process) -> int | None:
-    with contextlib.suppress(OSError):
-        return os.getpgid(process.pid)
-    return None
-
-
-def _resident(process: psutil.Process) -> list[float] | None:
-    """Return resident bytes now, NaN, and the highest so far; None if the process has ended."""
-    try:
-        resident = float(process.memory_info().rss)
-        status = Path(f"/proc/{process.pid}/status").read_bytes()
-    except (psutil.Error, OSError):
-        return None
-    peak = re.search(rb"^VmHWM:\s+(\d+) kB", status, re.M)
-    return [resident, math.nan, 1024.0 * int(peak[1]) if peak else resident]

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import kernels
 from sessions.model import Scalar
 
-if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
 
-
-def attention_facts(arm: Arm) -> dict[str, Scalar]:
+def attention_facts(
+    usage: dict[str, dict[str, int]], reasons: Mapping[str, tuple[str, str]]
+) -> dict[str, Scalar]:
     """Return the facts of the watched step; empty if it called no attention.
 
-    The reason is the last call's; it is empty where the backend was asked for by name.
+    ``usage`` and ``reasons`` are those of the arm. The reason is the last call's; it is empty if
+    the backend was requested by name.
     """
-    used = kernels.attention_usage(arm.usage)
+    used = kernels.attention_usage(usage)
     by, ratio = used["by_implementation"], used["flash_ratio"]
     fallbacks = used["fallbacks"]
     assert isinstance(by, dict) and isinstance(ratio, float) and isinstance(fallbacks, int)
     if not by:
         return {}
-    operator = "attention" if "attention" in arm.reasons else "adaptive_attention"
-    _, reason = arm.reasons.get(operator, ("", ""))
+    operator = "attention" if "attention" in reasons else "adaptive_attention"
+    _, reason = reasons.get(operator, ("", ""))
     return {
         "attention_calls": sum(by.values()),
         "attention_kernels": ", ".join(f"{name} {calls}" for name, calls in by.items()),

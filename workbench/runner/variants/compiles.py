@@ -43,7 +43,7 @@ class Compiles:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Everything that is compiled inside is counted here; may be entered again inside."""
+        """Count here everything that is compiled inside; may be entered again inside."""
         if self._mark is not None:
             yield
             return
@@ -75,7 +75,7 @@ class Compiles:
             self._aside = False
 
     def text(self) -> str:
-        """Graphs, breaks and recompiles, counted, with lines and reasons."""
+        """Return graphs, breaks and recompiles, counted, with lines and reasons."""
         parts = [counted(self.graphs, "graph") + " compiled"]
         where = (
             f" at {_first([str(place_of_break) for place_of_break in self.breaks])}"

@@ -1,6 +1,6 @@
 """The FLOPs that a model's mathematics needs for one step, by its family's formula.
 
-Of a model of one's own nobody has a formula: torch counts its products in the first step, where
+A user's model has no formula: torch counts its products in the first step, where
 that is one plain step.
 """
 
@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sessions.model import Scalar
 from workbench.runner.config import user_model
 from workbench.runner.roofline import sdpa_flops
 from workbench.runner.toggles import Situation
 
-if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
-
 
 def model_flops(situation: Situation) -> dict[str, Scalar]:
-    """``model_flops`` of a step, for a ledger; nothing where it is not known."""
+    """Return ``model_flops`` of a step, for a ledger; nothing where it is not known."""
     family, workload = situation.family, situation.workload
     if family is user_model.FAMILY:
         return {}
@@ -38,12 +34,11 @@ def model_flops(situation: Situation) -> dict[str, Scalar]:
 
 
 @contextlib.contextmanager
-def counting_flops(arm: Arm) -> Iterator[None]:
-    """Count the first step of a model of one's own into ``arm.counted``.
+def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator[None]:
+    """Count the first step of a model of one's own into ``counted``.
 
     Compiled or captured, the first step is no plain one: its FLOPs stay unknown.
     """
-    situation = arm.situation
     plain = all(situation.option(name) == "off" for name in ("compile", "cuda_graphs"))
     if situation.family is not user_model.FAMILY or not plain:
         yield
@@ -54,4 +49,4 @@ def counting_flops(arm: Arm) -> Iterator[None]:
     with FlopCounterMode(display=False) as counter:
         yield
     if flops := counter.get_total_flops():
-        arm.counted["model_flops"] = flops
+        counted["model_flops"] = flops

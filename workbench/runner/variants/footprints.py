@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def others_bytes(arm: Arm, arms: Iterable[Arm], sets: WeightSets) -> int:
-    """Bytes on the arm's device that only other arms, or sets of weights, hold."""
+    """Return bytes on the arm's device that only other arms, or sets of weights, hold."""
     device = arm.situation.device.type
     own = _storages(_held(arm), device)
     everything = _storages(sets.tensors(), device)
@@ -42,6 +42,6 @@ def _held(arm: Arm) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterable[Tensor], device: str) -> dict[int, int]:
-    """Bytes by address, each once however many tensors look at them."""
+    """Return bytes by address, each once however many tensors look at them."""
     storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == device)
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

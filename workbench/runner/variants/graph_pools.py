@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def resident_bytes(arm: Arm) -> int:
-    """Bytes of the arm's pools that no tensor holds; takes milliseconds where it has any."""
+    """Return bytes of the arm's pools that no tensor holds; takes milliseconds where it has any."""
     pools = {_captured(arm), _inductors(arm)} - {None}
     if not pools:
         return 0

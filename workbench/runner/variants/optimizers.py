@@ -37,7 +37,7 @@ def installed(library: str) -> bool:
 def eight_bit_adamw(
     library: str, groups: list[dict[str, Any]], **settings: Any
 ) -> torch.optim.Optimizer:
-    """8-bit AdamW of one of ``EIGHT_BIT`` over AdamW's groups; ``settings`` as AdamW's own."""
+    """Build 8-bit AdamW of one of ``EIGHT_BIT`` over AdamW's groups; ``settings`` are AdamW's."""
     if library == "torchao":
         from torchao.optim import AdamW8bit
 

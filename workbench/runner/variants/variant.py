@@ -22,7 +22,7 @@ from models import Model
 from models.execution.checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner.config import global_flags, user_model
-from workbench.runner.config.data import Batches, Tensors, of_build
+from workbench.runner.config.data import Batches, Tensors, batches_of
 from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
@@ -157,11 +157,11 @@ class Arm:
         kernels.reset_usage()
         kernels.reset_tiles()
         reset_kept_operators()
-        with counting_flops(self):
+        with counting_flops(self.situation, self.counted):
             yield
         self.usage, self.reasons = kernels.usage(), kernels.reasons()
         self.tiles = kernels.tiles()
-        self.counted |= attention_facts(self)
+        self.counted |= attention_facts(self.usage, self.reasons)
         self.kept_operators = kept_operators()
 
     def find_evidence(self) -> list[Evidence]:
@@ -327,7 +327,7 @@ class Arms:
             transform(model)
         build.model = model
         model.train(workload.trains)
-        all_batches = of_build(build)
+        all_batches = batches_of(situation, dtype)
         divided = choose.divided(build, part, model)
         batches = all_batches
         if divided is not None:

@@ -196,9 +196,9 @@ class WeightSets:
         return "they were trained" if weights.changed else "other configurations compute with them"
 
     def tidy(self, used: Iterable[Use]) -> None:
-        """Free codes that nobody uses, and plain weights that codes replace.
+        """Free unused codes, and plain weights that codes replace.
 
-        Plain weights stay while somebody uses or has changed them.
+        Plain weights stay while they are in use or were changed.
         """
         used = list(used)
         keys = {(_key(situation, dtype), scheme) for situation, dtype, scheme in used}
@@ -218,7 +218,7 @@ class WeightSets:
                 del self._plain[key]
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that the sets hold, whoever uses it; some tensors more than once."""
+        """Yield all tensors of the sets, used or not; some more than once."""
         for plain in self._plain.values():
             yield from plain.tensors()
             yield from plain.away

@@ -12,5 +12,5 @@ __all__ = ["Bench", "Compute", "Step", "Workload", "all_workloads"]
 
 @functools.cache
 def all_workloads() -> dict[str, Workload]:
-    """Every workload by name."""
+    """Return every workload by name."""
     return plugins.gather(__name__, "WORKLOAD", Workload, "workloads")

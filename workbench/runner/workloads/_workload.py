@@ -102,12 +102,12 @@ PROMPT = tokens_field("sequence", "Prompt", "Tokens in the cache before the firs
 
 
 def _whole_sequences(settings: Mapping[str, Scalar]) -> int:
-    """Tokens of a step that processes ``batch`` sequences of ``sequence`` tokens."""
+    """Return tokens of a step that processes ``batch`` sequences of ``sequence`` tokens."""
     return int(settings["batch"]) * int(settings["sequence"])
 
 
 def one_token_each(settings: Mapping[str, Scalar]) -> int:
-    """Tokens of a step that adds one to each sequence."""
+    """Return tokens of a step that adds one to each sequence."""
     return int(settings["batch"])
 
 

@@ -44,6 +44,14 @@ def open_session(window: MainWindow) -> None:
         window.open_path(Path(name))
 
 
+def open_trace(window: MainWindow) -> None:
+    """Ask for a trace or report of another profiler and show it as a session with a profile."""
+    kinds = session_files.TRACE_FILTER
+    name, _ = QFileDialog.getOpenFileName(window, "Open a trace", folder(), kinds)
+    if name:
+        window.open_path(Path(name))
+
+
 def open_model(window: MainWindow) -> None:
     """Ask for a Python file and choose the model that it builds."""
     configuration = window.workspace.configuration
@@ -66,7 +74,7 @@ def compare(window: MainWindow) -> None:
 def save(window: MainWindow) -> None:
     """Write the session to its file; ask for one where it has none."""
     path = window.workspace.session.path
-    if path is None or session_files.is_journal(path):
+    if path is None or not session_files.is_session(path):
         save_as(window)
     else:
         window.save_path(path)

@@ -11,6 +11,7 @@ from PySide6.QtCore import QMimeData
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
+from sessions.tracing.files import is_foreign
 from workbench.ui.controllers.appearance import CHOICES
 from workbench.ui.controllers.runs import Runs
 from workbench.ui.controllers.verdicts import Verdicts
@@ -57,9 +58,9 @@ def choose_preset(configuration: ConfigurationModel, name: str) -> None:
 
 
 def dropped(data: QMimeData) -> list[Path]:
-    """The session files and journals among what is dragged."""
+    """The session files, journals, traces and reports among what is dragged."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
-    return [path for path in paths if path.suffix.lower() in SUFFIXES]
+    return [path for path in paths if path.suffix.lower() in SUFFIXES or is_foreign(path)]
 
 
 def _submenu(

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a step go: modules, kernels, classes, roles, two arms."""
+"""The panel of profiles: timeline, modules, kernels, roofline, memory, and what to try next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from PySide6.QtCore import QPointF, Qt
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QPushButton,
-    QSplitter,
     QStackedWidget,
     QTabWidget,
     QVBoxLayout,
@@ -18,10 +17,14 @@ from sessions.studies import breakdown, breakdown_tables
 from workbench.plots import PLOTS, Run
 from workbench.plots.breakdown import Icicle, told
 from workbench.ui.controllers.breakdowns import Breakdowns
+from workbench.ui.controllers.next_steps import NextSteps
 from workbench.ui.dialogs import runner_files
 from workbench.ui.menus.option_picker import CalmComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._kernel_timeline import KernelTimeline
+from workbench.ui.panels._next_steps import NextStepsList
+from workbench.ui.panels._searched_table import SearchedTable
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels.empty import Empty
@@ -32,7 +35,10 @@ from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
-HINT = "Point at a module for its numbers; click to look into it, double-click for the whole step."
+CHARTS = ("breakdown", "profile_roofline", "memory_roles", "memory_course")
+MOST_KERNELS = 2000  # rows
+HINT = "Point at a module for its numbers. Click: look into it. Double-click: the whole step."
+_MOST_MODULES = 40  # of a kernel, that its tip names
 NOTHING = "nothing"
 TRACE_TIP = "A Chrome trace, which ui.perfetto.dev opens"
 
@@ -47,6 +53,7 @@ class BreakdownPanel(QWidget):
         configuration: ConfigurationModel,
         compared: ComparisonModel,
         breakdowns: Breakdowns,
+        steps: NextSteps,
         theme: ThemeModel,
         tasks: Tasks,
         parent: QWidget | None = None,
@@ -57,11 +64,12 @@ class BreakdownPanel(QWidget):
         self._theme = theme
         self._shown: Study | None = None
         self._count = 0
-        self._others: list[Study] = []  # what ``against`` offers after its first entry
-        self.icicle, self.roles, self.course = (
-            Chart(PLOTS[name], theme.current, tasks) for name in ("breakdown", "memory_roles",
-                                                         "memory_course")
-        )  # fmt: skip
+        self._sides: list[Study] = []  # what ``against`` offers after its first entry
+        self.icicle, self.roof, self.roles, self.course = (
+            Chart(PLOTS[name], theme.current, tasks) for name in CHARTS
+        )
+        self.timeline = KernelTimeline(theme, tasks)
+        self.next_steps = NextStepsList(steps, theme)
         self.icicle.setMinimumSize(240, 140)
         self.icicle.pointed.connect(self._point)
         self.icicle.clicked.connect(self._zoom)
@@ -81,10 +89,10 @@ class BreakdownPanel(QWidget):
         self.against.activated.connect(self._show_difference)
         for box in (self.which, self.against):
             box.setMinimumContentsLength(16)
-        self.kernels, self.kinds, self.modules, self.difference, self.roles_apart, self.waiting = (
-            TableView() for _ in range(6)
-        )
-        self.achieved = TableView()
+        self.searched = SearchedTable("Search kernels and modules")
+        self.kernels = self.searched.view
+        self.achieved, self.kinds, self.modules, self.difference = (TableView() for _ in range(4))
+        self.roles_apart, self.waiting = TableView(), TableView()
         self.aligned = _widgets.note()
         self._pages = QStackedWidget()
         self.empty = Empty(
@@ -118,49 +126,50 @@ class BreakdownPanel(QWidget):
         for button in (self.start, self.traced):
             bar.addWidget(button)
         bar.addWidget(self.progress, 1)
+        self.choice = QWidget()
+        self.choice.setLayout(choice)
         for text, box in (("Profile", self.which), ("Against", self.against)):
             choice.addWidget(_widgets.muted(text))
             choice.addWidget(box, 1)
-        left = QWidget()
-        column = _widgets.tight(QVBoxLayout(left), 0)
-        column.addWidget(self.icicle, 1)
-        column.addLayout(_widgets.inset(self.readout, 4, 4))
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
-        apart = QSplitter(Qt.Orientation.Vertical)
-        upper = QWidget()
-        over = _widgets.tight(QVBoxLayout(upper), 0)
-        over.addLayout(_widgets.inset(self.aligned, 4, 4))
-        over.addWidget(self.difference, 1)
-        apart.addWidget(upper)
-        apart.addWidget(self.roles_apart)
-        apart.setSizes([300, 200])
-        self._apart = apart
+        over = QWidget()
+        rows = _widgets.tight(QVBoxLayout(over), 0)
+        rows.addLayout(_widgets.inset(self.aligned, 4, 4))
+        rows.addWidget(self.difference, 1)
+        vertical = Qt.Orientation.Vertical
         pages = {
-            "Kernels": self.kernels,
-            "Roof": self.achieved,
+            "Timeline": self.timeline,
+            "Modules": self._make_modules(),
+            "Kernels": self.searched,
+            "Roofline": _widgets.split(vertical, (self.roof, 5), (self.achieved, 2)),
             "Classes": self.kinds,
-            "Modules": self.modules,
-            "Memory": self.roles,
-            "Course": self.course,
+            "Memory": _widgets.split(vertical, (self.course, 1), (self.roles, 1)),
             "Waiting": self.waiting,
-            "Difference": apart,
+            "Difference": _widgets.split(vertical, (over, 3), (self.roles_apart, 2)),
         }
         for title, page in pages.items():
             self.tabs.addTab(page, title)
         body = _widgets.surface()
-        whole = _widgets.tight(QVBoxLayout(body), 0)
-        whole.addLayout(_widgets.head(self.headline, self.remarks, bar, choice))
-        parts = ((left, 5), (self.tabs, 4))
-        whole.addWidget(_widgets.split(Qt.Orientation.Horizontal, *parts), 1)
+        column = _widgets.tight(QVBoxLayout(body), 0)
+        above = (self.headline, self.remarks, self.next_steps, bar, self.choice)
+        column.addLayout(_widgets.head(*above))
+        column.addWidget(self.tabs, 1)
         return body
+
+    def _make_modules(self) -> QWidget:
+        left = QWidget()
+        column = _widgets.tight(QVBoxLayout(left), 0)
+        column.addWidget(self.icicle, 1)
+        column.addLayout(_widgets.inset(self.readout, 4, 4))
+        return _widgets.split(Qt.Orientation.Horizontal, (left, 5), (self.modules, 4))
 
     def choose(self, number: int) -> None:
         """Show the profile of this number, from 1 on."""
         self._show_study(number)
 
-    def _choose(self, place: int) -> None:
-        self.choose(self.which.itemData(place))
+    def _choose(self, index: int) -> None:
+        self.choose(self.which.itemData(index))
 
     def _export(self) -> None:
         pattern = "Chrome trace (*.json.gz *.json)"
@@ -170,8 +179,11 @@ class BreakdownPanel(QWidget):
         if file:
             self._breakdowns.profile(file)
 
+    def _charts(self) -> tuple[Chart, ...]:
+        return self.icicle, self.roof, self.roles, self.course
+
     def _draw(self) -> None:
-        for chart in (self.icicle, self.roles, self.course):
+        for chart in (self.timeline.chart, *self._charts()):
             chart.set_theme(self._theme.current)
         self._shown = None
         self._show()
@@ -190,9 +202,10 @@ class BreakdownPanel(QWidget):
             self._shown, self._count = None, 0
             return
         # A profile that has gained rows is another object, and the newest.
-        if len(studies) == self._count and any(one is self._shown for one in studies):
+        if len(studies) == self._count and any(study is self._shown for study in studies):
             assert self._shown is not None
             self._fill_against(self._shown)
+            self.next_steps.show_study(self._shown)
         else:
             self._show_study(len(studies))
 
@@ -201,8 +214,8 @@ class BreakdownPanel(QWidget):
         study = self._shown = studies[number - 1]
         self._count = len(studies)
         self.which.clear()
-        for place in range(len(studies), 0, -1):
-            self.which.addItem(f"{place}: {studies[place - 1].title}", place)
+        for index in range(len(studies), 0, -1):
+            self.which.addItem(f"{index}: {studies[index - 1].title}", index)
         self.which.setCurrentIndex(len(studies) - number)
         first, *rest = breakdown.words(study) or [study.title]
         self.headline.setText(first)
@@ -210,43 +223,44 @@ class BreakdownPanel(QWidget):
         self.remarks.setVisible(bool(rest))
         self.readout.setText(HINT)
         run = Run(self._session.shown)
-        for chart in (self.icicle, self.roles, self.course):
+        for chart in self._charts():
             chart.options["profile"] = str(number)
             chart.canvas.follow_x = True
             chart.show_runs([run])
-        self.kernels.show_table(breakdown_tables.kernels_table(study))
-        for row, name in enumerate(list(breakdown.by(study, "name"))[: self.kernels.rowCount()]):
-            item = self.kernels.item(row, 0)
-            assert item is not None
-            item.setToolTip(name)
+        self.timeline.show_run(run, str(number))
+        self.next_steps.show_study(study)
+        self.searched.show_table(
+            breakdown_tables.kernels_table(study, MOST_KERNELS), _modules_by_kernel(study)
+        )
         self.kinds.show_table(breakdown_tables.kinds_table(study))
         self.modules.show_table(breakdown_tables.modules_table(study))
         self.waiting.show_table(breakdown_tables.gaps_table(study))
         self.achieved.show_table(breakdown_tables.achieved_table(study))
-        known = bool(breakdown.achieved(study))
-        self.tabs.setTabVisible(self.tabs.indexOf(self.achieved), known)
-        self.tabs.setTabVisible(self.tabs.indexOf(self.waiting), "gaps" in study.tables)
+        self._show_tab("Timeline", "timeline" in study.tables)
+        self._show_tab("Roofline", bool(breakdown.achieved(study)))
+        self.roof.setVisible(bool(breakdown.roof_points(study)))
+        self._show_tab("Memory", "memory" in study.tables)
+        self._show_tab("Waiting", "gaps" in study.tables)
         self._fill_against(study)
 
     def _fill_against(self, study: Study) -> None:
         chosen = self._other()
-        found = self._breakdowns.others(study)
-        self._others = [other for _, other in found]
+        offered = self._breakdowns.others(study)
+        self._sides = [other for _, other in offered]
         self.against.clear()
-        self.against.addItems([NOTHING, *(title for title, _ in found)])
-        kept = next((n for n, other in enumerate(self._others, 1) if other is chosen), 0)
-        self.against.setCurrentIndex(kept)
-        self.against.setEnabled(bool(found))
+        self.against.addItems([NOTHING, *(title for title, _ in offered)])
+        index = next((n for n, other in enumerate(self._sides, 1) if other is chosen), 0)
+        self.against.setCurrentIndex(index)
+        self.choice.setVisible(bool(offered))
         self._show_difference()
 
     def _other(self) -> Study | None:
-        place = self.against.currentIndex()
-        return self._others[place - 1] if 0 < place <= len(self._others) else None
+        index = self.against.currentIndex()
+        return self._sides[index - 1] if 0 < index <= len(self._sides) else None
 
     def _show_difference(self) -> None:
         other = self._other()
-        place = self.tabs.indexOf(self._apart)
-        self.tabs.setTabVisible(place, other is not None)
+        self._show_tab("Difference", other is not None)
         if other is not None and self._shown is not None:
             sides = (other, self._shown)
             why_not = breakdown.not_by_module(*sides)
@@ -255,20 +269,36 @@ class BreakdownPanel(QWidget):
             self.difference.show_table(breakdown_tables.difference_table(*sides))
             self.roles_apart.show_table(breakdown_tables.memory_difference_table(*sides))
 
+    def _show_tab(self, title: str, shown: bool) -> None:
+        titles = [self.tabs.tabText(index) for index in range(self.tabs.count())]
+        self.tabs.setTabVisible(titles.index(title), shown)
+
     def _layer(self) -> Icicle | None:
         layers = self.icicle.canvas.layers
         return next((layer for layer in layers if isinstance(layer, Icicle)), None)
 
-    def _point(self, place: QPointF | None) -> None:
+    def _point(self, index: QPointF | None) -> None:
         layer = self._layer()
         if layer is None:
             return
-        cell = layer.at(place.x(), place.y()) if place is not None else None
+        cell = layer.at(index.x(), index.y()) if index is not None else None
         layer.hover(cell)
         self.readout.setText(told(cell, layer.whole_us) if cell else HINT)
 
-    def _zoom(self, place: QPointF) -> None:
+    def _zoom(self, index: QPointF) -> None:
         layer = self._layer()
-        cell = layer.at(place.x(), place.y()) if layer is not None else None
+        cell = layer.at(index.x(), index.y()) if layer is not None else None
         if cell is not None:
             self.icicle.set_x_range(cell.start_us, cell.stop_us)
+
+
+def _modules_by_kernel(study: Study) -> list[str]:
+    """Return the full name and the modules of each kernel, in the order of its table."""
+    table = study.tables["kernels"]
+    modules: dict[str, dict[str, None]] = {}
+    for name, module in zip(table["name"], table["module"], strict=True):
+        modules.setdefault(str(name), {})[str(module)] = None
+    return [
+        "\n".join([name, *list(modules[name])[:_MOST_MODULES]])
+        for name in breakdown.by(study, "name")
+    ]

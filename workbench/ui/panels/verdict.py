@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
@@ -13,17 +15,21 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import PairedComparison
+from sessions.plain_text import first_clause, wrapped
 from sessions.studies import prediction
 from sessions.verdicts.background import newest_requested
+from sessions.verdicts.verdict_tables import numerics_table
 from sessions.verdicts.verdict_words import headline, ratio_line, remarks, standing
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import Soon
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
+from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
@@ -68,6 +74,7 @@ class VerdictPanel(QWidget):
         self.calibrate.clicked.connect(verdicts.calibrate)
         self.floor = _widgets.note()
         tip = "How long a new comparison may alternate"
+        self._details_open = False
         self.budget = _widgets.budget_box(verdicts, 3600, tip)
         self.table = VerdictsTable(theme)
         self.table.cellActivated.connect(self._choose)
@@ -200,7 +207,32 @@ class VerdictPanel(QWidget):
         _widgets.clear(self._rows)
         for line in lines:
             self._add(*line)
+        self._add_details(comparison, [text for text, mark, _ in lines if mark])
         self._rows.addStretch(1)
+
+    def _add_details(self, comparison: PairedComparison, texts: Sequence[str]) -> None:
+        """Add the errors with their limits, and what the lines leave out, behind one click."""
+        table = numerics_table(comparison)
+        longer = [text for text in texts if first_clause(text) != text]
+        if not table.rows and not longer:
+            return
+        body = QWidget()
+        column = _widgets.tight(QVBoxLayout(body), 4)
+        if table.rows:
+            view = TableView()
+            view.show_table(table)
+            view.setFixedHeight((len(table.rows) + 1) * ROW_HEIGHT + _PADDING_PX // 4)
+            column.addWidget(view)
+        for text in longer:
+            column.addWidget(_widgets.note(text))
+        expander = _widgets.expander("Details", self._theme.current, body)
+        expander.setChecked(self._details_open)
+        expander.toggled.connect(self._remember_details)
+        self._rows.addWidget(expander)
+        self._rows.addWidget(body)
+
+    def _remember_details(self, are_open: bool) -> None:
+        self._details_open = are_open  # also when the lines are made anew
 
     def _add(self, text: str, mark: str, role: str) -> None:
         if not mark:
@@ -209,9 +241,9 @@ class VerdictPanel(QWidget):
             self._rows.addWidget(title)
             return
         tone = role if role in ("warning", "bad") else ""
-        self._rows.addWidget(
-            _widgets.marked(_widgets.brief_note(text, tone), mark, self._theme.current, role)
-        )
+        label = _widgets.brief_note(first_clause(text), tone)
+        label.setToolTip(wrapped(text))
+        self._rows.addWidget(_widgets.marked(label, mark, self._theme.current, role))
 
 
 def _basis(comparison: PairedComparison) -> str:

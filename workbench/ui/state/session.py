@@ -177,7 +177,7 @@ class SessionModel(QObject):
         self.shown.title, self.shown.notes = title, notes
         if self.live:
             self._journal(protocol.Described(title=title, notes=notes))
-        elif self.path is not None and not session_files.is_journal(self.path):
+        elif self.path is not None and session_files.is_session(self.path):
             path = self.path
             if path == self._live_path:  # the live one's, which is written over it later
                 self.recorder.session.title, self.recorder.session.notes = title, notes

@@ -11,6 +11,7 @@ from typing import Any
 from sessions.columns import Columns
 from sessions.errors import SessionError
 from sessions.model import Session
+from sessions.tracing.files import is_foreign
 from workbench import protocol
 from workbench.charts.drawn import MOST_SEGMENTS, devices
 from workbench.client import journal
@@ -19,6 +20,7 @@ EXPECTED = (SessionError, OSError, ValueError)  # their text is one sentence for
 SUFFIX = ".h5"
 WRITTEN = {SUFFIX: "Sessions (*.h5)"}
 FILTER = "Sessions (*.h5);;Journals (*.journal);;All files (*)"
+TRACE_FILTER = "Traces (*.json *.json.gz *.ncu-rep);;All files (*)"
 
 
 def is_journal(path: Path) -> bool:
@@ -26,13 +28,24 @@ def is_journal(path: Path) -> bool:
     return path.suffix == ".journal"
 
 
+def is_session(path: Path) -> bool:
+    """Return whether a session can be saved there: neither a journal nor another program's file."""
+    return not is_journal(path) and not is_foreign(path)
+
+
 def read(path: Path) -> Session:
-    """Return the session of an HDF5 file or of a journal; raises one of ``EXPECTED``.
+    """Return the session of an HDF5 file, a journal, a trace or a report.
+
+    Raise one of ``EXPECTED``.
 
     The columns that plots draw are read too: the window's thread has no time to.
     """
     if is_journal(path):
         return journal.recover(path)
+    if is_foreign(path):
+        from sessions.storage import foreign
+
+        return foreign.load(path)
     from sessions.storage import hdf5
 
     session = hdf5.load(path)

@@ -1,4 +1,4 @@
-"""What cannot be is refused by one sentence before anything is allocated, and nothing is lost."""
+"""Impossible requests are refused by one sentence before anything is allocated."""
 
 from __future__ import annotations
 

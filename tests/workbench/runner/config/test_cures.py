@@ -1,4 +1,4 @@
-"""What goes wrong is recognised from the real error, explained, and cured by one choice."""
+"""Failures are recognised from the real error, explained, and cured by one choice."""
 
 from __future__ import annotations
 
@@ -186,15 +186,15 @@ def test_a_lack_of_memory_inside_of_a_compiler_or_a_capture_is_one():
 def test_inference_that_lacks_memory_is_offered_smaller_weights_where_they_take_most_of_it(
     small, precision, quantization, batch, offered
 ):
-    asked = msgspec.structs.replace(
+    requested = msgspec.structs.replace(
         small,
         workload="forward",
         settings={"batch": batch, "sequence": 16},
         toggles={"precision": precision, "quantization": quantization},
     )
     lacking = protocol.Failure(kind="out-of-memory", sentence="Out of memory.")
-    found = cure(lacking, asked, CPU)
-    assert found.set == offered and found.fix.startswith("Set ")
+    cured = cure(lacking, requested, CPU)
+    assert cured.set == offered and cured.fix.startswith("Set ")
 
 
 def test_a_failed_capture_names_its_line_and_is_offered_to_go_without(small):
@@ -235,7 +235,7 @@ def test_what_is_not_finite_is_offered_a_wider_format(small, precision, offered)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "before", "after", "told"),
+    ("verdict", "before", "after", "is_advised"),
     [
         ("SLOWER", "off", "default", True),
         ("FASTER", "off", "default", False),
@@ -244,15 +244,17 @@ def test_what_is_not_finite_is_offered_a_wider_format(small, precision, offered)
         ("SLOWER", "default", "max-autotune", False),
     ],
 )
-def test_slower_when_compiled_is_recognised_from_a_verdict(small, verdict, before, after, told):
-    one, other = (
+def test_slower_when_compiled_is_recognised_from_a_verdict(
+    small, verdict, before, after, is_advised
+):
+    first, second = (
         msgspec.structs.replace(small, toggles={"compile": mode}) for mode in (before, after)
     )
     judgement = Judgement(verdict=verdict, pairs=9, ratio=1.13, low=1.1, high=1.2)
-    found = suggested_fixes.slower_when_compiled(one, other, judgement)
-    assert (found is not None) is told
-    if found is not None:
-        assert found.set == {"compile": "off"} and "1.13x slower (95 % CI" in found.sentence
+    advice = suggested_fixes.slower_when_compiled(first, second, judgement)
+    assert (advice is not None) is is_advised
+    if advice is not None:
+        assert advice.set == {"compile": "off"} and "1.13x slower (95 % CI" in advice.sentence
 
 
 # Looking at outputs

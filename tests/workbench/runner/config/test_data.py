@@ -1,4 +1,4 @@
-"""What a step reads: fixed tensors, filled from a ring, whatever a family's inputs are."""
+"""Inputs of steps: fixed tensors, filled from a ring, for every family."""
 
 from __future__ import annotations
 

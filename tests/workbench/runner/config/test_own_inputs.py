@@ -31,7 +31,7 @@ def test_it_steps_with_every_precision(runner, workload, toggles):
     segment = runner.session.segments[-1]
     assert segment.ledger["parameters"] == 2 * 64 + 24
     assert segment.ledger["tokens_per_step"] == 12
-    statuses = {found.toggle: found.status for found in segment.evidence}
+    statuses = {evidence.toggle: evidence.status for evidence in segment.evidence}
     assert statuses.get("precision", "effective") == "effective", segment.evidence
 
 

@@ -46,7 +46,7 @@ def write(tmp_path):
 
 
 def outcome(driver: Driver, configuration: Configuration, steps: int = 20):
-    """The run's end, what failed if anything did, and the newest segment."""
+    """Return the run's end, what failed if anything did, and the newest segment."""
     since = len(driver.messages)
     driver.start(configuration, steps=steps)
     finished = driver.finish()
@@ -85,8 +85,10 @@ def test_options_that_need_no_knowledge_of_it_take_effect_and_weights_go_on(runn
     runner.finish(protocol.Stop())
     segments = runner.session.segments[first:]
     for segment in segments[1:]:
-        found = {each.toggle: (each.status, each.text) for each in segment.evidence}
-        assert found and all(status == "effective" for status, _ in found.values()), found
+        effects = {
+            evidence.toggle: (evidence.status, evidence.text) for evidence in segment.evidence
+        }
+        assert effects and all(status == "effective" for status, _ in effects.values()), effects
     assert "0 graph breaks" in str(segments[3].evidence)
     assert segments[4].ledger["loss"] < segments[0].ledger["loss"], "the weights began anew"
 
@@ -118,10 +120,10 @@ def test_a_default_that_does_not_apply_is_off_and_one_that_is_asked_for_is_a_mis
         "default_option",
         lambda toggle, device: "on" if toggle.name == "triton" else toggle.off,
     )
-    found = resolve.resolve(owned(EXAMPLE), CPU)
-    assert found.option("triton") == "off"
-    asked = resolve.availability(owned(EXAMPLE, toggles={"triton": "on"}), CPU)
-    assert "toggle triton=on cannot be used: acts on operators of" in asked.problems[0]
+    situation = resolve.resolve(owned(EXAMPLE), CPU)
+    assert situation.option("triton") == "off"
+    availability = resolve.availability(owned(EXAMPLE, toggles={"triton": "on"}), CPU)
+    assert "toggle triton=on cannot be used: acts on operators of" in availability.problems[0]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_a_model_made_of_bundled_operators_has_their_toggles(runner, workload):
     toggles = {"triton_geglu": "torch", "triton_qk_norm": "torch", "attention": "manual"}
     finished, failures, segment = outcome(runner, owned(KERNELS, workload, toggles=toggles), 3)
     assert (finished.reason, failures) == ("done", [])
-    said = {each.toggle: each.status for each in segment.evidence}
+    said = {evidence.toggle: evidence.status for evidence in segment.evidence}
     # On a CPU every operator runs in PyTorch without these options, too.
     torch_already = {"triton_geglu": "as default", "triton_qk_norm": "as default"}
     assert said == torch_already | {"attention": "effective"}
@@ -187,12 +189,12 @@ def test_what_lies_beside_a_model_is_not_taken_for_what_lies_beside_another(runn
     """In one runner: helpers of the same name in two folders, one after the other, and again."""
     digests, counts = [], []
     for folder, width in (("a", 4), ("b", 9), ("a", 4)):
-        place = tmp_path / folder
-        place.mkdir(exist_ok=True)
-        (place / "sizes_beside.py").write_text(f"WIDTH = {width}\n")
+        parent = tmp_path / folder
+        parent.mkdir(exist_ok=True)
+        (parent / "sizes_beside.py").write_text(f"WIDTH = {width}\n")
         text = LINEAR.replace("import torch", "import torch\nfrom sizes_beside import WIDTH")
-        (place / "mine.py").write_text(text.replace("Linear(3, 3)", "Linear(3, WIDTH)"))
-        finished, failures, segment = outcome(runner, owned(place / "mine.py", "forward"), 3)
+        (parent / "mine.py").write_text(text.replace("Linear(3, 3)", "Linear(3, WIDTH)"))
+        finished, failures, segment = outcome(runner, owned(parent / "mine.py", "forward"), 3)
         assert (finished.reason, failures) == ("done", [])
         counts.append(segment.ledger["parameters"])
         digests.append(segment.configuration.model["sha256"])

@@ -113,15 +113,15 @@ def is_running(number: int) -> bool:
 
 @pytest.mark.parametrize("end", ["killed", pytest.param("quit", marks=pytest.mark.slow)])
 def test_processes_in_sessions_of_their_own_end_with_the_runner(write, tmp_path, end):
-    told = tmp_path / "number"
-    start = SLEEPER.format(program=LEAVES.format(path=str(told)), more="").replace("{", "{{")
+    number_file = tmp_path / "number"
+    start = SLEEPER.format(program=LEAVES.format(path=str(number_file)), more="").replace("{", "{{")
     driver = Driver()
     driver.until_state("idle")
     driver.start(owned(write(MODEL.format(build=start, forward="pass"))), steps=2)
     driver.finish()
-    while not (told.exists() and told.read_text()):
+    while not (number_file.exists() and number_file.read_text()):
         assert driver.runner.alive
-    number = int(told.read_text())
+    number = int(number_file.read_text())
     assert is_running(number)
     if end == "killed":
         os.killpg(driver.runner.process.pid, signal.SIGKILL)

@@ -30,7 +30,7 @@ DECODERS = [name for name, family in FAMILIES.items() if "generate" in family.wo
 PROMPT, NEW = 8, 5
 
 
-def asked(family, workload, settings=None, **changes):
+def requested(family, workload, settings=None, **changes):
     sizes = {"batch": 2, "sequence": PROMPT, "new_tokens": NEW}
     return Configuration(
         family=family,
@@ -42,7 +42,7 @@ def asked(family, workload, settings=None, **changes):
 
 
 def built(configuration):
-    """An arm that is ready for its first step, and its situation."""
+    """Return an arm that is ready for its first step, and its situation."""
     situation = resolve(configuration, CPU)
     arm = Arms().get(situation, PhaseTracker(lambda phase: None))
     arm.restart()
@@ -50,12 +50,12 @@ def built(configuration):
 
 
 def stepped(arm, steps):
-    """The tokens that so many steps give, (steps, B)."""
-    found = []
+    """Return the tokens that so many steps give, (steps, B)."""
+    tokens = []
     for _ in range(steps):
         arm.ready()
-        found.append(arm.step()[:, 0].clone())
-    return torch.stack(found)
+        tokens.append(arm.step()[:, 0].clone())
+    return torch.stack(tokens)
 
 
 def test_every_family_that_decodes_generates():
@@ -65,31 +65,31 @@ def test_every_family_that_decodes_generates():
 
 @pytest.mark.parametrize("family", DECODERS)
 def test_decoding_that_begins_anew_gives_the_same_tokens_again(family):
-    arm, situation = built(asked(family, "decode"))
+    arm, situation = built(requested(family, "decode"))
     tokens = stepped(arm, 3 * NEW)
     assert torch.equal(tokens[:NEW], tokens[NEW : 2 * NEW])
     assert torch.equal(tokens[:NEW], tokens[2 * NEW :])
     assert len(tokens[:NEW].unique()) > 1
     stepped(arm, 2)  # in the middle of a round the numbers are checked after the prompt
-    found = comparison.check(arm, situation)
-    assert found.ok and found.relative_error < 1e-5, found.text
+    result = comparison.check(arm, situation)
+    assert result.ok and result.relative_error < 1e-5, result.text
     assert torch.equal(stepped(arm, NEW), tokens[:NEW])
 
 
 @pytest.mark.parametrize("workload", ["prefill", "decode", "generate"])
 @pytest.mark.parametrize("family", DECODERS)
 def test_a_prompt_taken_in_by_pieces_gives_the_same_tokens(family, workload):
-    found, lengths = [], []
+    outputs, lengths = [], []
     for chunk in (0, 3):
-        configuration = asked(family, workload, {"chunk": chunk})
+        configuration = requested(family, workload, {"chunk": chunk})
         if workload == "prefill":
             del configuration.settings["new_tokens"]
         arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
         block = arm.model.blocks[0]
         block.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
         arm.restart()
-        found.append(stepped(arm, 2))
-    assert torch.equal(*found)
+        outputs.append(stepped(arm, 2))
+    assert torch.equal(*outputs)
     if workload == "prefill":
         assert lengths == [8, 8] + [3, 3, 2] * 2
 
@@ -112,8 +112,8 @@ def test_generated_tokens_are_those_of_whole_passes_over_each_prompt(family_name
     rounds.restart()
     texts = []
     for number in range(3):
-        for place in range(NEW - 1):
-            assert rounds.ready() is (number > 0 and place == 0)
+        for position in range(NEW - 1):
+            assert rounds.ready() is (number > 0 and position == 0)
             step()
         prefix_BS = batches.inputs[0].clone()
         for uniform_B1 in bench.decoder.uniform_NB1:
@@ -133,7 +133,7 @@ def test_generated_tokens_are_those_of_whole_passes_over_each_prompt(family_name
 
 def test_a_seed_decides_the_text_and_a_temperature_of_0_needs_none():
     def text(seed, temperature):
-        arm, _ = built(asked("hydra", "generate", {"temperature": temperature}, seed=seed))
+        arm, _ = built(requested("hydra", "generate", {"temperature": temperature}, seed=seed))
         stepped(arm, NEW - 1)
         return arm.text[0].tolist()
 
@@ -155,7 +155,7 @@ def test_a_seed_decides_the_text_and_a_temperature_of_0_needs_none():
 )
 def test_settings_that_cannot_be_are_refused_by_a_sentence(settings, sentence):
     with pytest.raises(ValueError) as refusal:
-        resolve(asked("hydra", "generate", settings), CPU)
+        resolve(requested("hydra", "generate", settings), CPU)
     assert str(refusal.value).startswith(sentence)
 
 
@@ -164,7 +164,7 @@ def test_settings_that_cannot_be_are_refused_by_a_sentence(settings, sentence):
 
 def test_rounds_begin_by_themselves_and_tell_what_that_took():
     begun = []
-    rounds = Rounds(3, lambda *told: (begun.append(told), time.sleep(0.01)), CPU)
+    rounds = Rounds(3, lambda *arguments: (begun.append(arguments), time.sleep(0.01)), CPU)
     rounds.restart()
     assert [rounds.ready() for _ in range(7)] == [False] * 3 + [True, False, False, True]
     assert begun == [(0, False), (1, True), (2, True)]
@@ -195,7 +195,7 @@ class FakeWire:
 
 
 def ran(configuration, steps):
-    """The messages of a run of so many steps."""
+    """Return the messages of a run of so many steps."""
     rig = Rig(FakeWire(), CPU)
     with pytest.raises(RunEnded, match="done"):
         Run(rig, protocol.Start(configuration=configuration, steps=steps)).execute()
@@ -233,7 +233,7 @@ def test_taking_in_a_prompt_is_no_part_of_any_step(workload, monkeypatch):
 
     monkeypatch.setattr(Rounds, "_measure", slow)
     monkeypatch.setattr(timing, "now_ns", tick)
-    messages = ran(asked("hydra", workload), 14)
+    messages = ran(requested("hydra", workload), 14)
     walls = [w for m in messages if isinstance(m, protocol.Steps) for w in m.columns["wall_ms"]]
     assert len(walls) == 14 and now_ns > 4 * 10**12
     assert 0 < max(walls) < 1
@@ -242,7 +242,7 @@ def test_taking_in_a_prompt_is_no_part_of_any_step(workload, monkeypatch):
 def test_the_text_arrives_piece_by_piece_and_stays_in_the_ledger(text_file, monkeypatch):
     monkeypatch.setattr("workbench.runner.decoding.generated_text.PERIOD_NS", 0)
     monkeypatch.setattr(run, "FLUSH_NS", 0)
-    configuration = asked("moe", "generate", {"new_tokens": 9}, data=str(text_file))
+    configuration = requested("moe", "generate", {"new_tokens": 9}, data=str(text_file))
     messages = ran(configuration, 20)
     pieces = [message for message in messages if isinstance(message, protocol.Generated)]
     assert len(pieces) >= 6
@@ -271,14 +271,14 @@ def test_what_was_not_read_in_time_is_left_out_by_whole_texts(monkeypatch):
     monkeypatch.setattr(
         "workbench.runner.decoding.generated_text.PERIOD_NS", 10**15
     )  # after the first, never again
-    messages = ran(asked("hydra", "generate"), 41)
+    messages = ran(requested("hydra", "generate"), 41)
     pieces = [message for message in messages if isinstance(message, protocol.Generated)]
     assert [(piece.sequence, piece.start) for piece in pieces] == [(0, 0), (9, 0)]
     assert len(pieces[-1].text.split()) == NEW
 
 
 def test_a_workload_that_writes_nothing_sends_no_text():
-    messages = ran(asked("hydra", "decode"), 3)
+    messages = ran(requested("hydra", "decode"), 3)
     assert not [message for message in messages if isinstance(message, protocol.Generated)]
     assert "prefills" not in recorded(messages).ledger
 

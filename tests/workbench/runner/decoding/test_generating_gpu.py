@@ -17,7 +17,7 @@ NEW = 6
 
 
 def begun(family, workload, **toggles):
-    """An arm after its first step, at the start of its first round."""
+    """Return an arm after its first step, at the start of its first round."""
     configuration = Configuration(
         family=family,
         preset="tiny",
@@ -35,12 +35,12 @@ def begun(family, workload, **toggles):
 
 
 def stepped(arm, steps):
-    found = []
+    tokens = []
     with arm.entered():
         for _ in range(steps):
             arm.ready()
-            found.append(arm.step()[:, 0].clone())
-    return torch.stack(found)
+            tokens.append(arm.step()[:, 0].clone())
+    return torch.stack(tokens)
 
 
 @pytest.mark.parametrize("workload", ["generate", "decode"])
@@ -58,8 +58,8 @@ def test_a_compiled_decode_step_is_replayed_from_a_graph_that_inductor_recorded(
     torch.compiler.reset()
     arm = begun(family, "decode", compile="reduce-overhead")
     stepped(arm, 3 * NEW)
-    (found,) = [each for each in arm.find_evidence() if each.toggle == "compile"]
-    assert found.status == "effective", found.text
+    (evidence,) = [item for item in arm.find_evidence() if item.toggle == "compile"]
+    assert evidence.status == "effective", evidence.text
     torch.compiler.reset()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from test_generating import CPU, DECODERS, NEW, FakeWire, asked
+from test_generating import CPU, DECODERS, NEW, FakeWire, requested
 
 from models import read_state
 from workbench import protocol
@@ -15,7 +15,10 @@ from workbench.runner.failures import Mistake
 
 
 def ran(configuration, steps, rig=None, **states):
-    """What a run of so many steps wrote: the ledger of its only segment, and what it was told."""
+    """Run so many steps.
+
+    Return the ledger of the only segment, and the notes.
+    """
     rig = rig or Rig(FakeWire(), CPU)
     rig.wire.sent.clear()
     names = {name: path if name == "check" else str(path) for name, path in states.items()}
@@ -30,9 +33,9 @@ def ran(configuration, steps, rig=None, **states):
     return ledger, [m.text for m in rig.wire.sent if isinstance(m, protocol.Note)]
 
 
-def same(one, other):
-    """Whether two files hold the same state, to the last bit."""
-    a, b = read_state(one), read_state(other)
+def same(first, second):
+    """Return True if two files hold the same state, to the last bit."""
+    a, b = read_state(first), read_state(second)
     progress, expected = a.beside.pop("progress"), b.beside.pop("progress")
     return (
         (a.position, a.beside) == (b.position, b.beside)
@@ -52,23 +55,23 @@ def same(one, other):
     ],
 )
 def test_generation_in_two_parts_writes_what_one_run_writes(family, parts, temperature, tmp_path):
-    configuration = asked(family, "generate", {"temperature": temperature}, seed=5)
+    configuration = requested(family, "generate", {"temperature": temperature}, seed=5)
     first, second = parts
-    whole, _ = ran(configuration, 1 + first + second, save_state=tmp_path / "whole")
-    _, told = ran(configuration, 1 + first, save_state=tmp_path / "part")
+    undivided, _ = ran(configuration, 1 + first + second, save_state=tmp_path / "whole")
+    _, notes = ran(configuration, 1 + first, save_state=tmp_path / "part")
     position = 8 + (first - 1) % (NEW - 1) + 1
-    assert told == [f"saved the decode state after {position} tokens to {tmp_path / 'part'}"]
-    found, told = ran(
+    assert notes == [f"saved the decode state after {position} tokens to {tmp_path / 'part'}"]
+    continued, notes = ran(
         configuration, 1 + second, load_state=tmp_path / "part", save_state=tmp_path / "found"
     )
-    assert told[0] == f"went on after {position} tokens from {tmp_path / 'part'}"
-    assert found == whole and len(found["text"].split()) > 1
+    assert notes[0] == f"went on after {position} tokens from {tmp_path / 'part'}"
+    assert continued == undivided and len(continued["text"].split()) > 1
     assert same(tmp_path / "found", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(("family", "first"), [("hydra", 3), ("mamba2", NEW), ("mamba2", NEW + 2)])
 def test_decoding_in_two_parts_ends_where_one_run_ends(family, first, tmp_path):
-    configuration = asked(family, "decode")
+    configuration = requested(family, "decode")
     ran(configuration, 1 + first + 4, save_state=tmp_path / "whole")
     # The check begins the round anew, once the state is saved.
     ran(configuration, 1 + first, save_state=tmp_path / "part", check="last")
@@ -77,7 +80,7 @@ def test_decoding_in_two_parts_ends_where_one_run_ends(family, first, tmp_path):
 
 
 def test_a_model_that_is_built_already_goes_back_to_the_file(tmp_path):
-    rig, configuration = Rig(FakeWire(), CPU), asked("hydra", "generate")
+    rig, configuration = Rig(FakeWire(), CPU), requested("hydra", "generate")
     ran(configuration, 3, rig, save_state=tmp_path / "part")
     ran(configuration, 4, rig, save_state=tmp_path / "moved")
     assert not same(tmp_path / "part", tmp_path / "moved")
@@ -106,8 +109,8 @@ def test_a_model_that_is_built_already_goes_back_to_the_file(tmp_path):
 )
 def test_a_state_of_something_else_is_refused_by_a_sentence(changes, sentence, tmp_path):
     path = tmp_path / "part"
-    ran(asked("hydra", "generate"), 2, save_state=path)
-    configuration = msgspec.structs.replace(asked("hydra", "generate"), **changes)
+    ran(requested("hydra", "generate"), 2, save_state=path)
+    configuration = msgspec.structs.replace(requested("hydra", "generate"), **changes)
     start = protocol.Start(configuration=configuration, steps=2, load_state=str(path))
     with pytest.raises(Mistake) as refusal:
         Run(Rig(FakeWire(), CPU), start).execute()
@@ -122,7 +125,7 @@ def test_a_file_that_is_no_state_is_refused_before_anything_is_built(tmp_path):
         (tmp_path / "none", "No such file"),
     ]:
         start = protocol.Start(
-            configuration=asked("hydra", "generate"), steps=2, load_state=str(path)
+            configuration=requested("hydra", "generate"), steps=2, load_state=str(path)
         )
         with pytest.raises(Mistake, match=sentence):
             Run(rig, start).execute()
@@ -138,7 +141,7 @@ def test_a_runner_of_its_own_saves_a_state_and_goes_on_from_it(runner, tmp_path)
         (4, 2, {}),
         (3, 5, {}),
     ]:
-        runner.start(asked("hydra", "generate", seed=seed), steps=steps, **states)
+        runner.start(requested("hydra", "generate", seed=seed), steps=steps, **states)
         assert runner.finish().reason == "done"
         texts.append(runner.session.segments[-1].ledger["text"])
     assert texts[2] == texts[4] and texts[4].startswith(texts[0]) and texts[4] != texts[0]

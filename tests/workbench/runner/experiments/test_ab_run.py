@@ -44,9 +44,9 @@ def with_(configuration, **changes):
     return msgspec.structs.replace(configuration, **changes)
 
 
-def compare(runner, base, other, **asked):
+def compare(runner, base, other, **options):
     """Compare to the end; what the session keeps of it."""
-    runner.send(protocol.Compare(base=base, other=other, **{"budget_s": 2.0, **asked}))
+    runner.send(protocol.Compare(base=base, other=other, **{"budget_s": 2.0, **options}))
     finished = runner.finish()
     assert finished.reason == "done", runner.describe()
     return runner.session.comparisons[-1]
@@ -67,47 +67,49 @@ def test_arms_are_called_by_all_that_tells_them_apart(small):
 
 def test_identical_arms_are_not_told_apart_and_all_is_kept(runner, small):
     count = len(runner.session.segments)
-    found = compare(runner, small, small, floor_note="whose floor it is")
-    assert found.verdict in ("SAME", "UNDECIDED")
-    assert found.facts["floor_note"] == "whose floor it is"
-    assert found.facts["pairs"] >= 2 and found.facts["identical"]
-    assert found.low < found.ratio < found.high
-    assert found.facts["final"]
-    one, other = runner.session.segments[count:]
-    assert found.facts["segments"] == [one.index, other.index]
-    assert (one.label[:2], other.label[:2]) == ("A:", "B:")
-    for arm, segment in enumerate((one, other)):
+    comparison = compare(runner, small, small, floor_note="whose floor it is")
+    assert comparison.verdict in ("SAME", "UNDECIDED")
+    assert comparison.facts["floor_note"] == "whose floor it is"
+    assert comparison.facts["pairs"] >= 2 and comparison.facts["identical"]
+    assert comparison.low < comparison.ratio < comparison.high
+    assert comparison.facts["final"]
+    first, second = runner.session.segments[count:]
+    assert comparison.facts["segments"] == [first.index, second.index]
+    assert (first.label[:2], second.label[:2]) == ("A:", "B:")
+    for arm, segment in enumerate((first, second)):
         blocks = segment.steps["block"]
-        own = [place + 1 for place, of in enumerate(found.order) if of == arm]
+        own = [number + 1 for number, of in enumerate(comparison.order) if of == arm]
         assert sorted(set(blocks[blocks > 0])) == own
         for number in own:
             inside = segment.steps["wall_ms"][blocks == number]
             assert len(inside) >= 20 or inside.sum() >= 45
-            assert np.median(inside) == pytest.approx(found.medians_ms[number - 1], rel=1e-4)
-            assert np.mean(inside) == pytest.approx(found.means_ms[number - 1], rel=1e-4)
+            assert np.median(inside) == pytest.approx(comparison.medians_ms[number - 1], rel=1e-4)
+            assert np.mean(inside) == pytest.approx(comparison.means_ms[number - 1], rel=1e-4)
         timed = segment.steps["phase"][blocks > 0]
         assert (timed == Phase.STEADY).all()
         assert (segment.steps["phase"][blocks == 0] != Phase.STEADY).all()
-        assert found.facts["numerics"][str(arm)]["ok"]
-    pairs = np.array(found.pairs).reshape(-1, 2)
+        assert comparison.facts["numerics"][str(arm)]["ok"]
+    pairs = np.array(comparison.pairs).reshape(-1, 2)
     assert (pairs[:, 0] == pairs[:, 1]).all() and (np.diff(pairs[:, 0]) == 1).all()
-    assert (np.array(found.order).reshape(-1, 2).sum(axis=1) == 1).all()
+    assert (np.array(comparison.order).reshape(-1, 2).sum(axis=1) == 1).all()
 
 
 def test_a_truly_slower_arm_is_called_slower_and_the_faster_one_faster(runner, small):
     deep = with_(small, model={**small.model, "n_layers": 12})
-    found = compare(runner, small, deep, budget_s=3.0)
-    assert found.verdict == "SLOWER" and found.low > 2
-    found = compare(runner, deep, small, budget_s=3.0, order="abba")
-    assert found.verdict == "FASTER" and found.high < 0.5
-    assert found.order[:8] == [0, 1, 1, 0, 0, 1, 1, 0]
+    comparison = compare(runner, small, deep, budget_s=3.0)
+    assert comparison.verdict == "SLOWER" and comparison.low > 2
+    comparison = compare(runner, deep, small, budget_s=3.0, order="abba")
+    assert comparison.verdict == "FASTER" and comparison.high < 0.5
+    assert comparison.order[:8] == [0, 1, 1, 0, 0, 1, 1, 0]
 
 
 def test_training_arms_are_compared_by_their_losses_too(runner, small):
     train = with_(small, workload="train")
-    found = compare(runner, train, with_(train, toggles={"precision": "amp_bf16"}), budget_s=1.0)
+    comparison = compare(
+        runner, train, with_(train, toggles={"precision": "amp_bf16"}), budget_s=1.0
+    )
     for arm, error in (("0", 1e-5), ("1", 0.1)):
-        numerics = found.facts["numerics"][arm]
+        numerics = comparison.facts["numerics"][arm]
         assert numerics["ok"] and 0 < numerics["relative_error"] < error
         assert abs(numerics["loss_difference"]) < error
     kinds = {evidence.toggle for evidence in runner.session.segments[-1].evidence}
@@ -137,23 +139,25 @@ def test_whoever_ends_it_in_the_middle_keeps_what_was_measured(runner, small, co
         runner.until(protocol.BlockDone)
     finished = runner.finish(command)
     assert finished.reason == ("stopped" if isinstance(command, protocol.Stop) else "cancelled")
-    found = runner.session.comparisons[-1]
-    assert len(found.order) >= 5 and found.facts["final"]
-    assert found.facts["reasons"] == [f"{found.facts['pairs']} of at least 8 pairs were measured"]
+    comparison = runner.session.comparisons[-1]
+    assert len(comparison.order) >= 5 and comparison.facts["final"]
+    assert comparison.facts["reasons"] == [
+        f"{comparison.facts['pairs']} of at least 8 pairs were measured"
+    ]
     runner.start(small, steps=5)
     assert runner.finish().reason == "done"
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("options", "sentence"),
     [
         ({"budget_s": 0.0}, "budget_s = 0 is outside of 0 to 1e+09"),
         ({"order": "sorted"}, "order: unknown 'sorted'; expected one of ('random', 'abba')"),
         ({"region": 1.5}, "region = 1.5 is outside of 0 to 1"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_one_sentence(runner, small, asked, sentence):
-    runner.send(protocol.Compare(base=small, other=small, **asked))
+def test_what_cannot_be_compared_is_refused_in_one_sentence(runner, small, options, sentence):
+    runner.send(protocol.Compare(base=small, other=small, **options))
     failure = runner.until(protocol.Failure)
     assert (failure.kind, failure.sentence) == ("mistake", sentence)
     assert runner.finish().reason == "failed"
@@ -178,10 +182,10 @@ def test_a_runner_that_is_killed_leaves_every_block_in_the_journal(tmp_path, sma
     driver.runner.process.send_signal(signal.SIGKILL)
     driver.rest()
     driver.close()
-    found = journal.recover(path).comparisons[0]
-    assert len(found.order) >= 6
-    assert found.verdict == "UNDECIDED" and not found.facts["final"]
-    assert len(verdict.pairs(found).logs) >= 3
+    comparison = journal.recover(path).comparisons[0]
+    assert len(comparison.order) >= 6
+    assert comparison.verdict == "UNDECIDED" and not comparison.facts["final"]
+    assert len(verdict.pairs(comparison).logs) >= 3
 
 
 # In this process, with a wire that only records
@@ -193,7 +197,7 @@ def rig() -> Rig:
 
 
 def disturbed(rig: Rig, small: Configuration, blocks: Container[int]):
-    """The rig's first arm compiles something in each step of so-manyth blocks of its own."""
+    """Let the rig's first arm compile something in each step of so-manyth blocks of its own."""
     situation = resolve(small, rig.device)
     arm = rig.arms.get(situation, rig.phases)
     step = arm.step
@@ -209,28 +213,31 @@ def disturbed(rig: Rig, small: Configuration, blocks: Container[int]):
 
 
 def recorded(rig: Rig):
-    """The comparison that what was sent makes."""
+    """Return the comparison that the sent messages make, and the session."""
     recorder = Recorder()
     for message in rig.wire.sent:
         recorder.record(message)
-    (found,) = recorder.session.comparisons
-    return found, recorder.session
+    (comparison,) = recorder.session.comparisons
+    return comparison, recorder.session
 
 
 def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(rig, small, monkeypatch):
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.3)
     disturbed(rig, small, blocks=(2, 3))
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=3.0)).execute()
-    found, session = recorded(rig)
-    voids = [place for place, void in enumerate(found.voids) if void]
-    assert [found.voids[place] for place in voids] == ["a compile happened in it"] * 2
-    assert {found.order[place] for place in voids} == {0}
+    comparison, session = recorded(rig)
+    voids = [block for block, void in enumerate(comparison.voids) if void]
+    assert [comparison.voids[block] for block in voids] == ["a compile happened in it"] * 2
+    assert {comparison.order[block] for block in voids} == {0}
     steps = session.segments[0].steps
     assert (steps["phase"][steps["block"] == voids[0] + 1] == Phase.COMPILE).all()
-    assert len(verdict.pairs(found).logs) == found.facts["pairs"] > 0
-    again = found.pairs[voids[0]]
-    assert sum(pair == again for pair in found.pairs) >= 3
-    assert f"{len(voids)} of {len(found.order)} blocks were void" in found.facts["reasons"][-1]
+    assert len(verdict.pairs(comparison).logs) == comparison.facts["pairs"] > 0
+    again = comparison.pairs[voids[0]]
+    assert sum(pair == again for pair in comparison.pairs) >= 3
+    assert (
+        f"{len(voids)} of {len(comparison.order)} blocks were void"
+        in comparison.facts["reasons"][-1]
+    )
 
 
 @pytest.mark.slow
@@ -238,9 +245,11 @@ def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(rig, small, 
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.2)
     disturbed(rig, small, blocks=range(10_000))
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=300)).execute()
-    found, _ = recorded(rig)
-    assert found.verdict == "UNDECIDED" and found.facts["pairs"] == 0
-    assert any("not counted: a compile happened in it" in one for one in found.facts["reasons"])
+    comparison, _ = recorded(rig)
+    assert comparison.verdict == "UNDECIDED" and comparison.facts["pairs"] == 0
+    assert any(
+        "not counted: a compile happened in it" in reason for reason in comparison.facts["reasons"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,14 +284,14 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     monkeypatch.setattr(rig.arms, "_build", build_one_at_a_time)
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=2.0)).execute()
-    found, session = recorded(rig)
+    comparison, session = recorded(rig)
     announced = [m for m in rig.wire.sent if isinstance(m, protocol.ComparisonStarted)]
     assert announced[0].request["rebuilt_each_block"] is (short == "while building")
-    assert found.facts["rebuilt_each_block"] is True
+    assert comparison.facts["rebuilt_each_block"] is True
     said = "The arms do not fit in memory together: each block built its arm anew."
-    assert said in remarks(found)
-    assert found.facts["pairs"] >= 1
-    assert len(built) >= len(found.order) / 2
+    assert said in remarks(comparison)
+    assert comparison.facts["pairs"] >= 1
+    assert len(built) >= len(comparison.order) / 2
     (note,) = (event for event in session.events if event.kind == "warning")
     assert note.text == ("the arms do not fit in memory together: each block builds its arm anew")
 
@@ -304,19 +313,19 @@ def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
     run = CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=0.2))
     with contextlib.nullcontext() if cured else pytest.raises(CaptureError):
         run.execute()
-    told = [m.text for m in rig.wire.sent if isinstance(m, protocol.Note)]
-    assert told[0].startswith(
+    notes = [m.text for m in rig.wire.sent if isinstance(m, protocol.Note)]
+    assert notes[0].startswith(
         "B: trying again with the memory free: The step could not be captured"
     )
-    assert "not permitted when stream is capturing" in told[0]
-    assert not any("fit in memory" in text for text in told)
+    assert "not permitted when stream is capturing" in notes[0]
+    assert not any("fit in memory" in text for text in notes)
     if cured:
-        found, _ = recorded(rig)
+        comparison, _ = recorded(rig)
         why = "B could be captured only with the memory to itself"
-        assert told[1:] == [f"{why}: each block builds its arm anew"]
-        assert f"{why}: each block built its arm anew." in remarks(found)
+        assert notes[1:] == [f"{why}: each block builds its arm anew"]
+        assert f"{why}: each block built its arm anew." in remarks(comparison)
     else:
-        assert len(told) == 1 and next(builds) == 3, "once more, and no oftener"
+        assert len(notes) == 1 and next(builds) == 3, "once more, and no oftener"
 
 
 def paired(rig, small, monkeypatch, logs, budget_s=300.0, **options):
@@ -353,7 +362,7 @@ def test_a_narrow_interval_over_the_edge_does_not_end_it_while_there_is_time(
 
 def test_what_is_asked_for_may_be_another_edge(rig, small, monkeypatch):
     logs = edge(400, -0.2)
-    run = paired(rig, small, monkeypatch, logs, decides=lambda found: found.pairs >= 30)
+    run = paired(rig, small, monkeypatch, logs, decides=lambda comparison: comparison.pairs >= 30)
     assert run.judgement.pairs == 30 > paired(rig, small, monkeypatch, logs).judgement.pairs
 
 
@@ -445,7 +454,7 @@ def test_a_command_ends_a_block_early_and_it_is_not_recorded(rig, small, command
     rig.wire.send = order
     with pytest.raises(error):
         run.execute()
-    found, session = recorded(rig)
-    assert len(found.order) == 1 and found.facts["final"]
-    steps = session.segments[1 - found.order[0]].steps
+    comparison, session = recorded(rig)
+    assert len(comparison.order) == 1 and comparison.facts["final"]
+    steps = session.segments[1 - comparison.order[0]].steps
     assert not steps["block"].any()

@@ -12,8 +12,8 @@ from workbench import protocol
 pytestmark = pytest.mark.gpu
 
 
-def attribute(runner, base, toggles, **asked):
-    runner.send(protocol.Attribute(base=base, toggles=toggles, **{"budget_s": 8.0, **asked}))
+def attribute(runner, base, toggles, **options):
+    runner.send(protocol.Attribute(base=base, toggles=toggles, **{"budget_s": 8.0, **options}))
     assert runner.finish().reason == "done", runner.describe()
     return runner.session.studies[-1]
 

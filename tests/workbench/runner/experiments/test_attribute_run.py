@@ -15,9 +15,9 @@ from recording_wire import RecordingWire
 
 from sessions.model import Phase
 from sessions.storage import hdf5
+from sessions.storage.study_schema import columns_of
 from sessions.studies import attribution
 from sessions.studies.attribution_words import headline, rows
-from sessions.studies.study_schema import columns_of
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
@@ -44,9 +44,9 @@ def rig(monkeypatch) -> Rig:
     return Rig(RecordingWire(), torch.device("cpu"))
 
 
-def attribute(rig: Rig, base, toggles, **asked):
+def attribute(rig: Rig, base, toggles, **options):
     """Run in this process; the study that what was sent makes, and the session."""
-    command = protocol.Attribute(base=base, toggles=toggles, **{"budget_s": 0.8, **asked})
+    command = protocol.Attribute(base=base, toggles=toggles, **{"budget_s": 0.8, **options})
     AttributeRun(rig, command).execute()
     return recorded(rig)
 
@@ -88,8 +88,8 @@ def test_a_ladder_is_measured_round_by_round_and_kept_and_blocked_rungs_say_why(
         blocks["round"], blocks["arm"], blocks["median_ms"], [str(v) for v in blocks["void"]], 3
     )
     steps = [row for row in rows(study, "effects") if row["kind"] == "step"]
-    for place, row in enumerate(steps, start=1):
-        logs = np.log(medians[:, place] / medians[:, place - 1])
+    for rung, row in enumerate(steps, start=1):
+        logs = np.log(medians[:, rung] / medians[:, rung - 1])
         assert row["ratio"] == pytest.approx(np.exp(np.nanmean(logs)))
     segments = runner.session.segments[-3:]
     named = [f"arm {number}: {row['title']}" for number, row in enumerate(rows(study, "arms"))]
@@ -252,7 +252,7 @@ def test_the_base_is_what_was_asked_for_with_the_toggles_as_they_are_there(rig, 
 
 
 @pytest.mark.parametrize(
-    ("toggles", "asked", "sentence"),
+    ("toggles", "options", "sentence"),
     [
         ({"turbo": "on"}, {}, "toggle: unknown 'turbo'; expected one of"),
         ({"adamw": "slow"}, {}, "toggle adamw: unknown 'slow'; expected one of"),
@@ -263,9 +263,11 @@ def test_the_base_is_what_was_asked_for_with_the_toggles_as_they_are_there(rig, 
         ({"cuda_graphs": "on"}, {}, "at least one toggle .*cuda_graphs: .*needs a CUDA GPU"),
     ],
 )
-def test_what_cannot_be_attributed_is_refused_in_one_sentence(rig, train, toggles, asked, sentence):
+def test_what_cannot_be_attributed_is_refused_in_one_sentence(
+    rig, train, toggles, options, sentence
+):
     with pytest.raises(ValueError, match=sentence):
-        attribute(rig, train, toggles, **asked)
+        attribute(rig, train, toggles, **options)
     assert not rig.wire.sent
 
 
@@ -305,8 +307,8 @@ def test_a_time_for_building_that_is_none_is_refused(rig, small):
 def test_the_backward_pass_is_timed_by_itself_and_checkpointing_makes_it_slower(rig, train):
     study, session = attribute(rig, train, {"checkpointing": "full"}, timed="backward")
     assert study.request["timed"] == "backward" and "backward pass" in study.title
-    whole, _ = recorded_whole(train)
-    (arms, whole_arms) = (study.tables["arms"], whole.tables["arms"])
+    complete, _ = recorded_whole(train)
+    (arms, whole_arms) = (study.tables["arms"], complete.tables["arms"])
     assert (arms["step_ms"] < whole_arms["step_ms"]).all(), "a part of the step"
     assert arms["ratio"][1] > 1, "activations are computed again in the backward pass"
     assert "backward pass" in headline(study)

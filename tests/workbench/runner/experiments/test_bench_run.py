@@ -49,10 +49,10 @@ def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
         for s in segments
         if s.configuration.workload == "forward"
     }
-    found = speedup(forward["torch"], forward["torch.compile"])
-    assert found.n == ROUNDS and found.low < found.mean < found.high
-    told = [m for m in runner.messages if isinstance(m, protocol.Progress)]
-    assert told[-1].fraction == 1.0
+    ratio = speedup(forward["torch"], forward["torch.compile"])
+    assert ratio.n == ROUNDS and ratio.low < ratio.mean < ratio.high
+    progress = [m for m in runner.messages if isinstance(m, protocol.Progress)]
+    assert progress[-1].fraction == 1.0
 
 
 def test_an_unknown_operator_or_dtype_is_a_mistake_that_names_what_there_is(runner):
@@ -119,5 +119,5 @@ def test_a_budget_is_shared_by_the_cases_and_their_directions(runner):
     segments = runner.session.segments[before:]
     assert len(segments) == 4
     spent = [float(s.steps["t_s"][-1] - s.steps["t_s"][0]) for s in segments]
-    assert all(0.2 < one < 1.5 for one in spent), "half a second each, and not all of it"
+    assert all(0.2 < seconds < 1.5 for seconds in spent), "half a second each, and not all of it"
     assert all(s.steps["block"][-1] > ROUNDS for s in segments)

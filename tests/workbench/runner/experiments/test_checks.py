@@ -55,15 +55,15 @@ def plant(arm, hook):
     ],
 )
 def test_a_step_that_waits_for_nothing_passes(build, workload, toggles):
-    found = checks.no_syncs(build(workload, **toggles))
-    assert (found.status, found.lines) == ("pass", []), found
+    result = checks.no_syncs(build(workload, **toggles))
+    assert (result.status, result.lines) == ("pass", []), result
 
 
 def test_reading_adamws_count_of_steps_is_no_wait_because_it_lies_on_the_host(build, monkeypatch):
     arm = build("train", adamw="loop")
     monkeypatch.setattr(arm.trainer, "on_host", set)
-    found = checks.no_syncs(arm)
-    assert found.status == "fail" and "_local_scalar_dense" in found.lines[0]
+    result = checks.no_syncs(arm)
+    assert result.status == "fail" and "_local_scalar_dense" in result.lines[0]
 
 
 SYNCS = {
@@ -89,10 +89,10 @@ SYNCS = {
 def test_a_step_that_would_wait_on_a_gpu_is_found_with_its_line(build, name):
     arm = build()
     plant(arm, SYNCS[name])
-    found = checks.no_syncs(arm)
-    assert found.status == "fail" and len(found.lines) == 1, found
-    assert "test_checks.py:" in found.lines[0] and f'"{name}": lambda' in found.lines[0]
-    assert found.evidence.startswith("1 times a step")
+    result = checks.no_syncs(arm)
+    assert result.status == "fail" and len(result.lines) == 1, result
+    assert "test_checks.py:" in result.lines[0] and f'"{name}": lambda' in result.lines[0]
+    assert result.evidence.startswith("1 times a step")
 
 
 class Waits(torch.autograd.Function):
@@ -110,8 +110,8 @@ class Waits(torch.autograd.Function):
 def test_a_wait_in_the_backward_pass_is_found_with_its_line(build):
     arm = build("train")
     plant(arm, Waits.apply)
-    found = checks.no_syncs(arm)
-    assert found.status == "fail" and "in backward: return gradient * float" in found.lines[0]
+    result = checks.no_syncs(arm)
+    assert result.status == "fail" and "in backward: return gradient * float" in result.lines[0]
 
 
 # Memory
@@ -119,25 +119,25 @@ def test_a_wait_in_the_backward_pass_is_found_with_its_line(build):
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_steps_that_leave_nothing_behind_pass(build, workload):
-    found = checks.steady_memory(build(workload), 8)
-    assert found.status == "pass", found
-    assert "nothing is left behind by 8 steps" in found.evidence and "estimated" in found.evidence
+    result = checks.steady_memory(build(workload), 8)
+    assert result.status == "pass", result
+    assert "nothing is left behind by 8 steps" in result.evidence and "estimated" in result.evidence
 
 
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_a_leak_is_found_to_the_byte(build, workload):
-    arm, kept = build(workload), []
-    plant(arm, lambda x: kept.append(x.detach().clone()) or x)
-    found = checks.steady_memory(arm, 8)
-    assert found.status == "fail"
-    assert f"each step leaves {kept[0].nbytes:,} bytes behind" in found.evidence
+    arm, leaked = build(workload), []
+    plant(arm, lambda x: leaked.append(x.detach().clone()) or x)
+    result = checks.steady_memory(arm, 8)
+    assert result.status == "fail"
+    assert f"each step leaves {leaked[0].nbytes:,} bytes behind" in result.evidence
 
 
 def test_what_is_kept_once_or_freed_by_the_collector_is_no_leak(build):
-    arm, kept = build(), {}
+    arm, stored = build(), {}
 
     def cycle(x):
-        kept.setdefault("first", x.clone())
+        stored.setdefault("first", x.clone())
         ring = [x.clone()]
         ring.append(ring)
         return x
@@ -152,8 +152,8 @@ def test_memory_far_over_the_estimate_fails_whatever_lies_beside_it(build, besid
     plant(arm, lambda x: x + torch.ones(10_000, 64).sum() * 0)
     estimate = dataclasses.replace(checks.footprint(arm.situation), **{beside: 1 << 30})
     monkeypatch.setattr(checks, "footprint", lambda situation: estimate)
-    found = checks.steady_memory(arm, 4)
-    assert found.status == "fail" and "at most 2 is expected" in found.evidence
+    result = checks.steady_memory(arm, 4)
+    assert result.status == "fail" and "at most 2 is expected" in result.evidence
 
 
 # Numbers
@@ -163,15 +163,15 @@ def test_a_wrong_kernel_fails_and_what_was_not_checked_does_not_pass(build, monk
     arm = build()
     assert checks.right_numbers(arm).status == "pass"
     arm.model.register_forward_hook(lambda module, inputs, output: output * 1.001)
-    found = checks.right_numbers(arm)
-    assert found.status == "fail" and "relative error 0.001" in found.evidence
+    result = checks.right_numbers(arm)
+    assert result.status == "fail" and "relative error 0.001" in result.evidence
 
     def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr("workbench.runner.numerics.reference.Plain.model", no_memory)
-    found = checks.right_numbers(arm)
-    assert found.status == "not checked" and "Out of memory" in found.evidence
+    result = checks.right_numbers(arm)
+    assert result.status == "not checked" and "Out of memory" in result.evidence
 
 
 # Fixed graph
@@ -201,30 +201,30 @@ def test_a_whole_graph_that_is_compiled_once_passes_until_it_is_compiled_again(
         return output * module.scale
 
     arm.model.register_forward_hook(scale)
-    found = watch_graph(arm, phases)
-    assert found.status == "pass", found
-    assert found.evidence == (
+    result = watch_graph(arm, phases)
+    assert result.status == "pass", result
+    assert result.evidence == (
         "compiled without a graph break in the first step, and nothing anew in 2 more"
     )
     grows = 1
-    found = watch_graph(arm, phases)
-    assert found.status == "fail"
-    assert "in 2 steps after the first there were" in found.evidence
-    assert any("scale == " in line for line in found.lines), found.lines
+    result = watch_graph(arm, phases)
+    assert result.status == "fail"
+    assert "in 2 steps after the first there were" in result.evidence
+    assert any("scale == " in line for line in result.lines), result.lines
 
 
 def test_a_graph_break_fails_with_its_line(build, phases, eager_backend):
     arm = build(compile="default")
     plant(arm, lambda x: print("here", end="") or x)
-    found = watch_graph(arm, phases)
-    assert found.status == "fail" and found.evidence.startswith("1 graph break in")
-    assert 'print("here"' in found.lines[0] and "test_checks.py:" in found.lines[0]
+    result = watch_graph(arm, phases)
+    assert result.status == "fail" and result.evidence.startswith("1 graph break in")
+    assert 'print("here"' in result.lines[0] and "test_checks.py:" in result.lines[0]
 
 
 def test_what_is_not_compiled_is_not_judged_but_told_what_compiling_would_find(build, phases):
     arm = build()
     plant(arm, SYNCS["branch"])
-    found = watch_graph(arm, phases)
-    assert found.status == "not applicable"
-    assert found.evidence.startswith("nothing is compiled or captured; torch.compile would make")
-    assert '"branch": lambda' in found.lines[0]
+    result = watch_graph(arm, phases)
+    assert result.status == "not applicable"
+    assert result.evidence.startswith("nothing is compiled or captured; torch.compile would make")
+    assert '"branch": lambda' in result.lines[0]

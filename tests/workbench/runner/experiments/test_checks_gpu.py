@@ -34,8 +34,8 @@ def build(small):
 @pytest.mark.parametrize("workload", ["forward", "train"])
 @pytest.mark.parametrize("adamw", ["loop", "fused"])
 def test_steps_that_wait_for_nothing_pass(build, workload, adamw):
-    found = checks.no_syncs(build(workload, adamw=adamw))
-    assert (found.status, found.lines) == ("pass", []), found
+    result = checks.no_syncs(build(workload, adamw=adamw))
+    assert (result.status, result.lines) == ("pass", []), result
 
 
 @pytest.mark.parametrize("compiled", ["off", "default"])
@@ -44,9 +44,9 @@ def test_a_wait_is_found_once_with_its_line_compiled_or_not(build, compiled):
     arm.model.register_forward_hook(lambda module, inputs, output: output * output.mean().item())
     with arm.entered():
         checks.step(arm, 2)
-    found = checks.no_syncs(arm)
-    assert found.status == "fail" and len(found.lines) == 1, found
-    assert "output.mean().item()" in found.lines[0]
+    result = checks.no_syncs(arm)
+    assert result.status == "fail" and len(result.lines) == 1, result
+    assert "output.mean().item()" in result.lines[0]
 
 
 def test_scaling_the_loss_waits_and_the_fused_step_does_not(build):
@@ -57,18 +57,18 @@ def test_scaling_the_loss_waits_and_the_fused_step_does_not(build):
 @pytest.mark.parametrize("graphs", ["off", "on"])
 def test_a_leak_is_found_to_the_byte_and_steady_steps_pass(build, graphs):
     assert checks.steady_memory(build(cuda_graphs=graphs), 8).status == "pass"
-    arm, kept = build("train", adamw="fused"), []
+    arm, leaked = build("train", adamw="fused"), []
     step = arm.step
-    arm.step = lambda: kept.append(torch.zeros(4096, device="cuda")) or step()
-    found = checks.steady_memory(arm, 8)
-    assert found.status == "fail" and "each step leaves 16,384 bytes behind" in found.evidence
+    arm.step = lambda: leaked.append(torch.zeros(4096, device="cuda")) or step()
+    result = checks.steady_memory(arm, 8)
+    assert result.status == "fail" and "each step leaves 16,384 bytes behind" in result.evidence
 
 
 def test_a_captured_training_step_in_bf16_passes_the_checklist(runner, small):
     toggles = {"precision": "amp_bf16", "adamw": "fused", "cuda_graphs": "on"}
-    one = msgspec.structs.replace(small, workload="train", toggles=toggles)
-    runner.send(protocol.Validate(configuration=one, steps=8, budget_s=5.0, batches=[2]))
+    configuration = msgspec.structs.replace(small, workload="train", toggles=toggles)
+    runner.send(protocol.Validate(configuration=configuration, steps=8, budget_s=5.0, batches=[2]))
     assert runner.finish().reason == "done", runner.describe()
-    found = checklist.rows(checklist.newest(runner.session))
-    assert [row.status for row in found] == ["pass"] * 6, found
-    assert found[2].evidence.startswith("captured in the first step")
+    checks_done = checklist.rows(checklist.newest(runner.session))
+    assert [row.status for row in checks_done] == ["pass"] * 6, checks_done
+    assert checks_done[2].evidence.startswith("captured in the first step")

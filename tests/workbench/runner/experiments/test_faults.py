@@ -29,7 +29,7 @@ def faulty(fault: str, call: int = 3) -> Configuration:
 
 @pytest.fixture(scope="module")
 def survivor() -> Iterator[Driver]:
-    """A runner for the faults that it survives."""
+    """Return a runner for the faults that it survives."""
     driver = Driver(command=FAULTY)
     driver.until_state("idle")
     yield driver
@@ -171,13 +171,13 @@ def test_a_runner_that_dies_leaves_the_session_and_a_new_one_works(sitting, faul
     assert deaths[0].fatal and "new runner" in deaths[0].fix
     assert not psutil.pid_exists(driver.runner.process.pid)
 
-    found = recover(journal.path)
+    recovered = recover(journal.path)
     live = recorder.session
     assert len(live.segments) == segments + 2
     assert live.events[-1].text == DEADLY[fault]
     # The client's own words are no part of the wire.
-    live_events, live.events = live.events, found.events
-    wire_samples.assert_same(found, live)
+    live_events, live.events = live.events, recovered.events
+    wire_samples.assert_same(recovered, live)
     live.events = live_events
     times = np.concatenate([segment.steps["t_s"] for segment in live.segments])
     assert (np.diff(times) > 0).all()

@@ -10,8 +10,8 @@ from identical_pairs import Rate, compare, summary
 
 
 def made(verdict: str, count: int, low: float = 0.99, high: float = 1.01):
-    one = types.SimpleNamespace(verdict=verdict, low=low, high=high, facts={"pairs": 9})
-    return [one] * count
+    comparison = types.SimpleNamespace(verdict=verdict, low=low, high=high, facts={"pairs": 9})
+    return [comparison] * count
 
 
 def test_a_rate_that_chance_does_not_explain_is_told_and_one_that_it_does_is_not():
@@ -29,7 +29,7 @@ def test_a_rate_that_chance_does_not_explain_is_told_and_one_that_it_does_is_not
 
 @pytest.mark.slow
 def test_identical_arms_on_the_cpu_are_called_different_at_most_as_often_as_allowed(runner, small):
-    found = summary(compare(runner, small, count=12, budget_s=3.0))
-    print(found["words"])
-    assert not found["too_high"], found["words"]
-    assert found["pairs"] >= 12 * 8, "too few pairs to call anything different"
+    counted = summary(compare(runner, small, count=12, budget_s=3.0))
+    print(counted["words"])
+    assert not counted["too_high"], counted["words"]
+    assert counted["pairs"] >= 12 * 8, "too few pairs to call anything different"

@@ -51,7 +51,7 @@ def test_a_judgement_of_an_impossible_step_claims_nothing_and_says_so_first():
 
 
 def rig_with(rate: float, disturbed: str = "") -> Rig:
-    """A device that is known to reach so many FLOPs a second at best."""
+    """Return the rig of a device that is known to reach so many FLOPs a second at best."""
     rig = Rig(RecordingWire(), torch.device("cpu"))
     rig.roof.measured = Ceilings(
         device="cpu", driver="", torch="", created=0.0, bytes_per_s=1e9,

@@ -1,4 +1,4 @@
-"""What a pause, a cancelled run and a failed one leave alone: choices, budgets, alarms, steps."""
+"""Choices, budgets, alarms and steps that a pause, a cancelled run and a failed one leave alone."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class QueuedWire(RecordingWire):
         super().__init__()
         self.commands = list(commands)
         self.rig = Rig(self, torch.device("cpu"))
-        self.asked: list[bool] = []
+        self.watched_when_asked: list[bool] = []
         self._waits_s = waits_s
 
     def next(self) -> protocol.Command:
-        self.asked.append(self.rig.watchdog.active)
+        self.watched_when_asked.append(self.rig.watchdog.active)
         time.sleep(self._waits_s)
         return self.commands.pop(0)
 
@@ -43,8 +43,8 @@ class QueuedWire(RecordingWire):
         return [message for message in self.sent if isinstance(message, kind)]
 
 
-def ended(wire: QueuedWire, configuration: Configuration, **asked) -> Run:
-    run = Run(wire.rig, protocol.Start(configuration=configuration, **asked))
+def ended(wire: QueuedWire, configuration: Configuration, **options) -> Run:
+    run = Run(wire.rig, protocol.Start(configuration=configuration, **options))
     with pytest.raises((RunEnded, Cancelled)):
         run.execute()
     return run
@@ -63,7 +63,7 @@ def test_what_is_chosen_in_a_pause_comes_after_what_was_chosen_before_it(small):
 def test_nothing_hangs_in_a_pause_whatever_is_switched_in_it(small):
     wire = QueuedWire(protocol.Pause(), SHARED, protocol.Resume())
     ended(wire, small, steps=4)
-    assert wire.asked == [False, False]
+    assert wire.watched_when_asked == [False, False]
     assert [m.state for m in wire.of(protocol.State)][-3:] == ["running", "paused", "running"]
 
 
@@ -73,7 +73,7 @@ def test_a_paused_comparison_goes_on_when_it_is_told_to_and_not_before(small, wa
     wire = QueuedWire(protocol.Pause(), SHARED, prediction, protocol.Pause(), protocol.Resume())
     wire.rig.watchdog.active = watched
     Alternation(wire.rig, 1.0, 1, "busy").take_commands()
-    assert not wire.commands and wire.asked == [False] * 4
+    assert not wire.commands and wire.watched_when_asked == [False] * 4
     assert wire.rig.watchdog.active is watched
     assert [m.state for m in wire.of(protocol.State)] == ["paused", "running"]
     assert [m.sentence for m in wire.of(protocol.Failure)] == ["busy"]
@@ -86,14 +86,14 @@ def test_a_pause_takes_nothing_of_a_comparison_s_budget(small, monkeypatch):
 
     def pausing(message: protocol.Message) -> None:
         send(message)
-        if isinstance(message, protocol.BlockDone) and not wire.asked:
+        if isinstance(message, protocol.BlockDone) and not wire.watched_when_asked:
             wire.commands = [protocol.Pause(), protocol.Resume()]
 
     monkeypatch.setattr(wire, "send", pausing)
     began = time.perf_counter()
     run = CompareRun(wire.rig, protocol.Compare(base=small, other=small, budget_s=0.9))
     run.execute()
-    assert wire.asked == [False]
+    assert wire.watched_when_asked == [False]
     assert 0.9 <= run.seconds < time.perf_counter() - began - 1.0
     assert len(wire.of(protocol.BlockDone)) > 2
 
@@ -137,8 +137,8 @@ def test_a_build_that_is_cancelled_is_no_failure_of_what_was_switched(small, mon
     ended(wire, small, steps=100)
     assert next(builds) == 2
     assert not any("failure" in facts.ledger for facts in wire.of(protocol.Facts))
-    found = [each for m in wire.of(protocol.EvidenceFound) for each in m.evidence]
-    assert all(each.status != "failed" for each in found)
+    evidence = [item for m in wire.of(protocol.EvidenceFound) for item in m.evidence]
+    assert all(item.status != "failed" for item in evidence)
 
 
 # Failed

@@ -13,6 +13,7 @@ from recording_wire import RecordingWire
 
 from sessions.model import Numerics
 from sessions.storage import hdf5
+from sessions.storage.study_schema import columns_of
 from sessions.studies.attribution_words import rows
 from sessions.studies.optimization_words import (
     BLOCKS,
@@ -26,7 +27,6 @@ from sessions.studies.optimization_words import (
     remarks,
     toggles_of,
 )
-from sessions.studies.study_schema import columns_of
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve

@@ -171,7 +171,7 @@ def test_memory_that_runs_out_in_the_background_ends_the_pairing_and_the_run_goe
     (said,) = [m.text for m in sent if isinstance(m, protocol.Note) and "pairing" in m.text]
     assert said.startswith("background pairing ended: ") and "memory" in said
     assert not any(isinstance(m, protocol.Failure) for m in sent)
-    at = next(place for place, m in enumerate(sent) if isinstance(m, protocol.Note)
+    at = next(index for index, m in enumerate(sent) if isinstance(m, protocol.Note)
               and "pairing" in m.text)  # fmt: skip
     assert any(isinstance(m, protocol.Steps) for m in sent[at:])
     session = Recorder()

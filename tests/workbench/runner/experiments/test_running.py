@@ -280,7 +280,9 @@ def test_commands_that_come_after_the_end_of_their_run_are_no_mistakes(runner):
         runner.send(command)
     runner.send(protocol.Cancel())
     runner.until_state("idle")  # of Cancel
-    assert not [one for _, one in runner.seen[late:] if isinstance(one, protocol.Failure)]
+    assert not [
+        message for _, message in runner.seen[late:] if isinstance(message, protocol.Failure)
+    ]
 
 
 def test_a_start_while_one_runs_takes_its_place(runner, small):
@@ -329,10 +331,10 @@ def test_a_run_that_is_asked_to_checks_each_configuration_once_after_its_last_st
     (segment,) = runner.session.segments[count:]
     assert segment.ledger["numbers_right"] is True
     assert segment.ledger["numbers"].startswith("against float64: relative error ")
-    told = [message for message in runner.messages[since:] if isinstance(message, protocol.Facts)]
+    facts = [message for message in runner.messages[since:] if isinstance(message, protocol.Facts)]
     steps = [message for message in runner.messages[since:] if isinstance(message, protocol.Steps)]
-    assert "numbers" in told[-1].ledger
-    assert runner.messages.index(told[-1]) > runner.messages.index(steps[-1])
+    assert "numbers" in facts[-1].ledger
+    assert runner.messages.index(facts[-1]) > runner.messages.index(steps[-1])
 
 
 def test_a_run_that_is_not_asked_to_checks_nothing(runner, small):

@@ -17,8 +17,8 @@ def test_a_size_that_outgrows_the_gpu_is_a_point_and_the_next_has_all_the_memory
     with_families.send(protocol.Sweep(base=faulty, axes=axes, seconds=0.3))
     assert with_families.finish().reason == "done", with_families.describe()
     table = with_families.session.studies[-1].tables[sweep.POINTS]
-    told = dict(zip(table["x"], table["outcome"], strict=True))
-    assert told == {"none": "measured", "fill-gpu": "out of memory"}
+    outcomes = dict(zip(table["x"], table["outcome"], strict=True))
+    assert outcomes == {"none": "measured", "fill-gpu": "out of memory"}
 
 
 def test_peaks_are_of_each_point_alone_whatever_came_before(runner):

@@ -14,10 +14,10 @@ from workbench import protocol
 from workbench.runner.experiments.sweep import SweepRun
 
 
-def swept(runner, base, axes, reason="done", **asked):
+def swept(runner, base, axes, reason="done", **options):
     """Sweep to the end; the study that the session keeps of it."""
-    asked = {"seconds": 0.1} | asked
-    runner.send(protocol.Sweep(base=base, axes=axes, **asked))
+    options = {"seconds": 0.1} | options
+    runner.send(protocol.Sweep(base=base, axes=axes, **options))
     assert runner.finish().reason == reason, runner.describe()
     return runner.session.studies[-1]
 
@@ -55,9 +55,9 @@ def test_every_size_is_measured_under_every_arm(runner, small, tmp_path):
     # What a point says is what the steps of its segment say.
     segments = runner.session.segments[count:]
     assert len(segments) == 6
-    for place, segment in enumerate(segments):
-        assert segment.configuration.settings["sequence"] == table["x"][place]
-        wanted = arms[int(table["arm"][place])].get("precision", "fp32")
+    for row, segment in enumerate(segments):
+        assert segment.configuration.settings["sequence"] == table["x"][row]
+        wanted = arms[int(table["arm"][row])].get("precision", "fp32")
         assert segment.configuration.toggles["precision"] == wanted
         steady = segment.steps["phase"] == Phase.STEADY
         counted = segment.steps["block"][steady]
@@ -65,32 +65,32 @@ def test_every_size_is_measured_under_every_arm(runner, small, tmp_path):
             np.median(segment.steps["wall_ms"][steady][counted == block])
             for block in sorted(set(counted))
         ]
-        assert len(medians) == table["blocks"][place]
-        assert np.exp(np.mean(np.log(medians))) == pytest.approx(table["median_ms"][place])
+        assert len(medians) == table["blocks"][row]
+        assert np.exp(np.mean(np.log(medians))) == pytest.approx(table["median_ms"][row])
     # The exponents belong to the points, and the file keeps it all.
     for curve in sweep.curves(study):
-        found = sweep.fit_of(study, curve)
-        assert found.n == 3 and found.low < found.exponent < found.high
+        fitted = sweep.fit_of(study, curve)
+        assert fitted.n == 3 and fitted.low < fitted.exponent < fitted.high
         assert curve.x.tolist() == [16, 64, 200]
     hdf5.save(runner.session, tmp_path / "swept.h5")
-    kept = hdf5.load(tmp_path / "swept.h5").studies[-1]
+    loaded = hdf5.load(tmp_path / "swept.h5").studies[-1]
     for table in (sweep.points_table, sweep.fits_table):
-        assert table(kept).to_csv() == table(study).to_csv()
+        assert table(loaded).to_csv() == table(study).to_csv()
 
 
 def test_what_does_not_fit_or_fails_is_a_point_and_the_sweep_goes_on(with_families, faulty):
     faults = ["none", "gpu-memory", "raise", "host-memory"]
     study = swept(with_families, faulty, {"model.fault": faults, "settings.batch": [2, 100_000]})
-    told = {
+    outcomes = {
         (x, y): (outcome, reason)
         for x, y, outcome, reason in points(study, "x", "y", "outcome", "reason")
     }
-    assert told["none", 2] == ("measured", "")
-    assert told["gpu-memory", 2][0] == told["host-memory", 2][0] == "out of memory"
-    assert "20.00 GiB more was needed" in told["gpu-memory", 2][1]
-    assert told["raise", 2] == ("failed", "KeyError in the model: 'a key\\nand a second line'")
+    assert outcomes["none", 2] == ("measured", "")
+    assert outcomes["gpu-memory", 2][0] == outcomes["host-memory", 2][0] == "out of memory"
+    assert "20.00 GiB more was needed" in outcomes["gpu-memory", 2][1]
+    assert outcomes["raise", 2] == ("failed", "KeyError in the model: 'a key\\nand a second line'")
     for fault in faults:
-        outcome, reason = told[fault, 100_000]
+        outcome, reason = outcomes[fault, 100_000]
         assert outcome == "refused" and "batch = 100000 is outside of 1 to 65536" in reason
     missed = study.tables[sweep.POINTS]["outcome"] != "measured"
     assert np.isnan(study.tables[sweep.POINTS]["median_ms"][missed]).all()
@@ -136,7 +136,7 @@ def test_whoever_ends_it_in_the_middle_keeps_the_points_so_far(runner, small, co
 
 
 @pytest.mark.parametrize(
-    ("axes", "asked", "sentence"),
+    ("axes", "options", "sentence"),
     [
         ({}, {}, "0 fields were given to sweep over, expected 1 or 2; name each with its values"),
         (
@@ -187,9 +187,9 @@ def test_whoever_ends_it_in_the_middle_keeps_the_points_so_far(runner, small, co
         ({"model.ccgqa": ["on", "maybe"]}, {}, "hydra: ccgqa = 'maybe' is not true or false"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_swept_is_refused_in_one_sentence(runner, small, axes, asked, sentence):
+def test_what_cannot_be_swept_is_refused_in_one_sentence(runner, small, axes, options, sentence):
     count = len(runner.session.studies)
-    runner.send(protocol.Sweep(base=small, axes=axes, **asked))
+    runner.send(protocol.Sweep(base=small, axes=axes, **options))
     failure = runner.until(protocol.Failure)
     assert (failure.kind, failure.sentence) == ("mistake", sentence)
     assert runner.finish().reason == "failed"
@@ -198,9 +198,11 @@ def test_what_cannot_be_swept_is_refused_in_one_sentence(runner, small, axes, as
 
 def test_an_option_that_is_blocked_here_is_a_refused_point(runner, small):
     study = swept(runner, small, {"toggles.checkpointing": ["none", "full"]})
-    told = {x: (outcome, reason) for x, outcome, reason in points(study, "x", "outcome", "reason")}
-    assert told["none"] == ("measured", "") and told["full"][0] == "refused"
-    assert "=full cannot be used: " in told["full"][1]
+    outcomes = {
+        x: (outcome, reason) for x, outcome, reason in points(study, "x", "outcome", "reason")
+    }
+    assert outcomes["none"] == ("measured", "") and outcomes["full"][0] == "refused"
+    assert "=full cannot be used: " in outcomes["full"][1]
 
 
 def test_presets_and_switches_are_swept_in_words_without_an_exponent(runner, small):
@@ -219,9 +221,9 @@ def test_each_option_of_a_swept_toggle_has_its_own_check_at_its_smallest_size(ru
     axes = {"settings.sequence": [32, 16], "toggles.precision": ["fp32", "bf16"]}
     table = swept(runner, small, axes).tables[sweep.NUMBERS]
     assert "x" not in table, "one check tells of all lengths"
-    found = dict(zip(table["y"], table["text"], strict=True))
-    assert found["fp32"].startswith("at sequence 16, precision fp32: relative error ")
-    assert found["bf16"].startswith("at sequence 16, precision bf16: relative error ")
+    texts = dict(zip(table["y"], table["text"], strict=True))
+    assert texts["fp32"].startswith("at sequence 16, precision fp32: relative error ")
+    assert texts["bf16"].startswith("at sequence 16, precision bf16: relative error ")
 
 
 def test_only_what_the_next_point_shares_stays_in_memory(small):
@@ -243,6 +245,6 @@ def test_a_point_of_few_blocks_has_no_interval_and_one_of_many_covers_the_truth(
     assert math.isnan(sweep.typical([3.0, 3.1]).low_ms)
     hits = 0
     for _ in range(1000):
-        found = sweep.typical(7 * np.exp(rng.normal(0, 0.02, 10)))
-        hits += found.low_ms <= 7 <= found.high_ms
+        typical = sweep.typical(7 * np.exp(rng.normal(0, 0.02, 10)))
+        hits += typical.low_ms <= 7 <= typical.high_ms
     assert 0.93 <= hits / 1000 <= 0.97

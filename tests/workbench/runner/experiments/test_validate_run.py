@@ -28,7 +28,7 @@ def rig():
 
 
 @pytest.fixture
-def one(small):
+def layer(small):
     """One layer, and no eager pass through Dynamo, which other tests have."""
     model = small.model | {"n_layers": 1}
     return msgspec.structs.replace(small, model=model, toggles=BF16)
@@ -36,13 +36,13 @@ def one(small):
 
 @pytest.fixture(autouse=True)
 def untraced(monkeypatch):
-    told = validate.checks.not_applicable("nothing is compiled")
-    monkeypatch.setattr(validate.checks, "_if_it_were_compiled", lambda arm: told)
+    result = validate.checks.not_applicable("nothing is compiled")
+    monkeypatch.setattr(validate.checks, "_if_it_were_compiled", lambda arm: result)
 
 
-def run(rig, configuration, **asked):
-    asked = {"steps": 4, "budget_s": 0.3, "expect_speedup": 1e-3} | asked
-    ValidateRun(rig, protocol.Validate(configuration=configuration, **asked)).execute()
+def run(rig, configuration, **options):
+    options = {"steps": 4, "budget_s": 0.3, "expect_speedup": 1e-3} | options
+    ValidateRun(rig, protocol.Validate(configuration=configuration, **options)).execute()
 
 
 def recorded(rig):
@@ -56,20 +56,22 @@ def rows(rig):
     return {row.name: row for row in checklist.rows(checklist.newest(recorded(rig)))}
 
 
-def test_six_checks_are_done_one_by_one_each_with_its_evidence(rig, one):
-    run(rig, one)
-    found = rows(rig)
-    speedup = found.pop("speedup")  # whether so short a budget shows it is the machine's affair
+def test_six_checks_are_done_one_by_one_each_with_its_evidence(rig, layer):
+    run(rig, layer)
+    checks_done = rows(rig)
+    speedup = checks_done.pop(
+        "speedup"
+    )  # whether so short a budget shows it is the machine's affair
     assert "expected at least 0.001" in speedup.evidence
-    assert {name: row.status for name, row in found.items()} == {
+    assert {name: row.status for name, row in checks_done.items()} == {
         "numerics": "pass",
         "syncs": "pass",
         "graph": "not applicable",
         "memory": "pass",
         "batches": "pass",
     }
-    assert all(row.evidence for row in found.values())
-    assert found["batches"].evidence.startswith("batch 2: against float64")
+    assert all(row.evidence for row in checks_done.values())
+    assert checks_done["batches"].evidence.startswith("batch 2: against float64")
     sent = [m.columns["check"] for m in rig.wire.sent if isinstance(m, protocol.StudyRows)]
     assert sent == [[name] for name in checklist.CHECKS]
     session = recorded(rig)
@@ -80,11 +82,11 @@ def test_six_checks_are_done_one_by_one_each_with_its_evidence(rig, one):
     assert rig.arms.count <= 2  # those that were compared, and none that was checked
 
 
-def test_speed_is_compared_with_the_same_model_and_everything_off(rig, one):
-    run(rig, msgspec.structs.replace(one, toggles={**BF16, "attention": "chunked"}))
+def test_speed_is_compared_with_the_same_model_and_everything_off(rig, layer):
+    run(rig, msgspec.structs.replace(layer, toggles={**BF16, "attention": "chunked"}))
     base, other = (
-        recorded(rig).segments[place].configuration.toggles
-        for place in recorded(rig).comparisons[0].facts["segments"]
+        recorded(rig).segments[index].configuration.toggles
+        for index in recorded(rig).comparisons[0].facts["segments"]
     )
     assert (base["precision"], other["precision"]) == ("fp32", "amp_bf16")
     assert other["attention"] == "chunked" != base["attention"]
@@ -115,7 +117,7 @@ def test_speed_is_compared_with_the_same_model_and_everything_off(rig, one):
     ],
 )
 def test_a_speedup_counts_only_when_its_interval_shows_it(
-    rig, one, monkeypatch, low, high, expected, status, said
+    rig, layer, monkeypatch, low, high, expected, status, said
 ):
     class Compared:
         steps, seconds = 5, 2.0
@@ -136,26 +138,26 @@ def test_a_speedup_counts_only_when_its_interval_shows_it(
             pass
 
     monkeypatch.setattr(validate, "CompareRun", Compared)
-    run(rig, one, expect_speedup=expected, batches=[1])
-    found = rows(rig)["speedup"]
-    assert found.status == status and said in found.evidence
+    run(rig, layer, expect_speedup=expected, batches=[1])
+    speedup = rows(rig)["speedup"]
+    assert speedup.status == status and said in speedup.evidence
     study = checklist.newest(recorded(rig))
     assert (checklist.budget_s(study) is not None) is (status == "undecided")
     assert checklist.is_open(study) is (status == "undecided")
 
 
-def test_a_budget_of_too_few_pairs_is_undecided_and_says_how_long_deciding_takes(rig, one):
-    run(rig, one, budget_s=1e-3, expect_speedup=None, batches=[1])
-    found = rows(rig)["speedup"]
-    assert found.status == "undecided"
-    assert "1 of at least 8 pairs were measured; measuring about " in found.evidence
+def test_a_budget_of_too_few_pairs_is_undecided_and_says_how_long_deciding_takes(rig, layer):
+    run(rig, layer, budget_s=1e-3, expect_speedup=None, batches=[1])
+    speedup = rows(rig)["speedup"]
+    assert speedup.status == "undecided"
+    assert "1 of at least 8 pairs were measured; measuring about " in speedup.evidence
     study = checklist.newest(recorded(rig))
     assert study.facts["more_s"] == pytest.approx(7 * study.facts["seconds"])
     assert checklist.is_open(study) and not checklist.is_shown(study)
 
 
-def test_a_model_with_everything_off_has_no_speedup_to_show(rig, one):
-    run(rig, msgspec.structs.replace(one, toggles={}))
+def test_a_model_with_everything_off_has_no_speedup_to_show(rig, layer):
+    run(rig, msgspec.structs.replace(layer, toggles={}))
     assert rows(rig)["speedup"].status == "not applicable"
 
 
@@ -181,30 +183,34 @@ def refuse(output):
     [(lambda output: output * 2, "relative error 1"), (refuse, "RuntimeError in the model: shape")],
     ids=["wrong", "refused"],
 )
-def test_another_batch_size_that_is_wrong_or_does_not_run_fails(rig, one, monkeypatch, act, said):
+def test_another_batch_size_that_is_wrong_or_does_not_run_fails(rig, layer, monkeypatch, act, said):
     at_other_batches(rig, monkeypatch, act)
-    run(rig, msgspec.structs.replace(one, toggles={}), batches=[2, 3])
-    found = rows(rig)["batches"]
-    assert found.status == "fail"
-    first, second = found.evidence.split("; batch 3: ")
+    run(rig, msgspec.structs.replace(layer, toggles={}), batches=[2, 3])
+    batches = rows(rig)["batches"]
+    assert batches.status == "fail"
+    first, second = batches.evidence.split("; batch 3: ")
     assert "at most" in first and said in second
 
 
-def test_a_check_that_breaks_has_failed_and_the_others_go_on(rig, one, monkeypatch):
+def test_a_check_that_breaks_has_failed_and_the_others_go_on(rig, layer, monkeypatch):
     def broken(*_):
         raise RuntimeError("no such thing")
 
     monkeypatch.setattr(validate.checks, "no_syncs", broken)
-    run(rig, msgspec.structs.replace(one, toggles={}), batches=[1])
-    found = rows(rig)
-    assert found["syncs"].status == "fail" and "no such thing" in found["syncs"].evidence
-    assert found["batches"].status == "pass"
+    run(rig, msgspec.structs.replace(layer, toggles={}), batches=[1])
+    checks_done = rows(rig)
+    assert (
+        checks_done["syncs"].status == "fail" and "no such thing" in checks_done["syncs"].evidence
+    )
+    assert checks_done["batches"].status == "pass"
 
 
 @pytest.mark.parametrize(
     ("command", "error"), [(protocol.Stop(), RunEnded), (protocol.Cancel(), Cancelled)]
 )
-def test_a_command_ends_it_between_two_checks_and_what_was_found_is_kept(rig, one, command, error):
+def test_a_command_ends_it_between_two_checks_and_what_was_found_is_kept(
+    rig, layer, command, error
+):
     send = rig.wire.send
 
     def order(message):
@@ -214,7 +220,7 @@ def test_a_command_ends_it_between_two_checks_and_what_was_found_is_kept(rig, on
 
     rig.wire.send = order
     with pytest.raises(error):
-        run(rig, one)
+        run(rig, layer)
     study = checklist.newest(recorded(rig))
     assert [row.status for row in checklist.rows(study)][:3] == ["pass", "pass", "waiting"]
     assert not checklist.complete(study) and "4 not done" in checklist.headline(study)
@@ -222,28 +228,28 @@ def test_a_command_ends_it_between_two_checks_and_what_was_found_is_kept(rig, on
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("options", "sentence"),
     [
         ({"steps": 3}, "steps = 3 is outside of 4 to 10000"),
         ({"expect_speedup": 0.0}, "expect_speedup = 0 is outside of 0 to 1e6"),
         ({"batches": [2, 0]}, "batches: 0 is no batch size; the smallest is 1"),
     ],
 )
-def test_what_cannot_be_checked_is_refused_in_one_sentence(rig, one, asked, sentence):
+def test_what_cannot_be_checked_is_refused_in_one_sentence(rig, layer, options, sentence):
     with pytest.raises(Mistake) as refusal:
-        run(rig, one, **asked)
+        run(rig, layer, **options)
     assert str(refusal.value) == sentence
     assert rig.wire.sent == []
 
 
 def test_the_real_runner_checks_a_model_and_traces_what_it_does_not_compile(runner, small):
-    one = msgspec.structs.replace(small, workload="train", toggles={})
-    runner.send(protocol.Validate(configuration=one, steps=4, batches=[2]))
+    layer = msgspec.structs.replace(small, workload="train", toggles={})
+    runner.send(protocol.Validate(configuration=layer, steps=4, batches=[2]))
     # The fixture that leaves tracing out reaches only this process, and not the runner's.
     assert runner.finish().reason == "done", runner.describe()
-    found = {row.name: row for row in checklist.rows(checklist.newest(runner.session))}
-    states = {name: row.status for name, row in found.items()}
-    assert states["numerics"] == states["syncs"] == states["memory"] == "pass", found
+    checks_done = {row.name: row for row in checklist.rows(checklist.newest(runner.session))}
+    states = {name: row.status for name, row in checks_done.items()}
+    assert states["numerics"] == states["syncs"] == states["memory"] == "pass", checks_done
     assert states["batches"] == "pass" and states["speedup"] == "not applicable"
-    assert "torch.compile would make 1 graph of it, with 0 breaks" in found["graph"].evidence
-    assert "over 8 steps of training" in found["numerics"].evidence
+    assert "torch.compile would make 1 graph of it, with 0 breaks" in checks_done["graph"].evidence
+    assert "over 8 steps of training" in checks_done["numerics"].evidence

@@ -12,7 +12,8 @@ import torch
 from traces import Written
 
 from sessions.studies import breakdown
-from workbench.runner.profiling import findings, roles, trace
+from sessions.tracing import trace
+from workbench.runner.profiling import findings, roles
 from workbench.runner.profiling.roles import Known
 
 WEIGHT, MOMENT, OTHER, KEPT, SCRATCH, GRADIENT, BUFFER = range(1, 8)

@@ -12,7 +12,8 @@ from recording_wire import RecordingWire
 from sessions.model import Phase
 from workbench import protocol
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.instruments.telemetry import HostSampler, Telemetry
+from workbench.runner.instruments.samplers import HostSampler
+from workbench.runner.instruments.telemetry import Telemetry
 
 
 def test_a_segment_that_begins_while_a_clock_is_judged_takes_nothing_from_under_it(monkeypatch):

@@ -15,15 +15,16 @@ from sessions.sampling import absent, sampling
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.environment import environment
-from workbench.runner.instruments import telemetry
-from workbench.runner.instruments.telemetry import ACTIVITY, HostSampler, Telemetry
+from workbench.runner.instruments import samplers
+from workbench.runner.instruments.samplers import ACTIVITY, HostSampler
+from workbench.runner.instruments.telemetry import Telemetry
 
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
 
 
 def test_a_reading_that_fails_says_why_and_is_tried_again(monkeypatch):
     now_s = [100.0]
-    monkeypatch.setattr(telemetry.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(samplers.time, "monotonic", lambda: now_s[0])
     answers = [7.0, LOST, 9.0]
 
     def call() -> float:
@@ -32,12 +33,12 @@ def test_a_reading_that_fails_says_why_and_is_tried_again(monkeypatch):
             raise answer
         return answer
 
-    readings = telemetry._Readings({"busy": call})
+    readings = samplers._Readings({"busy": call})
     assert readings.read() == {"busy": 7.0} and not readings.why_not
     assert readings.read() == {} and readings.why_not == {"busy": f"NVML: {LOST}"}
-    now_s[0] += telemetry.RETRY_S / 2
+    now_s[0] += samplers.RETRY_S / 2
     assert readings.read() == {} and len(answers) == 1, "not at every sample"
-    now_s[0] += telemetry.RETRY_S
+    now_s[0] += samplers.RETRY_S
     assert readings.read() == {"busy": 9.0} and not readings.why_not
 
 
@@ -112,9 +113,9 @@ def test_a_cpu_whose_clock_nobody_knows_has_no_clock_in_its_samples_and_says_why
     monkeypatch, cpu_freq, reason
 ):
     if cpu_freq is None:
-        monkeypatch.delattr(telemetry.psutil, "cpu_freq", raising=False)
+        monkeypatch.delattr(samplers.psutil, "cpu_freq", raising=False)
     else:
-        monkeypatch.setattr(telemetry.psutil, "cpu_freq", cpu_freq, raising=False)
+        monkeypatch.setattr(samplers.psutil, "cpu_freq", cpu_freq, raising=False)
     sampler = HostSampler()
     assert "sm_clock" not in sampler.fast()
     assert sampler.how()["sm_clock"] == f"{ABSENT}{reason}"
@@ -125,8 +126,8 @@ def test_a_cpu_whose_clock_nobody_knows_has_no_clock_in_its_samples_and_says_why
 
 def test_a_cpu_whose_clock_is_known_has_it_in_its_samples_and_says_how_often(monkeypatch):
     known = types.SimpleNamespace(current=2596.1)
-    monkeypatch.setattr(telemetry.psutil, "cpu_freq", lambda: known, raising=False)
+    monkeypatch.setattr(samplers.psutil, "cpu_freq", lambda: known, raising=False)
     sampler = HostSampler()
     assert sampler.fast()["sm_clock"] == 2596.1
-    assert sampler.how()["sm_clock"] == telemetry.OFTEN
-    assert sampling(environment(torch.device("cpu")), "sm_clock") == telemetry.OFTEN
+    assert sampler.how()["sm_clock"] == samplers.OFTEN
+    assert sampling(environment(torch.device("cpu")), "sm_clock") == samplers.OFTEN

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from recording_wire import RecordingWire
-from test_generating import asked
+from test_generating import requested
 from test_saved_decode import same
 
 from sessions.model import Phase
@@ -143,7 +143,7 @@ def test_training_ends_at_the_same_weights_with_a_look_in_the_middle_as_without(
 def test_generation_is_in_the_same_state_with_a_look_between_two_rounds_as_without(
     family, at_once, tmp_path
 ):
-    configuration = asked(family, "generate", {"temperature": 0.9}, seed=5)
+    configuration = requested(family, "generate", {"temperature": 0.9}, seed=5)
     for check in ("never", "steady"):
         # A round has four steps: the run ends in the third.
         wire, _ = ran(configuration, check=check, steps=11, save_state=str(tmp_path / check))
@@ -153,7 +153,7 @@ def test_generation_is_in_the_same_state_with_a_look_between_two_rounds_as_witho
 
 def test_a_state_that_cannot_be_written_is_told_and_the_run_is_done(tmp_path):
     (tmp_path / f"state.part{os.getpid()}").symlink_to("/dev/full")
-    wire, _ = ran(asked("hydra", "generate", {}), steps=5, save_state=str(tmp_path / "state"))
+    wire, _ = ran(requested("hydra", "generate", {}), steps=5, save_state=str(tmp_path / "state"))
     (failure,) = wire.sent_of(protocol.Failure)
     assert failure.kind == "unwritten" and f"{tmp_path}/state on " in failure.sentence
     assert "No space left on device" in failure.sentence and not list(tmp_path.iterdir())

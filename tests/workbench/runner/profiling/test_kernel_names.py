@@ -10,7 +10,7 @@ import pytest
 
 import kernels
 from sessions.studies import breakdown
-from workbench.runner.profiling import kinds
+from sessions.tracing import kinds
 
 FOLDER = Path(kernels.__file__).parent
 LAUNCHED = [

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sessions.model import Configuration
-from sessions.studies import breakdown
+from sessions.studies import breakdown, timeline
 from workbench.protocol import Profile
 
 pytestmark = pytest.mark.gpu
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def busy() -> Configuration:
-    """A training step that keeps the GPU busy: kernels far longer than their launches."""
+    """Return a training step that keeps the GPU busy: kernels far longer than their launches."""
     return Configuration(
         family="hydra",
         preset="base",
@@ -26,8 +26,8 @@ def busy() -> Configuration:
 
 def profile(runner, configuration, **toggles):
     toggles = {**configuration.toggles, **toggles}
-    asked = msgspec.structs.replace(configuration, toggles=toggles)
-    runner.send(Profile(configurations=[asked]))
+    requested = msgspec.structs.replace(configuration, toggles=toggles)
+    runner.send(Profile(configurations=[requested]))
     assert runner.finish().reason == "done", runner.describe()
     return breakdown.profiles(runner.session)[-1]
 
@@ -45,6 +45,24 @@ def test_kernel_times_add_up_to_the_steps_gpu_time(eager):
     assert facts["busy_us"] + waited == pytest.approx(facts["profiled_us"], rel=0.03)
 
 
+def test_the_timeline_has_every_kernel_its_launch_and_the_idle_time_between_them(eager):
+    data = timeline.of(eager)
+    kernels = data.of_kind(breakdown.STREAM_TRACK)
+    calls = float(eager.tables["kernels"]["calls"].sum())
+    steps = len(data.of_kind(breakdown.STEP_TRACK))
+    assert len(kernels) == pytest.approx(calls * steps, rel=0.01)
+    assert (data.launch[kernels] > 0).mean() > 0.99
+    assert {lane.title for lane in data.lanes()} >= {"Modules", "CPU launches", "CPU thread 1"}
+    busy = sum(row.total_us for row in data.statistics(0.0, data.end_us)) / steps
+    assert busy == pytest.approx(eager.facts["busy_us"], rel=0.03)
+
+
+def test_operators_lie_under_the_measured_roof(eager):
+    points = {point.name: point for point in breakdown.roof_points(eager)}
+    assert {"matrix product", "attention", "optimizer"} <= points.keys()
+    assert all(0 < point.share < 1.3 for point in points.values() if point.us > 100)
+
+
 def test_every_kernel_is_given_to_a_module_forward_and_backward(eager):
     assert breakdown.unattributed(eager) < 0.01
     outside = breakdown.by(eager, "module").get(breakdown.OUTSIDE, (0.0, 0.0))[1]
@@ -59,12 +77,12 @@ def test_every_kernel_is_given_to_a_module_forward_and_backward(eager):
 
 def assert_roles_add_up(study):
     """To the allocator's peak, pools of graphs with it; and each role is what it must be."""
-    found, most = breakdown.peak(study), breakdown.highest(study)
-    held = sum(size for size, _ in found.values())
-    assert held == pytest.approx(study.facts["peak_bytes"], rel=0.03)
-    assert found["optimizer"][0] == pytest.approx(found["optimizer"][1], rel=0.03)
-    assert most["gradients"] == pytest.approx(found["gradients"][1], rel=0.03)
-    assert found["activations"][0] > 0.2 * held
+    peaks, most = breakdown.peak(study), breakdown.highest(study)
+    total = sum(size for size, _ in peaks.values())
+    assert total == pytest.approx(study.facts["peak_bytes"], rel=0.03)
+    assert peaks["optimizer"][0] == pytest.approx(peaks["optimizer"][1], rel=0.03)
+    assert most["gradients"] == pytest.approx(peaks["gradients"][1], rel=0.03)
+    assert peaks["activations"][0] > 0.2 * total
 
 
 def test_roles_add_up_to_the_allocators_peak(eager):

@@ -15,16 +15,16 @@ from workbench import protocol
 from workbench.protocol import Profile
 
 
-def profile(runner, *configurations, **asked):
+def profile(runner, *configurations, **options):
     before = len(breakdown.profiles(runner.session))
-    runner.send(Profile(configurations=list(configurations), **{"steps": 2, **asked}))
+    runner.send(Profile(configurations=list(configurations), **{"steps": 2, **options}))
     assert runner.finish().reason == "done", runner.describe()
     return breakdown.profiles(runner.session)[before:]
 
 
 @pytest.fixture(scope="module")
 def trained(shared, small, tmp_path_factory):
-    """A training step of which every second block is checkpointed, and its trace."""
+    """Return a training step of which every second block is checkpointed, and its trace."""
     path = tmp_path_factory.mktemp("profile") / "trace.json.gz"
     toggles = {"checkpointing": "selective"}
     configuration = msgspec.structs.replace(small, workload="train", toggles=toggles)
@@ -38,7 +38,7 @@ def test_own_times_of_operators_add_up_to_the_profiled_steps(trained):
     assert breakdown.total_us(study) <= study.facts["profiled_us"]
     with gzip.open(trained[1]) as file:
         events = json.load(file)["traceEvents"]
-    steps = [one["dur"] for one in events if one["name"] == "workbench step"]
+    steps = [event["dur"] for event in events if event["name"] == "workbench step"]
     assert len(steps) == 2
     assert breakdown.total_us(study) == pytest.approx(sum(steps) / 2, rel=1e-3)
 
@@ -46,15 +46,15 @@ def test_own_times_of_operators_add_up_to_the_profiled_steps(trained):
 def test_forward_backward_and_recomputation_belong_to_the_modules(trained):
     study, _ = trained
     table = study.tables["kernels"]
-    found = {(str(m), str(p)) for m, p in zip(table["module"], table["phase"], strict=True)}
+    kernels_of = {(str(m), str(p)) for m, p in zip(table["module"], table["phase"], strict=True)}
     for block in (0, 1):
         for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down", "mlp_norm"):
-            assert (f"blocks.{block}.{part}", "forward") in found
-            assert (f"blocks.{block}.{part}", "backward") in found
-            assert ((f"blocks.{block}.{part}", "recompute") in found) == (block == 0)
-    assert (breakdown.OPTIMIZER, "optimizer") in found
-    assert (breakdown.LOSS, "backward") in found
-    assert ("embedding", "backward") in found
+            assert (f"blocks.{block}.{part}", "forward") in kernels_of
+            assert (f"blocks.{block}.{part}", "backward") in kernels_of
+            assert ((f"blocks.{block}.{part}", "recompute") in kernels_of) == (block == 0)
+    assert (breakdown.OPTIMIZER, "optimizer") in kernels_of
+    assert (breakdown.LOSS, "backward") in kernels_of
+    assert ("embedding", "backward") in kernels_of
 
 
 def test_each_linear_layer_multiplies_once_forward_and_twice_backward(trained):
@@ -71,17 +71,17 @@ def test_each_linear_layer_multiplies_once_forward_and_twice_backward(trained):
 
 def test_memory_has_its_roles_and_the_estimate_beside_it(trained):
     study, _ = trained
-    found = breakdown.peak(study)
-    assert set(found) == set(breakdown.ROLES)
-    parameters, gradients = found["parameters"], found["gradients"]
+    peaks = breakdown.peak(study)
+    assert set(peaks) == set(breakdown.ROLES)
+    parameters, gradients = peaks["parameters"], peaks["gradients"]
     assert gradients[0] == gradients[1] > 0  # every weight has its gradient when AdamW begins
     assert parameters[0] >= parameters[1] > 0  # the estimate knows one rotary table, not one each
-    assert found["optimizer"][0] == pytest.approx(found["optimizer"][1], rel=0.01)
+    assert peaks["optimizer"][0] == pytest.approx(peaks["optimizer"][1], rel=0.01)
     course = study.tables["memory"]
-    assert course["activations"].max() > 0 and np.isfinite(found["activations"][1])
+    assert course["activations"].max() > 0 and np.isfinite(peaks["activations"][1])
     assert course["gradients"][0] == course["gradients"][-1] == 0  # freed after each step
     totals = sum(course[role] for role in breakdown.ROLES)
-    assert totals.max() == sum(held for held, _ in found.values())
+    assert totals.max() == sum(size for size, _ in peaks.values())
 
 
 def test_the_trace_opens_as_one_and_holds_the_ranges_of_the_modules(trained):
@@ -95,31 +95,31 @@ def test_the_trace_opens_as_one_and_holds_the_ranges_of_the_modules(trained):
 def test_two_configurations_are_two_studies_aligned_by_module(runner, small, tmp_path):
     deeper = msgspec.structs.replace(small, model=small.model | {"n_layers": 3})
     first, second = profile(runner, small, deeper)
-    changes = {one.module: one for one in breakdown.difference(first, second)}
+    changes = {change.module: change for change in breakdown.difference(first, second)}
     assert np.isnan(changes["blocks.2"].before_us) and changes["blocks.2"].after_us > 0
     assert changes["blocks.0.mlp"].before_us > 0 and changes["blocks.0.mlp"].after_us > 0
-    assert {str(one) for one in first.tables["kernels"]["phase"]} == {"forward"}
+    assert {str(phase) for phase in first.tables["kernels"]["phase"]} == {"forward"}
     configurations = [
-        msgspec.json.decode(one.request["configuration"], type=type(small))
-        for one in (first, second)
+        msgspec.json.decode(study.request["configuration"], type=type(small))
+        for study in (first, second)
     ]
     assert configurations[1].model["n_layers"] == 3
     hdf5.save(runner.session, tmp_path / "kept.h5")
-    kept = breakdown.profiles(hdf5.load(tmp_path / "kept.h5"))[-1]
-    assert breakdown.by(kept, "module") == breakdown.by(second, "module")
+    loaded = breakdown.profiles(hdf5.load(tmp_path / "kept.h5"))[-1]
+    assert breakdown.by(loaded, "module") == breakdown.by(second, "module")
 
 
 def test_the_model_is_left_as_it_was(runner, small):
     """No hook and no mark stays behind: the same arm steps on, and is profiled again alike."""
     first, second = profile(runner, small)[0], profile(runner, small)[0]
-    calls = [breakdown.by(one, "name") for one in (first, second)]
+    calls = [breakdown.by(study, "name") for study in (first, second)]
     assert {name: n for name, (n, _) in calls[0].items()} == {
         name: n for name, (n, _) in calls[1].items()
     }
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("options", "sentence"),
     [
         ({"configurations": []}, "configurations: none was named"),
         ({"steps": 0}, "steps = 0 is outside of 1 to 100"),
@@ -127,9 +127,9 @@ def test_the_model_is_left_as_it_was(runner, small):
         ({"traces": ["/nowhere/at/all.json"]}, "/nowhere/at/all.json: there is no folder"),
     ],
 )
-def test_what_cannot_be_profiled_is_a_mistake_in_words(runner, small, asked, sentence):
+def test_what_cannot_be_profiled_is_a_mistake_in_words(runner, small, options, sentence):
     since = len(runner.messages)
-    runner.send(Profile(**{"configurations": [small], **asked}))
+    runner.send(Profile(**{"configurations": [small], **options}))
     assert runner.finish().reason == "failed"
     (failure,) = (m for m in runner.messages[since:] if isinstance(m, protocol.Failure))
     assert failure.kind == "mistake" and failure.sentence.startswith(sentence)

@@ -25,7 +25,7 @@ MUTATES = """skipping cudagraphs due to mutated inputs (2 instances). Found from
 
 @pytest.fixture
 def tree(monkeypatch):
-    """A tree of two graphs, of which one follows the other, that replayed last."""
+    """Return a tree of two graphs, of which one follows the other, that replayed last."""
     last = SimpleNamespace(id=2, children={})
     first = SimpleNamespace(id=1, children={"backward": [last]})
     made = SimpleNamespace(roots={"forward": [first]}, path_state=SimpleNamespace(name="EXECUTION"))
@@ -36,8 +36,8 @@ def tree(monkeypatch):
     return made
 
 
-def said(**found) -> tuple[str, str]:
-    arm = SimpleNamespace(compiles=Compiles(graphs=2, **found))
+def said(**compiled) -> tuple[str, str]:
+    arm = SimpleNamespace(compiles=Compiles(graphs=2, **compiled))
     finding = all_toggles()["compile"].evidence("reduce-overhead", arm)
     return finding.status, finding.text.partition("; ")[2]
 
@@ -67,8 +67,8 @@ def test_a_skip_is_told_with_inductors_reason_and_the_models_line(tree):
     text = f"0 CUDA graphs recorded, skipped 2 times because of {expected}"
     assert said(cudagraph_skips=2, skip_reasons=reasons) == ("no effect", text)
     text = f"1 CUDA graph recorded, skipped 2 times because of {expected}"
-    found = said(cudagraph_skips=2, skip_reasons=reasons, recordings=1)
-    assert found == ("effective", f"{text}, replayed in the last step")
+    finding = said(cudagraph_skips=2, skip_reasons=reasons, recordings=1)
+    assert finding == ("effective", f"{text}, replayed in the last step")
 
 
 class Tree:
@@ -91,12 +91,12 @@ def test_what_was_recorded_is_launched_inside_and_replayed_again_after(monkeypat
     made = Tree()
     trees = SimpleNamespace(get_manager=lambda index, create_if_none_exists: made)
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
-    kept = made.run  # Inductor keeps the method, and not the tree
-    assert recordings.can_launch(0) and kept([1], 7) == ("replayed", 1)
+    run = made.run  # Inductor keeps the method, and not the tree
+    assert recordings.can_launch(0) and run([1], 7) == ("replayed", 1)
     with pytest.raises(RuntimeError, match="in the step"), recordings.launched(0):
-        assert kept([2], 7) == ("launched", 2)
+        assert run([2], 7) == ("launched", 2)
         raise RuntimeError("in the step")
-    assert kept([3], 7) == ("replayed", 3) and made.after == [7, 7, 7]
+    assert run([3], 7) == ("replayed", 3) and made.after == [7, 7, 7]
 
 
 def test_a_tree_that_works_otherwise_or_recorded_nothing_is_left_alone(monkeypatch):

@@ -1,4 +1,4 @@
-"""What a step is counted as on imagined tensors, and what is predicted from it."""
+"""The count of a step on imagined tensors, and its predictions."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_narrower_numbers_move_fewer_bytes_and_are_predicted_to_be_faster(predic
 
 def test_checkpointing_computes_more_the_more_blocks_it_recomputes(predictor):
     half, full = (
-        predictor.of(configured(), configured(checkpointing=one)).ratio
-        for one in ("selective", "full")
+        predictor.of(configured(), configured(checkpointing=option)).ratio
+        for option in ("selective", "full")
     )
     assert 1.0 < half < full < 1.5
 
@@ -141,64 +141,68 @@ def test_utilization_is_of_the_units_that_linear_layers_multiply_in(options, dty
 def test_measuring_takes_8_bit_rates_where_they_are_and_keeps_reasons_elsewhere(monkeypatch):
     monkeypatch.setattr(timing, "matrix_rate", lambda where, dtype: 1e12)
     monkeypatch.setattr(timing, "copy_rate", lambda where: 1e10)
-    told = []
-    roof = Roof(SimpleNamespace(send=told.append), CPU, lambda *_: "")
-    found = roof.measure()
-    assert set(found.flops_per_s) == {"float32", "bfloat16", "int8"}
-    assert "needs a CUDA GPU" in found.lacking["float8"]
+    messages = []
+    roof = Roof(SimpleNamespace(send=messages.append), CPU, lambda *_: "")
+    measured = roof.measure()
+    assert set(measured.flops_per_s) == {"float32", "bfloat16", "int8"}
+    assert "needs a CUDA GPU" in measured.lacking["float8"]
     roof.measured = None
     roof.at_start()
-    assert roof.measured == found and told[-1].source == "kept"
+    assert roof.measured == measured and messages[-1].source == "kept"
 
 
 def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypatch):
     rates = {"matrix_rate": 1e12, "copy_rate": 1e10}
     for name in rates:
         monkeypatch.setattr(timing, name, lambda *_, name=name: rates[name])
-    others, told = [""], []
-    roof = Roof(SimpleNamespace(send=told.append), CPU, lambda *_: others[0])
+    disturbance, messages = [""], []
+    roof = Roof(SimpleNamespace(send=messages.append), CPU, lambda *_: disturbance[0])
     quiet = roof.measure()
-    rates["matrix_rate"], others[0] = 3e11, "python (process 7) used 25 % of the CPU"
+    rates["matrix_rate"], disturbance[0] = 3e11, "python (process 7) used 25 % of the CPU"
     beside = roof.measure()
     assert roof.ceilings == beside and beside.flops_per_s["float32"] == 3e11
     assert "perhaps too low, as python (process 7) used 25 % of the CPU" in describe(beside)
-    assert "while python (process 7) used 25 % of the CPU are not kept" in told[-1].why
+    assert "while python (process 7) used 25 % of the CPU are not kept" in messages[-1].why
     roof.at_start()
-    assert roof.measured == quiet and told[-1].why == ""
+    assert roof.measured == quiet and messages[-1].why == ""
 
 
 def test_segments_from_before_the_ceilings_hear_of_them_once_they_are_measured(monkeypatch):
     monkeypatch.setattr(timing, "matrix_rate", lambda where, dtype: 1e12)
     monkeypatch.setattr(timing, "copy_rate", lambda where: 1e10)
-    told = []
-    rig = Rig(SimpleNamespace(send=told.append), CPU)
+    messages = []
+    rig = Rig(SimpleNamespace(send=messages.append), CPU)
     told_of = {"ledger": {}, "counted": {}, "divided": None}
     wide, narrow = configured("forward"), configured("forward", precision="bf16")
     arms = {
-        segment: SimpleNamespace(**told_of, situation=resolve(one, CPU))
-        for segment, one in ((0, wide), (3, narrow))
+        segment: SimpleNamespace(**told_of, situation=resolve(configuration, CPU))
+        for segment, configuration in ((0, wide), (3, narrow))
     }
     for segment, arm in arms.items():
         assert rig.facts_of(arm, segment) == {}
     rig.roof.measure()
     rig.roof.measure()
-    facts = {one.segment: one.ledger for one in told if isinstance(one, protocol.Facts)}
-    assert {segment: one["matrix_dtype"] for segment, one in facts.items()} == {
+    facts = {
+        message.segment: message.ledger
+        for message in messages
+        if isinstance(message, protocol.Facts)
+    }
+    assert {segment: ledger["matrix_dtype"] for segment, ledger in facts.items()} == {
         0: "float32",
         3: "bfloat16",
     }
     for segment, arm in arms.items():
         assert facts[segment]["matrix_flops_per_s"] == 1e12
         assert rig.facts_of(arm, segment).keys() == facts[segment].keys()
-    assert sum(isinstance(one, protocol.Facts) for one in told) == 2
+    assert sum(isinstance(message, protocol.Facts) for message in messages) == 2
 
 
-@pytest.mark.parametrize("share, told", [(24.0, ""), (60.0, "others used 60 % of the CPU")])
-def test_others_disturb_from_the_share_on_that_a_cpu_always_has(share, told):
+@pytest.mark.parametrize("share, sentence", [(24.0, ""), (60.0, "others used 60 % of the CPU")])
+def test_others_disturb_from_the_share_on_that_a_cpu_always_has(share, sentence):
     rig = Rig(SimpleNamespace(send=lambda message: None), CPU)
     rig.samples.extend((taken_ns, {"others": share}) for taken_ns in (10, 20, 30))
     rig.samples.append((99, {"others": 100.0 - share}))
-    assert rig.disturbance(5, 35) == told
+    assert rig.disturbance(5, 35) == sentence
 
 
 def test_counting_runs_nothing_and_leaves_no_imagined_tensor_behind(predictor):
@@ -215,5 +219,7 @@ def test_a_step_that_cannot_be_followed_is_no_prediction_and_no_failure(monkeypa
 
     monkeypatch.setattr("workbench.runner.roofline.fake_step.count", breaks)
     situation = resolve(configured(), CPU)
-    found = predictors._counted(situation)
-    assert found == ("its step cannot be followed without running it (RuntimeError: no such thing)")
+    counted = predictors._counted(situation)
+    assert counted == (
+        "its step cannot be followed without running it (RuntimeError: no such thing)"
+    )

@@ -13,7 +13,7 @@ NAME = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def refusing(formula):
-    """A formula as torch before 2.13 has it."""
+    """Return a formula as torch before 2.13 has it."""
 
     def count(*args, out_val=None, **kwargs):
         shapes = [getattr(x, "shape", x) for x in args if len(getattr(x, "shape", x) or ()) == 4]

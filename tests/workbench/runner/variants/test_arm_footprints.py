@@ -28,14 +28,14 @@ CPU = torch.device("cpu")
 CODES = "int8_weight_only"
 
 
-def asked(option="none", workload="forward", **toggles):
+def requested(option="none", workload="forward", **toggles):
     return configuration("hydra", workload, toggles={"quantization": option, **toggles})
 
 
 def bytes_of(tensors):
-    """Of distinct storages."""
+    """Return the bytes of distinct storages."""
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def of_itself(arm):
@@ -46,19 +46,19 @@ def of_itself(arm):
 def test_an_arm_alone_has_nothing_of_others_beside_it():
     for option in ("none", CODES):
         arms = Arms()
-        assert arms.others_bytes(stepped(asked(option), arms)) == 0
+        assert arms.others_bytes(stepped(requested(option), arms)) == 0
 
 
 def test_a_quantized_arm_is_not_charged_the_weights_that_only_the_plain_one_holds():
     arms = Arms()
-    plain, coded = (stepped(asked(option), arms) for option in ("none", CODES))
+    plain, coded = (stepped(requested(option), arms) for option in ("none", CODES))
     codes = bytes_of([part for pair in coded.weights.codes.values() for part in pair])
     assert 0 < codes < coded.weights.plain_bytes
     assert arms.others_bytes(coded) == coded.weights.plain_bytes + of_itself(plain)
     assert arms.others_bytes(plain) == of_itself(coded) > codes, "which are buffers"
     arms.forget(plain.situation)
     del plain
-    again = stepped(asked(CODES, triton_rms_norm="torch"), arms)
+    again = stepped(requested(CODES, triton_rms_norm="torch"), arms)
     gc.collect()
     assert arms.others_bytes(again) == of_itself(coded) - codes, (
         "codes are shared, the plain are freed"
@@ -74,17 +74,19 @@ def test_it_is_counted_once_until_an_arm_comes_or_goes(monkeypatch):
 
     monkeypatch.setattr(arm_module, "others_bytes", count)
     arms = Arms()
-    plain = stepped(asked(), arms)
+    plain = stepped(requested(), arms)
     assert [arms.others_bytes(plain) for _ in range(3)] == [0] * 3 and len(counted) == 1
-    other = stepped(asked(triton_rms_norm="torch"), arms)
+    other = stepped(requested(triton_rms_norm="torch"), arms)
     beside = [arms.others_bytes(plain) for _ in range(3)]
     assert beside == [of_itself(other)] * 3 and len(counted) == 2
-    assert stepped(asked(), arms) is plain, "it goes back to one that is there"
+    assert stepped(requested(), arms) is plain, "it goes back to one that is there"
     assert arms.others_bytes(plain) == beside[0] and len(counted) == 2
     arms.forget(other.situation)
     assert arms.others_bytes(plain) == 0
     for forget in (arms.forget_arms, arms.forget_all):
-        plain, other = (stepped(asked(**more), arms) for more in ({}, {"triton_rms_norm": "torch"}))
+        plain, other = (
+            stepped(requested(**more), arms) for more in ({}, {"triton_rms_norm": "torch"})
+        )
         assert arms.others_bytes(plain) > 0
         forget()
         assert arms.others_bytes(plain) == 0
@@ -92,7 +94,7 @@ def test_it_is_counted_once_until_an_arm_comes_or_goes(monkeypatch):
 
 def test_what_arms_share_is_the_own_of_each():
     arms = Arms()
-    first, second = (stepped(asked(triton_rms_norm=name), arms) for name in ("follow", "torch"))
+    first, second = (stepped(requested(triton_rms_norm=name), arms) for name in ("follow", "torch"))
     assert first.weights is second.weights
     assert arms.others_bytes(first) == of_itself(second)
     assert arms.others_bytes(second) == of_itself(first)
@@ -100,8 +102,8 @@ def test_what_arms_share_is_the_own_of_each():
 
 def test_moments_are_the_own_of_an_arm_that_trains_and_of_no_other():
     arms = Arms()
-    train = stepped(asked(workload="train"), arms)
-    forward = stepped(asked(), arms)
+    train = stepped(requested(workload="train"), arms)
+    forward = stepped(requested(), arms)
     moments = bytes_of(train.trainer.tensors())
     assert moments > 2 * train.weights.bytes
     assert arms.others_bytes(forward) == moments + of_itself(train)
@@ -110,7 +112,7 @@ def test_moments_are_the_own_of_an_arm_that_trains_and_of_no_other():
 
 def test_a_decode_state_is_the_own_of_its_arm():
     arms = Arms()
-    forward, decode = stepped(asked(), arms), stepped(asked(workload="decode"), arms)
+    forward, decode = stepped(requested(), arms), stepped(requested(workload="decode"), arms)
     state = bytes_of([*decode.decoder.cache.tensors(), *decode.decoder.progress.values()])
     assert state >= decode.decoder.cache.bytes() > 0
     beside = arms.others_bytes(forward) - of_itself(decode)
@@ -136,8 +138,8 @@ def test_the_allocators_peak_comes_with_what_others_hold_of_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 250)
     counted = []
-    arm = stepped(asked())
-    memory = GpuMemory(torch.device("cuda:0"), lambda one: counted.append(one) or 120)
+    arm = stepped(requested())
+    memory = GpuMemory(torch.device("cuda:0"), lambda arm: counted.append(arm) or 120)
     assert memory.sample()[:4] == (100, 900, 300, 0), "nobody steps"
     memory.follow(arm)
     assert [memory.sample().others_bytes for _ in range(3)] == [120] * 3
@@ -157,15 +159,15 @@ def test_steps_of_the_phase_before_keep_their_peak_and_tell_nothing_of_the_one_t
     rig.send_steps([Lap(start_ns, None, 1.0, Phase.STEADY) for start_ns in (45, 50)])
     steps = [m.columns["peak"] for m in rig.wire.sent if isinstance(m, protocol.Steps)]
     assert steps == [[900.0, 900.0], [900.0, 150.0]]
-    (told,) = [m.ledger for m in rig.wire.sent if isinstance(m, protocol.Facts)]
-    assert told[OWN_PEAK] == 150.0
+    (ledger,) = [m.ledger for m in rig.wire.sent if isinstance(m, protocol.Facts)]
+    assert ledger[OWN_PEAK] == 150.0
 
 
 @pytest.fixture
 def rig():
-    found = Rig(RecordingWire(), torch.device("cpu"))
-    found.begin_segment()
-    return found
+    rig = Rig(RecordingWire(), torch.device("cpu"))
+    rig.begin_segment()
+    return rig
 
 
 def send(rig, phase, *memory):
@@ -192,7 +194,7 @@ def test_where_no_allocator_counts_nothing_is_told_of_an_arms_own_memory(rig):
 
 
 def test_what_a_step_gave_is_given_back_before_the_next_one_begins(monkeypatch):
-    gave, kept = [], []
+    gave, alive = [], []
     follow = Rig.follow
 
     def watched(rig, arm):
@@ -200,7 +202,7 @@ def test_what_a_step_gave_is_given_back_before_the_next_one_begins(monkeypatch):
             step = arm.step
 
             def counted():
-                kept.extend(one for one in gave if one() is not None)
+                alive.extend(reference for reference in gave if reference() is not None)
                 output = step()
                 gave[:] = [weakref.ref(output)]
                 return output
@@ -209,7 +211,7 @@ def test_what_a_step_gave_is_given_back_before_the_next_one_begins(monkeypatch):
         follow(rig, arm)
 
     monkeypatch.setattr(Rig, "follow", watched)
-    run = Run(Rig(RecordingWire(), CPU), protocol.Start(configuration=asked(), steps=4))
+    run = Run(Rig(RecordingWire(), CPU), protocol.Start(configuration=requested(), steps=4))
     with pytest.raises(RunEnded, match="done"):
         run.execute()
-    assert gave and not kept
+    assert gave and not alive

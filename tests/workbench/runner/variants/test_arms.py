@@ -26,7 +26,7 @@ def arms(monkeypatch):
 
 
 class Built:
-    """As much of an arm, and of a model, as freeing them asks for."""
+    """The parts of an arm, and of a model, that freeing them needs."""
 
     trainer = None
 
@@ -38,7 +38,7 @@ def built() -> Built:
     return Built(Built())
 
 
-def kept(arms, options: str) -> str:
+def stored(arms, options: str) -> str:
     return "".join(option for option in options if arms.has(situation(option)))
 
 
@@ -54,19 +54,19 @@ def test_the_least_recently_used_go_while_memory_is_short(arms, monkeypatch):
         arms.get(situation(option), None)
     monkeypatch.setattr(variant, "is_short", lambda device: arms.count > 1)
     arms.get(situation("d"), None)
-    assert kept(arms, "abcd") == "ad"
+    assert stored(arms, "abcd") == "ad"
 
 
 def test_the_number_kept_is_bounded(arms, monkeypatch):
     monkeypatch.setattr(variant, "KEPT_ARMS", 3)
     for option in "abcd":
         arms.get(situation(option), None)
-    assert kept(arms, "abcd") == "bcd"
+    assert stored(arms, "abcd") == "bcd"
 
 
 @pytest.mark.parametrize("which", ["model", "arm"])
 def test_one_that_holds_itself_is_gone_before_the_next_is_built(arms, monkeypatch, which):
-    """As what was compiled does."""
+    """Show that an arm in a cycle goes, as what was compiled holds itself in one."""
     monkeypatch.setattr(variant, "KEPT_ARMS", 1)
     first = arms.get(situation("a"), None)
     (first.model if which == "model" else first).itself = first

@@ -1,4 +1,4 @@
-"""What torch tunes while it compiles is a phase of its own; the events are played."""
+"""Tuning by torch during compilation is a phase of its own; the events are played."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TUNED = (
 
 @pytest.fixture
 def followed(monkeypatch):
-    """A tracker that watches torch, and the phases that it has told."""
+    """Return a tracker that watches torch, and the phases that it has reported."""
     log = torch._dynamo.utils.ChromiumEventLogger
     for name in ("log_event_start", "log_event_end"):
         monkeypatch.setattr(log, name, getattr(log, name))
     monkeypatch.setattr(callback_handler, "start_callbacks", [])
     monkeypatch.setattr(callback_handler, "end_callbacks", [])
-    told: list[Phase] = []
-    tracker = PhaseTracker(told.append)
+    reported: list[Phase] = []
+    tracker = PhaseTracker(reported.append)
     tracker.watch_compiles()
-    return tracker, told
+    return tracker, reported
 
 
 def event(name):
@@ -38,25 +38,25 @@ def event(name):
 
 @pytest.mark.parametrize("name", TUNED)
 def test_tuning_within_a_compile_is_told_apart_and_the_compile_goes_on(followed, name):
-    tracker, told = followed
+    tracker, reported = followed
     compiling = callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0")
     with compiling, event("compile_fx_inner"):
         assert tracker.phase is Phase.COMPILE
         with event(name):
             assert tracker.phase is Phase.AUTOTUNE
         assert tracker.phase is Phase.COMPILE
-    assert told == [Phase.COMPILE, Phase.AUTOTUNE, Phase.COMPILE, Phase.WARM_UP]
+    assert reported == [Phase.COMPILE, Phase.AUTOTUNE, Phase.COMPILE, Phase.WARM_UP]
     assert tracker.step_phase(0) is Phase.COMPILE  # the step's compile holds its tuning
     assert tracker.step_phase(0) is Phase.WARM_UP
 
 
 def test_what_is_tuned_at_a_kernels_first_call_voids_that_step(followed):
-    tracker, told = followed
+    tracker, reported = followed
     with event("CachingAutotuner.benchmark_all_configs"):
         with event("CachingAutotuner.coordinate_descent_tuning"):
             pass
         assert tracker.phase is Phase.AUTOTUNE
-    assert told == [Phase.AUTOTUNE, Phase.WARM_UP]
+    assert reported == [Phase.AUTOTUNE, Phase.WARM_UP]
     assert tracker.step_phase(0) is Phase.AUTOTUNE
 
 

@@ -1,4 +1,4 @@
-"""What Inductor generated is given to the modules that it computes for, forward and backward."""
+"""Code that Inductor generated is attributed to its modules, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from runner_driver import Driver
 from traces import AUTOGRAD, Written
 
 from sessions.studies import breakdown
+from sessions.tracing import sums, trace
 from workbench.protocol import Finished, Profile
-from workbench.runner.profiling import provenance, sums, trace
+from workbench.runner.profiling import provenance
 from workbench.runner.profiling.compiled import name_compiled
 from workbench.runner.profiling.provenance import NOWHERE
 
@@ -29,7 +30,7 @@ MODULES = {
 
 
 def at(path: str, root: str = "L['model']") -> tuple[str, str]:
-    """What Dynamo says of a module."""
+    """Return what Dynamo reports of a module."""
     return f"{root}.{path}" if path else root, MODULES[path]
 
 
@@ -51,7 +52,7 @@ GRAPHS = {"fwd": FORWARD, "bwd": BACKWARD}
 
 
 def launched(tmp_path, forward=FORWARD, root="workbench step") -> trace.Trace:
-    """A step whose two compiled graphs launch their calls' kernels one by one, 2**n us each."""
+    """Return a step whose two compiled graphs launch their kernels one by one, 2**n us each."""
     made = Written()
     made.mark(root, 0, 1000)
     made.op("Torch-Compiled Region: 0/0", 5, 300)
@@ -70,23 +71,23 @@ def launched(tmp_path, forward=FORWARD, root="workbench step") -> trace.Trace:
     return trace.read(made.save(tmp_path / "t.json"), "cuda")
 
 
-def by_module(found: trace.Trace) -> dict[tuple[str, str], float]:
-    rows = sums.device_rows(found)
-    assert sum(row.us for row in rows) == sum(one.stop - one.start for one in found.work)
-    told: Counter[tuple[str, str]] = Counter()
+def by_module(launches: trace.Trace) -> dict[tuple[str, str], float]:
+    rows = sums.device_rows(launches)
+    assert sum(row.us for row in rows) == sum(work.stop - work.start for work in launches.work)
+    sums_by_module: Counter[tuple[str, str]] = Counter()
     for row in rows:
-        told[row.module, row.phase] += row.us
-    return dict(told)
+        sums_by_module[row.module, row.phase] += row.us
+    return dict(sums_by_module)
 
 
 def test_each_launch_belongs_to_the_innermost_module_that_holds_what_it_computes(tmp_path):
-    found = launched(tmp_path)
-    assert by_module(found) == {
+    launches = launched(tmp_path)
+    assert by_module(launches) == {
         (breakdown.COMPILED, "forward"): 127.0,
         (breakdown.COMPILED, "backward"): 896.0,
     }
-    name_compiled(found, GRAPHS, MODULES, has_loss=True)
-    assert by_module(found) == {
+    name_compiled(launches, GRAPHS, MODULES, has_loss=True)
+    assert by_module(launches) == {
         ("blocks.0.norm", "forward"): 1.0,
         ("blocks.0.down", "forward"): 2.0,
         ("blocks.0", "forward"): 4.0,
@@ -98,44 +99,44 @@ def test_each_launch_belongs_to_the_innermost_module_that_holds_what_it_computes
         ("blocks.1.down", "backward"): 256.0,
         ("blocks", "backward"): 512.0,
     }
-    assert found.untold.startswith("a kernel computes for the model and its loss")
+    assert launches.untold.startswith("a kernel computes for the model and its loss")
 
 
 def test_what_lies_in_no_module_is_the_loss_only_where_there_is_one(tmp_path):
-    found = launched(tmp_path)
-    name_compiled(found, GRAPHS, MODULES, has_loss=False)
-    assert by_module(found)[breakdown.OUTSIDE, "forward"] == 64.0
+    launches = launched(tmp_path)
+    name_compiled(launches, GRAPHS, MODULES, has_loss=False)
+    assert by_module(launches)[breakdown.OUTSIDE, "forward"] == 64.0
 
 
 def test_calls_that_are_fewer_than_generated_are_given_to_nobody(tmp_path):
-    found = launched(tmp_path, forward=FORWARD[:3])  # one product and one kernel did not run
-    name_compiled(found, GRAPHS, MODULES, has_loss=True)
-    told = by_module(found)
-    assert told["blocks.0.norm", "forward"] == 1.0
-    assert told[breakdown.COMPILED, "forward"] == 2.0 + 4.0
-    assert "what ran is not what Inductor said that it generated" in found.untold
+    launches = launched(tmp_path, forward=FORWARD[:3])  # one product and one kernel did not run
+    name_compiled(launches, GRAPHS, MODULES, has_loss=True)
+    sums_by_module = by_module(launches)
+    assert sums_by_module["blocks.0.norm", "forward"] == 1.0
+    assert sums_by_module[breakdown.COMPILED, "forward"] == 2.0 + 4.0
+    assert "what ran is not what Inductor said that it generated" in launches.untold
 
 
 def test_a_graph_that_nothing_is_known_of_stays_compiled_code_and_says_why(tmp_path):
-    found = launched(tmp_path)
-    name_compiled(found, {"bwd": BACKWARD}, MODULES, has_loss=True)
-    assert by_module(found)[breakdown.COMPILED, "forward"] == 127.0
-    assert found.untold.startswith("a graph came from Inductor's cache")
+    launches = launched(tmp_path)
+    name_compiled(launches, {"bwd": BACKWARD}, MODULES, has_loss=True)
+    assert by_module(launches)[breakdown.COMPILED, "forward"] == 127.0
+    assert launches.untold.startswith("a graph came from Inductor's cache")
 
 
 @pytest.mark.parametrize(
-    "place",
+    "path",
     [
         at("norm", "L['self']"),  # of a block where the graph broke, or of the model: both have one
         ("L['model'].norm", "Linear"),
         ("L['model'].gone", "Linear"),
     ],
 )
-def test_a_path_that_need_not_lead_from_the_model_is_given_to_nobody(tmp_path, place):
-    found = launched(tmp_path)
-    forward = ((FORWARD[0][0], (place,)), *FORWARD[1:])
-    name_compiled(found, {"fwd": forward}, MODULES, has_loss=True)
-    assert by_module(found)[breakdown.COMPILED, "forward"] == 1.0
+def test_a_path_that_need_not_lead_from_the_model_is_given_to_nobody(tmp_path, path):
+    launches = launched(tmp_path)
+    forward = ((FORWARD[0][0], (path,)), *FORWARD[1:])
+    name_compiled(launches, {"fwd": forward}, MODULES, has_loss=True)
+    assert by_module(launches)[breakdown.COMPILED, "forward"] == 1.0
 
 
 def test_a_block_that_is_compiled_by_itself_names_what_lies_in_it(tmp_path):
@@ -155,7 +156,7 @@ def test_a_block_that_is_compiled_by_itself_names_what_lies_in_it(tmp_path):
     made.op("## Call CompiledFxGraph back ##", 310, 390, thread=AUTOGRAD)
     made.op("triton_red_fused_norm_0", 320, 330, thread=AUTOGRAD)
     made.kernel("triton_red_fused_norm_0", 322, 4.0, thread=AUTOGRAD)
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    launches = trace.read(made.save(tmp_path / "t.json"), "cuda")
     own = ("L['self']", "Block")
     graphs = {
         "block": (
@@ -164,15 +165,15 @@ def test_a_block_that_is_compiled_by_itself_names_what_lies_in_it(tmp_path):
         ),
         "back": (("triton_red_fused_norm_0", (("L['self'].norm", "Norm"),)),),
     }
-    name_compiled(found, graphs, MODULES, has_loss=True)
-    assert by_module(found) == {
+    name_compiled(launches, graphs, MODULES, has_loss=True)
+    assert by_module(launches) == {
         ("blocks.0.down", "forward"): 1.0,
         ("blocks.0", "forward"): 2.0,
         ("blocks.1.down", "forward"): 1.0,
         ("blocks.1", "forward"): 2.0,
         ("blocks.1.norm", "backward"): 4.0,
     }
-    assert not found.untold
+    assert not launches.untold
 
 
 def test_kernels_of_inductors_cuda_graphs_are_those_of_the_step_without_them(tmp_path):
@@ -182,7 +183,7 @@ def test_kernels_of_inductors_cuda_graphs_are_those_of_the_step_without_them(tmp
     made.mark("workbench step", 0, 1000)
     made.op("Torch-Compiled Region: 0/0", 5, 300)
     made.op("## Call CompiledFxGraph fwd ##", 20, 280)
-    kernels = [one.name for one in plain.work]
+    kernels = [work.name for work in plain.work]
     made.kernel(kernels[0], 30, 1.0, call="cudaGraphLaunch")
     for name in kernels[1:7]:
         made.replayed(name, made._device_free, 1.0)
@@ -190,19 +191,25 @@ def test_kernels_of_inductors_cuda_graphs_are_those_of_the_step_without_them(tmp
     made.kernel("copy of an input", 315, 1.0, thread=AUTOGRAD, call="cudaGraphLaunch")
     for n, name in enumerate(kernels[7:]):  # each in a graph of its own
         made.kernel(name, 320 + 10 * n, 1.0, thread=AUTOGRAD, call="cudaGraphLaunch")
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    name_compiled(found, GRAPHS, MODULES, has_loss=True)
-    assert not found.untold  # nothing was launched that could be miscounted
-    sums.name_replayed(found, plain)
-    told = by_module(found)
-    assert told.pop((breakdown.REPLAYED, "replay")) == 1.0
-    assert set(told) == set(by_module(plain)) and sum(told.values()) == len(kernels)
+    launches = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    name_compiled(launches, GRAPHS, MODULES, has_loss=True)
+    assert not launches.untold  # nothing was launched that could be miscounted
+    sums.name_replayed(launches, plain)
+    sums_by_module = by_module(launches)
+    assert sums_by_module.pop((breakdown.REPLAYED, "replay")) == 1.0
+    assert set(sums_by_module) == set(by_module(plain)) and sum(sums_by_module.values()) == len(
+        kernels
+    )
     # Both passes have such a product: that of the backward pass comes after all the others.
-    assert told["blocks.1.down", "backward"] == told["blocks.1.down", "forward"] == 1.0
+    assert (
+        sums_by_module["blocks.1.down", "backward"]
+        == sums_by_module["blocks.1.down", "forward"]
+        == 1.0
+    )
 
 
 def written() -> tuple[torch.fx.GraphModule, dict[str, list[str]]]:
-    """A graph as Inductor has it at last, and what Inductor says of its calls."""
+    """Return a graph as Inductor has it at last, and what Inductor reports of its calls."""
     aten = torch.ops.aten
     graph = torch.fx.Graph()
     inner = {
@@ -315,7 +322,7 @@ def test_nothing_is_asked_of_inductor_that_steps_pay_for(monkeypatch):
 
 @pytest.fixture
 def watching(monkeypatch):
-    """A runner of its own, whose compiled C++ kernels are in its traces."""
+    """Return a runner of its own, whose compiled C++ kernels are in its traces."""
     monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE", "1")
     driver = Driver()
     driver.until_state("idle")
@@ -324,23 +331,23 @@ def watching(monkeypatch):
 
 
 def profile(runner, configuration, workload, **toggles):
-    asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
-    runner.send(Profile(configurations=[asked], steps=2))
+    requested = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
+    runner.send(Profile(configurations=[requested], steps=2))
     assert runner.until(Finished, COMPILING_S).reason == "done", runner.describe()
     runner.until_state("idle")
     return breakdown.profiles(runner.session)[-1]
 
 
 def products(study) -> Counter[tuple[str, str]]:
-    """Calls of matrix products a step by module and phase."""
+    """Return calls of matrix products a step by module and phase."""
     table = study.tables["kernels"]
-    found: Counter[tuple[str, str]] = Counter()
+    calls_by_module: Counter[tuple[str, str]] = Counter()
     for name, module, phase, calls in zip(
         *(table[column] for column in ("name", "module", "phase", "calls")), strict=True
     ):
         if name in ("aten::mm", "aten::addmm"):
-            found[str(module), str(phase)] += float(calls)
-    return found
+            calls_by_module[str(module), str(phase)] += float(calls)
+    return calls_by_module
 
 
 @pytest.mark.slow
@@ -351,13 +358,13 @@ def test_compiled_products_belong_to_the_modules_that_they_belong_to_uncompiled(
 ):
     eager = profile(watching, small, "train")
     study = profile(watching, small, "train", compile="default", compile_scope=scope)
-    told = products(study)
+    counted = products(study)
     # The head's weights are the embedding's: where the two gradients are added by one product, it
     # is of the loss and of a module, and Inductor says of neither.
-    untold = told.pop((breakdown.COMPILED, "backward"), 0.0)
-    told[breakdown.LOSS, "backward"] += untold
-    assert told == products(eager) and untold <= 1
+    untold = counted.pop((breakdown.COMPILED, "backward"), 0.0)
+    counted[breakdown.LOSS, "backward"] += untold
+    assert counted == products(eager) and untold <= 1
     fused = study.tables["kernels"]["kind"] == "fused by Inductor"
-    modules = {str(one) for one in study.tables["kernels"]["module"][fused]}
+    modules = {str(module) for module in study.tables["kernels"]["module"][fused]}
     assert {"blocks.0.mlp", "blocks.1.mlp"} <= modules
     assert breakdown.total_us(study) <= study.facts["profiled_us"]

@@ -108,16 +108,16 @@ def test_a_library_that_is_missing_blocks_its_optimizer(small, monkeypatch, libr
 @pytest.mark.parametrize("library", optimizers.EIGHT_BIT)
 def test_8_bit_adamw_follows_adamw_at_a_fraction_of_its_memory(library):
     pytest.importorskip(library)
-    results, held = [], []
+    results, sizes = [], []
     for options in ({"fused": False}, {"eight_bit": library}):
         parameter = nn.Parameter(torch.linspace(-1, 1, 8192).view(64, 128))
         trainer = Weights({"w": parameter}).trainer(options, scales_loss=False)
         for _ in range(5):
             trainer.update((parameter - 0.5).square().sum())
         results.append(parameter.detach())
-        held.append(optimizers.moments(trainer.optimizer).bytes)
+        sizes.append(optimizers.moments(trainer.optimizer).bytes)
     torch.testing.assert_close(results[1], results[0], atol=5e-4, rtol=0)
-    assert held[0] >= 8 * 8192 > 0.5 * held[0] > held[1]
+    assert sizes[0] >= 8 * 8192 > 0.5 * sizes[0] > sizes[1]
 
 
 # Torch's own choice of an attention backend
@@ -170,8 +170,8 @@ def test_timing_convolutions_that_cudnn_does_not_run_is_told(small, source, text
 
 
 def test_only_segments_made_since_the_setting_is_in_force_prove_it(monkeypatch):
-    others = {"address": 0, "total_size": 64 << 20, "is_expandable": True}
-    segments = [others, {"address": 1 << 30, "total_size": 32 << 20, "is_expandable": False}]
+    earlier = {"address": 0, "total_size": 64 << 20, "is_expandable": True}
+    segments = [earlier, {"address": 1 << 30, "total_size": 32 << 20, "is_expandable": False}]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     monkeypatch.setattr(allocator, "_configure", lambda setting: None)
     build = SimpleNamespace(flags=[])
@@ -184,7 +184,7 @@ def test_only_segments_made_since_the_setting_is_in_force_prove_it(monkeypatch):
         pass
     said = toggle.evidence("expandable", build)
     assert said.status == "no effect" and said.text.startswith("0 of 1 MiB reserved since")
-    others["total_size"] += 4 << 20
+    earlier["total_size"] += 4 << 20
     segments.append({"address": 3 << 30, "total_size": 2 << 20, "is_expandable": True})
     said = toggle.evidence("expandable", build)
     assert said.status == "effective" and said.text.startswith("6 of 7 MiB reserved since")
@@ -228,8 +228,8 @@ def test_activations_go_to_the_host_and_come_back_the_same(layers):
     x = torch.randn(512, 64)
     expected = gradients(layers, compute, x)
     offload = Offload(compute, layers.parameters())
-    found = gradients(layers, offload, x)
-    assert all(map(torch.equal, found, expected))
+    offloaded = gradients(layers, offload, x)
+    assert all(map(torch.equal, offloaded, expected))
     hidden = 512 * 256 * 4
     # The input once, though two products save it; what GELU, the second product and sin need.
     assert (offload.moved_tensors, offload.moved_bytes) == (4, x.nbytes + 3 * hidden)

@@ -40,9 +40,9 @@ def held_for_backward(arm) -> int:
     before = torch.cuda.memory_allocated()
     with arm.entered():
         loss = arm.compute(*arm.batches.inputs, *arm.batches.targets)
-        held = torch.cuda.memory_allocated() - before
+        allocated = torch.cuda.memory_allocated() - before
         loss.backward()
-    return held
+    return allocated
 
 
 def all_effective(arm) -> dict[str, str]:
@@ -65,8 +65,8 @@ def test_offloaded_activations_leave_the_gpu_and_the_loss_as_it_was(wide, mode):
 
 
 def test_offloading_and_captured_steps_exclude_each_other(wide):
-    found = blocked(wide, device="cuda", adamw="fused", cuda_graphs="on")
-    assert found["activation_offload"]["on"].set == {"cuda_graphs": "off"}
+    blocked_options = blocked(wide, device="cuda", adamw="fused", cuda_graphs="on")
+    assert blocked_options["activation_offload"]["on"].set == {"cuda_graphs": "off"}
 
 
 def expandable() -> int:
@@ -83,9 +83,9 @@ def test_segments_grow_while_the_arm_is_in_force_and_no_longer(wide):
         inside = expandable()
     assert inside > 8 * MIB
     torch.cuda.empty_cache()
-    kept = expandable()
+    setting = expandable()
     other = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
-    assert expandable() == kept, "the setting was left behind"
+    assert expandable() == setting, "the setting was left behind"
     del other
 
 

@@ -1,4 +1,4 @@
-"""What is estimated of memory follows from how operators run: by Triton, by PyTorch, compiled."""
+"""The estimate of memory follows from how operators run: by Triton, by PyTorch, compiled."""
 
 import msgspec
 import pytest
@@ -15,14 +15,14 @@ CPU = torch.device("cpu")
 def activations(family, *, sequence=64, **toggles):
     """Bytes estimated of a training step."""
     toggles = {"triton": "off", "compile": "off"} | toggles
-    asked = Configuration(
+    requested = Configuration(
         family=family,
         preset="tiny",
         workload="train",
         settings={"sequence": sequence},
         toggles=toggles,
     )
-    return resolve.footprint(resolve.resolve(asked, CPU)).activations
+    return resolve.footprint(resolve.resolve(requested, CPU)).activations
 
 
 @pytest.mark.parametrize(("family", "own"), [("moe", "moe_experts"), ("mamba2", "ssd_scan")])
@@ -62,20 +62,20 @@ def test_the_attention_that_was_chosen_decides_on_the_estimate():
     ],
 )
 def test_each_thread_and_stream_of_a_gpu_has_a_workspace_of_its_own(workload, toggles, handles):
-    asked = Configuration(family="hydra", preset="tiny", workload=workload, toggles=toggles)
+    requested = Configuration(family="hydra", preset="tiny", workload=workload, toggles=toggles)
     with hardware.imagined((9, 0)):
-        situation = resolve.resolve(asked, torch.device("cuda", 0))
+        situation = resolve.resolve(requested, torch.device("cuda", 0))
         on_gpu, by_role = resolve.footprint(situation), findings._estimate(situation)
     assert on_gpu.workspaces == handles * (32 << 20)
     assert by_role["other"] == on_gpu.workspaces + on_gpu.cache
-    assert resolve.footprint(resolve.resolve(asked, CPU)).workspaces == 0
+    assert resolve.footprint(resolve.resolve(requested, CPU)).workspaces == 0
 
 
 def test_layers_that_share_a_rotary_table_are_estimated_with_one():
-    asked = Configuration(family="hydra", preset="tiny", workload="forward")
+    requested = Configuration(family="hydra", preset="tiny", workload="forward")
     own, shared = (
         resolve.footprint(
-            resolve.resolve(msgspec.structs.replace(asked, toggles={"rope_cache": option}), CPU)
+            resolve.resolve(msgspec.structs.replace(requested, toggles={"rope_cache": option}), CPU)
         ).tables
         for option in ("per_layer", "shared")
     )

@@ -29,8 +29,8 @@ def test_the_peak_of_steps_is_estimated_within_a_tenth(name, workload):
     free_memory()
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()
-    asked, arms = Configuration(family=name, preset=FAMILIES[name].first_choice), Arms()
-    arm = stepped(asked, workload, device="cuda", steps=3, arms=arms, **HALF)
+    requested, arms = Configuration(family=name, preset=FAMILIES[name].first_choice), Arms()
+    arm = stepped(requested, workload, device="cuda", steps=3, arms=arms, **HALF)
     peak = own_peak(arm, arms) - before
     estimate = resolve.footprint(arm.situation).total
     print(f"{name} {workload}: {peak >> 20} MiB, estimated {estimate >> 20}")

@@ -1,4 +1,4 @@
-"""What CUDA graphs hold is told as memory, whoever captured them; the allocator is played."""
+"""The memory of CUDA graphs is reported, whoever captured them; the allocator is played."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class PlayedArm:
 
 @pytest.fixture
 def snapshots(monkeypatch):
-    """The times that the snapshot was asked for."""
-    asked = []
-    held = [
+    """Return a list of the calls of the snapshot."""
+    calls = []
+    segments = [
         segment((0, 0), 500, 100),
         segment(OWN, 40, 10),
         segment(INDUCTORS, 20, 2),
         segment(INDUCTORS, 64, 0),
         segment(ANOTHERS, 7, 0),
     ]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: asked.append(1) or held)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: calls.append(1) or segments)
     manager = SimpleNamespace(cuda_graphs_thread_pool=INDUCTORS)
     trees = SimpleNamespace(get_manager=lambda index, create_if_none_exists: manager)
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
-    return asked
+    return calls
 
 
 def captured():

@@ -1,4 +1,4 @@
-"""What is told of graphs' memory, beside what the device itself says is in use."""
+"""The reported memory of graphs, beside what the device itself says is in use."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_the_peak_of_steady_steps_is_what_the_device_lacks(small, toggles):
         for _ in range(3):
             arm.step()
         torch.cuda.synchronize()
-    pools, told = resident_bytes(arm), memory.sample()
-    peak = told.peak - held_before
+    pools, sample = resident_bytes(arm), memory.sample()
+    peak = sample.peak - held_before
     print(f"{toggles}: pools {pools / MIB:.0f}, told {peak / MIB:.0f}, in use {used / MIB:.0f} MiB")
     assert pools > 64 * MIB
     # Of the device's word: segments come in steps of 2 MiB and more, compiled kernels lie there.

@@ -26,9 +26,9 @@ def groups(weights, options=PLAIN):
 
 def test_what_is_marked_is_in_a_group_without_decay(weights):
     parameters = weights.parameters
-    found = groups(weights)
-    assert [id(p) for p in found[WEIGHT_DECAY]] == [id(parameters["plain"])]
-    assert [id(p) for p in found[0.0]] == [id(parameters["marked"])]
+    by_decay = groups(weights)
+    assert [id(p) for p in by_decay[WEIGHT_DECAY]] == [id(parameters["plain"])]
+    assert [id(p) for p in by_decay[0.0]] == [id(parameters["marked"])]
 
 
 @pytest.mark.parametrize("options", [PLAIN, FOREACH, FUSED], ids=["loop", "foreach", "fused"])

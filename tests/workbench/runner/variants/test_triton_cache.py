@@ -29,9 +29,9 @@ def folder(tmp_path, monkeypatch):
 
 def test_only_entries_of_the_cache_are_deleted(folder, tmp_path):
     default = tmp_path / "home" / ".triton" / "cache"
-    for place in (folder, default):
-        (place / ENTRY).mkdir(parents=True)
-        (place / ENTRY / "kernel.cubin").write_bytes(b"0" * 500)
+    for cache in (folder, default):
+        (cache / ENTRY).mkdir(parents=True)
+        (cache / ENTRY / "kernel.cubin").write_bytes(b"0" * 500)
     (folder / "thesis").mkdir()
     (folder / "thesis" / "text").write_text("years of work")
     (folder / ENTRY.lower()).write_text("a file")
@@ -40,7 +40,7 @@ def test_only_entries_of_the_cache_are_deleted(folder, tmp_path):
     (folder / ENTRY.replace("2", "3")).symlink_to(elsewhere)
     wire = RecordingWire()
     Engine(wire)._clear_triton_cache()
-    (note,) = (one for one in wire.sent if isinstance(one, protocol.Note))
+    (note,) = (message for message in wire.sent if isinstance(message, protocol.Note))
     assert note.text.startswith("Triton's cache: 2 kernels, ") and "deleted" in note.text
     assert not (folder / ENTRY).exists() and not (default / ENTRY).exists()
     assert len(list(folder.iterdir())) == 3 and elsewhere.is_dir()
@@ -58,7 +58,7 @@ def errors(folder):
 
 
 def in_triton():
-    """A JSON error that is raised where Triton reads an entry."""
+    """Return a JSON error that is raised where Triton reads an entry."""
     code = compile("json.loads('')", "/x/triton/compiler/compiler.py", "exec")
     try:
         exec(code, {"json": json})

@@ -60,7 +60,7 @@ def owned(folder: Path, text: str, workload: str) -> Configuration:
 
 @pytest.fixture
 def compared(runner, tmp_path):
-    """Compares a file's model with what toggles make of it; the comparison and what failed."""
+    """Return a function that compares a file's model with what toggles make of it."""
 
     def compare(text: str, workload: str, toggles: dict[str, str], budget_s: float):
         base = owned(tmp_path, text, workload)
@@ -75,16 +75,16 @@ def compared(runner, tmp_path):
 
 
 def test_an_arm_whose_every_fourth_step_is_long_is_not_called_faster(compared):
-    found, _ = compared(TICKS, "forward", {"precision": "bf16"}, 8.0)
-    assert found.high < 1, "by the median step"
-    assert found.verdict == "UNDECIDED"
-    assert any("of all steps together" in reason for reason in found.facts["reasons"])
+    comparison, _ = compared(TICKS, "forward", {"precision": "bf16"}, 8.0)
+    assert comparison.high < 1, "by the median step"
+    assert comparison.verdict == "UNDECIDED"
+    assert any("of all steps together" in reason for reason in comparison.facts["reasons"])
 
 
 def test_a_loss_that_ends_in_the_middle_of_a_comparison_is_told_once_of_each_arm(compared):
     _, failures = compared(DIVERGES, "train", {"adamw": "fused"}, 0.5)
-    told = [each.sentence for each in failures if each.kind == "nan"]
-    assert sorted(text.partition(" is not")[0] for text in told) == [
+    sentences = [failure.sentence for failure in failures if failure.kind == "nan"]
+    assert sorted(text.partition(" is not")[0] for text in sentences) == [
         "The loss of A",
         "The loss of B",
     ]

@@ -7,7 +7,7 @@ import pytest
 from fake_session import messages, session
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QLabel, QToolButton
 
 from sessions.model import Session
 from workbench import calibration, protocol
@@ -20,6 +20,7 @@ from workbench.plots._narrowing import Same, hatch
 from workbench.theming.theme import DARK
 from workbench.titles import Titles
 from workbench.ui.panels import _verdict_lines as verdict_lines
+from workbench.ui.panels._table_view import TableView
 from workbench.ui.state import config_edit
 
 
@@ -98,6 +99,12 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
     shown = texts(panel)
     assert "Numbers right against float64" in shown and "Numbers WRONG against float64" in shown
     assert "2 of 26 blocks were void" in shown
+    buttons = panel.findChildren(QToolButton)
+    details = next(button for button in buttons if button.text() == "Details")
+    details.setChecked(True)
+    errors = next(view for view in panel.findChildren(TableView) if view.isVisibleTo(panel))
+    assert [column.name for column in errors.table.columns] == ["arm", "error", "measured", "limit"]
+    assert {row[0] for row in errors.table.rows} == {"A", "B"}
     (kept,) = workspace.session.shown.comparisons
     base, other = (workspace.session.shown.segments[place] for place in kept.facts["segments"])
     assert base.configuration.toggles["triton"] == "off"

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import collections
 import copy
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.runner.config.user_model import OwnModel, kind
 from workbench.runner.numerics.state.run_state import are_same
+from workbench.runner.numerics.state.variables import (
+    CODE,
+    MISSING,
+    Variable,
+    add_variable,
+    variables,
+)
 from workbench.runner.structures import is_named_tuple, tensors
-
-_INTERNAL = frozenset(vars(nn.Module()))
-_CODE = (types.FunctionType, types.MethodType, types.ModuleType, type, nn.Module)
-_WRAPPERS = (property, staticmethod, classmethod, types.GetSetDescriptorType)
-_MISSING = object()
 
 
 class NotCarried(Exception):  # noqa: N818 - a reason, not an error
@@ -34,72 +35,11 @@ class NotCarried(Exception):  # noqa: N818 - a reason, not an error
 
 
 @dataclass(frozen=True)
-class Variable:
-    """One variable that a model may keep state in, and how to set it."""
-
-    value: Any
-    set: Callable[[Any], object]
-    is_buffer: bool = False
-
-
-def roots(model: OwnModel) -> list[tuple[str, Any]]:
-    """Return all that a model's code can reach, with names, for ``run_state``."""
-    named = [("the module", model.module), ("loss", model.own_loss)]
-    return [*named, *((source.file, source.names) for source in model.sources)]
-
-
-def variables(model: OwnModel) -> dict[str, Variable]:
-    """Return what the model may keep state in, by a name that a fresh build has as well."""
-    variables_by_name: dict[str, Variable] = {}
-    functions = [model.own_loss] if model.own_loss is not None else []
-    classes: dict[type, None] = {}
-    for path, module in model.module.named_modules():
-        prefix = f"{path}." if path else ""
-        classes[type(module)] = None
-        for name, value in module._buffers.items():
-            setting = _setting(module._buffers, name)
-            variables_by_name[f"{prefix}{name}"] = Variable(value, setting, is_buffer=True)
-        for name, value in vars(module).items():
-            if isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif name not in _INTERNAL and not isinstance(value, _CODE):
-                variables_by_name[f"{prefix}{name}"] = Variable(value, _setting(vars(module), name))
-    for source in model.sources:
-        for name, value in source.names.items():
-            if name.startswith("__"):
-                continue
-            if isinstance(value, type) and value.__module__ == source.names.get("__name__"):
-                classes[value] = None
-            elif isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif not isinstance(value, _CODE):
-                variables_by_name[f"{source.file}: {name}"] = Variable(
-                    value, _setting(source.names, name)
-                )
-    for owner in classes:
-        if owner.__module__.partition(".")[0] == "torch":
-            continue
-        for name, value in vars(owner).items():
-            if isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif not name.startswith("__") and not isinstance(value, (*_CODE, *_WRAPPERS)):
-                variables_by_name[f"{owner.__qualname__}.{name}"] = Variable(
-                    value, _of_class(owner, name)
-                )
-    for function in functions:
-        for name, cell in _cells(function):
-            if not isinstance(value := _content(cell), _CODE) and value is not _MISSING:
-                key = f"{function.__qualname__}: {name}"
-                variables_by_name[key] = Variable(value, _of_cell(cell))
-    return variables_by_name
-
-
-@dataclass(frozen=True)
 class Carried:
     """The variables of an arm's model that its steps have changed.
 
     ``built`` are those of a fresh build in FP32. ``constants`` are names whose value the reference
-    computes by itself. ``unclear`` are names of which nobody knows what is state.
+    computes by itself. ``unclear`` are names that may be state or not.
     """
 
     changed: Mapping[str, Any]
@@ -127,7 +67,7 @@ class Carried:
             if fresh is not None:
                 made = self._with_constants(name, made, value, fresh, dtype)
                 fresh.set(made)
-            elif not _add(model, name, made):
+            elif not add_variable(model, name, made):
                 raise NotCarried(f"{name} appeared in a step")
 
     def _with_constants(
@@ -148,7 +88,7 @@ def find(model: OwnModel, fresh: Mapping[str, Variable], dtype: torch.dtype) -> 
     differing = {}
     for name, variable in variables(model).items():
         other = fresh.get(name)
-        expected = _MISSING if other is None else _in_arm(other, dtype)
+        expected = MISSING if other is None else _in_arm(other, dtype)
         if not same_values(variable.value, expected):
             differing[name] = variable.value
     return differing
@@ -185,7 +125,7 @@ def copied(value: Any) -> Any:
 
 def same_values(mine: Any, theirs: Any, depth: int = 0) -> bool:
     """Return True if two variables hold the same: bits of tensors, contents of containers."""
-    if mine is theirs or depth > 20 or isinstance(mine, (*_CODE, torch.Generator)):
+    if mine is theirs or depth > 20 or isinstance(mine, (*CODE, torch.Generator)):
         return True
     if isinstance(mine, Tensor):
         if not isinstance(theirs, Tensor) or mine.layout != theirs.layout:
@@ -235,7 +175,7 @@ def _portable(
         if isinstance(value, collections.deque):
             return collections.deque(parts, value.maxlen)
         return type(value)(*parts) if is_named_tuple(value) else type(value)(parts)
-    if isinstance(value, (*_CODE, torch.Generator)):
+    if isinstance(value, (*CODE, torch.Generator)):
         if fresh is None:
             raise NotCarried(f"{name} is a {type(value).__name__}")
         return fresh
@@ -275,48 +215,5 @@ def _is_float(value: Any) -> TypeGuard[Tensor]:
 
 
 def _is_opaque(value: Any) -> bool:
-    """Return True for an object that compares by identity, of which nothing is known."""
+    """Return True for an object that compares by identity: its content is unknown."""
     return getattr(type(value), "__eq__", None) is getattr(object, "__eq__", None)
-
-
-def _add(model: OwnModel, name: str, value: Any) -> bool:
-    """Set a variable that the fresh build does not have yet."""
-    file, colon, short = name.rpartition(": ")
-    if colon:
-        for source in model.sources:
-            if source.file == file:
-                source.names[short] = value
-                return True
-        return False
-    path, _, short = name.rpartition(".")
-    try:
-        owner = model.module.get_submodule(path)
-    except AttributeError:
-        return False
-    vars(owner)[short] = value
-    return True
-
-
-def _cells(function: Callable[..., Any]) -> Iterator[tuple[str, types.CellType]]:
-    inner = getattr(function, "__func__", function)
-    if isinstance(inner, types.FunctionType):
-        yield from zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _MISSING
-
-
-def _setting(container: Any, name: str) -> Callable[[Any], object]:
-    return lambda value: container.__setitem__(name, value)
-
-
-def _of_class(owner: type, name: str) -> Callable[[Any], object]:
-    return lambda value: setattr(owner, name, value)
-
-
-def _of_cell(cell: types.CellType) -> Callable[[Any], object]:
-    return lambda value: setattr(cell, "cell_contents", value)

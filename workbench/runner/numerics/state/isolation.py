@@ -17,7 +17,7 @@ from workbench.runner.failures import is_fatal
 from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.numerics.routing_ties import nudged
 from workbench.runner.numerics.state import carried_state as carried
-from workbench.runner.numerics.state import rng
+from workbench.runner.numerics.state import rng, variables
 from workbench.runner.numerics.state.carried_state import Carried
 from workbench.runner.numerics.state.run_state import RunState, recorded
 from workbench.runner.structures import cast_floats, map_tensors
@@ -42,7 +42,7 @@ class Remembered:
 def undisturbed(arm: Arm) -> Iterator[Callable[[], None]]:
     """Let calls inside change nothing of the run; give what puts the model's state back.
 
-    Raises ``NotRecordable`` or ``NotCarried`` for a model of which that is impossible.
+    Raises ``NotRecordable`` or ``NotCarried`` for a model whose state cannot be handled so.
     """
     model, device = arm.model, arm.situation.device
     advances = arm.batches.advances
@@ -53,7 +53,7 @@ def undisturbed(arm: Arm) -> Iterator[Callable[[], None]]:
     batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
     skipped = list(model.parameters()) if arm.divided is not None else []
     room = free_bytes(device)
-    with recorded([*carried.roots(model), batch], model, device, room, skipped) as state:
+    with recorded([*variables.roots(model), batch], model, device, room, skipped) as state:
         arm.remembered = _remembered(arm)
         state.restore()
         try:
@@ -70,7 +70,7 @@ def probed(model: Model, device: torch.device) -> Iterator[None]:
         yield
         return
     try:
-        state = recorded(carried.roots(model), model, device, free_bytes(device))
+        state = recorded(variables.roots(model), model, device, free_bytes(device))
         state.__enter__()
     except Exception as error:
         if is_fatal(error):
@@ -121,7 +121,7 @@ def kept_state(model: Model, arm: Arm) -> Callable[[], None]:
         return lambda: begin_from(model, before)
     batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
     room = free_bytes(arm.situation.device)
-    return RunState([*carried.roots(model), batch], room).restore
+    return RunState([*variables.roots(model), batch], room).restore
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ def _remembered(arm: Arm) -> Remembered:
     model, config = arm.model, arm.situation.config
     assert isinstance(model, OwnModel)
     fresh = user_model.fresh(config)
-    built = carried.variables(fresh)
+    built = variables.variables(fresh)
     changed = carried.find(model, built, arm.weights_dtype)
     exact = {}
     if arm.weights_dtype.itemsize < 4:
@@ -162,7 +162,7 @@ def _remembered(arm: Arm) -> Remembered:
             if torch.equal(rounded, weight):
                 exact[name] = parameter.detach()
     built = {
-        name: carried.Variable(carried.copied(variable.value), variable.set, variable.is_buffer)
+        name: variables.Variable(carried.copied(variable.value), variable.set, variable.is_buffer)
         for name, variable in built.items()
         if name in changed
     }
@@ -176,7 +176,9 @@ def _remembered(arm: Arm) -> Remembered:
     return Remembered(carried_state, exact)
 
 
-def _constants(arm: Arm, names: list[str], built: Mapping[str, carried.Variable]) -> dict[str, Any]:
+def _constants(
+    arm: Arm, names: list[str], built: Mapping[str, variables.Variable]
+) -> dict[str, Any]:
     """Return the variables, in FP32, that the first call computes from nothing but constants."""
     current, following = arm.batches.inputs, arm.batches.following()[0]
 
@@ -193,7 +195,7 @@ def _constants(arm: Arm, names: list[str], built: Mapping[str, carried.Variable]
         for batch in batches:
             with torch.no_grad(), eager():
                 model(*map_tensors(cast_floats(batch, torch.float32), torch.clone))
-            now = carried.variables(model)
+            now = variables.variables(model)
             left.append({name: carried.copied(now[name].value) for name in names if name in now})
         return left
 

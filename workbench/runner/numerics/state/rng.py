@@ -47,7 +47,7 @@ def put_back(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards each in the one that it was in.
+    """Hold every module in evaluation mode, and afterwards restore the mode that it was in.
 
     Set as flags: a ``train()`` that a person wrote may change weights.
     """
@@ -85,5 +85,5 @@ def _bytes(state: torch.Tensor) -> bytes:
 
 
 def _numpy() -> Any:
-    """Its module of random numbers, if anybody has loaded it."""
+    """Return its module of random numbers, if anybody has loaded it."""
     return sys.modules.get("numpy.random")

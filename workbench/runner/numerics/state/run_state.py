@@ -2,8 +2,8 @@
 
 A check calls the model several times. Afterwards everything must be as before: parameters, buffers,
 attributes of modules, global and class variables of the model's files, variables of closures, hooks
-and random number generators. All of it is restored in place, so that whoever holds a container or a
-tensor sees the old contents again.
+and random number generators. All of it is restored in place, so that other holders of a container
+or a tensor see the old contents again.
 
 Large models: copies of tensors go to the host where the device lacks the memory.
 """
@@ -45,7 +45,7 @@ Restore = Callable[[], None]
 
 
 class NotRecordable(Exception):  # noqa: N818 - a reason, not an error
-    """A model holds something that nobody can put back; the text is a clause that says what."""
+    """A model holds something that cannot be put back; the text is a clause that says what."""
 
 
 class RunState:

@@ -32,8 +32,8 @@ STEP = "workbench step"  # the range around each marked step
 OPERATOR = "operator "  # prefix of the range around a call of the kernel library
 ROOT = "(model)"  # the model itself, whose name among the modules is empty
 MODULE = "module "  # prefix of a module's range; the rest is the module's name
-_NODE = "autograd::engine::evaluate_function: "
-_ACCUMULATE = f"{_NODE}torch::autograd::AccumulateGrad"
+NODE = "autograd::engine::evaluate_function: "
+_ACCUMULATE = f"{NODE}torch::autograd::AccumulateGrad"
 _UPDATES = ("Optimizer.step#", "Optimizer.zero_grad#")
 _REGIONS = ("Torch-Compiled Region", "## Call CompiledFxGraph")
 _HOST = frozenset({"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"})
@@ -41,7 +41,9 @@ _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
-class _Arguments(msgspec.Struct):
+class Arguments(msgspec.Struct):
+    """The facts of an event, as far as they are read."""
+
     sequence: Any = msgspec.field(name="Sequence number", default=None)
     correlation: Any = None
     external: Any = msgspec.field(name="External id", default=None)
@@ -51,18 +53,20 @@ class _Arguments(msgspec.Struct):
     reserved: Any = msgspec.field(name="Total Reserved", default=None)
 
 
-class _Event(msgspec.Struct):
+class Event(msgspec.Struct):
+    """An event of a Chrome trace; times are microseconds."""
+
     name: str = ""
     ph: str = ""
     cat: str | None = None
     tid: Any = None
     ts: float = 0.0
     dur: float = 0.0
-    args: _Arguments | None = None
+    args: Arguments | None = None
 
 
 class _Trace(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents", default_factory=list)
+    events: list[Event] = msgspec.field(name="traceEvents", default_factory=list)
 
 
 @dataclass(slots=True)
@@ -86,7 +90,7 @@ class Span:
     @property
     def is_node(self) -> bool:
         """Return whether the span is a node of autograd's backward pass."""
-        return self.name.startswith(_NODE)
+        return self.name.startswith(NODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class Work:
     start: float
     stop: float
     launch: int
+    stream: int = 0
     module: str = ""  # set for a replayed kernel that a step without the graph identified
     phase: str = ""
     operator: str = ""
@@ -120,6 +125,7 @@ class Trace:
     steps: list[int] = field(default_factory=list)  # indices of the spans that are marked steps
     work: list[Work] = field(default_factory=list)  # of the marked steps, by start
     allocations: list[Allocation] = field(default_factory=list)  # on the device, by time
+    events: list[Event] = field(default_factory=list)  # as they were read, until ``resolve``
     untold: str = ""  # reasons why compiled code has no module, as clauses
 
     def callers(self, index: int) -> list[str]:
@@ -143,12 +149,23 @@ def read(path: Path, device: str) -> Trace:
 
     Raise ``ValueError`` for a file without a marked step.
     """
-    events = msgspec.json.decode(path.read_bytes(), type=_Trace).events
-    trace = Trace()
+    trace = build(msgspec.json.decode(path.read_bytes(), type=_Trace).events, device)
+    if not trace.steps:
+        raise ValueError(f"{path}: the trace has no marked step")
+    resolve(trace)
+    return trace
+
+
+def build(events: list[Event], device: str) -> Trace:
+    """Return the spans, nested, and the marked steps of events; ``resolve`` does the rest.
+
+    ``device`` ("cpu" or "cuda") selects whose memory is read.
+    """
+    trace = Trace(events=events)
     threads: dict[Any, list[Span]] = defaultdict(list)
     device_type = 1 if device == "cuda" else 0
     for event in events:
-        args = event.args or _Arguments()
+        args = event.args or Arguments()
         if event.ph == "X" and event.cat in _HOST:
             stop = event.ts + event.dur
             threads[event.tid].append(
@@ -164,12 +181,15 @@ def read(path: Path, device: str) -> Trace:
         trace.spans += spans
     _adopt(trace)
     trace.steps = [i for i, span in enumerate(trace.spans) if span.name == STEP]
-    if not trace.steps:
-        raise ValueError(f"{path}: the trace has no marked step")
     trace.allocations.sort(key=lambda allocation: allocation.at)
-    _resolve(trace)
-    trace.work = _device_work(trace, events)
     return trace
+
+
+def resolve(trace: Trace) -> None:
+    """Determine modules and phases of all spans, and what the device worked on in the steps."""
+    _resolve(trace)
+    trace.work = _device_work(trace, trace.events)
+    trace.events = []
 
 
 def module_and_phase(trace: Trace, work: Work) -> tuple[str, str]:
@@ -254,7 +274,7 @@ def _resolve(trace: Trace) -> None:
             operators[span.sequence] = span.operator
 
 
-def _device_work(trace: Trace, events: list[_Event]) -> list[Work]:
+def _device_work(trace: Trace, events: list[Event]) -> list[Work]:
     launches = {
         span.correlation: index
         for index, span in enumerate(trace.spans)
@@ -267,5 +287,6 @@ def _device_work(trace: Trace, events: list[_Event]) -> list[Work]:
             continue
         launch = launches.get(event.args.correlation, -1) if event.args else -1
         if trace.within(launch) if launch >= 0 else event.ts >= first:
-            works.append(Work(event.name, event.ts, event.ts + event.dur, launch))
+            stream = event.tid if isinstance(event.tid, int) else 0
+            works.append(Work(event.name, event.ts, event.ts + event.dur, launch, stream))
     return sorted(works, key=lambda work: work.start)

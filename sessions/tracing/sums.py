@@ -10,8 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from sessions.studies.breakdown import REPLAYED
-from workbench.runner.profiling import kinds
-from workbench.runner.profiling.trace import Trace, Work, module_and_phase, operator_of
+from sessions.tracing import kinds
+from sessions.tracing.trace import Span, Trace, Work, module_and_phase, operator_of
 
 _BOOKKEEPING = re.compile(r"Backward\d*$|AccumulateGrad$")
 _Key = tuple[str, str, str, str, str]  # a row's key columns
@@ -62,14 +62,8 @@ def host_rows(trace: Trace) -> list[Row]:
     for index, span in enumerate(trace.spans):
         if span.thread not in threads or not trace.within(index):
             continue
-        name, kind = span.name, kinds.kind_of(span.name)
-        if span.is_node:
-            name, kind = "autograd engine", kinds.HOST
-        elif _BOOKKEEPING.search(name):  # its computations are operators that it calls
-            kind = kinds.HOST
-        elif index in callers or (
-            span.category == "user_annotation" and kind != "fused by Inductor"
-        ):
+        name, kind = host_label(span)
+        if index in callers and kind not in (kinds.HOST, kinds.INDUCTOR):
             name, kind = "Python", kinds.HOST
         if span.phase == "optimizer" and kind != kinds.HOST:
             kind = kinds.OPTIMIZER
@@ -77,6 +71,18 @@ def host_rows(trace: Trace) -> list[Row]:
         row[0] += 1
         row[1] += span.own
     return _rows(sums)
+
+
+def host_label(span: Span) -> tuple[str, str]:
+    """Return the name and the class of a call on the host."""
+    kind = kinds.kind_of(span.name)
+    if span.is_node:
+        return "autograd engine", kinds.HOST
+    if _BOOKKEEPING.search(span.name):  # its computations are operators that it calls
+        return span.name, kinds.HOST
+    if span.category == "user_annotation" and kind != kinds.INDUCTOR:
+        return "Python", kinds.HOST
+    return span.name, kind
 
 
 def name_replayed(replayed: Trace, uncaptured: Trace) -> None:

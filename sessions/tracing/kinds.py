@@ -8,13 +8,14 @@ from functools import lru_cache
 
 OPTIMIZER = "optimizer"
 HOST = "host"
+INDUCTOR = "fused by Inductor"
 OTHER = "other"
 
 # The first match wins, so special patterns precede general ones.
 _PATTERNS = (
     ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast_kernel"),
     ("attention", r"flash|fmha|attention|attn|scaled_dot_product|flex"),
-    ("fused by Inductor", r"^triton_(poi|red|per|for|tem|unk|spl)_|cpp_fused|CompiledFxGraph"),
+    (INDUCTOR, r"^triton_(poi|red|per|for|tem|unk|spl)_|cpp_fused|CompiledFxGraph"),
     ("matrix product", r"gemm|gemv|xmma|nvjet|cutlass|cublas|splitk"
      r"|::(mm|bmm|addmm|addbmm|baddbmm|linear|matmul|_scaled_mm|_grouped_mm|addmv|mv|dot|einsum)\b"
      r"|quantized_matmul|low_rank|moe_experts_(hidden|product|weight)_|graph_diffusion"),

@@ -6,7 +6,7 @@ import pytest
 from traces import AUTOGRAD, Written
 
 from sessions.studies import breakdown
-from workbench.runner.profiling import kinds, sums, trace
+from sessions.tracing import kinds, sums, trace
 
 
 def trained() -> Written:
@@ -42,16 +42,16 @@ def trained() -> Written:
 
 
 def by_module(rows) -> dict[tuple[str, str], float]:
-    found: dict[tuple[str, str], float] = {}
+    sums_by_module: dict[tuple[str, str], float] = {}
     for row in rows:
         key = (row.module, row.phase)
-        found[key] = found.get(key, 0.0) + row.us
-    return found
+        sums_by_module[key] = sums_by_module.get(key, 0.0) + row.us
+    return sums_by_module
 
 
 def test_kernels_belong_to_modules_forward_and_backward(tmp_path):
-    found = trace.read(trained().save(tmp_path / "t.json"), "cuda")
-    rows = sums.device_rows(found)
+    read = trace.read(trained().save(tmp_path / "t.json"), "cuda")
+    rows = sums.device_rows(read)
     assert by_module(rows) == {
         ("a", "forward"): 40.0,
         ("b", "forward"): 10.0,
@@ -63,7 +63,7 @@ def test_kernels_belong_to_modules_forward_and_backward(tmp_path):
         (breakdown.OPTIMIZER, "optimizer"): 30.0,
         (breakdown.OUTSIDE, "forward"): 1.0,
     }
-    assert sum(row.us for row in rows) == sums.busy_us(found) == 193.0
+    assert sum(row.us for row in rows) == sums.busy_us(read) == 193.0
     classes = {row.name: row.kind for row in rows}
     assert classes["nvjet_a"] == "matrix product"
     assert classes["_rms_norm_backward"] == "normalisation"
@@ -79,8 +79,8 @@ def test_of_operators_with_one_sequence_number_the_last_made_the_node(tmp_path):
     made.op("aten::mul", 70, 90, sequence=3)
     made.node("MulBackward0", 200, 250, sequence=3)
     made.kernel("mul", 210, 5.0, thread=AUTOGRAD)
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert by_module(sums.device_rows(found)) == {("b", "backward"): 5.0}
+    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    assert by_module(sums.device_rows(read)) == {("b", "backward"): 5.0}
 
 
 def test_what_checkpointing_computes_again_belongs_to_its_module_as_recomputed(tmp_path):
@@ -97,8 +97,8 @@ def test_what_checkpointing_computes_again_belongs_to_its_module_as_recomputed(t
     made.kernel("gemm_backward", 260, 5.0, thread=AUTOGRAD)
     made.node("MulBackward0", 310, 340, sequence=4)
     made.kernel("mul_backward", 320, 3.0, thread=AUTOGRAD)
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert by_module(sums.device_rows(found)) == {
+    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    assert by_module(sums.device_rows(read)) == {
         ("a.inner", "recompute"): 9.0,
         ("a", "backward"): 5.0,
         ("b", "backward"): 3.0,
@@ -110,8 +110,8 @@ def test_work_of_steps_that_are_not_marked_is_left_out(tmp_path):
     made.kernel("before", -50, 500.0, start=-40)
     made.mark("module a", 2000, 2100)
     made.kernel("after", 2010, 500.0)
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert {"before", "after"}.isdisjoint(row.name for row in sums.device_rows(found))
+    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    assert {"before", "after"}.isdisjoint(row.name for row in sums.device_rows(read))
 
 
 def test_a_replayed_graph_and_an_unknown_launch_are_given_to_no_module(tmp_path):
@@ -123,8 +123,8 @@ def test_a_replayed_graph_and_an_unknown_launch_are_given_to_no_module(tmp_path)
     lost = {"ph": "X", "cat": "kernel", "name": "three", "tid": 7, "ts": 40, "dur": 2,
             "args": {"correlation": 99}}  # fmt: skip
     made.events.append(lost)
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert by_module(sums.device_rows(found)) == {
+    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    assert by_module(sums.device_rows(read)) == {
         (breakdown.REPLAYED, "replay"): 10.0,
         (breakdown.UNKNOWN, "forward"): 2.0,
     }
@@ -140,9 +140,9 @@ def test_replayed_kernels_are_named_by_the_same_step_without_the_graph(tmp_path)
         made.kernel(names[0], step + 20, 10.0, call="cudaGraphLaunch")
         for name in [*names[1:4], "only in the graph", *names[4:]]:
             made.replayed(name, made._device_free, 10.0)
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    sums.name_replayed(found, uncaptured)
-    rows = {row.name: row for row in sums.device_rows(found)}
+    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    sums.name_replayed(read, uncaptured)
+    rows = {row.name: row for row in sums.device_rows(read)}
     assert (rows["nvjet_a"].module, rows["nvjet_a"].phase) == ("a", "forward")
     assert (rows["nvjet_b"].module, rows["nvjet_b"].phase) == ("a", "backward")
     assert rows["multi_tensor_apply_kernel"].phase == "optimizer"
@@ -158,8 +158,8 @@ def test_a_launch_on_a_thread_of_its_own_belongs_to_the_operator_that_is_named_f
     made.op("aten::mm", 10, 40, **{"External id": 17})
     made.kernel("gemm", 20, 5.0, thread=999)
     made.events[-2]["args"]["External id"] = 17
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert by_module(sums.device_rows(found)) == {("a", "forward"): 5.0}
+    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    assert by_module(sums.device_rows(read)) == {("a", "forward"): 5.0}
 
 
 def test_compiled_code_is_told_apart_from_what_surrounds_it(tmp_path):
@@ -170,8 +170,8 @@ def test_compiled_code_is_told_apart_from_what_surrounds_it(tmp_path):
     made.kernel("triton_red_fused_add_mean_0", 30, 8.0)
     made.node("CompiledFunctionBackward", 200, 300, sequence=4)
     made.kernel("triton_poi_fused_mul_1", 210, 9.0, thread=AUTOGRAD)
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    rows = sums.device_rows(found)
+    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    rows = sums.device_rows(read)
     assert by_module(rows) == {
         (breakdown.COMPILED, "forward"): 8.0,
         (breakdown.COMPILED, "backward"): 9.0,
@@ -188,9 +188,9 @@ def test_kernels_side_by_side_are_busy_once_and_gaps_belong_to_what_came_after(t
     made.mark("module b", 210, 300)
     made.kernel("two", 220, 10.0, start=230)
     made.kernel("three", 222, 10.0, start=240.2)  # closer than the clock can tell
-    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert sums.busy_us(found) == pytest.approx(120.0)
-    (gap,) = sums.gaps(found)
+    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    assert sums.busy_us(read) == pytest.approx(120.0)
+    (gap,) = sums.gaps(read)
     assert (gap.module, gap.count, gap.us) == ("b", 1, pytest.approx(110.0))
 
 
@@ -198,9 +198,9 @@ def test_on_the_cpu_own_times_add_up_to_the_steps(tmp_path):
     made = trained()
     for event in made.events:  # there, backward runs on the main thread
         event["tid"] = 100
-    made.events = [one for one in made.events if one["cat"] in ("cpu_op", "user_annotation")]
-    found = trace.read(made.save(tmp_path / "t.json"), "cpu")
-    rows = sums.host_rows(found)
+    made.events = [event for event in made.events if event["cat"] in ("cpu_op", "user_annotation")]
+    read = trace.read(made.save(tmp_path / "t.json"), "cpu")
+    rows = sums.host_rows(read)
     assert sum(row.us for row in rows) == pytest.approx(1000.0)
     modules = by_module(rows)
     assert modules["a", "forward"] == 50.0 and modules["a", "backward"] == 50.0

@@ -205,6 +205,26 @@ _PROFILE = {
     },
 }
 
+_PROFILE |= {
+    "timeline": {
+        "track": _count("row of tracks that the slice lies on"),
+        "depth": _count("how many slices of its track it is nested in"),
+        "name": _count("row of labels that names it"),
+        "module": _count("row of labels that names the module that it ran for"),
+        "t_us": _column("when it began, since the first step that is stored", "us"),
+        "us": _column("how long it took", "us"),
+        "launch": _count("row of this table that launched it, counted from 1; 0: none is stored"),
+    },
+    "labels": {
+        "text": _text("name of a kernel, operator or module"),
+        "kind": _text("operator class, empty for a module"),
+    },
+    "tracks": {
+        "title": _text("a thread of the host, its launches, or a stream of the GPU"),
+        "kind": _text("steps, host, launches or stream"),
+    },
+}
+
 _CHECKLIST = {
     "checks": {
         "check": _text("numerics, syncs, graph, memory, speedup or batches"),

@@ -1,0 +1,1 @@
+"""Kineto traces: read, attributed to modules, summed, and kept as a timeline."""

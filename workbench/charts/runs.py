@@ -1,0 +1,54 @@
+"""The runs that plots are drawn from: sessions, and what plots derive from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from sessions.model import Segment, Session, Study
+from workbench.charts.drawn import MOST_SEGMENTS
+
+Kept = TypeVar("Kept")
+
+
+@dataclass
+class Run:
+    """One session as a plot shows it: its label, its colour, and which of its segments.
+
+    It keeps what plots derive from the session (tracks, rolling percentiles), so that several plots
+    share them and drawing anew is cheap. ``segments`` are numbers; None is all of them. The
+    ``selected`` one is tinted.
+    """
+
+    session: Session
+    label: str = ""
+    color: int = 0
+    segments: tuple[int, ...] | None = None
+    selected: int | None = None
+    comparison: int = -1  # which of the session's paired comparisons; -1: the last requested
+    titled: Callable[[str], str] = field(default=str, repr=False, compare=False)  # names in texts
+    _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def title(self) -> str:
+        """The label, or else the session's title."""
+        return self.label or self.session.title
+
+    def alone(self, study: Study) -> Run:
+        """Return the run as if the session had that study only, so that plots show it."""
+        session = replace(self.session, studies=[study])
+        return replace(self, session=session, _kept={})
+
+    def chosen(self) -> list[Segment]:
+        """Return the segments to show, in order: the newest ``MOST_SEGMENTS`` if none was named."""
+        segments = self.session.segments
+        if self.segments is None:
+            return segments[-MOST_SEGMENTS:]
+        return [segments[number] for number in self.segments if 0 <= number < len(segments)]
+
+    def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:
+        """Return the value stored under ``key``, made at its first use."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]  # type: ignore[no-any-return]

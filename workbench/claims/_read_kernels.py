@@ -1,0 +1,95 @@
+"""The readers of claims about kernels: speed-ups, and differences from FP64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sessions.model import KERNELS, Segment
+from sessions.studies.kernels import speedup
+from sessions.verdicts import statistics
+from workbench.claims._claim import Reading, Results, Unmeasured
+from workbench.claims._read import Read
+
+
+def kernel(operator: str, case: str, other: str = "triton", base: str = "torch") -> Read:
+    """Return a reader of how many times faster one implementation of an operator is, forward."""
+
+    def read(results: Results) -> Reading:
+        first, second = (_kernel(results, operator, case, name) for name in (base, other))
+        times = [statistics.steady_ms(segment) for segment in (first, second)]
+        if not all(len(series) for series in times):
+            slower = first if not len(times[0]) else second
+            raise Unmeasured(str(slower.ledger.get("failure", "it was not timed")))
+        faster = speedup(first, second)
+        value, low, high = (math.exp(end) for end in (faster.mean, faster.low, faster.high))
+        note = f"{case}: {1e3 * np.median(times[0]):.3g} us to {1e3 * np.median(times[1]):.3g} us"
+        seconds = _timing_s(results, first)
+        return Reading(value, low, high, rounds=faster.n, seconds=seconds, note=note)
+
+    return read
+
+
+def slowest_kernel(kernels: Sequence[tuple[str, str]]) -> Read:
+    """Return the least of the speed-ups of several kernels, (operator, case) each."""
+
+    def read(results: Results) -> Reading:
+        readings = [(kernel(operator, case)(results), operator) for operator, case in kernels]
+        least, operator = min(readings, key=lambda pair: pair[0].value)
+        return replace(least, note=f"the least, {operator} {least.note}")
+
+    return read
+
+
+def kernel_difference(operator: str, implementation: str, which: str = "max") -> Read:
+    """Return a reader of an output's largest (or mean) difference from FP64's, over all cases."""
+
+    def read(results: Results) -> Reading:
+        values = [
+            float(segment.ledger[f"{which}_difference"])
+            for segment in results.segments
+            if _is(segment, operator, "", implementation)
+            and f"{which}_difference" in segment.ledger
+        ]
+        if not values:
+            raise Unmeasured(f"{operator} did not run as {implementation}")
+        return Reading(max(values))
+
+    return read
+
+
+def _timing_s(results: Results, segment: Segment) -> float:
+    """Return the duration of a kernel case's rounds, times the cases that shared the budget."""
+
+    def case(timed: Segment) -> tuple[str, str]:
+        return timed.configuration.preset, str(timed.configuration.settings["case"])
+
+    there = [segment for segment in results.segments if segment.configuration.family == KERNELS]
+    ends = [
+        known.steps["t_s"][end]
+        for known in there
+        if case(known) == case(segment) and len(known.steps["t_s"])
+        for end in (0, -1)
+    ]
+    return float(max(ends) - min(ends)) * len({case(segment) for segment in there})
+
+
+def _kernel(results: Results, operator: str, case: str, implementation: str) -> Segment:
+    for segment in results.segments:
+        if _is(segment, operator, case, implementation):
+            return segment
+    raise Unmeasured(f"{operator} {case} did not run as {implementation}")
+
+
+def _is(segment: Segment, operator: str, case: str, implementation: str) -> bool:
+    configuration = segment.configuration
+    return (
+        configuration.family == KERNELS
+        and configuration.preset == operator
+        and configuration.workload == "forward"
+        and case in ("", configuration.settings["case"])
+        and configuration.toggles["implementation"] == implementation
+    )

@@ -1,0 +1,158 @@
+"""The operators of a profile under the device's measured roof.
+
+To the right the arithmetic intensity, upwards FLOP/s, both logarithmic. The roof is what a large
+copy and a large matrix product reached on this device. A dot is an operator of the kernel library,
+or all other kernels of one class; it is as large as its share of the step. Work without FLOPs lies
+at the left edge, as far below the slope as it stays below the copy rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF
+from PySide6.QtGui import QFontMetricsF, QPainter
+
+from sessions.studies import breakdown
+from sessions.studies.breakdown import RoofPoint
+from sessions.studies.kernels import Roof
+from workbench.charts.arrays import Array
+from workbench.charts.canvas import Canvas
+from workbench.charts.layers import Frame, Layer, dot
+from workbench.charts.plot import Plot, Run
+from workbench.charts.style import Style, shade
+from workbench.charts.units import Logarithmic
+from workbench.plots import _profiles
+from workbench.plots._profiles import class_color
+from workbench.plots.roofline import RoofLine
+
+_INTENSITY = Logarithmic("FLOP/B", kind="plain")
+_RATE = Logarithmic("FLOP/s")
+_MARGIN = 0.3  # decades beyond the dots on either side
+_DECADES = 4.5  # below the fastest that are shown; slower dots lie on the lower edge
+_SMALL_PX, _LARGE_PX = 3.0, 9.0  # radius of a dot
+_NAMED = 0.01  # share of the step from which on a dot has a name
+
+
+class Operators(Layer):
+    """The dots with their names."""
+
+    z = 30.0
+
+    def __init__(self, points: Sequence[RoofPoint], style: Style) -> None:
+        super().__init__()
+        self.points = sorted(points, key=lambda point: point.us)
+        self._style = style
+        self._x = np.log10([point.intensity for point in self.points])
+        self._y = np.log10([point.achieved for point in self.points])
+        total = sum(point.us for point in self.points)
+        self._shares = [point.us / total for point in self.points]
+
+    def x_span(self) -> tuple[float, float]:
+        """The dots, and a little more."""
+        return float(self._x.min()) - _MARGIN, float(self._x.max()) + _MARGIN
+
+    def y_span(self) -> tuple[float, float]:
+        """The dots, and a little more, where names stand."""
+        top = float(self._y.max())
+        return max(float(self._y.min()) - _MARGIN, top - _DECADES), top
+
+    def at(self, frame: Frame, place: QPointF) -> RoofPoint | None:
+        """Return the dot at a place of the axes."""
+        dx = frame.px(self._x) - frame.px(place.x())
+        dy = frame.py(self._y) - frame.py(place.y())
+        nearest = int(np.argmin(dx**2 + dy**2))
+        return self.points[nearest] if math.hypot(dx[nearest], dy[nearest]) < 12 else None
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """Small dots first, then names where there is room, those of most time first."""
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        scale = self._style.line_px / 1.5
+        x, y = frame.px(self._x), np.minimum(frame.py(self._y), frame.height - _SMALL_PX)
+        radii = [
+            scale * (_SMALL_PX + (_LARGE_PX - _SMALL_PX) * math.sqrt(share))
+            for share in self._shares
+        ]
+        for index, point in enumerate(self.points):
+            color = class_color(point.kind, self._style, strong=True)
+            dot(painter, QPointF(x[index], y[index]), radii[index], color)
+        font = self._style.font(small=True)
+        metrics = QFontMetricsF(font)
+        painter.setFont(font)
+        painter.setPen(shade(self._style.theme.text))
+        taken = [
+            QRectF(x[n] - radii[n], y[n] - radii[n], 2 * radii[n], 2 * radii[n])
+            for n in range(len(self.points))
+        ]
+        for index in reversed(range(len(self.points))):
+            if self._shares[index] < _NAMED:
+                continue
+            name = self.points[index].name
+            width = metrics.horizontalAdvance(name)
+            for left, top in (
+                (x[index] + radii[index] + 3, y[index] - metrics.height() / 2),
+                (x[index] - radii[index] - 3 - width, y[index] - metrics.height() / 2),
+                (x[index] - width / 2, y[index] + radii[index] + 1),
+            ):
+                area = QRectF(left, top, width, metrics.height())
+                inside = area.left() >= 0 and area.right() <= frame.width
+                if inside and not any(area.intersects(other) for other in taken):
+                    taken.append(area)
+                    painter.drawText(QPointF(left, top + metrics.ascent()), name)
+                    break
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
+    """The roofs of all dtypes, and a dot for each operator."""
+    study = _profiles.shown(runs, profile)
+    points = breakdown.roof_points(study) if study is not None else []
+    if study is None or not points:
+        return
+    plot_item.describe((_INTENSITY, "Arithmetic intensity"), (_RATE, "Achieved"))
+    plot_item.zero = False
+    plot_item.pad_x = 0.0
+    plot_item.header.subtitle = study.title
+    ends = [point.intensity for point in points]
+    low, high = min(ends) / 10**_MARGIN, max(ends) * 10**_MARGIN
+    rate, flops = breakdown.ceilings(study)
+    for number, (dtype, flops_per_s) in enumerate(flops.items()):
+        plot_item.add(RoofLine(Roof(dtype, rate, flops_per_s), low, high, number, style))
+    plot_item.add(Operators(points, style))
+
+
+def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
+    """Every dot: time, intensity, achieved and attainable rate."""
+    study = _profiles.shown(runs, profile)
+    points = breakdown.roof_points(study) if study is not None else []
+    return {
+        "operator": np.array([point.name for point in points], object),
+        "us": np.array([point.us for point in points]),
+        "flop_per_byte": np.array([point.intensity for point in points]),
+        "achieved_flop_per_s": np.array([point.achieved for point in points]),
+        "share_of_attainable": np.array([point.share for point in points]),
+    }
+
+
+def can_show(runs: Sequence[Run]) -> str | None:
+    """Return why there is nothing to show, None if there is something."""
+    if reason := _profiles.no_profile(runs):
+        return reason
+    studies = [study for run in runs for study in breakdown.profiles(run.session)]
+    if any(breakdown.roof_points(study) for study in studies):
+        return None
+    return "This profile does not know the bytes and FLOPs of its operators, or the ceilings."
+
+
+PLOT = Plot(
+    name="profile_roofline",
+    title="Roofline of a step",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=can_show,
+    axis="value",
+    choices_in=_profiles.choices,
+    key=_profiles.key,
+)

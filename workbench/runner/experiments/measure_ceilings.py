@@ -1,0 +1,23 @@
+"""A run that measures the device's ceilings, or tells those that are stored."""
+
+from __future__ import annotations
+
+from workbench import protocol
+from workbench.runner.context import Rig
+
+
+class CeilingsRun:
+    """A run that tells the ceilings."""
+
+    def __init__(self, rig: Rig, command: protocol.MeasureCeilings) -> None:
+        self._rig = rig
+        self._command = command
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Measure, or tell what is known."""
+        roof = self._rig.roof
+        if self._command.anew or roof.measured is None:
+            roof.measure()
+        else:
+            roof.at_start()

@@ -1,0 +1,81 @@
+"""The mode in which a model that may draw random numbers can be compared, if there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.runner.failures import explain, is_fatal
+from workbench.runner.numerics.deviation import (
+    rounding_of,
+)
+from workbench.runner.numerics.distances import distance
+from workbench.runner.numerics.reference import Outputs, Plain
+from workbench.runner.numerics.state import rng
+
+ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``words`` begin the text of a comparison; ``varies``: why it would mean nothing."""
+
+    words: str
+    varies: str = ""
+
+
+def choose_mode(
+    plain: Plain, modes: contextlib.ExitStack, put_back: Callable[[], None]
+) -> Comparison:
+    """Return how a model that may draw is compared.
+
+    The arm is in that mode until ``modes`` ends.
+    """
+    first = plain.outputs()
+    put_back()
+    if not first.drew:
+        return Comparison("", _differs(plain, first, put_back))
+    if not plain.situation.workload.trains:
+        return Comparison("", "it draws random numbers in evaluation mode")
+    if plain.arm.divided is not None:  # whose steps the other ranks make in training mode
+        return Comparison("", "it draws random numbers in training, each rank others")
+    with contextlib.ExitStack() as mode:
+        mode.enter_context(rng.evaluating(plain.arm.model))
+        mode.enter_context(plain.arm.compiles.aside())
+        try:
+            still = plain.outputs()
+            put_back()
+            drew = "it draws random numbers there too"
+            why = drew if still.drew else _differs(plain, still, put_back)
+        except Exception as error:
+            failure = explain(error)
+            if is_fatal(error) or failure.kind == "out-of-memory":
+                raise
+            why = failure.sentence
+        if why:
+            drawing = "it draws random numbers in training, and in evaluation mode"
+            return Comparison("", f"{drawing} nothing can be compared: {why}")
+        modes.push(mode.pop_all())
+    parts = ["it draws random numbers in training"]
+    parts += ["its buffers stay as they are"] if first.carries else []
+    if plain.situation.option("compile") != "off":
+        parts.append("it was compiled once more for that")
+    return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
+
+
+def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:
+    """Return why nothing can be compared if an equal call gives unequal outputs; else empty."""
+    other, arm = plain.outputs(again=True), plain.arm
+    put_back()
+    off = max(distance(y, x).relative_error for y, x in zip(first.all, other.all, strict=True))
+    loss = abs((first.loss or 0.0) - (other.loss or 0.0))
+    most = max(ALIKE, *(rounding_of(arm, y) for y in first.all))
+    alike = off <= most and loss <= most * abs(first.loss or 0.0)
+    if alike or not (math.isfinite(off) and math.isfinite(loss)):
+        return ""
+    return (
+        f"state outside buffers: two calls of the plain model on one batch, with another between "
+        f"them, differ by {off:.2g} (relative) in the outputs and {loss:.2g} in the loss"
+    )

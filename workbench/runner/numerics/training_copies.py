@@ -1,0 +1,113 @@
+"""Copies of an arm to train beside it, and the arm put back as it was."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from models import Model
+from models.initialisation import keep_marks
+from models.layers.fake_quantized import fake_quantize_as
+from workbench.runner.config.user_model import kind
+from workbench.runner.numerics.routing_ties import Nudge, nudged
+from workbench.runner.numerics.state import rng
+from workbench.runner.numerics.state.isolation import constants_of, share
+from workbench.runner.variants.training import Trainer, plain_optimizer
+from workbench.runner.variants.variant import Arm
+
+
+def parameters_of(arm: Arm) -> list[nn.Parameter]:
+    """Return each parameter once; undivided if ranks divide them."""
+    return list({id(parameter): parameter for parameter in arm.plain_weights().values()}.values())
+
+
+def is_plain(arm: Arm) -> bool:
+    """Return True if a plain AdamW can go on from the optimizer's moments."""
+    return arm.keeper is not None and type(arm.keeper.optimizer) is torch.optim.AdamW
+
+
+def copy_of(
+    arm: Arm, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool
+) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
+    """Return a plain model of copies of the arm's weights, and an AdamW of copies of its moments.
+
+    The latter's are those of a first step where they are ``fresh``. The copies go by address.
+    """
+    assert arm.keeper is not None
+    dtype = requested or arm.weights_dtype
+    copies: dict[int, nn.Parameter] = {}
+    weights: dict[str, Tensor] = {}
+    held_by = arm.plain_weights()
+    exact = held_by if requested is None else constants_of(arm, held_by, dtype)
+    for name, parameter in held_by.items():
+        if id(parameter) not in copies:
+            cast = exact[name].detach().to(kind(parameter, dtype), copy=True)
+            value = nudged(cast, nudge, len(copies))
+            copied = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            keep_marks(parameter, copied)
+            copies[id(parameter)] = copied
+        weights[name] = copies[id(parameter)]
+    model = share(arm, weights, requested)
+    fake_quantize_as(model, arm.model)
+    model.train()
+    model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
+    rng.take_modes(model, arm.model)
+    optimizer = plain_optimizer(copies.values())
+    for parameter, state in arm.keeper.optimizer.state.items():
+        if not fresh and id(parameter) in copies:
+            copied = copies[id(parameter)]
+            optimizer.state[copied] = {
+                "step": state["step"].detach().cpu().clone(),
+                "exp_avg": state["exp_avg"].detach().to(copied.dtype, copy=True),
+                "exp_avg_sq": state["exp_avg_sq"].detach().to(copied.dtype, copy=True),
+            }
+    return model, Trainer(optimizer, None), copies
+
+
+@contextlib.contextmanager
+def put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
+    """Leave weights, moments and the scale of the loss as they were, in the tensors they lie in.
+
+    Gives what the weights were, by address.
+    """
+    assert arm.keeper is not None
+    parameters = parameters_of(arm)
+    tensors = [*parameters, *arm.model.buffers()]
+    if is_plain(arm):
+        for state in arm.keeper.optimizer.state.values():
+            tensors += state.values()
+    scaler = arm.keeper.scaler
+    scale = None if scaler is None else scaler.state_dict()
+    copies = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield dict(zip(map(id, parameters), copies, strict=False))
+    finally:
+        with torch.no_grad():
+            for tensor, before in zip(tensors, copies, strict=True):
+                tensor.copy_(before)
+        if scaler is not None and scale:
+            _restore_scale(scaler, scale)
+
+
+@contextlib.contextmanager
+def fresh_moments(arm: Arm) -> Iterator[None]:
+    """Let the optimizer begin anew, and go on afterwards from what it had."""
+    assert arm.keeper is not None
+    optimizer = arm.keeper.optimizer
+    state, optimizer.state = optimizer.state, collections.defaultdict(dict)
+    try:
+        yield
+    finally:
+        optimizer.state = state
+
+
+def _restore_scale(scaler: torch.amp.GradScaler, before: dict[str, float]) -> None:
+    # In place: a captured graph reads these tensors where they are.
+    for name, value in (("_scale", "scale"), ("_growth_tracker", "_growth_tracker")):
+        tensor = getattr(scaler, name, None)
+        if tensor is not None:
+            tensor.fill_(before[value])
