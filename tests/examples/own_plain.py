@@ -58,7 +58,7 @@ class GatedMLP(nn.Module):
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    """Return (-b, a) for the halves (a, b) of the last axis."""
+    """Return (-b, a) for (a, b)."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((-b, a), dim=-1)
 

@@ -97,12 +97,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if the verdict is another, with 3 if it is UNDECIDED; with 2, before "
         "anything is measured, if A and B are different models: their ratio is no speed-up",
     )
-    verbose_argument(parser)
     parser.add_argument(
         "--no-energy",
         action="store_true",
         help="do not measure the energy of a step, which takes up to half of the budget more",
     )
+    verbose_argument(parser)
     result_arguments(parser)
 
 

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 
-from sessions.model import Configuration, Judgement, Prediction, Scalar
+from sessions.model import Configuration, EnergyPairs, Judgement, Prediction, Scalar
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.config.resolve import LONGEST_S, demand
@@ -19,7 +19,8 @@ from workbench.runner.experiments import blocks, rebuilding
 from workbench.runner.experiments.blocks import Contender, TimedBlock
 from workbench.runner.experiments.energy_pairs import measure_energy
 from workbench.runner.experiments.interleaving import Alternation
-from workbench.runner.failures import Mistake
+from workbench.runner.experiments.run import RunEnded
+from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.suggested_fixes import slower_when_compiled
 from workbench.runner.variants.variant import title
 
@@ -225,9 +226,13 @@ class CompareRun:
         """Send the energy of both; what fails there changes nothing of the verdict."""
         if not self._command.energy:
             return
-        energy = measure_energy(
-            self._rig, self._alternation, self._command.budget_s / 2, self._random
-        )
+        budget_s = self._command.budget_s / 2
+        try:
+            energy = measure_energy(self._rig, self._alternation, budget_s, self._random)
+        except Exception as error:
+            if isinstance(error, (Cancelled, RunEnded)) or is_fatal(error):
+                raise
+            energy = EnergyPairs(why_not=explain(error).sentence)
         self._rig.wire.send(protocol.EnergyMeasured(comparison=self._index, energy=energy))
 
     def _plan_builds(self) -> None:

@@ -99,8 +99,9 @@ class _Rotation:
     def fits(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
         """Return True if the operator computes this call: one table for all rows of the batch."""
         alike = cos.dim() in self.ranks and cos.shape == sin.shape
-        alike = alike and (cos.dim() == 2 or len(cos) == 1)
-        if not alike or q.dim() != 4 or cos.shape[-2:] != q.shape[2:] or cos.requires_grad:
+        alike = alike and (cos.dim() == 2 or len(cos) == 1) and not cos.requires_grad
+        alike = alike and q.dim() == k.dim() == 4 and q.dtype == k.dtype and len(q) == len(k)
+        if not alike or not cos.shape[-2:] == q.shape[2:] == k.shape[2:]:
             return False
         if self.is_trusted and self.checked_calls < _CHECKED_CALLS and not _is_traced(q):
             self.checked_calls += 1

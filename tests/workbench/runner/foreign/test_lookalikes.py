@@ -266,6 +266,20 @@ def test_rotations(name, has_equal_columns, is_interleaved):
     assert replaced == (name in ("half", "neighbours"))
 
 
+def test_a_call_that_the_operator_lacks_rotates_as_before():
+    global ROTATION
+    ROTATION = "half"
+    module = Rotated(True, False)
+    made = patch_rope(module)
+    assert made.sites
+    rotate = module.forward.__func__.__globals__["apply_rotary"]
+    q, k = draw(2, 4, 5, 8), draw(2, 1, 5, 8)
+    cos, sin = draw(2, 1, 5, 8), draw(2, 1, 5, 8)  # another table for each row of the batch
+    for call in ((q, k, cos, sin), (q, k.float(), cos[0, 0], sin[0, 0]), (q[0], k[0], *cos[:, 0])):
+        for x, y in zip(rotate(*call), apply_rotary(*call), strict=True):
+            assert torch.equal(x, y)
+
+
 @settings(settings.get_profile("lookalikes"))
 @given(
     st.sampled_from(["silu", "gelu", "relu", "clipped"]),

@@ -81,14 +81,11 @@ def test_the_build_panel_shows_the_file_and_counts_nothing_before_it_is_built(of
 
 
 RAN = {"source": "/models/mine.py:build", "sha256": "e961dd3d"}
-RAN_HF = {"source": "hf:/models/small/config.json:tiny,sequence=64", "sha256": "e961dd3d"}
 
 
 @pytest.mark.parametrize(
     ("asked", "same"),
     [
-        ({"source": "hf:small/config.json:tiny,sequence=64"}, True),
-        ({"source": "hf:small/config.json:tiny"}, False),
         ({"source": "/models/mine.py"}, True),
         ({"source": "mine.py:build", "sha256": ""}, True),
         ({"source": "~/mine.py", "sha256": "e961dd3d"}, True),
@@ -104,8 +101,7 @@ def test_what_ran_is_known_again_though_the_runner_filled_in_what_the_file_was(
     edited = config_edit.with_own_model(
         workspace.configuration.catalogue, workspace.configuration.edited, ""
     )
-    model = RAN_HF if asked["source"].startswith("hf:") else RAN
-    ran, asked = (msgspec.structs.replace(edited, model=fields) for fields in (model, asked))
+    ran, asked = (msgspec.structs.replace(edited, model=model) for model in (RAN, asked))
     assert config_edit.ran_as(asked, ran) == same
     assert config_edit.other_parts(asked, ran) == ([] if same else ["model fields"])
 
@@ -123,3 +119,19 @@ def test_the_configuration_before_is_never_the_one_that_runs_now(offering):
         workspace.session.recorder.record(begun)
         before = workspace.verdicts.before()
         assert before is None if not number else before.toggles["precision"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_same"),
+    [
+        ("hf:small/config.json:tiny,sequence=64", True),
+        ("hf:small/config.json:tiny", False),
+        ("hf:gpt2", False),
+    ],
+)
+def test_a_hugging_face_model_that_ran_is_known_by_its_path_and_options(offering, source, is_same):
+    configuration = offering.workspace.configuration
+    edited = config_edit.with_own_model(configuration.catalogue, configuration.edited, source)
+    model = {"source": "hf:/models/small/config.json:tiny,sequence=64", "sha256": "e961dd3d"}
+    ran = msgspec.structs.replace(edited, model=model)
+    assert config_edit.ran_as(edited, ran) == is_same
