@@ -45,11 +45,18 @@ class Traffic:
     calls: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     tokens: int = 0
+    recent: list[Tensor] = field(default_factory=list)
 
-    def add(self, kind: str, full: Tensor) -> None:
-        """Count one call."""
+    def add(self, kind: str, full: Tensor, *more: Tensor) -> None:
+        """Count one call.
+
+        Until the next step its tensors stay on a CPU: gloo's threads let go of them after they are
+        done, and memory that another thread frees would seem to be left behind.
+        """
         self.calls[kind] += 1
         self.bytes += full.nbytes
+        if full.device.type == "cpu":
+            self.recent += (full, *more)
 
 
 _traffic: Traffic | None = None
@@ -98,8 +105,9 @@ def gather_tokens(x: Tensor, ranks: int) -> Tensor:
     """Return the tokens of all ranks, in their order: (B, S / ranks, E) -> (B, S, E)."""
     if _traffic is None or _traffic.group is None:
         return torch.cat([x] * ranks, 1)
-    gathered = _run("all_gather_single", x.contiguous(), 0, _traffic.group)  # by rank
-    _traffic.add(GATHER, gathered)
+    x = x.contiguous()
+    gathered = _run("all_gather_single", x, 0, _traffic.group)  # by rank
+    _traffic.add(GATHER, gathered, x)
     return gathered.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
 
 
@@ -109,7 +117,7 @@ def scatter_sum(x: Tensor, ranks: int) -> Tensor:
         return own_tokens(x, ranks)
     parts = x.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
     total = _run("reduce_scatter_single", parts, "sum", 0, _traffic.group)
-    _traffic.add(SCATTERED, parts)
+    _traffic.add(SCATTERED, parts, total)
     return total
 
 

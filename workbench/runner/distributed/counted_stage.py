@@ -19,17 +19,27 @@ class CountsCalls:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.counts: Counter[str] = Counter()
+        self._recent: list[Tensor] = []
 
     @property
     def _torch(self) -> Any:
         """Torch's own methods."""
         return super()
 
+    def reset(self) -> None:
+        """Begin to count a step."""
+        self.counts.clear()
+        self._recent = []
+
     def count(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Count messages: ``sends`` or ``receives``."""
         for tensor in tensors:
             self.counts[kind] += 1
             self.counts["bytes"] += tensor.nbytes
+            if tensor.device.type == "cpu":
+                # Until the next step: gloo's threads let go of tensors after they are done, and
+                # memory that another thread frees would seem to be left behind.
+                self._recent.append(tensor)
 
     def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
         """Run one micro-batch forward."""

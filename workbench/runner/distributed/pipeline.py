@@ -128,9 +128,10 @@ class Pipeline:
     def prepare(self) -> None:
         """Create torch's stage and schedule; no shape is inferred by running."""
         assert self._compute is not None
-        self._stage, self._schedule = self._make(
-            _Part(self, self._compute), SCHEDULES[self._build.schedule]
-        )
+        # With fewer micro-batches than stages, 1F1B has no steady state and torch refuses it.
+        few = self.micro_batches < len(self.stages)
+        schedule = SCHEDULES["gpipe" if few else self._build.schedule]
+        self._stage, self._schedule = self._make(_Part(self, self._compute), schedule)
 
     def run_stage(self, compute: Any, x: Tensor, targets: Tensor) -> Tensor:
         """Run the stage on one micro-batch; keep its loss, or inject its gradient."""
@@ -241,7 +242,7 @@ class Pipeline:
     def _begin(self) -> None:
         self._losses.clear()
         self._model.applied_blocks = 0
-        self._stage.counts.clear()
+        self._stage.reset()
 
     def _total(self) -> Tensor:
         """Return the mean loss of the micro-batches, of all stages."""
