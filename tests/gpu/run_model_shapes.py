@@ -380,13 +380,16 @@ def gating_terms(device: torch.device) -> list[dict[str, Any]]:
     import kernels.moe_gating  # noqa: F401
 
     module, op, rows = sys.modules["kernels.moe_gating"], OPS["moe_gating"], []
-    usual = module.PIECE, module.MANY
+    usual = module.FEWEST_TERMS, module.MANY
     for dim, experts, pieces in ((4096, 256, (0, 512, 1024, 2048, 4096)), (2048, 128, (0, 1024))):
         sizes = {"rows": 8192, "dim": dim, "experts": experts, "k": 8}
         inputs = op.inputs(Case("terms", sizes), device, torch.bfloat16, 0)
         exact = Exact(op, inputs)
         for piece in pieces:
-            module.PIECE, module.MANY = max(piece, 1), 16 if piece else 1 << 20
+            module.FEWEST_TERMS, module.MANY = (
+                dim // piece if piece else 1,
+                16 if piece else 1 << 20,
+            )
             module._FORWARD.forget()
             call = op.implementations["triton"]
             compared = exact.compare(call, poison=False)
@@ -399,7 +402,7 @@ def gating_terms(device: torch.device) -> list[dict[str, Any]]:
                     "wrong": [str(c) for c in compared if not c.right],
                 }
             )  # fmt: skip
-        module.PIECE, module.MANY = usual
+        module.FEWEST_TERMS, module.MANY = usual
         module._FORWARD.forget()
     return rows
 
