@@ -11,7 +11,7 @@ chunk's logits become, in place, their own gradient softmax(logits) - onehot(tar
 are computed in the forward pass, while it is available. The backward pass only scales them, in
 their own memory; a second one over the same graph computes them again. The softmax is in FP32, the
 products in the inputs' dtype. ``chunked`` is the same in plain torch. ``triton`` is fast: a chunk
-has up to 1 GiB of logits. ``triton_small`` takes at most as much memory as Liger: a chunk's
+has up to 2 GiB of logits. ``triton_small`` takes at most as much memory as Liger: a chunk's
 logits are about as large as all of x.
 """
 
@@ -49,7 +49,7 @@ from kernels.core.triton_helpers import missing, no_fp64, on_device, power_of_tw
 from kernels.linear_cross_entropy._kernels import rows_by_triton, total_by_triton
 from kernels.measure import peers
 
-CHUNK_BYTES = 1 << 30  # logits per chunk: each reads and writes the weights' gradient once more
+CHUNK_BYTES = 2 << 30  # logits per chunk: each reads and writes the weights' gradient once more
 FEWEST = 64  # tokens of a small chunk: fewer waste the matrix units
 REDUCTIONS = ("mean", "sum")
 
@@ -201,8 +201,10 @@ def _compute(
                 dx_CD = None if dx is None else dx[part]
             logits = torch.nn.functional.linear(x_CD, weight)
             way.rows(logits, target_C, losses_C, ignore_index, x_grad or weight_grad)
-            if dx_CD is not None:
+            if dx_CD is not None and torch.compiler.is_compiling():
                 dx_CD.copy_(logits @ weight)
+            elif dx_CD is not None:
+                torch.mm(logits, weight, out=dx_CD)
             elif x_grad:
                 dx = logits @ weight
             if dweight is not None:

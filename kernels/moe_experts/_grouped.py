@@ -28,9 +28,14 @@ def _rows(x_ND: Tensor, order: Order, k: int) -> Tensor:
     return x_ND.index_select(0, choice_A // k)
 
 
-def _product(rows: Tensor, matrices: Tensor, order: Order, experts: int) -> Tensor:
+def _product(
+    rows: Tensor, matrices: Tensor, order: Order, experts: int, *, transposed: bool = False
+) -> Tensor:
+    """Return the rows times their experts' matrices, or their ``transposed``, which are no copy."""
     ends_E = order.table[order.first_at + 1 : order.first_at + 1 + experts]
-    return grouped_product(aligned(rows), aligned(matrices), aligned(ends_E))
+    matrices = aligned(matrices)
+    matrices = matrices.transpose(1, 2) if transposed else matrices
+    return grouped_product(aligned(rows), matrices, aligned(ends_E))
 
 
 def _weight_gradient(a: Tensor, b: Tensor, order: Order, experts: int) -> Tensor:
@@ -58,12 +63,12 @@ class GroupedExperts(torch.autograd.Function):
         with on_device(x):
             order = by_expert(index, sizes.experts, sizes.m, None)
             rows_AD = _rows(x_ND, order, sizes.k)
-            both = _product(rows_AD, gate.transpose(1, 2), order, sizes.experts)
+            both = _product(rows_AD, gate, order, sizes.experts, transposed=True)
             if up is not None:
-                half = _product(rows_AD, up.transpose(1, 2), order, sizes.experts)
+                half = _product(rows_AD, up, order, sizes.experts, transposed=True)
                 both = torch.cat((both, half), 1)
             hidden = gated(both, None, "silu")
-            rows = _product(hidden, down.transpose(1, 2), order, sizes.experts)
+            rows = _product(hidden, down, order, sizes.experts, transposed=True)
             y = combine(rows, order, weight, x, sizes)
         ctx.save_for_backward(x, weight, gate, up, down, both, order.table)
         return y
@@ -81,16 +86,14 @@ class GroupedExperts(torch.autograd.Function):
         dx = dgate = dup = ddown = None
         with on_device(x):
             dy_AD = _rows(dy_ND, order, sizes.k)
-            hidden = _product(dy_AD, down.contiguous(), order, experts)
+            hidden = _product(dy_AD, down, order, experts)
             dboth, dweight = slope(hidden, order, weight, both, experts)
             # From here on hidden is what was computed forward, times the routing weight.
             parts = [(dboth, gate)]
             if up is not None:
                 parts = [(dboth[:, :width], gate), (dboth[:, width:], up)]
             if need_x:
-                rows = sum(
-                    _product(d, matrices.contiguous(), order, experts) for d, matrices in parts
-                )
+                rows = sum(_product(d, matrices, order, experts) for d, matrices in parts)
                 dx = combine(rows, order, None, x, sizes)
             if need_down:
                 ddown = _weight_gradient(dy_AD, hidden, order, experts)

@@ -37,7 +37,7 @@ import kernels
 from kernels import OPS, Case
 from kernels.core import measured
 from kernels.core.check import Exact, as_tuple
-from kernels.measure.bench import COMPILED, Row, bench, leaves_of, tune_case
+from kernels.measure.bench import COMPILED, Row, bench, leaves_of
 from kernels.measure.host_cost import host_costs
 from kernels.measure.model_shapes import ShapeCase, shape_cases
 from kernels.measure.peers import PACKAGES, peers
@@ -149,7 +149,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.4, help="of timing one case")
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--cases", type=int, default=48, help="that are compiled first")
-    parser.add_argument("--tune", action="store_true", help="report the tiles' times as well")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--warm", help=argparse.SUPPRESS)
@@ -239,8 +238,6 @@ def measured_case(
     problem = ""
     choice: dict[str, Any] = {}
     try:
-        if options.tune and device.type == "cuda":
-            choice["tiles"] = [str(c) for c in tuned(op, subject, device, dtype)]
         for row in bench(
             op, device, dtype, cases=[subject.case], deadline=deadline, only=contenders(op),
             forward_only=subject.case.forward_only, budget_s=options.seconds, profiled=False,
@@ -265,13 +262,6 @@ def contenders(op: kernels.Operator) -> list[str]:
     """Return what is timed: not what ``auto`` never takes, which costs most of the time."""
     ours = [name for name, i in op.implementations.items() if not i.last_resort]
     return [name for name in ours if name not in NEVER] + [*peers(op.name), COMPILED]
-
-
-def tuned(
-    op: kernels.Operator, subject: ShapeCase, device: torch.device, dtype: torch.dtype
-) -> list[kernels.Choice]:
-    """Tune the case's tiles for the report; what is timed later still uses the heuristic's."""
-    return tune_case(op, inputs_of(subject, device, dtype))
 
 
 def chosen(
@@ -380,13 +370,16 @@ def gating_terms(device: torch.device) -> list[dict[str, Any]]:
     import kernels.moe_gating  # noqa: F401
 
     module, op, rows = sys.modules["kernels.moe_gating"], OPS["moe_gating"], []
-    usual = module.PIECE, module.MANY
+    usual = module.FEWEST_TERMS, module.MANY
     for dim, experts, pieces in ((4096, 256, (0, 512, 1024, 2048, 4096)), (2048, 128, (0, 1024))):
         sizes = {"rows": 8192, "dim": dim, "experts": experts, "k": 8}
         inputs = op.inputs(Case("terms", sizes), device, torch.bfloat16, 0)
         exact = Exact(op, inputs)
         for piece in pieces:
-            module.PIECE, module.MANY = max(piece, 1), 16 if piece else 1 << 20
+            module.FEWEST_TERMS, module.MANY = (
+                dim // piece if piece else 1,
+                16 if piece else 1 << 20,
+            )
             module._FORWARD.forget()
             call = op.implementations["triton"]
             compared = exact.compare(call, poison=False)
@@ -399,7 +392,7 @@ def gating_terms(device: torch.device) -> list[dict[str, Any]]:
                     "wrong": [str(c) for c in compared if not c.right],
                 }
             )  # fmt: skip
-        module.PIECE, module.MANY = usual
+        module.FEWEST_TERMS, module.MANY = usual
         module._FORWARD.forget()
     return rows
 
@@ -451,7 +444,6 @@ def line(row: dict[str, Any]) -> str:
         + (f"\n    {wrong}" if wrong else "")
         + (f"\n    {row['problem'][-500:]}" if row["problem"] else "")
         + (f"\n    auto, eager: {auto['eager']}" if auto else "")
-        + "".join(f"\n    tile {t}" for t in row["choice"].get("tiles", []))
     )
 
 
