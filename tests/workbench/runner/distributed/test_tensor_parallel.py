@@ -18,6 +18,7 @@ from sessions.sizes import size_text
 from workbench import protocol
 from workbench.runner.config import resolve
 from workbench.runner.distributed import collectives, parallel, world
+from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.training import Trainer, plain_optimizer
 from workbench.runner.variants.variant import Arm, Arms
@@ -138,9 +139,10 @@ def own_part_backward(monkeypatch) -> None:
 
 
 def one_share_for_all(monkeypatch) -> None:
-    """Every rank has the first one's columns."""
+    """Let rank 0 load the columns that rank 1 has."""
     take = Cut.take
-    monkeypatch.setattr(Cut, "take", lambda self, whole, _, ranks: take(self, whole, 0, ranks))
+    monkeypatch.setattr(Cut, "take", lambda self, full, _, ranks: take(self, full, 1, ranks))
+    monkeypatch.setattr(LocalWeights, "is_current", lambda self, keeper: False)
 
 
 def keep_the_shares(monkeypatch) -> None:
