@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sessions.columns import row_count
+from sessions.columns import Columns, row_count
 from sessions.model import Event, Order, PairedComparison, Segment, Session
 from sessions.verdicts.background import is_background
 from sessions.verdicts.verdict_words import summary_sentence
@@ -44,6 +44,8 @@ def end_s(segment: Segment) -> float:
     """Return when a segment ended: its last phase, or its last step."""
     if segment.phases:
         return segment.phases[-1].stop_s
+    if not isinstance(segment.steps, Columns):
+        return segment.start_s  # of a file, whose columns take long to read
     return max([segment.start_s, *segment.steps["t_s"][-1:].tolist()])
 
 

@@ -17,6 +17,7 @@ from sessions.model import TELEMETRY_COLUMNS, Segment, Session
 from workbench.charts.arrays import Array
 
 TITLE = "Running time"
+_GROWING = 32  # segments at the end that may still grow: the arms of a comparison
 IDLE_S = 2.0  # between two segments; shorter gaps stay on the axis
 
 
@@ -29,6 +30,8 @@ def stop_s(segment: Segment) -> float:
     """Return when a segment was last measured or in a phase."""
     if segment.phases:  # steps of a baseline go on in the background of later segments
         return max(segment.start_s, segment.phases[-1].stop_s)
+    if "t_s" not in getattr(segment.steps, "read_so_far", ("t_s",)):
+        return segment.start_s  # in a file, and not drawn: to read thousands would take minutes
     return max([segment.start_s, *segment.steps["t_s"][-1:].tolist()])
 
 
@@ -63,10 +66,11 @@ class TimeAxis:
         """Take in new segments, and the end of the last run."""
         segments = self._session.segments
         before = (self._segments, self.last_s)
+        if len(segments) > self._segments:
+            self._extend()
         for segment in segments[self._segments :]:
             if segment.index in self._hidden:
                 continue
-            self._extend()
             begun, last = start_s(segment), self._runs[-1] if self._runs else None
             if last is None or begun - last.stop_s > IDLE_S:
                 position = 0.0 if last is None else last.end
@@ -84,9 +88,10 @@ class TimeAxis:
     def _extend(self) -> None:
         if self._runs:
             last = self._runs[-1]
-            newest = last.segments[-1]  # a step may come before the message of its phase
-            times = newest.steps["t_s"][-1:].tolist()
-            last.stop_s = max([last.stop_s, *map(stop_s, last.segments), *times])
+            newest = last.segments[-1]
+            last.stop_s = max([last.stop_s, *map(stop_s, last.segments[-_GROWING:])])
+            if isinstance(newest.steps, Columns):  # a step may come before its phase's message
+                last.stop_s = max([last.stop_s, *newest.steps["t_s"][-1:].tolist()])
 
     @property
     def begun(self) -> bool:

@@ -79,15 +79,18 @@ PRINT = Theme(
 )
 
 _GOLDEN_ANGLE = 0.381966  # of the circle of hues: any number of hues in a row lie far apart
+_COLORS = 128  # as many segments as a plot shows
 _LEAST_CONTRAST = 3.0  # against the surface, as of the first series
 _SATURATIONS = (0.75, 0.45, 0.95)
 
 
 @cache
 def series_color(theme: Theme, index: int) -> str:
-    """Return the colour of a series; beyond the theme's own, no colour comes a second time."""
+    """Return the colour of a series; the first 128 have colours of their own."""
     if index < len(theme.series):
         return theme.series[index]
+    if index >= _COLORS:  # each costs a search: a table of thousands of rows would wait for it
+        return series_color(theme, index % _COLORS)
     extra = index - len(theme.series)
     hue = (0.07 + extra * _GOLDEN_ANGLE) % 1.0
     saturation = _SATURATIONS[extra % len(_SATURATIONS)]

@@ -218,6 +218,7 @@ class EventModel(QAbstractTableModel):
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         """The cell's text, icon, font and alignment."""
         event = self.entries[index.row()]
+        self._axis.pull()  # only here: what nobody sees costs nothing
         match role, index.column():
             case Qt.ItemDataRole.DisplayRole, column:
                 text = self._session.titled(one_line(event.text, _LONGEST_LINE))
@@ -239,7 +240,6 @@ class EventModel(QAbstractTableModel):
         if self._shown is not self._session.shown or entries[:count] != self.entries:
             self.reset()
         elif len(entries) > count:
-            self._axis.pull()
             self.beginInsertRows(QModelIndex(), count, len(entries) - 1)
             self.entries = entries
             self.endInsertRows()
@@ -248,7 +248,6 @@ class EventModel(QAbstractTableModel):
         """Read everything again."""
         self.beginResetModel()
         self._shown, self._axis = self._session.shown, TimeAxis(self._session.shown)
-        self._axis.pull()
         self.entries = self._log()
         self.endResetModel()
 

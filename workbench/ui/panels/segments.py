@@ -48,6 +48,7 @@ ROW_HEIGHT = 26
 JUDGE = "Measure a verdict against the baseline"
 PERIOD_MS = 1000  # between two computations while steps arrive
 IDLE_SHARE = 4  # times as long as the computation took, so that long sessions cost no more
+SIZED_ROWS = 100  # that decide how wide columns are: each costs a dozen calls a cell
 MOST_PAIRS = 20  # rows that a menu offers to compare with
 _LONGEST_NAME = 60  # characters
 MOST_SEGMENTS = 1000  # rows of the table; each takes milliseconds to compare
@@ -132,6 +133,7 @@ class SegmentsPanel(QWidget):
         header.setTextElideMode(Qt.TextElideMode.ElideRight)
         header.setMinimumSectionSize(56)
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setResizeContentsPrecision(SIZED_ROWS)
         expand = QShortcut(QKeySequence(Qt.Key.Key_Space), table)
         expand.setContext(Qt.ShortcutContext.WidgetShortcut)
         expand.activated.connect(self._expand_current)

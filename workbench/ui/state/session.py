@@ -81,6 +81,7 @@ class SessionModel(QObject):
         self.previous: LiveSession | None = None  # the one that ``begin`` left
         self.baseline = 0  # index of the segment that ratios refer to
         self.baseline_chosen = False  # by a person
+        self._scanned = 0  # segments without steady steps, before the last
         self._baseline_settled = False  # a person chose it, or it has steady steps
         self.selection: int | None = None  # index of the selected segment
         self.follow = True  # the plots scroll with the newest step
@@ -126,7 +127,9 @@ class SessionModel(QObject):
         """Make the first segment with steady steps the baseline, unless a person chose one."""
         if self._baseline_settled:
             return
-        for segment in self.shown.segments:
+        segments = self.shown.segments
+        first, self._scanned = self._scanned, max(0, len(segments) - 1)
+        for segment in segments[first:]:
             if any(span.phase == Phase.STEADY for span in segment.phases):
                 self._baseline_settled = True
                 if segment.index != self.baseline:
@@ -205,6 +208,7 @@ class SessionModel(QObject):
             self.shown = session
             self.baseline, self.selection = 0, None
             self.baseline_chosen = self._baseline_settled = False
+            self._scanned = 0
             self._update_titles()
             for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
                 changed.emit()

@@ -169,7 +169,10 @@ def test_a_verdict_asks_for_no_more_room_than_a_small_window_has(qtbot, workspac
     qtbot.waitUntil(panel.table.isVisible)
     hint = panel.minimumSizeHint()
     assert hint.width() <= BESIDE_PX - 30 and hint.height() <= 300
-    assert panel.judge.text() != JUDGE and panel.judge.accessibleName() == JUDGE
+    assert panel.judge.accessibleName() == JUDGE
+    panel.resize(hint.width(), 300)
+    qtbot.waitUntil(lambda: panel.judge.text() != JUDGE)
+    panel.resize(BESIDE_PX - 30, 300)
     qtbot.waitUntil(lambda: panel.table.geometry().bottom() <= panel.height())
     panel.resize(1400, 600)
     qtbot.waitUntil(lambda: panel.judge.text() == JUDGE)
