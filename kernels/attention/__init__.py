@@ -173,13 +173,12 @@ def _cost(
     batch, heads, length, dim = q_BHSD.shape
     keys = k_BGTD.shape[2]
     if kv_length is None:
-        position = torch.arange(keys - length, keys)
-        last = position if causal else torch.full_like(position, keys - 1)
-        first = torch.zeros_like(position)
-        if window is not None:
-            first = (position - window + 1).clamp(min=0)
-            last = last.minimum(position + window - 1)
-        pairs = batch * int((last - first + 1).clamp(min=0).sum())
+        # In Python: under fake tensors, numbers of torch have no values.
+        reach = length + keys if window is None else window
+        pairs = batch * sum(
+            max(0, min(at if causal else keys - 1, at + reach - 1) - max(at - reach + 1, 0) + 1)
+            for at in range(keys - length, keys)
+        )
     else:
         seen = visible(length, keys, torch.device("cpu"), causal, window, _on_cpu(kv_length))
         pairs = int(seen.sum()) * (batch if seen.dim() == 2 or seen.shape[0] == 1 else 1)

@@ -11,8 +11,8 @@ of two, so that unlisted shapes and growing lengths need no measurement of their
 stored by GPU, by versions of torch, Triton and the libraries, and by the operator's source.
 
 Nothing is measured while a CUDA graph is captured or torch.compile traces, under modes that watch
-operators, in a process of several ranks (they would choose differently), or on tensors without
-memory. There a stored result decides, else the operator's own rule.
+operators, in a process of several ranks (they would choose differently), of quantized codes, or on
+tensors without memory. There a stored result decides, else the operator's own rule.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ LIBRARIES = (
     *("flash-attn", "flash-attn-3", "flash-attn-4", "liger-kernel", "quack-kernels"),
     *("fla-core", "flash-linear-attention", "mamba-ssm"),
 )
+CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALARS = (bool, str, type(None), torch.dtype)
 
 
@@ -204,6 +205,8 @@ def _shape_class(args: tuple[Any, ...]) -> list[Any] | None:
     parts: list[Any] = []
     for x in args:
         if isinstance(x, Tensor):
+            if x.dtype in CODES:  # implementations multiply codes in different precisions
+                return None
             parts.append(x.dtype)
             for size in x.shape[:-1]:
                 parts.append(_round_up(size))
