@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -53,8 +54,8 @@ class Run:
         """Return the segments to show, in order: the newest ``MOST_SEGMENTS`` if none was named."""
         segments = self.session.segments
         if self.segments is None:
-            shown = [segment for segment in segments if segment.index not in self.hidden]
-            return shown[-MOST_SEGMENTS:]
+            newest = (s for s in reversed(segments) if s.index not in self.hidden)
+            return [*itertools.islice(newest, MOST_SEGMENTS)][::-1]
         return [segments[number] for number in self.segments if 0 <= number < len(segments)]
 
     def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:

@@ -61,6 +61,7 @@ class TimeAxis:
         self._runs: list[_Run] = []
         self._segments = 0  # taken so far
         self._knots: tuple[Array, Array] = (np.empty(0), np.empty(0))
+        self.gaps: list[tuple[float, float]] = []  # position and seconds of left-out idle time
 
     def pull(self) -> None:
         """Take in new segments, and the end of the last run."""
@@ -84,6 +85,11 @@ class TimeAxis:
             times = [time for run in self._runs for time in (run.start_s, run.stop_s)]
             positions = [position for run in self._runs for position in (run.position, run.end)]
             self._knots = np.array(times), np.array(positions)
+            if len(self.gaps) != len(self._runs) - 1:
+                self.gaps = [
+                    (later.position, later.start_s - earlier.stop_s)
+                    for earlier, later in zip(self._runs, self._runs[1:], strict=False)
+                ]
 
     def _extend(self) -> None:
         if self._runs:
@@ -97,14 +103,6 @@ class TimeAxis:
     def begun(self) -> bool:
         """True once anything ran: the axis begins there."""
         return bool(self._runs)
-
-    @property
-    def gaps(self) -> list[tuple[float, float]]:
-        """Positions of the idle gaps that were left out, with their seconds."""
-        return [
-            (later.position, later.start_s - earlier.stop_s)
-            for earlier, later in zip(self._runs, self._runs[1:], strict=False)
-        ]
 
     @property
     def last_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QPainter
 
@@ -28,14 +29,16 @@ class Gaps(Layer):
     def pull(self) -> None:
         """Take in the gaps so far."""
         gaps = self._run.axis.gaps
-        if gaps != self._gaps:
+        if gaps is not self._gaps:
             self._gaps, self.fresh = gaps, -math.inf
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """Draw every gap in view."""
+        """Draw the gaps in view; those that share a pixel once."""
         theme = self._style.theme
-        for position, _ in self._gaps:
-            if frame.x[0] <= position <= frame.x[1]:
-                for x in (frame.px(position) - _APART_PX / 2, frame.px(position) + _APART_PX / 2):
-                    line = QRectF(round(x), 0, 1, frame.height)
-                    painter.fillRect(line, QColor(mixed(theme.muted, theme.surface, 0.6)))
+        color = QColor(mixed(theme.muted, theme.surface, 0.6))
+        positions = np.array([position for position, _ in self._gaps])
+        visible = positions[(positions >= frame.x[0]) & (positions <= frame.x[1])]
+        middle_px = np.round(frame.px(visible))
+        lines_px = np.concatenate([middle_px - _APART_PX // 2, middle_px + _APART_PX // 2])
+        for x in np.unique(lines_px):
+            painter.fillRect(QRectF(x, 0, 1, frame.height), color)

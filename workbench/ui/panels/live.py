@@ -202,7 +202,7 @@ class LivePanel(QWidget):
         """Leave a plot that has nothing to draw one line, once there are steps: most have by then
         all that they will ever have.
         """
-        stepped = _steps(self._run) > 0
+        stepped = any(row_count(segment.steps) for segment in self._run.session.segments)
         for chart in self.shown:
             folded = stepped and chart.reason is not None
             if folded and not chart.brief:  # it may have been asked before the first step
