@@ -93,8 +93,8 @@ def write(
         width = statistics.median((row.high - row.low) / 2 for row in known) if known else math.nan
         rows.append(
             f"| {kind} | {len(made)} | {statistics.median(builds_of(row) for row in made):g} "
-            f"| {different['found']} ({100 * different['high']:.0f} % at most) "
-            f"| {missed['count'] - missed['found']} of {missed['count']} | ±{100 * width:.2g} % |"
+            f"| {different['hits']} ({100 * different['high']:.0f} % at most) "
+            f"| {missed['count'] - missed['hits']} of {missed['count']} | ±{100 * width:.2g} % |"
         )
     (options.out / "aa.json").write_text(json.dumps(report, indent=1))
     table = [

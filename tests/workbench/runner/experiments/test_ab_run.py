@@ -266,10 +266,10 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
         if sum(reference() is not None for reference in built) > (short == "in a later step"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    def build_one_at_a_time(situation, phases):
+    def build_one_at_a_time(situation, phases, copy):
         if short == "while building":
             need_room()
-        arm = build(situation, phases)
+        arm = build(situation, phases, copy)
         built.append(weakref.ref(arm))
         step, calls = arm.step, itertools.count()
 
@@ -303,10 +303,10 @@ def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
     builds = itertools.count()
     build = rig.arms._build
 
-    def capture(situation, phases):
+    def capture(situation, phases, copy):
         if (at := next(builds)) == 1 or (at and not cured):
             raise CaptureError("operation not permitted when stream is capturing")
-        return build(situation, phases)
+        return build(situation, phases, copy)
 
     monkeypatch.setattr(rig.arms, "_build", capture)
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)

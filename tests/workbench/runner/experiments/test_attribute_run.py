@@ -114,11 +114,11 @@ def test_an_arm_out_of_memory_is_a_data_point_and_the_others_are_measured(
     monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: counts))
     build = rig.arms._build
 
-    def tight(situation, phases):
+    def tight(situation, phases, copy):
         option = situation.configuration.toggles
         if option["rope_cache"] == "shared" and option["attention"] == "auto":
             raise error
-        return build(situation, phases)
+        return build(situation, phases, copy)
 
     monkeypatch.setattr(rig.arms, "_build", tight)
     study, session = attribute(rig, small, {"rope_cache": "shared", "attention": "manual"})
@@ -142,11 +142,11 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     built = []
     build = rig.arms._build
 
-    def one_at_a_time(situation, phases):
+    def one_at_a_time(situation, phases, copy):
         gc.collect()
         if any(reference() is not None for reference in built):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        arm = build(situation, phases)
+        arm = build(situation, phases, copy)
         built.append(weakref.ref(arm))
         return arm
 
@@ -165,8 +165,8 @@ def test_memory_is_counted_with_nothing_else_built(rig, small, monkeypatch):
     built = []
     build = rig.arms._build
 
-    def remember(situation, phases):
-        arm = build(situation, phases)
+    def remember(situation, phases, copy):
+        arm = build(situation, phases, copy)
         built.append(weakref.ref(arm))
         return arm
 
@@ -279,9 +279,9 @@ def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_re
     compiled: set[str] = set()  # what a second build need not do again
     build = rig.arms._build
 
-    def slow(situation, phases):
+    def slow(situation, phases, copy):
         compiled.add(str(situation.configuration.toggles))
-        return build(situation, phases)
+        return build(situation, phases, copy)
 
     def later(_) -> float:
         return time.perf_counter() + 25.0 * len(compiled)

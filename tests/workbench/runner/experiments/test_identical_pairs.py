@@ -18,7 +18,7 @@ def test_a_rate_that_chance_does_not_explain_is_told_and_one_that_it_does_is_not
     assert summary(made("FASTER", 9, 0.9, 0.95) + made("SAME", 51))["too_high"]
     few = summary(made("SLOWER", 2) + made("SAME", 58))
     assert not few["too_high"] and "in keeping with the 5 % that are allowed" in few["words"]
-    assert few["counts"]["SLOWER"] == 2 and few["interval_without_1"]["found"] == 0
+    assert few["counts"]["SLOWER"] == 2 and few["interval_without_1"]["hits"] == 0
     none = summary(made("SAME", 100))
     assert "shown to be at most the 5 % that are allowed" in none["words"]
     # No event in n: the exact upper end solves (1 - p)^n = 0.025.

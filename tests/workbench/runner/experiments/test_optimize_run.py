@@ -103,12 +103,12 @@ def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(rig, small, 
             return Numerics(reference="float64", ok=False, text="relative error 1", max_error=9.0)
         return check(arm, situation, *rest)
 
-    def built(situation, phases):
+    def built(situation, phases, copy):
         if situation.option("attention") == "manual":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if situation.option("attention") == "chunked":
             raise RuntimeError("a planted mistake")
-        return build(situation, phases)
+        return build(situation, phases, copy)
 
     def planted(bench, candidate):
         done = run_block(bench, candidate)

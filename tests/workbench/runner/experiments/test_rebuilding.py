@@ -77,8 +77,8 @@ def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
     built, make = [], rig.arms._build
     chance, orders = random.Random(0), set()
 
-    def remember(situation, phases):
-        arm = make(situation, phases)
+    def remember(situation, phases, copy):
+        arm = make(situation, phases, copy)
         built.append(weakref.ref(arm))
         return arm
 

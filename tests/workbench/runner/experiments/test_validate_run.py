@@ -165,8 +165,8 @@ def at_other_batches(rig, monkeypatch, act):
     """Let ``act`` happen to the output of every arm that is built for a batch of 3."""
     build = rig.arms._build
 
-    def built(situation, phases):
-        arm = build(situation, phases)
+    def built(situation, phases, copy):
+        arm = build(situation, phases, copy)
         if situation.configuration.settings["batch"] == 3:
             arm.model.register_forward_hook(lambda module, inputs, output: act(output))
         return arm

@@ -67,7 +67,8 @@ def ranks(monkeypatch):
     monkeypatch.setattr(rank_telemetry.worlds, "current", lambda: there.group)
 
     def begin(size: int) -> None:
-        there.group = SimpleNamespace(pids=[os.getpid()] * (size - 1)) if size > 1 else None
+        pids = dict.fromkeys(range(1, size), os.getpid())
+        there.group = SimpleNamespace(pids=pids) if size > 1 else None
 
     return begin
 

@@ -156,7 +156,7 @@ class Allocator(Written):
 def training(tmp_path, nodes: list[str], seed: int) -> tuple[trace.Trace, Allocator, Known]:
     """Return a step of four layers whose backward pass has these nodes, with sizes by chance."""
     sizes = random.Random(seed)
-    made = Allocator(allocated_now=80)
+    made = Allocator(allocated=80)
     made.mark("workbench step", 0, 1000)
     activations, gradients = [], []
     for layer in range(4):

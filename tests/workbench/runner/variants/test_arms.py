@@ -21,14 +21,14 @@ def situation(option: str) -> SimpleNamespace:
 @pytest.fixture
 def arms(monkeypatch):
     """Arms that are quickly built."""
-    monkeypatch.setattr(Arms, "_build", lambda self, situation, phases: built())
+    monkeypatch.setattr(Arms, "_build", lambda self, situation, phases, copy: built())
     return Arms()
 
 
 class Built:
     """The parts of an arm, and of a model, that freeing them needs."""
 
-    trainer = None
+    trainer = divided = None
 
     def __init__(self, model=None) -> None:
         self.model = model
