@@ -51,6 +51,7 @@ from models.initialisation import Take
 from models.layers.quantized_linear import QuantizedLinear
 from sessions.model import OWN
 from workbench.runner.config import global_flags, hf_model, neighbour_modules
+from workbench.runner.config.example_inputs import inputs_like, with_example
 from workbench.runner.environment import host
 from workbench.runner.failures import OWN_MODULE, Mistake, OwnModelError
 from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
@@ -360,7 +361,7 @@ def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
     files = set(map(str, neighbour_modules.files_beside(path, _read)))
     loaded = [module, *(m for m in sys.modules.values() if getattr(m, "__file__", None) in files)]
     sources = tuple(Source(Path(str(m.__file__)).name, vars(m)) for m in loaded)
-    parts = replace(_parts(path, name, _with_example(returned)), sources=sources)
+    parts = replace(_parts(path, name, with_example(returned)), sources=sources)
     return _remember(config, parts)
 
 
@@ -392,33 +393,6 @@ def _parts(path: Path, name: str, returned: Any) -> Parts:
     if not any(True for _ in module.parameters()):
         raise Mistake(f"{shown} a module without parameters; there is nothing to run or train")
     return Parts(module, make_inputs, loss)
-
-
-def _with_example(returned: Any) -> Any:
-    """Return a module with the example that it carries as Lightning's do; others as they are."""
-    example = getattr(returned, "example_input_array", None)
-    is_alone = isinstance(returned, nn.Module) and tensors(example)
-    return (returned, example) if is_alone else returned
-
-
-def inputs_like(example: Any) -> Callable[[int], Any]:
-    """Return a function that draws inputs shaped like an example, for a number of sequences."""
-
-    def draw(value: Any, batch: int) -> Any:
-        if isinstance(value, tuple | list):
-            drawn = [draw(part, batch) for part in value]
-            return type(value)(*drawn) if is_named_tuple(value) else type(value)(drawn)
-        if isinstance(value, dict):
-            return {name: draw(part, batch) for name, part in value.items()}
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            return value
-        shape = (batch, *value.shape[1:])
-        if value.dtype.is_floating_point or value.is_complex():
-            return torch.randn(shape, dtype=value.dtype)
-        low, high = int(value.min()), int(value.max())
-        return torch.randint(low, high + 1, shape).to(value.dtype)
-
-    return lambda batch: draw(example, batch)
 
 
 def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:
