@@ -182,6 +182,17 @@ class FullyShard:
                 if hasattr(module, name):
                     register_fsdp_forward_method(module, name)
 
+    def reshard(self, model: Model) -> None:
+        """Free the full weights that a call without a backward pass leaves in its modules.
+
+        What restores a user's model afterwards would put shards back in their place.
+        """
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in (*self._blocks, model):
+            assert isinstance(module, FSDPModule)
+            module.reshard()
+
     @property
     def bytes(self) -> int:
         """Bytes of this rank's weights between steps."""

@@ -170,7 +170,10 @@ class Parallel:
         """Return the model's outputs for rank 0's batch; within ``evaluating``."""
         if self.pipeline is not None:
             return self.pipeline.outputs(arm)
-        return arm.autocast(arm.model)(*arm.batches.inputs)
+        outputs = arm.autocast(arm.model)(*arm.batches.inputs)
+        if self.fully_shard is not None:
+            self.fully_shard.reshard(arm.model)
+        return outputs
 
     def loss(self, arm: Arm) -> Tensor:
         """Return the loss of rank 0's batch as steps compute it; within ``evaluating``."""
