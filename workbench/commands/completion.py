@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from workbench.commands._command import DONE, Command, answer
+from workbench.commands._command import DONE, Command, answer, answer_json
 
 EPILOG = (
     "bash: workbench completion bash > ~/.local/share/bash-completion/completions/workbench; "
@@ -17,12 +17,17 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.epilog = EPILOG
     parser.add_argument("shell", choices=SUPPORTED_SHELLS, help="the shell that reads the script")
+    parser.add_argument("--json", action="store_true", help="print the script as JSON")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     import shtab
 
-    answer(shtab.complete(arguments.program, arguments.shell))
+    script = shtab.complete(arguments.program, arguments.shell)
+    if arguments.json:
+        answer_json({"reason": "done", "shell": arguments.shell, "script": script})
+    else:
+        answer(script)
     return DONE
 
 

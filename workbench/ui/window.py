@@ -145,6 +145,11 @@ class MainWindow(QMainWindow):
         return self._later("sweep").panel()
 
     @property
+    def kernels(self) -> QWidget:
+        """The panel of timed kernels."""
+        return self._later("kernels").panel()
+
+    @property
     def claims(self) -> QWidget:
         """The panel of the documents' claims."""
         return self._later("claims").panel()

@@ -71,8 +71,12 @@ def ran(tmp_path_factory) -> Ran:
 
 
 @pytest.fixture
-def sent(monkeypatch) -> Callable[..., list[protocol.Command]]:
-    """Let ``run`` meet a runner that says these messages; gives what that runner is told."""
+def sent(monkeypatch, tmp_path_factory) -> Callable[..., list[protocol.Command]]:
+    """Let ``run`` meet a runner that says these messages; gives what that runner is told.
+
+    Its program is a file: Linux takes no argument above 128 KiB, which a catalogue may have.
+    """
+    programs = tmp_path_factory.mktemp("runners")
 
     def script(*messages: protocol.AnyMessage, then: str = "sys.stdin.read()"):
         told: list[protocol.Command] = []
@@ -84,7 +88,9 @@ def sent(monkeypatch) -> Callable[..., list[protocol.Command]]:
 
         lines = b"".join(map(protocol.encode, messages))
         program = f"import os, sys\nos.write(1, {lines!r})\n{then}"
-        runner = functools.partial(Scripted, command=(sys.executable, "-S", "-c", program))
+        path = programs / f"runner_{len(list(programs.iterdir()))}.py"
+        path.write_text(program)
+        runner = functools.partial(Scripted, command=(sys.executable, "-S", str(path)))
         monkeypatch.setattr(headless, "Runner", runner)
         monkeypatch.setattr("workbench.commands._headless.Runner", runner)
         return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -75,3 +76,7 @@ def test_completion_scripts_name_every_command_and_its_options(shell, capsys):
     if shell == "bash":
         checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
         assert checked.returncode == 0, checked.stderr
+    assert main(["completion", shell, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["reason"], answer["shell"]) == ("done", shell)
+    assert answer["script"].strip() == script.strip()

@@ -190,7 +190,7 @@ def window_orders(ran) -> dict[str, protocol.Command]:
         ),
         "profile": protocol.Profile(configurations=[base], steps=3),
         "validate": protocol.Validate(configuration=base, budget_s=10.0),
-        "calibrate": protocol.Compare(base=base, other=base, budget_s=30.0, seed=5),
+        "calibrate": protocol.Compare(base=base, other=base, budget_s=30.0, seed=5, energy=False),
         "ab": protocol.Compare(base=base, other=other, budget_s=10.0, seed=5, predict=True),
     }
 

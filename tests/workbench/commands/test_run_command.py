@@ -115,11 +115,11 @@ def test_a_length_that_is_none_is_refused(length, sentence, capsys):
 def test_what_the_runner_calls_a_mistake_is_one(ran, sent, capsys):
     mistake = protocol.Failure(kind="mistake", sentence="setting batch = 0 is outside of 1 to 9")
     told = sent(ran.catalogue, mistake, protocol.Finished(reason="failed", steps=0))
-    assert main(["run", "hydra", "--toggle", "triton", "--set", "batch=0"]) == 2
+    assert main(["run", "hydra", "--toggle", "cuda_graphs", "--set", "batch=0"]) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", f"workbench run: {mistake.sentence}\n")
     (start,) = (command for command in told if isinstance(command, protocol.Start))
-    assert start.configuration.toggles == {"triton": "on"}  # of two options, the other one
+    assert start.configuration.toggles == {"cuda_graphs": "on"}  # of two options, the other one
     assert (start.steps, start.seconds) == (None, 10.0)
     assert start.configuration.preset == ran.catalogue.families[0].default_preset
 

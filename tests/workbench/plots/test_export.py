@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 import zlib
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import profile_samples
 import pytest
@@ -17,6 +18,7 @@ from synthetic import bench_session, cpu_session, empty_session, gpu_session, sw
 from sessions.model import Session
 from sessions.tables import comparison_table
 from sessions.verdicts.comparison import compare
+from sessions.verdicts.energy import FACT, judge_energy
 from workbench import plot_export
 from workbench.plots import PLOTS, Run
 from workbench.theming.theme import DARK
@@ -26,10 +28,20 @@ SIZE = (720, 420)
 AXIS = r"\(\S+\)$|^Sequence$"  # what every chart has one of: a title with its unit
 
 
+def energy_session() -> Session:
+    """Return a session whose verdict has the joules of a step of both arms."""
+    session = gpu_session(4, 300)
+    joules = [[2.0 + 0.01 * pair, 1.5 + 0.02 * (pair % 3)] for pair in range(8)]
+    session.comparisons[0].facts[FACT] = msgspec.to_builtins(judge_energy(joules))
+    return session
+
+
 @pytest.fixture(scope="module")
 def sessions_to_show():
+    profiled = Session(title="profiled", studies=[profile_samples.rich_study(blocks=2)])
     swept = [Session(studies=[sweep_study()]), Session(studies=[sweep_study(two=True)])]
-    return [gpu_session(4, 300), profile_samples.session(2), *swept, bench_session()]
+    described = [profile_samples.session(2), profiled]
+    return [gpu_session(4, 300), *described, *swept, bench_session(), energy_session()]
 
 
 @pytest.fixture(scope="module")

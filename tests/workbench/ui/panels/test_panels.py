@@ -274,7 +274,7 @@ def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp
 
 def test_every_empty_panel_says_what_would_fill_it(window):
     later = (window.attribution, window.optimize, window.breakdown, window.checklist, window.sweep)
-    made = (window.verdict, *later)
+    made = (window.verdict, window.kernels, *later)
     assert window.claims  # is never empty: it lists what can be measured
     for panel in made:  # now, if they were not yet
         assert panel.empty.isVisibleTo(panel)

@@ -37,7 +37,7 @@ def test_a_trace_opens_in_the_breakdown_panel_and_its_file_stays_as_it_is(
     qtbot.waitUntil(panel.timeline.isVisible, timeout=5_000)
     assert panel.kernels.item(0, 0).text() == "nvjet_gemm"
     saved = []
-    monkeypatch.setattr(message_boxes, "save_as", saved.append)
+    monkeypatch.setattr(message_boxes, "save_as", lambda window, then: saved.append(window))
     ready.actions_["save"].trigger()
     workspace.session.rename("another title")
     workspace.tasks.wait()
