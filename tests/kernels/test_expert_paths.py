@@ -101,6 +101,7 @@ torch.compile(lambda: paths.called(inputs, "loop"), backend="eager", fullgraph=T
 """
 
 
+@pytest.mark.slow  # a process of its own, with Inductor
 def test_no_compiler_takes_the_loop():
     """In a process of its own: after what Dynamo refuses, later calls free tensors later."""
     command = [sys.executable, "-c", LOOP]

@@ -120,12 +120,13 @@ def test_case_names_tell_the_checks_of_an_operator_apart(script):
     ("arguments", "timed", "shapes", "absent", "auto"),
     [
         (["--backends", "manual", "sdpa_cudnn"], "manual", 2, {"sdpa_cudnn"}, "sdpa_flash"),
-        (
+        pytest.param(
             ["--operator", "adaptive_attention", "--backends", "torch", "--shapes", "H3/3"],
             "torch",
             1,
             set(),
             "triton",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["attention", "adaptive"],
