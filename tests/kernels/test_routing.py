@@ -109,8 +109,18 @@ def loop_over_experts(x, index, weight, gate, up, down):
 
 def sizes(mix):
     """Width of the tokens and of an expert: odd, where the implementation takes such."""
-    grouped = OPS["moe_experts"].implementations["grouped"]
-    return (12, 8) if mix is grouped else (9, 7)
+    known = OPS["moe_experts"].implementations
+    return (12, 8) if mix in (known["grouped"], known["triton_grouped"]) else (9, 7)
+
+
+@pytest.mark.parametrize("name", ["grouped", "triton_grouped"])
+@pytest.mark.parametrize(("dim", "width", "size"), [(9, 8, 9), (12, 7, 7)])
+def test_torchs_grouped_product_refuses_rows_that_are_not_aligned(name, dim, width, size):
+    x, weight = torch.randn(4, dim), torch.rand(4, 2)
+    index = torch.arange(2).expand(4, 2)
+    gate, up, down = torch.randn(2, 2, width, dim).unbind() + (torch.randn(2, dim, width),)
+    why = OPS["moe_experts"].implementations[name].refuses(x, index, weight, gate, up, down)
+    assert f"multiple of 16 bytes, and {size} numbers of float32 are {4 * size}" in why
 
 
 def ways(n_experts, k):

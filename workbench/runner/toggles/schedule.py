@@ -5,6 +5,10 @@ activations of no more micro-batches than there are stages from it on. *All forw
 backward* (GPipe, Huang et al., arXiv 1811.06965) keeps those of all micro-batches, and waits as
 long. It pays only where a message takes so long that the alternation of 1F1B waits for it. Counted
 for two stages and eight micro-batches: the first stage keeps two micro-batches, or all eight.
+
+Neither order saves the host's work on each micro-batch, so their number counts first. On two H200s
+in BF16 a step of HYDRA base, 32 x 1024 tokens, took 69.8 ms with 4 micro-batches in 1F1B, and
+120.5 ms with 8.
 """
 
 from __future__ import annotations

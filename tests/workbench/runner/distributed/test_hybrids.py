@@ -48,6 +48,12 @@ def right(asked: Configuration, arms: Arms | None = None, **toggles: str) -> Non
 
 
 @needs_cores
+def test_two_kinds_combine_on_four_ranks(asked):
+    right(asked, **DATA, **TENSOR)
+
+
+@pytest.mark.slow
+@needs_cores
 def test_kinds_combine_on_four_ranks_over_the_same_weights(asked):
     arms = Arms()
     for toggles in (

@@ -58,6 +58,7 @@ def test_an_arm_whose_ranks_could_not_be_compared_is_entered_anew(asked, device,
         assert torch.isfinite(arm.step())
 
 
+@pytest.mark.slow
 def test_ranks_that_could_not_be_compared_for_the_evidence_are_not_left_waiting(
     asked, device, monkeypatch
 ):

@@ -112,17 +112,21 @@ def test_a_fix_by_toggles_leaves_nothing_that_cannot_be_used(plain):
         ({}, "activation_offload", "on", {}),
         ({}, "adamw", "8bit_bitsandbytes", {}),
         ({}, "compile", "reduce-overhead", {}),
-        ({}, "tensor_parallel", "2", {}),
+        ({"pipeline_parallel": "4"}, "tensor_parallel", "2", {}),  # 8 GPUs
         ({"adamw": "fused"}, "cuda_graphs", "on", {}),
-        ({"micro_batches": "4"}, "data_parallel", "2", {"micro_batches": "auto"}),
+        (
+            {"pipeline_parallel": "4", "micro_batches": "4"},
+            "data_parallel", "2", {"micro_batches": "auto"},
+        ),
         ({"micro_batches": "4"}, "compile", "reduce-overhead", {"micro_batches": "auto"}),
     ],
-)
+)  # fmt: skip
 def test_stages_grey_out_what_does_not_go_with_them_and_the_fix_gives_them_up(
     plain, monkeypatch, toggles, other, option, change
 ):
     monkeypatch.setattr("workbench.runner.variants.optimizers.installed", lambda _: True)
     monkeypatch.setattr("models.hydra.HydraConfig.n_layers", 4)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     staged = switched(plain, {"pipeline_parallel": "2", **toggles})
     assert not problem(staged)
     why = blocked_options(staged)[other][option]
@@ -130,3 +134,11 @@ def test_stages_grey_out_what_does_not_go_with_them_and_the_fix_gives_them_up(
     assert any(words in why.reason for words in expected), why.reason
     assert why.set == {"pipeline_parallel": "off", **change} and why.fix
     assert not problem(switched(staged, {**why.set, other: option}))
+
+
+@pytest.mark.parametrize(("family", "workload"), [("hydra", "train")])
+@pytest.mark.parametrize("other", ["data_parallel", "tensor_parallel"])
+def test_stages_combine_with_other_ranks_while_there_are_gpus_for_all(plain, other):
+    staged = switched(plain, {"pipeline_parallel": "2"})
+    assert "2" not in blocked_options(staged).get(other, {})
+    assert not problem(switched(staged, {other: "2"}))
