@@ -118,7 +118,7 @@ def sizes(mix):
 def test_torchs_grouped_product_refuses_rows_that_are_not_aligned(name, dim, width, size):
     x, weight = torch.randn(4, dim), torch.rand(4, 2)
     index = torch.arange(2).expand(4, 2)
-    gate, up, down = torch.randn(2, 2, width, dim).unbind() + (torch.randn(2, dim, width),)
+    gate, up, down = (*torch.randn(2, 2, width, dim).unbind(), torch.randn(2, dim, width))
     why = OPS["moe_experts"].implementations[name].refuses(x, index, weight, gate, up, down)
     assert f"multiple of 16 bytes, and {size} numbers of float32 are {4 * size}" in why
 
