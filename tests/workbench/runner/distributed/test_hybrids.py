@@ -47,23 +47,21 @@ def right(asked: Configuration, arms: Arms | None = None, **toggles: str) -> Non
     assert checked.ok, (toggles, checked.text)
 
 
-@needs_cores
-def test_two_kinds_combine_on_four_ranks(asked):
-    right(asked, **DATA, **TENSOR)
+COMBINATIONS = [
+    {**DATA, **TENSOR},
+    {**DATA, **PIPELINE},
+    {**TENSOR, **PIPELINE},
+    {**DATA, **TENSOR, **FULL, **SEQUENCE},
+    {**DATA, **PIPELINE, **FULL},
+    {"data_parallel": "4", "sharding": "hybrid"},
+]
 
 
-@pytest.mark.slow
 @needs_cores
-def test_kinds_combine_on_four_ranks_over_the_same_weights(asked):
+@pytest.mark.parametrize("count", [1, pytest.param(len(COMBINATIONS), marks=pytest.mark.slow)])
+def test_kinds_combine_on_four_ranks_over_the_same_weights(asked, count):
     arms = Arms()
-    for toggles in (
-        {**DATA, **TENSOR},
-        {**DATA, **PIPELINE},
-        {**TENSOR, **PIPELINE},
-        {**DATA, **TENSOR, **FULL, **SEQUENCE},
-        {**DATA, **PIPELINE, **FULL},
-        {"data_parallel": "4", "sharding": "hybrid"},
-    ):
+    for toggles in COMBINATIONS[:count]:
         right(asked, arms, **toggles)
 
 
