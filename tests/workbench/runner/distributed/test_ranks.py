@@ -170,7 +170,7 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("os._exit(3)", "rank 1 ended with exit code 3"),
+        pytest.param("os._exit(3)", "rank 1 ended with exit code 3", marks=pytest.mark.slow),
         ("(_ for _ in ()).throw(RuntimeError('no room'))", "rank 1 ended: .*no room"),
     ],
 )
