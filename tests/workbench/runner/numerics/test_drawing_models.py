@@ -210,7 +210,9 @@ def test_what_draws_in_evaluation_mode_too_is_not_checked(build, workload):
 def test_ranks_that_each_draw_others_are_not_checked(build):
     arm, situation = build()
     alone = lambda *_: contextlib.nullcontext()  # noqa: E731
-    ranks = SimpleNamespace(pipeline=None, entered=alone, evaluating=alone, full=None)
+    ranks = SimpleNamespace(
+        pipeline=None, fully_shard=None, entered=alone, evaluating=alone, full=None
+    )
     for name in ("outputs", "loss"):
         setattr(ranks, name, functools.partial(getattr(Parallel, name), ranks))
     arm.divided = ranks

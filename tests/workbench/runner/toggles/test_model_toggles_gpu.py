@@ -85,7 +85,8 @@ def test_fp8_of_single_precision_inputs_is_blocked_with_half_precision():
     ],
 )
 def test_fused_kernels_run_and_are_right(family, workload, toggle, option):
-    # On a GPU "auto" chooses the fused experts too.
-    status = "as default" if toggle == "triton_moe_experts" else "effective"
+    # On a GPU "auto" chooses these too.
+    is_default = toggle in ("triton_moe_experts", "triton_ssd_step")
+    status = "as default" if is_default else "effective"
     toggles = HALF | {toggle: option}
     judged(configuration(family, workload, sequence=64, toggles=toggles), toggle, status)
