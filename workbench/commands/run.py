@@ -70,7 +70,7 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
         action="append",
         default=[],
         metavar="NAME[=OPTION]",
-        help="an optimization; where it has two options, its name switches it; @SET or "
+        help="an optimization; its name alone turns it on if that needs no other word; @SET or "
         "@FILE.json: all of a toggle set, what cannot be used here left out; later ones win",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data; default: 0")
@@ -292,9 +292,9 @@ def _toggle(text: str, toggles: Mapping[str, protocol.ToggleInfo]) -> tuple[str,
     toggle = _known("unknown toggle", name, toggles)
     options = [option.name for option in toggle.options]
     if not option:
-        if len(options) != 2:
+        if "on" not in options and len(options) != 2:
             raise Mistaken(f"--toggle {name}: name an option, one of {', '.join(options)}")
-        option = options[1]
+        option = "on" if "on" in options else options[1]
     return name, _known(f"toggle {name}: unknown option", option, dict.fromkeys(options, option))
 
 
