@@ -245,6 +245,9 @@ def test_shards_are_offered_first_where_ranks_run_out_of_memory(asked):
     assert offered == [{"sharding": "full"}, {"checkpointing": "full"}]
 
 
+# Slow: on CPUs the profiler does not record what gloo's threads free, which is seldom a collective's
+# input. GPUs count what is allocated.
+@pytest.mark.slow
 def test_steps_leave_nothing_behind(asked):
     arm = divided(asked, "full")
     steady = checks.steady_memory(arm, 6)
