@@ -245,8 +245,7 @@ def test_shards_are_offered_first_where_ranks_run_out_of_memory(asked):
     assert offered == [{"sharding": "full"}, {"checkpointing": "full"}]
 
 
-# Slow: on CPUs the profiler does not record what gloo's threads free, which is seldom a collective's
-# input. GPUs count what is allocated.
+# Slow: on CPUs the profiler misses memory that gloo's threads free, which depends on the load.
 @pytest.mark.slow
 def test_steps_leave_nothing_behind(asked):
     arm = divided(asked, "full")
