@@ -113,7 +113,7 @@ def test_heads_that_are_narrow_show_the_ranks_in_use():
 
 
 def test_an_adaptive_option_is_amber_until_a_rank_has_changed(runner):
-    fields = {"n_layers": 1, "qk_dimensions": 8, "refresh_every": 50}
+    fields = {"n_layers": 1, "qk_dimensions": 8, "refresh_every": 1000}
     toggles = {"adaptive_rank": "on", "adaptive_precision": "off"}
     runner.start(configuration("adaattn", model=fields, toggles=toggles))
 
