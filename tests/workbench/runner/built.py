@@ -41,8 +41,8 @@ def stepped(
     return arm
 
 
-def found(arm: Arm) -> dict[str, tuple[str, str]]:
-    """Status and text of each option that is not off."""
+def collect_evidence(arm: Arm) -> dict[str, tuple[str, str]]:
+    """Return the status and the text of every option that is not off, by toggle."""
     return {evidence.toggle: (evidence.status, evidence.text) for evidence in arm.find_evidence()}
 
 

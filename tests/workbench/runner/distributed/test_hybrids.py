@@ -6,7 +6,7 @@ import os
 
 import msgspec
 import pytest
-from built import blocked, found, stepped
+from built import blocked, collect_evidence, stepped
 from hypothesis import given
 from hypothesis import strategies as st
 from test_ranks import needs_cores
@@ -41,7 +41,7 @@ def asked(small) -> Configuration:
 def right(asked: Configuration, arms: Arms | None = None, **toggles: str) -> None:
     """Check that every kind took effect and that the numbers are one device's."""
     arm = stepped(asked, steps=2, arms=arms or Arms(), **toggles)
-    findings = {name: result for name, result in found(arm).items() if name in toggles}
+    findings = {name: result for name, result in collect_evidence(arm).items() if name in toggles}
     assert {status for status, _ in findings.values()} == {"effective"}, findings
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, (toggles, checked.text)

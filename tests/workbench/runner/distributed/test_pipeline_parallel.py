@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 import torch
-from built import blocked, found, left_by_a_step, step_without_peer, stepped
+from built import blocked, collect_evidence, left_by_a_step, step_without_peer, stepped
 from runner_driver import Driver
 from test_ranks import needs_cores, switched
 
@@ -81,7 +81,7 @@ def test_what_threads_of_collectives_free_is_not_left_behind(asked, arms):
 
 @needs_cores
 def test_two_ranks_have_the_blocks_one_after_another_and_say_so(asked, divided):
-    status, text = found(divided)["pipeline_parallel"]
+    status, text = collect_evidence(divided)["pipeline_parallel"]
     assert status == "effective", text
     assert "2, 1 blocks on 2 stages, which 4 micro-batches passed" in text
     assert "these had 2, 1 in flight at most" in text
@@ -196,7 +196,7 @@ def test_evidence_tells_what_the_stages_did_not_do(asked, plant, monkeypatch):
     problem = plant(arm, monkeypatch)
     with arm.entered():
         arm.step()
-    status, text = found(arm)["pipeline_parallel"]
+    status, text = collect_evidence(arm)["pipeline_parallel"]
     assert status == "no effect" and problem in text, text
 
 
@@ -222,7 +222,7 @@ def test_turns_that_were_not_taken_are_no_effect(divided, monkeypatch, done, pro
     turns = [] if done is None else [first, last._replace(**done)]
     monkeypatch.setattr(divided.divided.pipeline, "turns", turns)
     monkeypatch.setattr(divided, "evidence", None)
-    status, text = found(divided)["pipeline_parallel"]
+    status, text = collect_evidence(divided)["pipeline_parallel"]
     assert status == "no effect" and problem in text, text
 
 
@@ -232,9 +232,9 @@ def test_a_batch_goes_through_in_as_many_micro_batches_as_were_asked_for(
     asked, arms, micro_batches
 ):
     arm = stepped(asked, arms=arms, micro_batches=micro_batches, **ON)
-    status, text = found(arm)["micro_batches"]
+    status, text = collect_evidence(arm)["micro_batches"]
     assert status == "effective" and f"4 rows in {micro_batches} micro-batches" in text
-    assert found(arm)["pipeline_parallel"][0] == "effective"
+    assert collect_evidence(arm)["pipeline_parallel"][0] == "effective"
 
 
 @needs_cores
@@ -243,7 +243,7 @@ def test_another_number_of_micro_batches_than_asked_for_is_no_effect(asked, arms
     turns = [turn._replace(forwards=4) for turn in arm.divided.pipeline.turns]
     monkeypatch.setattr(arm.divided.pipeline, "turns", turns)
     monkeypatch.setattr(arm, "evidence", None)
-    status, text = found(arm)["micro_batches"]
+    status, text = collect_evidence(arm)["micro_batches"]
     assert status == "no effect" and "4 rows in 4 micro-batches" in text
 
 
@@ -263,7 +263,7 @@ def test_live_metrics_are_of_all_stages_and_the_whole_batch(asked, arms):
 @needs_cores
 def test_what_the_other_stages_call_is_known(asked, arms):
     arm = stepped(asked, arms=arms, fused_loss="chunked", **ON)
-    status, text = found(arm)["fused_loss"]
+    status, text = collect_evidence(arm)["fused_loss"]
     assert status == "effective" and "all 4 recorded calls ran chunked" in text
     assert arm.divided.rank == 0 and not hasattr(arm.model, "norm")  # nor does it compute a loss
 
@@ -285,7 +285,7 @@ def test_every_family_that_has_stages_trains_right(asked, family, model):
     own = {**asked.model, **model} if family == "hydra" else model
     one = msgspec.structs.replace(asked, family=family, model=own)
     arm = stepped(one, steps=2, arms=Arms(), **ON)
-    assert found(arm)["pipeline_parallel"][0] == "effective"
+    assert collect_evidence(arm)["pipeline_parallel"][0] == "effective"
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 
@@ -311,9 +311,9 @@ def test_every_family_that_has_stages_trains_right(asked, family, model):
 )
 def test_other_options_go_with_it(asked, toggles):
     arm = stepped(asked, steps=3, arms=Arms(), **ON, **toggles)
-    status = {name: one for name, (one, _) in found(arm).items() if name in toggles}
+    status = {name: one for name, (one, _) in collect_evidence(arm).items() if name in toggles}
     assert set(status.values()) == {"effective"}
-    assert found(arm)["pipeline_parallel"][0] == "effective"
+    assert collect_evidence(arm)["pipeline_parallel"][0] == "effective"
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 
@@ -326,7 +326,7 @@ def test_four_ranks_train_right_however_few_cores_they_share(asked, many_cores, 
         asked, model={**asked.model, **model}, settings={"batch": 8, "sequence": 16}
     )
     arm = stepped(one, steps=3, arms=Arms(), pipeline_parallel="4")
-    status, text = found(arm)["pipeline_parallel"]
+    status, text = collect_evidence(arm)["pipeline_parallel"]
     assert status == "effective" and "these had 4, 3, 2, 1 in flight at most" in text, text
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text

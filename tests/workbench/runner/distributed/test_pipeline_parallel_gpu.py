@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built import found, own_peak, step_without_peer, stepped
+from built import collect_evidence, own_peak, step_without_peer, stepped
 from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
 
 from sessions.model import Configuration
@@ -18,7 +18,7 @@ ON = {"pipeline_parallel": "2"}
 
 def right(arm: Arm) -> None:
     """Assert that it took effect and that its numbers are right."""
-    status, text = found(arm)["pipeline_parallel"]
+    status, text = collect_evidence(arm)["pipeline_parallel"]
     assert status == "effective", text
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
@@ -64,8 +64,8 @@ def test_two_gpus_train_as_one_does(family, model, toggles):
 )
 def test_other_options_go_with_it(toggles):
     arm = stepped(asked("hydra"), device="cuda", steps=4, arms=Arms(), **ON, **toggles)
-    status = {name: one for name, (one, _) in found(arm).items() if name in toggles}
-    assert set(status.values()) <= {"effective"}, found(arm)
+    status = {name: one for name, (one, _) in collect_evidence(arm).items() if name in toggles}
+    assert set(status.values()) <= {"effective"}, collect_evidence(arm)
     right(arm)
 
 

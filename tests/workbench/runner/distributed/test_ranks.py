@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 import torch
-from built import blocked, found, step_without_peer, stepped
+from built import blocked, collect_evidence, step_without_peer, stepped
 from ended import assert_end
 from runner_driver import Driver
 
@@ -82,7 +82,7 @@ def test_weights_that_another_configuration_trained_are_taken_over(asked):
         for _ in range(2):
             arm.batches.advance()
             arm.step()
-    status, text = found(arm)["data_parallel"]
+    status, text = collect_evidence(arm)["data_parallel"]
     assert status == "effective" and "2 ranks compute 2 sequences each" in text
     assert "123 KiB of gradients are averaged in 1 bucket" in text
     assert "equal to the last bit" in text
@@ -125,7 +125,7 @@ def test_ranks_whose_weights_part_are_no_effect(asked, monkeypatch):
         with torch.no_grad():
             next(arm.model.parameters()).flatten()[0] += 1e-3  # of rank 0 alone
         arm.divided.compare(arm)
-    status, text = found(arm)["data_parallel"]
+    status, text = collect_evidence(arm)["data_parallel"]
     assert status == "no effect" and "ranks differ in 1 parameter" in text
 
 
@@ -145,7 +145,7 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
     assert offered.set == {"data_parallel": "off"} and "one device continues alone" in offered.fix
     assert world.current() is None
     again = stepped(asked, arms=arms, steps=2, data_parallel="2")
-    assert found(again)["data_parallel"][0] == "effective"
+    assert collect_evidence(again)["data_parallel"][0] == "effective"
 
 
 @needs_cores
@@ -241,7 +241,7 @@ def test_a_model_of_your_own_trains_on_two_ranks(sharding):
         family="own", preset="file", model={"source": str(source)}, settings={"batch": 4}
     )
     arm = stepped(own, steps=2, arms=Arms(), data_parallel="2", sharding=sharding)
-    assert {status for status, _ in found(arm).values()} == {"effective"}
+    assert {status for status, _ in collect_evidence(arm).values()} == {"effective"}
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built import found, step_without_peer, stepped
+from built import collect_evidence, step_without_peer, stepped
 
 from sessions.model import Configuration
 from workbench.runner.distributed import world
@@ -31,7 +31,7 @@ def test_two_gpus_train_as_one_does(family, toggles):
     settings = {"batch": 4, "sequence": 32}
     asked = Configuration(family=family, preset="tiny", settings=settings, workload="train")
     arm = stepped(asked, device="cuda", steps=4, arms=Arms(), data_parallel="2", **toggles)
-    status, text = found(arm)["data_parallel"]
+    status, text = collect_evidence(arm)["data_parallel"]
     assert status == "effective", text
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
@@ -44,7 +44,7 @@ def test_other_options_go_with_it(toggles):
     settings = {"batch": 4, "sequence": 128}
     asked = Configuration(family="hydra", preset="tiny", settings=settings, workload="train")
     arm = stepped(asked, device="cuda", steps=4, arms=Arms(), data_parallel="2", **toggles)
-    assert {status for status, _ in found(arm).values()} == {"effective"}
+    assert {status for status, _ in collect_evidence(arm).values()} == {"effective"}
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 
@@ -57,7 +57,7 @@ def test_a_killed_peer_lets_the_gpu_go_on():
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         step_without_peer(arm)
     again = stepped(asked, device="cuda", steps=2, arms=arms, data_parallel="2")
-    assert found(again)["data_parallel"][0] == "effective"
+    assert collect_evidence(again)["data_parallel"][0] == "effective"
 
 
 def test_a_divided_step_takes_less_time_and_memory():

@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 import torch
-from built import blocked, found, step_without_peer, stepped
+from built import blocked, collect_evidence, step_without_peer, stepped
 from runner_driver import Driver
 from test_ranks import CPU, needs_cores, switched
 
@@ -75,7 +75,7 @@ def test_shards_train_as_replicas_do_and_other_variants_continue_from_them(asked
     assert ends[1][0] == pytest.approx(ends[0][0], rel=1e-5)
     assert_near(ends[1][1], ends[0][1])
     assert {float(value) for name, value in ends[1][1].items() if name.endswith("step")} == {9.0}
-    status, text = found(arm)["sharding"]
+    status, text = collect_evidence(arm)["sharding"]
     assert status == "effective", text
     assert "holds 61.3 KiB of 123 KiB of weights and 123 KiB of 245 KiB of moments" in text
     assert "equal to the last bit" in text
@@ -89,7 +89,7 @@ def test_looking_for_evidence_between_two_steps_changes_neither(asked):
             arm.batches.advance()
             losses.append(float(arm.step()))
             arm.evidence = None
-            assert found(arm)["sharding"][0] == "effective"
+            assert collect_evidence(arm)["sharding"][0] == "effective"
     assert losses == trained(undisturbed)
 
 
@@ -164,12 +164,12 @@ def test_the_check_of_training_sees_a_shard_that_goes_its_own_way(asked, plant, 
     arm = divided(asked, "full")
     curve = training_curve.check(arm, torch.float64)
     assert curve.ok == (plant is None), curve.text
-    assert found(arm)["sharding"][0] == "effective"  # each shard is on one rank alone
+    assert collect_evidence(arm)["sharding"][0] == "effective"  # each shard is on one rank alone
 
 
 def test_shards_that_are_not_stored_are_no_effect(asked, monkeypatch):
     leave_a_shard_out(monkeypatch)
-    status, text = found(divided(asked, "full"))["sharding"]
+    status, text = collect_evidence(divided(asked, "full"))["sharding"]
     assert status == "no effect" and "ranks differ in" in text, text
 
 
@@ -267,7 +267,7 @@ def test_a_rank_that_ends_takes_no_weights_with_it(asked):
         step_without_peer(arm)
     assert all(torch.equal(value, before[name]) for name, value in state(arm).items())
     again = divided(asked, "full", arms)  # around new ranks
-    assert found(again)["sharding"][0] == "effective"
+    assert collect_evidence(again)["sharding"][0] == "effective"
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_every_family_trains_on_gathered_weights_as_on_complete_ones(family, tog
     settings = {"batch": 4, "sequence": 32}
     asked = Configuration(family=family, preset="tiny", settings=settings, workload="train")
     arm = divided(asked, "full", **toggles)
-    assert found(arm)["sharding"][0] == "effective"
+    assert collect_evidence(arm)["sharding"][0] == "effective"
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 
@@ -290,7 +290,7 @@ def test_every_family_trains_on_gathered_weights_as_on_complete_ones(family, tog
 @pytest.mark.parametrize("option", ["gradients", "full"])
 def test_compiled_blocks_compute_with_shards(asked, option):
     arm = divided(asked, option, compile="default")
-    status = {name: status for name, (status, _) in found(arm).items()}
+    status = {name: status for name, (status, _) in collect_evidence(arm).items()}
     assert status["sharding"] == status["compile"] == "effective"
     assert isinstance(arm.divided.fully_shard, FullyShard)
     assert training_curve.check(arm, torch.float64).ok

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from built import found, own_peak, step_without_peer, stepped
+from built import collect_evidence, own_peak, step_without_peer, stepped
 from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
 
 from sessions.model import Configuration
@@ -27,7 +27,7 @@ def test_shares_on_two_gpus_train_as_one_gpu_does(family, toggles, stage):
     settings = {"batch": 4, "sequence": 32}
     asked = Configuration(family=family, preset="tiny", settings=settings, workload="train")
     arm = shared(asked, stage, **toggles)
-    status, text = found(arm)["sharding"]
+    status, text = collect_evidence(arm)["sharding"]
     assert status == "effective", text
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
@@ -49,7 +49,7 @@ def test_other_options_go_with_shares(stage, toggles):
     settings = {"batch": 4, "sequence": 128}
     asked = Configuration(family="hydra", preset="tiny", settings=settings, workload="train")
     arm = shared(asked, stage, **toggles)
-    assert found(arm)["sharding"][0] == "effective", found(arm)["sharding"][1]
+    assert collect_evidence(arm)["sharding"][0] == "effective", collect_evidence(arm)["sharding"][1]
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 
@@ -79,7 +79,7 @@ def test_a_killed_peer_takes_no_weights_with_it():
         step_without_peer(arm)
     assert all(map(torch.equal, arm.plain_weights().values(), before))
     again = shared(asked, "full", arms)
-    assert found(again)["sharding"][0] == "effective"
+    assert collect_evidence(again)["sharding"][0] == "effective"
     checked = comparison.check(again, again.situation)
     assert checked.ok, checked.text
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
-from built import blocked, found, left_by_a_step, stepped
+from built import blocked, collect_evidence, left_by_a_step, stepped
 from runner_driver import Driver
 from torch import nn
 
@@ -76,7 +76,7 @@ def test_arms_of_one_and_of_two_ranks_go_on_from_each_other(asked):
 
 @needs_cores
 def test_two_ranks_have_half_of_what_is_divided_and_say_so(asked, divided):
-    status, text = found(divided)["tensor_parallel"]
+    status, text = collect_evidence(divided)["tensor_parallel"]
     assert status == "effective", text
     assert "4 layers divided among 2 ranks" in text
     assert "8 sums over the ranks a step, 32.0 KiB in all" in text  # of 2 x 16 x 32 FP32
@@ -102,7 +102,7 @@ def test_under_autocast_ranks_tell_each_other_half_of_the_bytes(asked, arms):
     for more, text in (({}, "8 sums over"), (SEQUENCE, "10 gathers, 8 scattered sums, 1 sum over")):
         toggles = {"precision": "amp_bf16", "tensor_parallel": "2", **more}
         arm = stepped(asked, steps=2, arms=arms, **toggles)
-        status, told = found(arm)["tensor_parallel"]
+        status, told = collect_evidence(arm)["tensor_parallel"]
         assert status == "effective" and text in told
         # Of 2 x 16 x 32 in BF16 each; the ends of the stream and the norms' gradients in FP32.
         ends = 2 * 4096 + 4 * 32 * 4 if more else 0
@@ -112,7 +112,7 @@ def test_under_autocast_ranks_tell_each_other_half_of_the_bytes(asked, arms):
 @needs_cores
 def test_the_forward_pass_is_divided_too(asked, arms):
     arm = stepped(asked, "forward", steps=2, arms=arms, tensor_parallel="2")
-    status, text = found(arm)["tensor_parallel"]
+    status, text = collect_evidence(arm)["tensor_parallel"]
     assert status == "effective" and "4 sums over the ranks a step" in text
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
@@ -174,19 +174,19 @@ def test_what_every_rank_has_and_no_longer_is_alike_is_no_effect(asked, monkeypa
     with arm.entered():
         for _ in range(2):
             arm.step()
-    status, text = found(arm)["tensor_parallel"]
+    status, text = collect_evidence(arm)["tensor_parallel"]
     assert status == "no effect" and "ranks differ in" in text
 
 
 @needs_cores
 def test_each_rank_has_its_tokens_of_the_stream_between_divided_layers(asked, arms):
     arm = stepped(asked, steps=3, arms=arms, **SEQUENCE)
-    status, text = found(arm)["sequence_parallel"]
+    status, text = collect_evidence(arm)["sequence_parallel"]
     assert status == "effective", text
     assert "this rank has 8 of 16 tokens" in text
     # Each of 4 layers and the ends of the stream, both ways; and once the gradients of the norms.
     assert "10 gathers, 8 scattered sums, 1 sum over the ranks a step" in text
-    assert found(arm)["tensor_parallel"][0] == "effective"
+    assert collect_evidence(arm)["tensor_parallel"][0] == "effective"
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 
@@ -205,7 +205,7 @@ def test_roundings_of_layers_that_stay_whole_do_not_make_the_ranks_part(asked, m
     monkeypatch.setattr(arm.trainer, "after_backward", rounded)
     with arm.entered():
         arm.step()
-    status, text = found(arm)["tensor_parallel"]
+    status, text = collect_evidence(arm)["tensor_parallel"]
     assert status == "effective" and "1 broadcast over the ranks a step" in text, text
 
 
@@ -221,7 +221,7 @@ def test_gradients_of_norms_that_are_not_summed_are_seen(asked, monkeypatch):
     monkeypatch.setattr(parallel, "sum_over_ranks", own_part)
     with arm.entered():
         arm.step()
-    status, text = found(arm)["tensor_parallel"]
+    status, text = collect_evidence(arm)["tensor_parallel"]
     assert status == "no effect" and "ranks differ in 4 parameters" in text
 
 
@@ -253,7 +253,7 @@ def test_what_one_rank_computes_alone_has_the_shapes_of_all():
 def test_ranks_that_tell_each_other_nothing_are_no_effect(divided, monkeypatch):
     monkeypatch.setattr(divided.divided, "traffic", collectives.Traffic())
     monkeypatch.setattr(divided, "evidence", None)
-    assert found(divided)["tensor_parallel"][0] == "no effect"
+    assert collect_evidence(divided)["tensor_parallel"][0] == "no effect"
 
 
 @needs_cores
@@ -287,7 +287,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(asked, mo
         arm.step()
     assert world.current() is None
     again = stepped(asked, arms=arms, steps=2, tensor_parallel="2")
-    assert found(again)["tensor_parallel"][0] == "effective"
+    assert collect_evidence(again)["tensor_parallel"][0] == "effective"
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(asked, mo
 def test_every_family_trains_right_divided(asked, family, model):
     one = msgspec.structs.replace(asked, family=family, model=model)
     arm = stepped(one, steps=2, arms=Arms(), tensor_parallel="2")
-    assert found(arm)["tensor_parallel"][0] == "effective"
+    assert collect_evidence(arm)["tensor_parallel"][0] == "effective"
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 
@@ -334,9 +334,9 @@ def test_every_family_trains_right_divided(asked, family, model):
 )
 def test_other_options_go_with_it(asked, toggles):
     arm = stepped(asked, steps=3, arms=Arms(), tensor_parallel="2", **toggles)
-    status = {name: one for name, (one, _) in found(arm).items() if name in toggles}
+    status = {name: one for name, (one, _) in collect_evidence(arm).items() if name in toggles}
     assert set(status.values()) <= {"effective"}
-    assert found(arm)["tensor_parallel"][0] == "effective"
+    assert collect_evidence(arm)["tensor_parallel"][0] == "effective"
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 
@@ -355,7 +355,7 @@ def test_other_options_go_with_it(asked, toggles):
 def test_every_stream_that_can_be_divided_trains_right(asked, family, model, toggles):
     one = msgspec.structs.replace(asked, family=family, model=model)
     arm = stepped(one, steps=2, arms=Arms(), **SEQUENCE, **toggles)
-    assert found(arm)["sequence_parallel"][0] == "effective"
+    assert collect_evidence(arm)["sequence_parallel"][0] == "effective"
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
 

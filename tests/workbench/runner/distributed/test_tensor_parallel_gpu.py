@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built import found, own_peak, stepped
+from built import collect_evidence, own_peak, stepped
 from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
 
 from sessions.model import Configuration
@@ -14,7 +14,7 @@ from workbench.runner.variants.variant import Arm, Arms
 
 def right(arm: Arm) -> None:
     """Assert that it took effect and that its numbers are right."""
-    status, text = found(arm)["tensor_parallel"]
+    status, text = collect_evidence(arm)["tensor_parallel"]
     assert status == "effective", text
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
@@ -71,7 +71,7 @@ def test_other_options_go_with_it(toggles):
     arm = stepped(
         asked("hydra"), device="cuda", steps=4, arms=Arms(), tensor_parallel="2", **toggles
     )
-    status = {name: one for name, (one, _) in found(arm).items() if name in toggles}
+    status = {name: one for name, (one, _) in collect_evidence(arm).items() if name in toggles}
     assert set(status.values()) <= {"effective"}
     right(arm)
 

@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 import torch
-from built import found, stepped
+from built import collect_evidence, stepped
 from test_engine_toggles import IMAGES
 
 from kernels import OPS
@@ -39,13 +39,13 @@ def test_evidence_that_fails_is_unknown_with_its_reason_and_the_rest_is_complete
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     replaced(monkeypatch, "precision", evidence=raising(error))
     arm = stepped(small, precision="bf16", rope_cache="shared", checkpointing="full")
-    ledger = found(arm)
+    ledger = collect_evidence(arm)
     reason = "looking for the evidence failed: Out of memory: 2.00 GiB more was needed."
     assert ledger.pop("precision") == ("unknown", reason)
-    expected = found(healthy)
+    expected = collect_evidence(healthy)
     del expected["precision"]
     assert ledger == expected and {"checkpointing", "rope_cache"} < ledger.keys()
-    assert len(found(arm)) == 1 + len(ledger), "asked again, the ledger is shorter"
+    assert len(collect_evidence(arm)) == 1 + len(ledger), "asked again, the ledger is shorter"
 
 
 def test_a_lost_gpu_is_no_matter_of_evidence(small, monkeypatch):
@@ -62,7 +62,7 @@ def test_a_lost_gpu_is_no_matter_of_evidence(small, monkeypatch):
 
 def test_automatic_attention_tells_its_choice_and_that_all_of_it_was_fused(small):
     arm = stepped(small, "forward")
-    status, text = found(arm)["attention"]
+    status, text = collect_evidence(arm)["attention"]
     assert status == "effective"
     assert text.startswith("chose sdpa_flash 2; flash ratio 1.00, 0 of 2 calls fell back to the")
     assert "; passed over: " in text and "needs a CUDA GPU" in text
@@ -74,7 +74,7 @@ def test_automatic_attention_that_falls_back_is_amber_with_the_reason(small, mon
     why = "sdpa_flash: as this test has it"
     monkeypatch.setattr(dispatch, "_candidates_once", lambda name, device: (("manual",), why))
     arm = stepped(small, "forward")
-    status, text = found(arm)["attention"]
+    status, text = collect_evidence(arm)["attention"]
     assert (status, text) == (
         "no effect",
         "chose manual 2; flash ratio 0.00, 2 of 2 calls fell back to the whole matrix of weights; "
@@ -88,18 +88,18 @@ def test_what_automatic_attention_preferred_is_told_as_that(small, monkeypatch):
         return "manual", "as this test has it"
 
     monkeypatch.setitem(OPS, "attention", dataclasses.replace(OPS["attention"], prefer=prefer))
-    _, text = found(stepped(small, "forward"))["attention"]
+    _, text = collect_evidence(stepped(small, "forward"))["attention"]
     assert text.startswith("chose manual 2;") and text.endswith("; preferred: as this test has it")
 
 
 def test_torchs_choice_of_a_backend_is_told_and_a_fall_back_to_math_is_amber(small, monkeypatch):
-    assert found(stepped(small, "forward", attention="sdpa"))["attention"] == (
+    assert collect_evidence(stepped(small, "forward", attention="sdpa"))["attention"] == (
         "effective",
         "attention: all 2 recorded calls ran sdpa; torch chose flash 2",
     )
     monkeypatch.setattr(instrumented, "_choice", lambda *args, **kwargs: "math")
     monkeypatch.setattr(instrumented, "_refusals", lambda *args, **kwargs: ["Head dim is odd"])
-    status, text = found(stepped(small, "forward", attention="sdpa"))["attention"]
+    status, text = collect_evidence(stepped(small, "forward", attention="sdpa"))["attention"]
     assert status == "no effect"
     assert text.endswith("torch chose math 2, and fell back to math because: Head dim is odd")
 
@@ -107,7 +107,7 @@ def test_torchs_choice_of_a_backend_is_told_and_a_fall_back_to_math_is_amber(sma
 def test_without_attention_there_is_no_row_of_it():
     own = Configuration(family="own", preset="file", model={"source": str(IMAGES)})
     arm = stepped(msgspec.structs.replace(own, settings={"batch": 2}), "forward")
-    assert "attention" not in found(arm) and "attention_calls" not in arm.counted
+    assert "attention" not in collect_evidence(arm) and "attention_calls" not in arm.counted
 
 
 # What failed

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from built import blocked, found, stepped
+from built import blocked, collect_evidence, stepped
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
@@ -51,7 +51,7 @@ def compiled(configuration, workload="forward", **toggles):
 
 
 def test_a_break_is_counted_with_its_line_and_its_reason(own):
-    (status, text) = found(compiled(own))["compile"]
+    (status, text) = collect_evidence(compiled(own))["compile"]
     assert status == "effective"
     place = f"broken_model.py:{PRINT_LINE} in forward: print"
     assert text.startswith("2 graphs compiled, 1 graph break at ") and place in text
@@ -97,11 +97,11 @@ def test_a_compiled_step_writes_only_to_tensors_that_it_says_stay_where_they_are
 
 
 def test_blocks_that_are_compiled_one_by_one_share_a_graph(own, small):
-    status, text = found(compiled(own, compile_scope="blocks"))["compile_scope"]
+    status, text = collect_evidence(compiled(own, compile_scope="blocks"))["compile_scope"]
     assert (status, text) == ("effective", "2 blocks of 1 kind share 1 compiled graph")
     arm = compiled(small, compile_scope="blocks")
-    assert found(arm)["compile_scope"] == (status, text)
-    assert "1 graph compiled, 0 graph breaks" in found(arm)["compile"][1]
+    assert collect_evidence(arm)["compile_scope"] == (status, text)
+    assert "1 graph compiled, 0 graph breaks" in collect_evidence(arm)["compile"][1]
 
 
 def test_compiled_blocks_are_marked_from_outside_and_nothing_is_compiled_again(small):
@@ -129,18 +129,18 @@ def _callers(event):
 
 def test_blocks_that_nothing_calls_show_that_nothing_was_compiled(own, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    status, text = found(compiled(own, compile_scope="blocks"))["compile_scope"]
+    status, text = collect_evidence(compiled(own, compile_scope="blocks"))["compile_scope"]
     assert (status, text) == ("no effect", "no graph was compiled")
 
 
 def test_one_graph_without_a_break_says_so(small):
-    status, text = found(compiled(small, compile_scope="fullgraph"))["compile_scope"]
+    status, text = collect_evidence(compiled(small, compile_scope="fullgraph"))["compile_scope"]
     assert (status, text) == ("effective", "1 graph without a break, which was demanded")
 
 
 def test_dynamic_takes_other_sizes_without_a_recompile_and_static_would_not(small):
     wide = msgspec.structs.replace(small, settings={"batch": 3, "sequence": 16})
-    status, text = found(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
+    status, text = collect_evidence(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
     assert status == "effective"
     assert text == (
         "without a recompile it also takes a batch of 2 and not 3, a sequence of 8 and not 16"
@@ -151,22 +151,22 @@ def test_dynamic_that_was_not_heeded_is_told(small, monkeypatch):
     quick = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **o: quick(f, **{**o, "dynamic": False}))
     wide = msgspec.structs.replace(small, settings={"batch": 3, "sequence": 16})
-    status, text = found(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
+    status, text = collect_evidence(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
     assert status == "no effect"
     assert "a batch of 2 and not 3: would recompile, tensor" in text and "size mismatch" in text
 
 
 def test_automatic_shows_an_effect_once_sizes_change(own):
     arm = compiled(own, compile_shapes="automatic", compile_scope="blocks")
-    status, text = found(arm)["compile_shapes"]
+    status, text = collect_evidence(arm)["compile_shapes"]
     assert (status, text.partition(",")[0]) == ("as default", "every step had the same sizes")
     arm.evidence = None
     with arm.entered(), torch.no_grad():
         for rows in (5, 6, 7):
             arm.compute(torch.zeros(rows, 8))
-    status, text = found(arm)["compile_shapes"]
+    status, text = collect_evidence(arm)["compile_shapes"]
     assert status == "effective" and "size mismatch at index 0. expected 4, actual 5" in text
-    assert "1 recompile because tensor" in found(arm)["compile"][1]
+    assert "1 recompile because tensor" in collect_evidence(arm)["compile"][1]
 
 
 def test_a_step_that_recompiles_past_the_limit_is_told_to_run_in_eager_mode(own):
@@ -174,7 +174,7 @@ def test_a_step_that_recompiles_past_the_limit_is_told_to_run_in_eager_mode(own)
     with arm.entered(), torch.no_grad():
         for rows in range(5, 15):
             arm.compute(torch.zeros(rows, 8))
-    status, text = found(arm)["compile"]
+    status, text = collect_evidence(arm)["compile"]
     assert status == "no effect" and "gave up and went on in eager mode" in text
     assert "7 recompiles because" in text
 
@@ -182,7 +182,7 @@ def test_a_step_that_recompiles_past_the_limit_is_told_to_run_in_eager_mode(own)
 def test_what_one_arm_compiles_is_not_counted_for_another(own, small):
     arm = compiled(own)
     compiled(small)
-    assert "2 graphs compiled" in found(arm)["compile"][1]
+    assert "2 graphs compiled" in collect_evidence(arm)["compile"][1]
 
 
 def test_without_compilation_the_options_are_blocked(small):

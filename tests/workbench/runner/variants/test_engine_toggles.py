@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from built import blocked, found, stepped
+from built import blocked, collect_evidence, stepped
 from torch import nn
 
 from models.execution import checkpointing
@@ -24,7 +24,7 @@ IMAGES = Path(__file__).parents[3] / "examples" / "own_model.py"
 
 
 def evidence(arm, toggle: str) -> tuple[str, str]:
-    return found(arm)[toggle]
+    return collect_evidence(arm)[toggle]
 
 
 # Checkpointing

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from built import blocked, found, stepped
+from built import blocked, collect_evidence, stepped
 
 from sessions.model import Configuration
 from workbench.runner.numerics import comparison
@@ -46,7 +46,7 @@ def held_for_backward(arm) -> int:
 
 
 def all_effective(arm) -> dict[str, str]:
-    said = found(arm)
+    said = collect_evidence(arm)
     assert all(status == "effective" for status, _ in said.values()), said
     return {toggle: text for toggle, (_, text) in said.items()}
 
@@ -93,7 +93,7 @@ def test_convolutions_through_cudnn_are_found():
     own = Configuration(
         family="own", preset="file", model={"source": str(IMAGES)}, settings={"batch": 8}
     )
-    status, text = found(on_gpu(own, cudnn_benchmark="on"))["cudnn_benchmark"]
+    status, text = collect_evidence(on_gpu(own, cudnn_benchmark="on"))["cudnn_benchmark"]
     assert status == "effective" and "2 Cudnn" in text
     assert not torch.backends.cudnn.benchmark
 
@@ -105,7 +105,9 @@ def test_forbidding_the_backend_that_torch_chooses_makes_it_choose_another(wide)
         instrumented.call(arm)
     ((chosen, _),) = seen.chosen
     switch = {"flash": "sdp_flash", "efficient": "sdp_mem_efficient", "cudnn": "sdp_cudnn"}[chosen]
-    said = found(on_gpu(wide, "forward", **toggles, sdp_math="forbidden", **{switch: "forbidden"}))
+    said = collect_evidence(
+        on_gpu(wide, "forward", **toggles, sdp_math="forbidden", **{switch: "forbidden"})
+    )
     assert said[switch][0] == "effective" and f"allowed: {chosen}" in said[switch][1]
     assert said["sdp_math"][0] == "no effect"
 
