@@ -93,8 +93,15 @@ class Verdicts:
         return self.search.goal.budget_s - self.search.spent_s
 
     def front(self) -> list[Candidate]:
-        """Return the Pareto front of what can be proposed."""
-        return pareto_front([c for c in self.search.candidates if self.search.proposable(c)])
+        """Return the Pareto front of what can be proposed, the fastest first.
+
+        The best candidate is on it: no race showed another one to be better. Estimates of near ties
+        may order them otherwise.
+        """
+        front = pareto_front([c for c in self.search.candidates if self.search.proposable(c)])
+        if self.best is not None and self.best not in front:
+            front.append(self.best)
+        return sorted(front, key=lambda candidate: candidate.time)
 
     def _unchecked(self) -> list[Candidate]:
         """Return what was measured and not checked, the best first."""

@@ -14,6 +14,13 @@ from unittest import mock
 
 from kernels.core import dispatch, triton_helpers, tuning
 from kernels.core import launch as _launch
+from kernels.core.operator import Operator
+
+
+def missing_on_cpu(op: Operator) -> str:
+    """Return the reasons for the implementations that this machine lacks, as a choice has them."""
+    reasons = {name: i.missing("cpu") for name, i in op.implementations.items()}
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason is not None)
 
 
 class Driver:

@@ -236,6 +236,14 @@ def test_a_start_that_cannot_be_built_ends_the_search_with_its_reason():
         Search(bench.dimensions, bench, Goal()).run()
 
 
+def test_the_best_candidate_is_on_the_front_beside_a_near_tie_of_a_lower_estimate():
+    search, verdicts = searched(SimulatedBench(dimensions(2, 2), {(0, "b"): -0.2}))
+    rival = next(c for c in search.candidates if c is not search.best and search.proposable(c))
+    rival.time, rival.peak_bytes = search.best.time - 0.001, search.best.peak_bytes
+    front = verdicts.front()
+    assert search.best in front and front[0] is rival
+
+
 @given(st.lists(st.tuples(*[st.floats(0.1, 10) | st.just(math.nan)] * 3), min_size=1, max_size=12))
 def test_no_candidate_of_the_front_is_beaten_and_every_other_one_is(rows):
     candidates = []
