@@ -11,8 +11,9 @@ chunk's logits become, in place, their own gradient softmax(logits) - onehot(tar
 are computed in the forward pass, while it is available. The backward pass only scales them, in
 their own memory; a second one over the same graph computes them again. The softmax is in FP32, the
 products in the inputs' dtype. ``chunked`` is the same in plain torch. ``triton`` is fast: a chunk
-has up to 2 GiB of logits. ``triton_small`` takes at most as much memory as Liger: a chunk's
-logits are about as large as all of x.
+has up to 2 GiB of logits. ``triton_small`` takes about as much memory as Liger: a chunk's logits
+are about as large as all of x. With 8,192 tokens, width 4096 and 128,256 words, beyond the inputs
+they took 1,186 and 1,183 MB.
 """
 
 from __future__ import annotations
@@ -166,7 +167,11 @@ def _small_chunk(x: Tensor, weight: Tensor, n_rows: int) -> int:
 
 @dataclass(frozen=True)
 class _Way:
-    """One way to compute the loss: by chunk, by token, and in total."""
+    """Functions that compute the loss in one way.
+
+    ``rows`` computes each token's loss and, in the logits' memory, their gradient. ``total`` adds
+    the losses up. ``chunk`` returns how many tokens a chunk has.
+    """
 
     rows: Rows
     total: Total
@@ -217,19 +222,10 @@ def _compute(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """Autograd function of the loss; arguments as in ``_compute``."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        target: Tensor,
-        ignore_index: int,
-        mean: bool,
-        x_grad: bool,
-        weight_grad: bool,
-        way: _Way,
-    ) -> Tensor:
-        call = (ignore_index, mean, x_grad, weight_grad, way)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, *call: Any) -> Tensor:
         loss, *gradients = _compute(x, weight, target, *call)
         ctx.shape, ctx.dtype = x.shape, x.dtype
         if torch.compiler.is_compiling():
@@ -242,16 +238,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.compiler.is_compiling():
-            dx, dweight, share = ctx.saved_tensors
-            scale = (dloss if share is None else dloss * share).to(ctx.dtype)
-            dx = None if dx is None else dx * scale
-            dweight = None if dweight is None else dweight * scale
-        else:
-            dx, dweight, share = _unscaled_gradients(ctx)
-            scale = (dloss if share is None else dloss * share).to(ctx.dtype)
-            dx = None if dx is None else dx.mul_(scale)
-            dweight = None if dweight is None else dweight.mul_(scale)
+        compiles = torch.compiler.is_compiling()
+        dx, dweight, share = ctx.saved_tensors if compiles else _unscaled_gradients(ctx)
+        scale = (dloss if share is None else dloss * share).to(ctx.dtype)
+        multiply = torch.mul if compiles else Tensor.mul_
+        dx = None if dx is None else multiply(dx, scale)
+        dweight = None if dweight is None else multiply(dweight, scale)
         return None if dx is None else dx.view(ctx.shape), dweight, *(None,) * 6
 
 

@@ -205,16 +205,8 @@ def _triton(
     return applied(Experts, x, index, weight, gate, up, down, learns, workspace)
 
 
-def _triton_grouped(
-    x: Tensor,
-    index: Tensor,
-    weight: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    workspace: Workspace | None = None,
-) -> Tensor:
-    return applied(GroupedExperts, x, index, weight, gate, up, down)
+def _triton_grouped(*inputs: Any) -> Tensor:
+    return applied(GroupedExperts, *inputs[:6])  # without the workspace, which it refuses
 
 
 def _grouped_missing(device_type: str) -> str | None:
