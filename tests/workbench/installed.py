@@ -75,7 +75,7 @@ PLOT = Plot(
 from workbench.report._section import Section, Words
 
 SECTION = Section(
-    name="greeting", title="Greeting", help=__doc__, place=5, nothing="Nobody is there.",
+    name="greeting", title="Greeting", help=__doc__, order=5, nothing="Nobody is there.",
     parts=lambda runs: iter([Words(["Hello from a plug-in."])]), has=lambda session: True,
 )
 ''',

@@ -218,8 +218,8 @@ def _lines(session: Session, comparison: PairedComparison, verbose: bool) -> lis
     for side in "AB":
         if said := memory_words(comparison, side, session.segments):
             lines.append(f"{side}: {said}")
-    for side, place in zip("AB", comparison.facts.get("segments", []), strict=False):
-        lines += evidence_lines(session.segments[place].evidence, verbose, f"{side}: ")
+    for side, index in zip("AB", comparison.facts.get("segments", []), strict=False):
+        lines += evidence_lines(session.segments[index].evidence, verbose, f"{side}: ")
     return lines
 
 

@@ -126,14 +126,14 @@ def study_lines(study: Study) -> list[str]:
 
 def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     """The outcome for programs."""
-    found = as_data(outcome, saved)
+    data = as_data(outcome, saved)
     study = newest(outcome.session)
     if study is not None:
-        found |= {**study.request, **study.facts, "headline": headline(study)}
+        data |= {**study.request, **study.facts, "headline": headline(study)}
         for table in ("arms", "effects", "blocked", "blocks"):
-            found[table] = rows(study, table)
-        found["wrong"] = wrong_arms(study)
-    return found
+            data[table] = rows(study, table)
+        data["wrong"] = wrong_arms(study)
+    return data
 
 
 COMMAND = Command(

@@ -104,9 +104,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _study(study: Study) -> dict[str, Any]:
     """One study in numbers, each of its tables by rows."""
-    found: dict[str, Any] = {"kind": study.kind, "title": study.title, "asked": study.request}
+    data: dict[str, Any] = {"kind": study.kind, "title": study.title, "asked": study.request}
     tables = {name: rows(study, name) for name in study.tables}
-    return found | {"facts": study.facts, "tables": tables}
+    return data | {"facts": study.facts, "tables": tables}
 
 
 def _study_lines(study: Study) -> list[str]:
@@ -123,10 +123,10 @@ def _comparison(comparison: PairedComparison) -> dict[str, Any]:
     """One comparison in numbers, its verdict corrected; ``alone`` is what it said by itself."""
     facts = comparison.facts
     names = ("ratio", "low", "high", "verdict", "arms")
-    found = {name: getattr(comparison, name) for name in names}
-    told = ["alone", "p", "p_holm", "of", "pairs", "reasons", "others", "numerics", "segments"]
-    told += ["prediction", DIFFERENCE, DIFFERING]
-    return found | {name: facts[name] for name in told if name in facts}
+    data = {name: getattr(comparison, name) for name in names}
+    keys = ["alone", "p", "p_holm", "of", "pairs", "reasons", "others", "numerics", "segments"]
+    keys += ["prediction", DIFFERENCE, DIFFERING]
+    return data | {name: facts[name] for name in keys if name in facts}
 
 
 COMMAND = Command(name="info", help=__doc__, arguments=_arguments, run=_run, tabular=True)

@@ -169,18 +169,18 @@ def _omissions(chosen: Sequence[Chosen]) -> list[tuple[str, tuple[Omission, ...]
 
 def _print_omissions(chosen: Sequence[Chosen], as_json: bool) -> int:
     """Print every number that has no claim with its reason."""
-    found = [
+    rows = [
         (name, omission.quote, omission.reason)
         for name, omissions in _omissions(chosen)
         for omission in omissions
     ]
     columns = ("document", "passage", "reason")
     if as_json:
-        answer_json({"omissions": [dict(zip(columns, row, strict=True)) for row in found]})
+        answer_json({"omissions": [dict(zip(columns, row, strict=True)) for row in rows]})
     else:
         title = "Numbers without a claim"
         headings = [Column(name) for name in columns]
-        answer(render(Table(title, headings, [[*row] for row in found])))
+        answer(render(Table(title, headings, [[*row] for row in rows])))
     return DONE
 
 

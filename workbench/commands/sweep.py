@@ -106,10 +106,10 @@ def _axis(text: str) -> tuple[str, list[Scalar]]:
     field, equals, values = text.partition("=")
     try:
         name = field.strip()
-        found = sweep.read_values(values if equals else "", name)
+        parsed = sweep.read_values(values if equals else "", name)
     except ValueError:
         raise Mistaken(f"--over {text}: expected FIELD=VALUE,VALUE,...") from None
-    return name, [data_path(str(value)) for value in found] if name == "data" else found
+    return name, [data_path(str(value)) for value in parsed] if name == "data" else parsed
 
 
 def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:
@@ -144,16 +144,16 @@ def _exponents(study: Study, curve: sweep.Curve) -> Sequence[str]:
 
 def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> dict[str, Any]:
     """The outcome for programs."""
-    found = as_data(outcome, saved)
+    data = as_data(outcome, saved)
     for study in measured[-1:]:
-        found |= {**study.request, **study.facts}
+        data |= {**study.request, **study.facts}
         for name in (sweep.POINTS, sweep.FITS, sweep.NUMBERS):
             table = {key: column.tolist() for key, column in study.tables.get(name, {}).items()}
             rows = zip(*table.values(), strict=True)
-            found[name] = [dict(zip(table, row, strict=True)) for row in rows]
-        found["wrong"] = sweep.wrong_arms(study)
-        found["points_asked"] = study.request["points"]
-    return found
+            data[name] = [dict(zip(table, row, strict=True)) for row in rows]
+        data["wrong"] = sweep.wrong_arms(study)
+        data["points_asked"] = study.request["points"]
+    return data
 
 
 COMMAND = Command(

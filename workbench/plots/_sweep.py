@@ -122,27 +122,27 @@ def draw_curves(
     canvas.describe((STEPS, _capital(title)), (column.unit, _capital(shown_as)))
     canvas.zero = not column.logarithmic
     canvas.pad_x = 0.06
-    place = placing(study)
-    found = sweep.curves(study)
-    canvas.axis("bottom").categories = _ticks(study, place)
-    canvas.least_x = _ends(study, place)
-    missing = [curve for curve in found if not curve.measured.all()]
-    for color, curve in enumerate(found):
+    to_axis = placing(study)
+    curves = sweep.curves(study)
+    canvas.axis("bottom").categories = _ticks(study, to_axis)
+    canvas.least_x = _ends(study, to_axis)
+    missing = [curve for curve in curves if not curve.measured.all()]
+    for color, curve in enumerate(curves):
         name = sweep.name_of(study, curve)
         fitted = sweep.fit_of(study, curve) if fits else None
         drawn = fitted is not None and math.isfinite(fitted.exponent * fitted.factor)
         if fitted is not None and drawn:
-            canvas.add(FittedLine(curve, fitted, place, color, style, _fit_name(name, fitted)))
+            canvas.add(FittedLine(curve, fitted, to_axis, color, style, _fit_name(name, fitted)))
         joined = not drawn and sweep.is_numeric(study)  # there is nothing between two words
-        canvas.add(Points(curve, column, place, color, style, name, joined, named=not drawn))
+        canvas.add(Points(curve, column, to_axis, color, style, name, joined, named=not drawn))
     spans = [span for layer in canvas.layers if (span := layer.y_span()) is not None]
     low = min((span[0] for span in spans), default=0.0)
     high = max((span[1] for span in spans), default=1.0)
     above = high + _LANE_SHARE * len(missing) * (high - (low if column.logarithmic else 0.0))
     for row, curve in enumerate(missing):
-        name = sweep.name_of(study, curve) if 1 < len(found) <= _MOST_NAMED else ""
+        name = sweep.name_of(study, curve) if 1 < len(curves) <= _MOST_NAMED else ""
         canvas.add(
-            Missed(curve, place, row, above, style.pen(found.index(curve), dash=0), style, name)
+            Missed(curve, to_axis, row, above, style.pen(curves.index(curve), dash=0), style, name)
         )
 
 
@@ -154,21 +154,21 @@ def placing(study: Study) -> Callable[[Array], Array]:
     return lambda x: np.asarray(x, np.float64)
 
 
-def _ends(study: Study, place: Callable[[Array], Array]) -> tuple[float, float]:
+def _ends(study: Study, to_axis: Callable[[Array], Array]) -> tuple[float, float]:
     """The places of the least and the greatest size that was asked for, measured yet or not."""
     values = sweep.axis(study, 0)
     numbers = values if sweep.is_numeric(study) else range(len(values))
-    places = place(np.array(numbers, np.float64))
+    places = to_axis(np.array(numbers, np.float64))
     return float(places.min()), float(places.max())
 
 
-def _ticks(study: Study, place: Callable[[Array], Array]) -> list[tuple[float, str]]:
+def _ticks(study: Study, to_axis: Callable[[Array], Array]) -> list[tuple[float, str]]:
     """The sizes that were asked for, thinned where they are many."""
     values = sweep.axis(study, 0)
     every = -(-len(values) // _MOST_TICKS)
     words = not sweep.is_numeric(study)
     return [
-        (float(place(np.array(number if words else value, float))), sweep.shown(value))
+        (float(to_axis(np.array(number if words else value, float))), sweep.shown(value))
         for number, value in list(enumerate(values))[::every]
     ]
 
@@ -190,7 +190,7 @@ class Points(Layer):
         self,
         curve: Curve,
         column: Column,
-        place: Callable[[Array], Array],
+        to_axis: Callable[[Array], Array],
         color: int,
         style: Style,
         name: str,
@@ -201,7 +201,7 @@ class Points(Layer):
         self._color, self._style, self._name = color, style, name
         self._joined, self._named = joined, named
         taken = curve.measured & np.isfinite(curve.columns[column.name])
-        self._all = place(curve.x)
+        self._all = to_axis(curve.x)
         self._x = self._all[taken]
         numbers = curve.numbers or [None] * len(taken)
         self._wrong = [of is not None and of.right is False for of in compress(numbers, taken)]
@@ -235,12 +235,12 @@ class Points(Layer):
             strokes.polyline(painter, pen, x, y, math.inf, frame, joined=True)
         color = style.color(self._color)
         painter.setPen(QPen(color, style.line_px))
-        for place, height, wrong in zip(x.tolist(), y.tolist(), self._wrong, strict=True):
-            if -_DOT_PX <= place <= frame.width + _DOT_PX:
-                dot(painter, QPointF(place, height), _DOT_PX * style.line_px / 1.5, color)
+        for dot_x, height, wrong in zip(x.tolist(), y.tolist(), self._wrong, strict=True):
+            if -_DOT_PX <= dot_x <= frame.width + _DOT_PX:
+                dot(painter, QPointF(dot_x, height), _DOT_PX * style.line_px / 1.5, color)
                 if wrong:
                     pen = QPen(shade(style.theme.bad), style.line_px)
-                    draw_mark(painter, QPointF(place, height), WRONG, pen)
+                    draw_mark(painter, QPointF(dot_x, height), WRONG, pen)
 
 
 class FittedLine(Layer):
@@ -252,7 +252,7 @@ class FittedLine(Layer):
         self,
         curve: Curve,
         fitted: Scaling,
-        place: Callable[[Array], Array],
+        to_axis: Callable[[Array], Array],
         color: int,
         style: Style,
         name: str,
@@ -263,7 +263,7 @@ class FittedLine(Layer):
         # Many places: on a plain axis, which a size of 0 makes, a power law is no straight line.
         along = np.geomspace(sizes.min(), sizes.max(), _LINE_PLACES)
         with np.errstate(divide="ignore"):
-            self._x, self._y = place(along), np.log10(fitted.at(along))
+            self._x, self._y = to_axis(along), np.log10(fitted.at(along))
 
     def entries(self) -> list[Entry]:
         pen = self._style.pen(self._color)
@@ -291,7 +291,7 @@ class Missed(Layer):
     def __init__(
         self,
         curve: Curve,
-        place: Callable[[Array], Array],
+        to_axis: Callable[[Array], Array],
         row: int,
         above: float,
         pen: QPen,
@@ -302,7 +302,7 @@ class Missed(Layer):
         self._row, self._above, self._pen = row, above, pen
         self._style, self._name = style, name
         gone = ~curve.measured
-        self._x = place(curve.x)[gone]
+        self._x = to_axis(curve.x)[gone]
         self._outcomes = [curve.outcomes[number] for number in np.flatnonzero(gone).tolist()]
 
     def y_span(self) -> tuple[float, float]:
@@ -316,19 +316,19 @@ class Missed(Layer):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         painter.setFont(font)
         told = ""
-        for place, outcome in zip(frame.px(self._x).tolist(), self._outcomes, strict=True):
-            if not 0 <= place <= frame.width:
+        for mark_x, outcome in zip(frame.px(self._x).tolist(), self._outcomes, strict=True):
+            if not 0 <= mark_x <= frame.width:
                 continue
-            draw_mark(painter, QPointF(place, y), outcome, QPen(self._pen))
+            draw_mark(painter, QPointF(mark_x, y), outcome, QPen(self._pen))
             if outcome != told:
                 told = outcome
-                self._draw_text(painter, metrics, place, y, outcome, frame.width)
+                self._draw_text(painter, metrics, mark_x, y, outcome, frame.width)
 
     def _draw_text(
         self,
         painter: QPainter,
         metrics: QFontMetricsF,
-        place: float,
+        mark_x: float,
         y: float,
         outcome: str,
         width: float,
@@ -336,9 +336,9 @@ class Missed(Layer):
         text = f"{self._name}: {outcome}" if self._name else outcome
         text = metrics.elidedText(text, Qt.TextElideMode.ElideMiddle, max(60.0, 0.5 * width))
         need = metrics.horizontalAdvance(text)
-        left = place - need - 2 * _MARK_PX - 2  # a point that is out of memory is to the right
+        left = mark_x - need - 2 * _MARK_PX - 2  # a point that is out of memory is to the right
         if left < 0:
-            left = place + 2 * _MARK_PX + 2
+            left = mark_x + 2 * _MARK_PX + 2
         theme = self._style.theme
         top = y - metrics.height() / 2
         painter.fillRect(QRectF(left - 3, top, need + 6, metrics.height()), shade(theme.surface))

@@ -44,26 +44,26 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, align: str = "
 
 def table(runs: Sequence[Run], *, align: str = "time") -> dict[str, Array]:
     """Rolling median, 5th and 95th percentile at every steady step, with its aligned place."""
-    place = "steady_step" if align == "step" else "aligned_s"
+    x_column = "steady_step" if align == "step" else "aligned_s"
     names = ("p5", "median", "p95")
     parts: dict[str, list[Array]] = {
         name: [np.empty(0)]
-        for name in ("session", "segment", place, *(f"rolling_{name}_ms" for name in names))
+        for name in ("session", "segment", x_column, *(f"rolling_{name}_ms" for name in names))
     }
     for run in runs:
-        found = []
+        medians = []
         for segment in run.chosen():
             exact = Rolling(segment, time_column(run, segment), thin=False)
             exact.pull()
-            found.append(exact)
+            medians.append(exact)
         for segment, source, offset in zip(
-            run.chosen(), found, _offsets(run, found, align), strict=True
+            run.chosen(), medians, _offsets(run, medians, align), strict=True
         ):
             rows = source.columns.rows
             parts["session"].append(np.full(rows, run.title, dtype=object))
             parts["segment"].append(np.full(rows, segment.index))
             x = source.columns[_x(align)]
-            parts[place].append((x if align == "step" else run.axis.positions(x)) + offset)
+            parts[x_column].append((x if align == "step" else run.axis.positions(x)) + offset)
             for name in names:
                 parts[f"rolling_{name}_ms"].append(np.array(source.columns[name]))
     return {name: np.concatenate(arrays[1:] or arrays) for name, arrays in parts.items()}

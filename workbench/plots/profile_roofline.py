@@ -59,10 +59,10 @@ class Operators(Layer):
         top = float(self._y.max())
         return max(float(self._y.min()) - _MARGIN, top - _DECADES), top
 
-    def at(self, frame: Frame, place: QPointF) -> RoofPoint | None:
-        """Return the dot at a place of the axes."""
-        dx = frame.px(self._x) - frame.px(place.x())
-        dy = frame.py(self._y) - frame.py(place.y())
+    def at(self, frame: Frame, point: QPointF) -> RoofPoint | None:
+        """Return the dot at a point of the axes."""
+        dx = frame.px(self._x) - frame.px(point.x())
+        dy = frame.py(self._y) - frame.py(point.y())
         nearest = int(np.argmin(dx**2 + dy**2))
         return self.points[nearest] if math.hypot(dx[nearest], dy[nearest]) < 12 else None
 

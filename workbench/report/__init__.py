@@ -14,6 +14,6 @@ __all__ = ["SECTIONS", "Section"]
 SECTIONS: dict[str, Section] = dict(  # in the order of a page
     sorted(
         plugins.gather(__name__, "SECTION", Section, "sections").items(),
-        key=lambda item: item[1].place,
+        key=lambda item: item[1].order,
     )
 )

@@ -63,7 +63,7 @@ class Section:
     name: str
     title: str
     help: str
-    place: int  # sections follow one another by it
+    order: int  # sections appear in ascending order
     parts: Callable[[Sequence[Run]], Parts]
     has: Callable[[Session], bool]
     nothing: str
@@ -99,10 +99,11 @@ def numbered(titles: Sequence[str]) -> list[str]:
 
 def titled_studies(session: Session, kind: str) -> list[Study]:
     """Return the session's studies of one kind under distinct titles."""
-    found = studies(session, kind)
-    titles = numbered([study.title for study in found])
+    originals = studies(session, kind)
+    titles = numbered([study.title for study in originals])
     return [
-        dataclasses.replace(study, title=title) for study, title in zip(found, titles, strict=True)
+        dataclasses.replace(study, title=title)
+        for study, title in zip(originals, titles, strict=True)
     ]
 
 

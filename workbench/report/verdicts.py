@@ -27,17 +27,22 @@ def parts(runs: Sequence[Run]) -> Parts:
     comparisons = side_by_side(run.session.comparisons)
     if len(comparisons) > 1:
         yield verdicts_table(run.session.comparisons)
-    titles = numbered([" against ".join(one.arms[::-1]) for one in comparisons])
-    for index, (one, title) in enumerate(zip(comparisons, titles, strict=True)):
+    titles = numbered([" against ".join(comparison.arms[::-1]) for comparison in comparisons])
+    for index, (comparison, title) in enumerate(zip(comparisons, titles, strict=True)):
         yield Heading(title)
-        yield Words([headline(one)], tone(one))
-        said = [ratio_line(one), prediction.outcome(one), standing(one), *remarks(one)]
-        said += map(first_clause, numerics_lines(one))
+        yield Words([headline(comparison)], tone(comparison))
+        lines = [
+            ratio_line(comparison),
+            prediction.outcome(comparison),
+            standing(comparison),
+            *remarks(comparison),
+        ]
+        lines += map(first_clause, numerics_lines(comparison))
         for side in "AB":
-            if memory := memory_words(one, side, run.session.segments):
-                said.append(f"{side}: {memory}")
-        yield Words([line for line in said if line])
-        if (errors := numerics_table(one)).rows:
+            if memory := memory_words(comparison, side, run.session.segments):
+                lines.append(f"{side}: {memory}")
+        yield Words([line for line in lines if line])
+        if (errors := numerics_table(comparison)).rows:
             yield errors
         yield Chart("verdict", [dataclasses.replace(run, comparison=index, _kept={})])
 
@@ -46,7 +51,7 @@ SECTION = Section(
     name="verdicts",
     title="Verdicts",
     help=__doc__ or "",
-    place=20,
+    order=20,
     parts=parts,
     has=lambda session: bool(session.comparisons),
     nothing="No two configurations were compared in alternating blocks.",

@@ -102,11 +102,11 @@ def _offer(window: MainWindow, offer: tuple[list[Path], journal.Summary | None])
         return
     newest, when = left[0], summary.text()
     older = len(left) - 1
-    others = f" There {'is an older one' if older == 1 else f'are {older} older ones'}."
-    others = others if older else ""
+    more = f" There {'is an older one' if older == 1 else f'are {older} older ones'}."
+    more = more if older else ""
     banner = window.failures.show_banner(
         "info",
-        f"{when}: was not saved. Its journal has everything.{others}",
+        f"{when}: was not saved. Its journal has everything.{more}",
         "Recover opens it here. Later leaves it: File, Recover journal.",
     )
     banner.add("Recover", lambda: window.workspace.session.open(newest))

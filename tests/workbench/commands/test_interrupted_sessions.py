@@ -25,11 +25,11 @@ from workbench.report import SECTIONS
 
 def swept() -> Iterator[protocol.AnyMessage]:
     """A sweep of two sizes under one arm, with its numbers and fits."""
-    asked = {
+    request = {
         "fields": ["settings.batch"], "values_0": [1, 2], "arms": ["defaults"],
         "toggles": ["{}"], "points": 2, "order": "in random order", "seed": 0,
     }  # fmt: skip
-    yield protocol.StudyStarted(index=0, kind=sweep.KIND, title="s", request=asked)
+    yield protocol.StudyStarted(index=0, kind=sweep.KIND, title="s", request=request)
     measured = {name: [1.0] for name in sweep._NUMBERS}
     for x in (1.0, 2.0):
         numbers = {"arm": [0.0], "right": [None], "text": ["not checked: cancelled"]}

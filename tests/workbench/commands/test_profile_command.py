@@ -44,8 +44,8 @@ def answers(catalogue, count=1):
     return [*messages, protocol.Finished(t_s=9.0, reason="done", steps=9)]
 
 
-def asked(messages) -> protocol.Profile:
-    (command,) = (one for one in messages if isinstance(one, protocol.Profile))
+def profile_command(messages) -> protocol.Profile:
+    (command,) = (message for message in messages if isinstance(message, protocol.Profile))
     return command
 
 
@@ -54,7 +54,7 @@ def test_one_configuration_is_profiled_and_told_in_tables(ran, sent, tmp_path, c
     file = tmp_path / "kept.h5"
     arguments = ["--preset", "tiny", "--workload", "train", "--steps", "5", "-o", str(file)]
     assert main(["profile", "hydra", *arguments]) == 0
-    command = asked(messages)
+    command = profile_command(messages)
     (configuration,) = command.configurations
     assert (configuration.preset, configuration.workload, command.steps) == ("tiny", "train", 5)
     assert command.traces == []
@@ -73,7 +73,7 @@ def test_two_arms_are_profiled_together_and_set_against_each_other(ran, sent, tm
     trace = tmp_path / "step.json.gz"
     arguments = ["--a", "precision=bf16", "--b", "checkpointing=full", "--trace", str(trace)]
     assert main(["profile", "hydra", "--toggle", "triton=off", *arguments]) == 0
-    command = asked(messages)
+    command = profile_command(messages)
     assert [one.toggles for one in command.configurations] == [
         {"triton": "off", "precision": "bf16"},
         {"triton": "off", "checkpointing": "full"},

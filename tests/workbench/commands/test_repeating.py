@@ -77,17 +77,17 @@ def session_of(ran, path: Path, *orders: protocol.Command) -> Path:
     """
     recorder = Recorder()
     recorder.record(ran.catalogue)
-    for place, order in enumerate(orders):
-        told: list[protocol.AnyMessage] = [protocol.Ordered(command=order)]
-        told += wire_samples.begin(1.0 + place, place)
+    for index, order in enumerate(orders):
+        messages: list[protocol.AnyMessage] = [protocol.Ordered(command=order)]
+        messages += wire_samples.begin(1.0 + index, index)
         if isinstance(order, protocol.Compare):
             arms = ["a", "b"]
-            told.append(
-                protocol.ComparisonStarted(index=place, arms=arms, segments=[place] * 2, request={})
+            messages.append(
+                protocol.ComparisonStarted(index=index, arms=arms, segments=[index] * 2, request={})
             )
         elif not isinstance(order, (protocol.Bench, protocol.Start)):
-            told.append(protocol.StudyStarted(index=place, kind="study", title="s", request={}))
-        for message in told:
+            messages.append(protocol.StudyStarted(index=index, kind="study", title="s", request={}))
+        for message in messages:
             recorder.record(protocol.decode_message(protocol.encode(message)))
     hdf5.save(recorder.session, path)
     return path

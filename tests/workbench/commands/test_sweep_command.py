@@ -17,7 +17,7 @@ SIZES = (128, 256, 512, 1024, 2048)
 
 def told(catalogue, over: float = 1.0, reason: str = "done") -> list[protocol.Message]:
     """A runner that has measured two arms, one of which outgrew the memory at its last size."""
-    asked = {
+    request = {
         "fields": ["settings.sequence"],
         "values_0": [*SIZES],
         "arms": ["defaults", "Triton kernels, all: On"],
@@ -49,7 +49,7 @@ def told(catalogue, over: float = 1.0, reason: str = "done") -> list[protocol.Me
     rows = protocol.StudyRows(study=0, table=sweep.POINTS, columns=columns)
     fits = protocol.StudyRows(study=0, table=sweep.FITS, columns=sweep.fits(columns))
     started = protocol.StudyStarted(
-        index=0, kind=sweep.KIND, title="hydra forward over settings.sequence", request=asked
+        index=0, kind=sweep.KIND, title="hydra forward over settings.sequence", request=request
     )
     ended = protocol.Finished(reason=reason, steps=1)
     segment = protocol.SegmentStarted(
@@ -86,8 +86,8 @@ def test_the_table_has_every_point_and_the_exponents_with_their_intervals(
     assert rows[-1][2] == "out of memory" and "9 GiB more was needed" in rows[-1][-1]
     assert "defaults: time grows as sequence to the power of 1.50" in out
     assert "defaults: time grows as sequence to the power of 1.5" in out.split("longer half")[0]
-    kept = hdf5.load(tmp_path / "swept.h5")
-    assert sweep.sweeps(kept.studies)[0].request["values_0"] == [*SIZES]
+    loaded = hdf5.load(tmp_path / "swept.h5")
+    assert sweep.sweeps(loaded.studies)[0].request["values_0"] == [*SIZES]
 
 
 def test_an_arm_with_wrong_numbers_is_said_and_exits_with_1_however_fast(ran, sent, capsys):

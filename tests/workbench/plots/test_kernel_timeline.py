@@ -85,8 +85,8 @@ def test_a_dot_lies_as_far_below_the_roof_as_it_is_from_attainable(profiled):
     _, canvas = painted(PLOTS["profile_roofline"], [Run(profiled)], STYLES["light"])
     (layer,) = (layer for layer in canvas.layers if isinstance(layer, Operators))
     biggest = layer.points[-1]
-    place = QPointF(np.log10(biggest.intensity), np.log10(biggest.achieved))
-    assert layer.at(canvas._frame(canvas.vb.rect()), place) is biggest
+    position = QPointF(np.log10(biggest.intensity), np.log10(biggest.achieved))
+    assert layer.at(canvas._frame(canvas.vb.rect()), position) is biggest
 
 
 def test_search_fades_the_rest_and_sums_the_matches(panel):

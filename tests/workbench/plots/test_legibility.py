@@ -154,9 +154,9 @@ def test_an_exponent_of_two_points_has_two_decimals():
 
 
 def test_a_field_is_called_by_what_it_counts():
-    asked = {"fields": ["settings.sequence", "model.n_kv_heads"]}
+    request = {"fields": ["settings.sequence", "model.n_kv_heads"]}
     study = attribution_samples.study()
-    study.request.update(asked)
+    study.request.update(request)
     assert [sweep.field_title(study, place) for place in (0, 1)] == ["sequence", "kv heads"]
 
 

@@ -86,7 +86,7 @@ class Page(HTMLParser):
                 self.headings.append(data)
 
     @property
-    def whole(self) -> bool:
+    def is_valid(self) -> bool:
         return not self.open and not self.wrong and not self.needs
 
 
@@ -113,14 +113,14 @@ def saved(session, tmp_path):
 
 
 def test_every_section_tells_what_it_is_and_stands_in_a_place_of_its_own():
-    assert len({section.place for section in SECTIONS.values()}) == len(SECTIONS)
+    assert len({section.order for section in SECTIONS.values()}) == len(SECTIONS)
     for name, section in SECTIONS.items():
         module = __import__(f"workbench.report.{name}", fromlist=["SECTION"])
         assert module.SECTION is section and section.title and section.help
 
 
 def test_the_page_needs_no_other_file_and_every_tag_is_closed(page):
-    assert page.whole, (page.open, page.wrong, page.needs)
+    assert page.is_valid, (page.open, page.wrong, page.needs)
     assert page.texts[0] == "Does it help?" and "of notes" in page.texts
 
 
@@ -171,7 +171,7 @@ def test_evidence_of_nothing_stands_out(qapp):
 def test_sessions_are_compared_with_the_first_and_each_told_under_its_name(qapp):
     runs = [Run(gpu_session(steps=80, seed=seed), f"run {seed}", seed) for seed in (1, 2)]
     page = Page(_page.page(runs))
-    assert page.sections[:2] == ["overview", "comparison"] and page.whole
+    assert page.sections[:2] == ["overview", "comparison"] and page.is_valid
     assert page.texts.count("run 1") >= 3
     assert SECTIONS["comparison"].why_not(runs[:1]).startswith("2 to 10 sessions")
     (table, *charts) = [
@@ -191,7 +191,7 @@ def test_a_page_of_sessions_that_cannot_be_compared_has_all_else(qapp):
     for segment in runs[0].session.segments:
         segment.steps["phase"][:] = Phase.WARM_UP
     page = Page(_page.page(runs[:2]))
-    assert page.whole and "segments" in page.sections and "comparison" not in page.sections
+    assert page.is_valid and "segments" in page.sections and "comparison" not in page.sections
 
 
 def test_a_sweep_over_two_fields_has_a_map_of_every_arm(qapp):
@@ -257,7 +257,7 @@ def test_a_plot_without_data_leaves_its_reason_in_its_place(qapp):
 
 def test_an_empty_session_makes_a_page_that_says_so(qapp):
     page = Page(_page.page([Run(empty_session(), "none")]))
-    assert page.whole and page.sections[0] == "overview"
+    assert page.is_valid and page.sections[0] == "overview"
     assert any("0 segments" in one for one in page.texts)
 
 
@@ -267,7 +267,9 @@ def test_what_people_write_is_text_and_never_markup(qapp, words):
     session = empty_session(words)
     session.notes = words
     page = Page(_page.page([Run(session)], f"<b>{words}", words, ["overview"]))
-    assert page.whole and page.texts.count(f"<b>{words}") == 2  # the head's title, and the page's
+    assert (
+        page.is_valid and page.texts.count(f"<b>{words}") == 2
+    )  # the head's title, and the page's
 
 
 def test_the_first_page_states_each_finding_with_its_chart_and_repeats_none(qapp, runs, session):
@@ -298,7 +300,7 @@ def test_a_long_table_and_a_long_cell_fold_and_keep_all_of_their_text(qapp):
     ]
     content = _page.page([Run(session, "one")], sections=["evidence"])
     page = Page(content)
-    assert page.whole and "25 more rows" in page.texts
+    assert page.is_valid and "25 more rows" in page.texts
     assert content.count("<td>kernel ") == 40 and content.count(">Details</summary>and more") == 40
 
 

@@ -36,8 +36,8 @@ class Breakdowns(QObject):
         found = breakdown.profiles(self._session.shown)
         return found[-1] if found else None
 
-    def others(self, shown: Study) -> list[tuple[str, Study]]:
-        """What a profile can be compared with: the session's other ones, and those beside it."""
+    def comparable(self, shown: Study) -> list[tuple[str, Study]]:
+        """Return the session's other profiles and those of the compared sessions, with titles."""
         own = breakdown.profiles(self._session.shown)
         found = [
             (f"{number}: {study.title}", study)

@@ -93,16 +93,18 @@ def save_as(window: MainWindow, then: Callable[[], None] | None = None) -> None:
 def ask_before_closing(window: MainWindow, close: Callable[[], None]) -> None:
     """Ask about work that is not saved; ``close`` is called unless a person stays."""
     session = window.workspace.session
-    kept = session.journal is not None
+    has_journal = session.journal is not None
     box = QMessageBox(window)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     box.setWindowTitle("Not saved")
     box.setText(f"{one_line(session.recorder.session.title, 80)!r} is not saved.")
-    if kept:
+    if has_journal:
         box.setInformativeText("Its journal keeps it: the next start offers to recover it.")
     buttons = QMessageBox.StandardButton
     box.setStandardButtons(buttons.Save | buttons.Discard | buttons.Cancel)
-    box.button(buttons.Discard).setText("Close, keep the journal" if kept else "Close without it")
+    box.button(buttons.Discard).setText(
+        "Close, keep the journal" if has_journal else "Close without it"
+    )
     box.setDefaultButton(buttons.Save)
 
     def finish(result: int) -> None:

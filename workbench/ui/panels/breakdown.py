@@ -245,7 +245,7 @@ class BreakdownPanel(QWidget):
 
     def _fill_against(self, study: Study) -> None:
         chosen = self._other()
-        offered = self._breakdowns.others(study)
+        offered = self._breakdowns.comparable(study)
         self._sides = [other for _, other in offered]
         self.against.clear()
         self.against.addItems([NOTHING, *(title for title, _ in offered)])

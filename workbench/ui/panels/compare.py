@@ -82,7 +82,7 @@ class ComparePanel(QWidget):
         self._runs: dict[str, Run] = {}
         self._busy = self._stale = False
         self._listed: list[tuple[str, str]] = []  # ids and titles in the box of the baseline
-        self.found: Found | None = None
+        self.result: Found | None = None
         self.charts = {
             name: Chart(PLOTS[name], theme.current, tasks)
             for name in ("aligned_timeline", "ecdf", "box")
@@ -135,8 +135,8 @@ class ComparePanel(QWidget):
 
     def copy_table(self, suffix: str) -> None:
         """Put the table of ratios on the clipboard as ``.csv`` or ``.md``."""
-        if self.found is not None and self.found.comparison is not None:
-            plot_export.copy_table(comparison_table(self.found.comparison), suffix)
+        if self.result is not None and self.result.comparison is not None:
+            plot_export.copy_table(comparison_table(self.result.comparison), suffix)
 
     def _make_body(self) -> QWidget:
         body = _widgets.surface()
@@ -234,39 +234,39 @@ class ComparePanel(QWidget):
         run.color = color
         return run
 
-    def _worked_out(self, found: Found) -> None:
+    def _worked_out(self, result: Found) -> None:
         self._busy = False
         if self._stale:
             self._stale = False
             self._compute()
         else:
-            self._show(found)
+            self._show(result)
 
     def _failed(self, error: Exception, _detail: str) -> None:
         self._worked_out(Found([], None, f"The sessions could not be compared ({error!r})."))
 
-    def _show(self, found: Found) -> None:
-        self.found = found
-        comparison = found.comparison
+    def _show(self, result: Found) -> None:
+        self.result = result
+        comparison = result.comparison
         if comparison is None:
             self._pages.setCurrentIndex(0)
-            failed = ("These sessions cannot be compared", found.reason)
-            self._empty.say(*(failed if found.reason else NOTHING))
+            failed = ("These sessions cannot be compared", result.reason)
+            self._empty.say(*(failed if result.reason else NOTHING))
             added = self._compared.sessions
-            self._out.setVisible(bool(found.reason and added))
+            self._out.setVisible(bool(result.reason and added))
             if added:  # without whose buttons, which stand in the table
                 label = distinct([self._session.shown, *added])[-1]
                 self._out.setText(f"Take out {label!r}")
             return
         self._pages.setCurrentIndex(1)
-        listed = [(run.session.id, run.title) for run in found.runs]
+        listed = [(run.session.id, run.title) for run in result.runs]
         if listed != self._listed:  # else it may be open
             self._listed = listed
             self._base.clear()
-            for run in found.runs:
+            for run in result.runs:
                 self._base.addItem(run.title, run)
         self._base.setCurrentIndex(comparison.baseline)
-        self.sessions.show_comparison(found.runs, comparison)
+        self.sessions.show_comparison(result.runs, comparison)
         self.differences.show_comparison(comparison)
         self._tabs.setTabText(1, f"Differences ({len(comparison.differences)})")
         _widgets.clear(self._warnings)
@@ -276,19 +276,19 @@ class ComparePanel(QWidget):
                 _widgets.marked(note, "warning", self._theme.current, "warning")
             )
         self._warning.setVisible(bool(comparison.warnings))
-        line, count = self.fontMetrics().height(), len(found.runs)
+        line, count = self.fontMetrics().height(), len(result.runs)
         self.charts["box"].setMinimumHeight(_BOX_FRAME + (line + _BOX_GAP) * count)
         # Its legend has two or three names a line.
         self.charts["aligned_timeline"].setMinimumHeight(_LINES_LEAST + line * count // 2)
         for chart in self.charts.values():
-            chart.show_runs(found.runs)
+            chart.show_runs(result.runs)
 
     def _draw(self) -> None:
         self._copy.setIcon(icon("copy", self._theme.current, "muted"))
         for chart in self.charts.values():
             chart.set_theme(self._theme.current)
-        if self.found is not None:
-            self._show(self.found)
+        if self.result is not None:
+            self._show(self.result)
 
 
 def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:

@@ -233,11 +233,11 @@ class SweepPanel(QWidget):
         """How far it is, or what it found."""
         points = study.tables.get(sweep.POINTS)
         done = 0 if points is None else len(points["arm"])
-        asked = study.request.get("points", done)
+        total = study.request.get("points", done)
         if self._sweeps.measuring:
             progress = self._run.text
-            return f"{done} of {asked} points measured. {progress}".strip()
-        counts = f"{done} of {asked} points" if done < asked else f"{done} points"
+            return f"{done} of {total} points measured. {progress}".strip()
+        counts = f"{done} of {total} points" if done < total else f"{done} points"
         said = f"{self._session.titled(study.title)}: {counts}; {study.request.get('order', '')}"
         wrong = sweep.wrong_arms(study)
         return f"{said}; {', '.join(wrong)} computed wrong numbers" if wrong else said

@@ -114,21 +114,25 @@ def with_toggles(configuration: Configuration, toggles: dict[str, str]) -> Confi
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **toggles})
 
 
-def ran_as(asked: Configuration, ran: Configuration) -> bool:
-    """Whether a configuration that ran is the one that is asked for."""
-    return _same_model(asked, ran) and msgspec.structs.replace(asked, model=ran.model) == ran
+def ran_as(requested: Configuration, ran: Configuration) -> bool:
+    """Return True if the configuration that ran is the requested one."""
+    return (
+        _same_model(requested, ran) and msgspec.structs.replace(requested, model=ran.model) == ran
+    )
 
 
-def _same_model(asked: Configuration, ran: Configuration) -> bool:
-    """Of one's own model the runner fills in the whole path, what it called, and the SHA-256."""
-    if OWN not in (asked.family, ran.family):
-        return asked.model == ran.model
-    source = str(asked.model.get("source", ""))
+def _same_model(requested: Configuration, ran: Configuration) -> bool:
+    """Return True if both have one model; the runner completes path, call and SHA-256 of a user's."""
+    if OWN not in (requested.family, ran.family):
+        return requested.model == ran.model
+    source = str(requested.model.get("source", ""))
     is_hf = source.startswith(HF)
     source = source.removeprefix(HF).removeprefix("~").removeprefix("./")
     if not is_hf and not source.rpartition(":")[2].isidentifier():
         source = f"{source}:{_BUILD}"
-    rest = {name: value for name, value in asked.model.items() if name != "source" and value != ""}
+    rest = {
+        name: value for name, value in requested.model.items() if name != "source" and value != ""
+    }
     return str(ran.model.get("source", "")).endswith(source) and rest.items() <= ran.model.items()
 
 
@@ -137,11 +141,11 @@ def of_one_run(one: Configuration, other: Configuration) -> bool:
     return (one.family, one.workload) == (other.family, other.workload)
 
 
-def other_parts(asked: Configuration, ran: Configuration) -> list[str]:
-    """The parts of a configuration, but for settings and toggles, that are others."""
-    found = [name for name in ("preset", "workload", "data", "seed")
-             if getattr(asked, name) != getattr(ran, name)]  # fmt: skip
-    return found if _same_model(asked, ran) else [*found, "model fields"]
+def other_parts(requested: Configuration, ran: Configuration) -> list[str]:
+    """Return the parts that differ, other than settings and toggles."""
+    parts = ("preset", "workload", "data", "seed")
+    differing = [name for name in parts if getattr(requested, name) != getattr(ran, name)]
+    return differing if _same_model(requested, ran) else [*differing, "model fields"]
 
 
 def has(catalogue: Catalogue | None, family: str) -> bool:

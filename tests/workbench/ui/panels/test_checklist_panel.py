@@ -56,12 +56,12 @@ def test_checks_come_one_by_one_and_say_pass_fail_or_not_applicable(qtbot, ready
 
 
 def test_what_is_expected_is_what_the_runner_is_asked_for(qtbot, ready, monkeypatch):
-    asked = []
-    monkeypatch.setattr(ready.workspace.run, "perform", asked.append)
+    commands = []
+    monkeypatch.setattr(ready.workspace.run, "perform", commands.append)
     ready.actions_["validate"].trigger()
     ready.checklist.expected.setValue(1.5)
     ready.actions_["validate"].trigger()
-    first, second = asked
+    first, second = commands
     assert isinstance(first, protocol.Validate) and first.expect_speedup is None
     assert (second.expect_speedup, second.configuration) == (
         1.5,
@@ -87,16 +87,16 @@ def test_what_keeps_it_from_being_checked_is_said_in_text(qtbot, ready, kept):
 def test_what_is_undecided_can_be_checked_again_with_the_budget_that_should_decide(
     qtbot, ready, kept, monkeypatch
 ):
-    workspace, asked = ready.workspace, []
-    monkeypatch.setattr(workspace.run, "perform", asked.append)
+    workspace, commands = ready.workspace, []
+    monkeypatch.setattr(workspace.run, "perform", commands.append)
     configuration = msgspec.structs.replace(workspace.configuration.edited, seed=7)
-    told = {
+    request = {
         "configuration": msgspec.json.encode(configuration).decode(),
         "expect_speedup": 1.5,
     }
     row_ = {"check": ["speedup"], "status": ["undecided"], "evidence": ["too few pairs"]}
     for message in (
-        protocol.StudyStarted(index=0, kind="checklist", title="tiny", request=told),
+        protocol.StudyStarted(index=0, kind="checklist", title="tiny", request=request),
         protocol.StudyRows(study=0, table="checks", columns=row_),
         protocol.StudyFacts(study=0, facts={"more_s": 57.2, "seconds": 3.1}),
     ):
@@ -106,6 +106,6 @@ def test_what_is_undecided_can_be_checked_again_with_the_budget_that_should_deci
     row_shown = ready.checklist.findChild(QWidget, "check-speedup")
     assert texts(row_shown).split("\n")[1] == "Undecided"
     qtbot.mouseClick(row_shown.findChild(QPushButton), Qt.MouseButton.LeftButton)
-    (command,) = asked
+    (command,) = commands
     assert (command.budget_s, command.expect_speedup) == (61.0, 1.5)
     assert command.configuration == configuration

@@ -148,12 +148,12 @@ def test_a_table_scrolls_to_what_has_the_focus_in_its_cells(qtbot, full):
 def test_a_comparison_that_is_worked_out_anew_leaves_the_keyboard_where_it_is(qtbot, full):
     panel, box = full.compare, full.compare.sessions.cellWidget(1, 1)
     tab_to(qtbot, box)
-    found = panel.found
+    result = panel.result
     full.workspace.compared.changed.emit()
-    qtbot.waitUntil(lambda: panel.found is not found)
+    qtbot.waitUntil(lambda: panel.result is not result)
     assert box.hasFocus() and panel.sessions.cellWidget(1, 1) is box
     key(qtbot, Key.Key_Down)
-    qtbot.waitUntil(lambda: panel.found.runs[1].segments == (box.currentIndex(),))
+    qtbot.waitUntil(lambda: panel.result.runs[1].segments == (box.currentIndex(),))
     assert box.hasFocus()
 
 

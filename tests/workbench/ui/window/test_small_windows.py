@@ -217,7 +217,7 @@ def comparing(qtbot, workspace, height: int) -> ComparePanel:
         workspace.compared.add(one)
     panel.resize(BESIDE_PX, height)
     panel.show()
-    qtbot.waitUntil(lambda: panel.found is not None, timeout=10_000)
+    qtbot.waitUntil(lambda: panel.result is not None, timeout=10_000)
     return panel
 
 
@@ -376,7 +376,7 @@ def test_an_empty_comparison_says_that_it_is_at_work_and_then_what_it_needs(qtbo
     assert said() == NOTHING[0]
     workspace.compared.add(others[0])
     qtbot.waitUntil(lambda: said() == "Comparing 2 sessions")
-    qtbot.waitUntil(lambda: panel.found is not None and panel.found.comparison is not None)
+    qtbot.waitUntil(lambda: panel.result is not None and panel.result.comparison is not None)
     workspace.compared.remove(others[0])
     qtbot.waitUntil(lambda: said() == NOTHING[0])
 
