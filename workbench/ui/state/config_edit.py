@@ -122,7 +122,7 @@ def ran_as(requested: Configuration, ran: Configuration) -> bool:
 
 
 def _same_model(requested: Configuration, ran: Configuration) -> bool:
-    """Return True if both have one model; the runner completes path, call and SHA-256 of a user's."""
+    """Return True if both have one model; the runner completes the source of a user's model."""
     if OWN not in (requested.family, ran.family):
         return requested.model == ran.model
     source = str(requested.model.get("source", ""))
