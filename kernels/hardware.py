@@ -186,7 +186,7 @@ def _gpu(index: int) -> Hardware:
 
 
 def usable_cores() -> int:
-    """Return how many CPU cores this process may use; all where the system does not tell."""
+    """Return how many CPU cores this process may use; all if the system does not report it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -6,9 +6,7 @@ on CuTe. Their tensors are [batch, sequence, heads, dim] and their causal mask e
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +16,8 @@ from torch import Tensor
 from kernels import hardware
 from kernels.attention._masks import trivial
 from kernels.core.autograd import needs_gradient
-from kernels.core.operator import Implementation, traced_as_constant, unit_stride
+from kernels.core.libraries import import_problem, version
+from kernels.core.operator import Implementation, unit_stride
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -39,7 +38,7 @@ class _Library:
     def missing(self, device_type: str) -> str | None:
         if why := hardware.needs(self.title, self.capability)(device_type):
             return why
-        if not any(map(_installed, self.distributions)):
+        if not any(map(version, self.distributions)):
             return f"{self.title} is not installed (package {self.distributions[0]})"
         return None
 
@@ -77,29 +76,7 @@ class _Library:
             return f"{self.title} takes no empty tensors"
         if not self.compiles and torch.compiler.is_compiling():
             return f"{self.title} cannot be traced by torch.compile"
-        return _import_problem(self.module) or None
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-@traced_as_constant
-def _import_problem(module: str) -> str:
-    return _import_problem_once(module)
-
-
-@functools.cache
-def _import_problem_once(module: str) -> str:
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001  a broken build may raise anything
-        return f"{module} cannot be imported: {type(error).__name__}: {error}"
-    return ""
+        return import_problem(self.module) or None
 
 
 def _window(causal: bool, window: int | None, everything: Any) -> tuple[Any, Any]:

@@ -26,8 +26,8 @@ OPS: dict[str, Operator] = {}
 
 REQUESTED = "requested"  # the reason recorded for an implementation that was named
 PREFERRED = "preferred"  # prefix of the reason for an implementation that was taken out of order
-FUSED = "the compiler fuses it with its neighbours"  # and of "torch" under torch.compile
-STANDARD = "torch's standard for these inputs"  # and of one that "torch" stands for
+FUSED = "the compiler fuses it with its neighbours"  # the reason for "torch" under torch.compile
+STANDARD = "torch's standard for these inputs"  # the reason for the one that "torch" stands for
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
 _last: dict[str, tuple[str, str]] = {}

@@ -18,7 +18,6 @@ tensors without memory. There a stored result decides, else the operator's own r
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import statistics
 import threading
 import time
@@ -34,6 +33,7 @@ from torch.autograd import forward_ad
 
 from kernels import hardware
 from kernels.core import launch, replay, tuned_files
+from kernels.core.libraries import version
 from kernels.core.operator import (
     MOST_REMEMBERED,
     Implementation,
@@ -41,7 +41,7 @@ from kernels.core.operator import (
     traced_as_constant,
 )
 from kernels.core.triton_helpers import INTERPRETED, on_device, power_of_two
-from kernels.core.tuning import difference, flat, free_memory, timeable
+from kernels.core.tuning import difference, flat, free_memory, synchronize, timeable
 
 MEASURED = "measured"  # prefix of the reason for an implementation that was the fastest
 DEVICES = ("cuda",)  # types of devices on which ``auto`` measures
@@ -51,9 +51,9 @@ LOOP_US, MOST_IN_LOOP = 3000.0, 20  # of a loop of calls
 HOPELESS = 5.0  # times the fastest so far: one round is enough
 SMALL = 64  # integers up to here are exact in a class of shapes
 LIBRARIES = (
-    *("flash-attn", "flash-attn-3", "flash-attn-4", "liger-kernel", "quack-kernels"),
-    *("fla-core", "flash-linear-attention", "mamba-ssm"),
-)
+    "flash-attn", "flash-attn-3", "flash-attn-4", "liger-kernel", "quack-kernels", "fla-core",
+    "flash-linear-attention", "mamba-ssm",
+)  # fmt: skip
 CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALARS = (bool, str, type(None), torch.dtype)
 
@@ -286,12 +286,8 @@ def _source(op_name: str) -> str:
 
     file = Path(OPS[op_name].function.__code__.co_filename)
     files = sorted(file.parent.glob("*.py")) if file.stem == "__init__" else [file]
-    versions = [str(torch.backends.cudnn.version()) if torch.cuda.is_available() else ""]
-    for library in LIBRARIES:
-        try:
-            versions.append(f"{library} {importlib.metadata.version(library)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    cudnn = str(torch.backends.cudnn.version()) if torch.cuda.is_available() else ""
+    versions = [cudnn, *[f"{name} {v}" for name in LIBRARIES if (v := version(name))]]
     return "\n".join([*versions, *[path.read_text() for path in files if path.is_file()]])
 
 
@@ -408,12 +404,12 @@ def _right_calls(
         try:
             with poisoned():
                 results = call(compared=True)
-            _synchronize(args[0])
+            synchronize()
             why = "" if expected is None else difference(results, expected, tf32)
         except torch.OutOfMemoryError:
             why = "memory is short"
         except Exception as error:  # noqa: BLE001  libraries raise anything; the others go on
-            _synchronize(args[0])  # raises again what has broken the GPU for the process
+            synchronize()  # raises again what has broken the GPU for the process
             lines = str(error).strip().splitlines() or ["no message"]
             why = f"failed: {type(error).__name__}: {lines[0][:200]}"
         if why:
@@ -428,7 +424,6 @@ def _costs(calls: dict[str, Call], device: str, dropped: dict[str, str]) -> dict
     """Time the calls in rounds."""
     from kernels.measure.timing import times_us
 
-    synchronize = torch.cuda.synchronize if device == "cuda" else _nothing
     device_us: dict[str, list[float]] = {name: [] for name in calls}
     call_us: dict[str, list[float]] = {name: [] for name in calls}
     left = dict(calls)
@@ -438,7 +433,7 @@ def _costs(calls: dict[str, Call], device: str, dropped: dict[str, str]) -> dict
                 if number == 0:
                     call()
                     call()
-                call_us[name].append(_loop_us(call, synchronize))
+                call_us[name].append(_loop_us(call))
                 # A call that keeps the host busy for long would let the GPU wait inside the events.
                 evictions = 1 + int(call_us[name][-1] / 200)
                 device_us[name] += times_us(call, CALLS, device, evictions=min(evictions, 16))
@@ -458,7 +453,7 @@ def _costs(calls: dict[str, Call], device: str, dropped: dict[str, str]) -> dict
     }
 
 
-def _loop_us(call: Call, synchronize: Callable[[], None]) -> float:
+def _loop_us(call: Call) -> float:
     """Return the time of one call in a loop of calls; the GPU finishes the last one."""
 
     def loop_us(count: int) -> float:
@@ -470,12 +465,3 @@ def _loop_us(call: Call, synchronize: Callable[[], None]) -> float:
         return (time.perf_counter_ns() - began) / 1e3 / count
 
     return loop_us(int(max(2.0, min(LOOP_US / max(loop_us(1), 1.0), MOST_IN_LOOP))))
-
-
-def _nothing() -> None:
-    pass
-
-
-def _synchronize(x: Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.synchronize()

@@ -74,7 +74,7 @@ def load(file: Path) -> dict[str, Timed]:
 def load_table(
     file: Path, table: str, decode: Callable[[dict[str, Any]], Entry]
 ) -> dict[str, Entry]:
-    """Read the entries of another table than of tiles in the same way."""
+    """Read any table of a file like ``load``; ``decode`` raises an error if an entry is damaged."""
     try:
         document = json.loads(file.read_bytes())
         if document["format"] != FORMAT:
@@ -96,7 +96,7 @@ def add(file: Path, key: str, timed: Timed) -> str:
 def add_entry(
     file: Path, table: str, key: str, entry: Entry, decode: Callable[[dict[str, Any]], Entry]
 ) -> str:
-    """Add an entry, a dataclass, to another table in the same way."""
+    """Add an entry, a dataclass, to any table of a file like ``add``."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):

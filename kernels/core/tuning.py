@@ -331,7 +331,7 @@ def _why_not(call: Callable[[], list[Tensor]], expected: list[Tensor], key: Key)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001  shared memory, registers, the compiler itself
-        _synchronize()  # raises again what has broken the GPU for the whole process
+        synchronize()  # raises again what has broken the GPU for the whole process
         return f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     return reason
 
@@ -399,7 +399,8 @@ def _times_us(call: Callable[[], Any], device: int) -> list[float]:
         return gpu_times_us(call, repeats=CALLS, device=f"cuda:{device}")
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

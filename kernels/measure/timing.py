@@ -98,8 +98,8 @@ def times_us(
 ) -> list[float]:
     """Measure like ``gpu_times_us``, without a warm-up.
 
-    ``evictions``: how often the L2 is overwritten before each call, for calls that keep the host
-    busy for longer than once takes.
+    The L2 is overwritten ``evictions`` times before each call: more than once for calls that keep
+    the host busy for longer than that takes, so that the GPU does not wait for them.
     """
     if torch.device(device).type == "cpu":
         return [_wall_us(call) for _ in range(repeats)]

@@ -66,9 +66,9 @@ from kernels.moe_gating._kernels import (
     moe_gating_forward_kernel,
 )
 
-MANY = 256  # experts, rounded up, from which on torch's product is faster than ours on an H100
+MANY = 256  # experts, rounded up, from which on torch multiplies: 78 us, our product 130 (H100)
 PIECE = 1024  # columns of x in one sum of torch's product, at most
-FEWEST_TERMS, MOST_TERMS = 4, 16  # with two of 1,024 columns the error was 1.02 of the allowed
+FEWEST_TERMS, MOST_TERMS = 4, 16  # two of 1,024 columns were off by 1.02 of the allowed error
 MAX_EXPERTS = 512  # a program holds the logits of some tokens in registers
 
 
@@ -135,8 +135,9 @@ def _forward_tiles(
     """Return tokens per program, columns per step, warps and stages of each tile.
 
     Columns per step stay fixed: other sums could choose other experts where two are nearly equal.
-    None (0) means that torch computes the product: one program cannot hold enough tokens beside
-    many experts, so that it would read the router's weights too often.
+    With 0 columns per step torch computes the product: one program cannot hold enough tokens beside
+    many experts, so that it would read the router's weights too often. ``rows``: the number of
+    tokens, 64 if there are more than 32.
     """
     by_torch: list[Tile] = []
     if block >= MANY and rows == 64 and x.itemsize == 2 and x == weight and _terms(dim):
@@ -165,13 +166,13 @@ _BACKWARD = Tunable("moe_gating.backward", (moe_gating_backward_kernel,), _backw
 
 
 def _terms(dim: int) -> int:
-    """Return in how many terms torch's product sums ``dim`` columns; 0 if they cannot be cut."""
+    """Return how many equal terms torch's product over ``dim`` columns has; 0 if none fit."""
     fewest = max(FEWEST_TERMS, cdiv(dim, PIECE))
     return next((n for n in range(fewest, MOST_TERMS + 1) if dim % (8 * n) == 0), 0)
 
 
 def _partial_logits(x: Tensor, matrix: Tensor, n_rows: int) -> Tensor:
-    """Return terms of the logits [pieces, tokens, E] in FP32, as torch multiplies.
+    """Return the logits by torch, as FP32 terms [pieces, tokens, E] that are still to be added.
 
     Matrix units truncate as they accumulate, so each term sums few columns.
     """

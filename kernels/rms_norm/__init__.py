@@ -57,7 +57,7 @@ from kernels.rms_norm._kernels import (
     rms_norm_forward_kernel,
 )
 
-FEW_ROWS = 4096
+FEW_ROWS = 4096  # up to here more warps a row; measured with 2,048 rows of 4096 on an H100
 MAX_DIM = 65536  # a program holds one row in registers
 
 
@@ -100,7 +100,7 @@ def _torch(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def _rows_class(n_rows: int) -> str:
-    """Return "few" if all programs run at once, where only a row's latency counts."""
+    """Return "few" where a row's latency counts more than the bandwidth, else "many"."""
     return "few" if n_rows <= FEW_ROWS else "many"
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import OPS, Implementation, Unavailable
-from kernels.core import dispatch
+from kernels.core import dispatch, libraries
 from kernels.measure import peers
 
 PAIRS = [(op, name) for op, known in peers.PEERS.items() for name in known if name != "grouped_mm"]
@@ -49,11 +49,11 @@ def test_a_broken_installation_is_a_reason_and_no_crash(monkeypatch):
     def broken(module):
         raise OSError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(peers.importlib, "import_module", broken)
-    peers._import_problem.cache_clear()
+    monkeypatch.setattr(libraries.importlib, "import_module", broken)
+    libraries._import_problem_once.cache_clear()
     refuses = OPS["rms_norm"].implementations["liger"].refuses
     reason = refuses(torch.randn(4, 16), torch.ones(16), 1e-6)
-    peers._import_problem.cache_clear()
+    libraries._import_problem_once.cache_clear()
     assert reason == (
         "liger_kernel cannot be imported: OSError: libcuda.so.1: cannot open shared object file"
     )

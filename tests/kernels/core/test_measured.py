@@ -49,7 +49,7 @@ def raises(*_):
 def with_implementations(monkeypatch, tmp_path):
     monkeypatch.setattr(measured, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(tuned_files, "folder", lambda: tmp_path)
-    monkeypatch.setattr(measured, "_loop_us", lambda call, synchronize: counted_us(call))
+    monkeypatch.setattr(measured, "_loop_us", counted_us)
     monkeypatch.setattr(
         timing, "times_us", lambda call, repeats, *_, **__: [counted_us(call)] * repeats
     )
@@ -228,5 +228,5 @@ def test_under_compile_a_fused_operator_is_left_to_the_compiler():
 
 def test_a_loop_of_calls_is_long_enough_for_its_clock_and_no_longer():
     calls = []
-    us = measured._loop_us(lambda: calls.append(1), measured._nothing)
+    us = measured._loop_us(lambda: calls.append(1))
     assert us > 0 and len(calls) == 1 + measured.MOST_IN_LOOP
