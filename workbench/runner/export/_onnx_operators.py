@@ -61,7 +61,7 @@ def cummin(x: Any, dim: int) -> Any:
 def view_as(x: Any, dtype: Any) -> Any:
     """Translate ``aten.view.dtype`` between FP32 and int32, for finite, non-negative numbers.
 
-    Raises ``NotImplementedError`` for another type; the export tells its sentence as a mistake.
+    Raises ``NotImplementedError`` for another type; the export reports its sentence as a mistake.
     """
     known = {INT32: _bits, FLOAT: _float}
     if int(dtype) not in known:

@@ -247,7 +247,7 @@ def _cpu_mhz() -> tuple[float, str]:
     except (OSError, NotImplementedError) as error:
         return math.nan, f"psutil cannot read the CPU's clock: {str(error) or type(error).__name__}"
     if frequency is None or not frequency.current > 0:
-        return math.nan, "psutil finds no clock of this CPU; many virtual machines tell none"
+        return math.nan, "psutil finds no clock of this CPU; many virtual machines report none"
     return float(frequency.current), ""
 
 

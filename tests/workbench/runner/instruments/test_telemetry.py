@@ -102,8 +102,8 @@ def not_there():
 @pytest.mark.parametrize(
     ("cpu_freq", "reason"),
     [
-        (no_frequency, "psutil finds no clock of this CPU; many virtual machines tell none"),
-        (stopped, "psutil finds no clock of this CPU; many virtual machines tell none"),
+        (no_frequency, "psutil finds no clock of this CPU; many virtual machines report none"),
+        (stopped, "psutil finds no clock of this CPU; many virtual machines report none"),
         (refused, "psutil cannot read the CPU's clock: permission denied"),
         (not_there, "psutil cannot read the CPU's clock: NotImplementedError"),
         (None, "psutil cannot ask for a CPU's clock on this platform"),
