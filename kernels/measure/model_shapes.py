@@ -1,8 +1,9 @@
 """Shapes of public models as data, and the cases of each operator that follow from them.
 
-Sizes are those of the models' published configurations. Models that share a shape share its case.
-Tokens: 1, 16 and 256 sequences that decode one token each against 4,096 cached keys; 2K, 8K and 16K
-of sequences of up to 4,096; one sequence of 64K; encoders have batches of short sequences instead.
+Sizes are those of the models' published configurations. DeepSeek's latent attention counts as plain
+attention with its value dimension. Models that share a shape share its case. Tokens: 1, 16 and 256
+sequences that decode one token each with a cache for 4,096 keys, 96 of them unused; 2K, 8K and 16K
+of sequences of up to 4,096; one sequence of 64K. Encoders have batches of short sequences instead.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 from kernels.core.operator import Case, Mistake
 
-CACHED = 4096  # keys that a decoding sequence sees
+CACHED, UNUSED = 4096, 96  # keys that the cache of a decoding sequence has room for, and lacks
 DECODING = {"1": (1, 1), "16": (16, 1), "256": (256, 1)}  # sequences and length by title
 LONG = {"2K": (1, 2048), "8K": (2, 4096), "16K": (4, 4096), "64K": (1, 65536)}
-_NAMED = 2  # models in the name of a case
+_NAMED = 2  # models that the name of a case lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,91 +56,50 @@ MODELS: dict[str, ModelShape] = {
     "Llama 3.1 8B": ModelShape(hidden=4096, mlp=14336, heads=32, kv_heads=8, vocabulary=128256),
     "Llama 3.1 70B": ModelShape(hidden=8192, mlp=28672, heads=64, kv_heads=8, vocabulary=128256),
     "Qwen3 0.6B": ModelShape(
-        hidden=1024, mlp=3072, heads=16, kv_heads=8, qk_norm=True, vocabulary=151936
+        hidden=1024, mlp=3072, heads=16, kv_heads=8, qk_norm=True, vocabulary=151936,
     ),
     "Qwen3 32B": ModelShape(
-        hidden=5120, mlp=25600, heads=64, kv_heads=8, qk_norm=True, vocabulary=151936
+        hidden=5120, mlp=25600, heads=64, kv_heads=8, qk_norm=True, vocabulary=151936,
     ),
     "Gemma 3 4B": ModelShape(
-        hidden=2560,
-        mlp=10240,
-        gelu=True,
-        heads=8,
-        kv_heads=4,
-        head_dim=256,
-        qk_norm=True,
-        window=1024,
-        vocabulary=262144,
+        hidden=2560, mlp=10240, gelu=True, heads=8, kv_heads=4, head_dim=256, qk_norm=True,
+        window=1024, vocabulary=262144,
     ),
     "Mistral 7B v0.1": ModelShape(
-        hidden=4096, mlp=14336, heads=32, kv_heads=8, window=4096, vocabulary=32000
+        hidden=4096, mlp=14336, heads=32, kv_heads=8, window=4096, vocabulary=32000,
     ),
     "Phi-4": ModelShape(hidden=5120, mlp=17920, heads=40, kv_heads=10, vocabulary=100352),
     "Mixtral 8x7B": ModelShape(
-        hidden=4096, mlp=14336, heads=32, kv_heads=8, vocabulary=32000, experts=8, chosen=2
+        hidden=4096, mlp=14336, heads=32, kv_heads=8, vocabulary=32000, experts=8, chosen=2,
     ),
     "Qwen3 30B-A3B": ModelShape(
-        hidden=2048,
-        mlp=768,
-        heads=32,
-        kv_heads=4,
-        qk_norm=True,
-        vocabulary=151936,
-        experts=128,
+        hidden=2048, mlp=768, heads=32, kv_heads=4, qk_norm=True, vocabulary=151936, experts=128,
         chosen=8,
     ),
     "OLMoE 1B-7B": ModelShape(
-        hidden=2048,
-        mlp=1024,
-        heads=16,
-        kv_heads=16,
-        qk_norm=True,
-        vocabulary=50304,
-        experts=64,
+        hidden=2048, mlp=1024, heads=16, kv_heads=16, qk_norm=True, vocabulary=50304, experts=64,
         chosen=8,
     ),
     "DeepSeek-V2-Lite": ModelShape(
-        hidden=2048, mlp=1408, heads=16, kv_heads=16, vocabulary=102400, experts=64, chosen=6
+        hidden=2048, mlp=1408, heads=16, kv_heads=16, vocabulary=102400, experts=64, chosen=6,
     ),
     "router of 256 experts": ModelShape(hidden=4096, experts=256, chosen=8, rms=False),
     "Mamba-2 130M": ModelShape(hidden=768, vocabulary=50288, ssm_heads=24),
     "Mamba-2 2.7B": ModelShape(hidden=2560, vocabulary=50288, ssm_heads=80),
     "Codestral Mamba 7B": ModelShape(hidden=4096, vocabulary=32768, ssm_heads=128, groups=8),
     "Nemotron-H 8B": ModelShape(
-        hidden=4096,
-        mlp=21504,
-        gated=False,
-        heads=32,
-        kv_heads=8,
-        rotary=False,
-        vocabulary=131072,
-        ssm_heads=128,
-        groups=8,
+        hidden=4096, mlp=21504, gated=False, heads=32, kv_heads=8, rotary=False, vocabulary=131072,
+        ssm_heads=128, groups=8,
     ),
     "BERT base": ModelShape(
-        hidden=768,
-        mlp=3072,
-        gated=False,
-        heads=12,
-        kv_heads=12,
-        head_dim=64,
-        rotary=False,
-        vocabulary=30522,
-        rms=False,
-        encodes=_BERT,
+        hidden=768, mlp=3072, gated=False, heads=12, kv_heads=12, head_dim=64, rotary=False,
+        vocabulary=30522, rms=False, encodes=_BERT,
     ),
     "ViT-L": ModelShape(
-        hidden=1024,
-        mlp=4096,
-        gated=False,
-        heads=16,
-        kv_heads=16,
-        head_dim=64,
-        rotary=False,
-        rms=False,
-        encodes=_VIT,
+        hidden=1024, mlp=4096, gated=False, heads=16, kv_heads=16, head_dim=64, rotary=False,
+        rms=False, encodes=_VIT,
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -239,17 +199,14 @@ def _heads_of(
     shape: ModelShape, batch: int, length: int, decodes: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     heads = {
-        "batch": batch,
-        "length": length,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
+        "batch": batch, "length": length, "heads": shape.heads, "kv_heads": shape.kv_heads,
         "dim": shape.head_dim,
-    }
+    }  # fmt: skip
     position = {"offset": CACHED - 1, "on_device": True} if decodes else {}
     if shape.rotary:
         yield "qk_norm_rope" if shape.qk_norm else "rope", heads | position
     for window in dict.fromkeys((None, shape.window)):
-        keys = {"keys": CACHED, "kv_length": CACHED - 96} if decodes else {"keys": length}
+        keys = {"keys": CACHED, "kv_length": CACHED - UNUSED} if decodes else {"keys": length}
         if window is None or window < keys["keys"]:
             yield "attention", heads | keys | {"causal": not shape.encodes, "window": window}
 
@@ -259,12 +216,9 @@ def _ssm_of(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     inner = 64 * shape.ssm_heads
     scan = {
-        "batch": batch,
-        "heads": shape.ssm_heads,
-        "dim": 64,
-        "groups": shape.groups,
+        "batch": batch, "heads": shape.ssm_heads, "dim": 64, "groups": shape.groups,
         "states": shape.state,
-    }
+    }  # fmt: skip
     group = {"group": inner // shape.groups} if shape.groups > 1 else {}
     yield "gated_rms_norm", {"rows": batch * length, "dim": inner} | group
     if decodes:
@@ -272,13 +226,5 @@ def _ssm_of(
         return
     yield "ssd_scan", scan | {"length": length, "state": False}
     channels = inner + 2 * shape.groups * shape.state
-    yield (
-        "causal_conv1d",
-        {
-            "batch": batch,
-            "length": length,
-            "dim": channels,
-            "width": 4,
-            "state": False,
-        },
-    )
+    convolution = {"batch": batch, "length": length, "dim": channels, "width": 4, "state": False}
+    yield "causal_conv1d", convolution
