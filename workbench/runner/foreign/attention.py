@@ -1,8 +1,8 @@
-"""Lets attention of other modules compute by ``kernels.attention``.
+"""Attention of other modules by ``kernels.attention``.
 
 Modules of transformers call the attention that their configuration names, and get masks from a
-function of the same name. Other modules call ``F.scaled_dot_product_attention``. A call with what
-the operator lacks (a mask, dropout, other alignments) computes as before.
+function of the same name. Other modules call ``F.scaled_dot_product_attention``. A call that the
+operator does not support (with a mask, dropout or another alignment) computes as before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recognizes experts of a mixture that are held as stacked weights.
+"""Recognition of a mixture's experts whose weights are stacked.
 
     forward(x [T, D], index [T, K], weight [T, K]),    y = down_e (silu(gate_e x) * (up_e x))
 
@@ -69,8 +69,8 @@ def _shape(
 
 
 def _choose_plain_way(small: nn.Module) -> None:
-    """Let experts of transformers compute by their own code, which knows FP64."""
-    config = getattr(small, "config", None)  # a copy
+    """Let experts of transformers compute by their loop: their grouped product has no FP64."""
+    config = getattr(small, "config", None)  # the miniature's own copy
     if config is not None and "_experts_implementation_internal" in vars(config):
         vars(config)["_experts_implementation_internal"] = "eager"
 

@@ -1,4 +1,4 @@
-"""Recognizes gated feed-forward layers: SwiGLU and GEGLU, with or without tanh.
+"""Recognition of gated feed-forward layers: SwiGLU and GEGLU, with or without tanh.
 
     y = down(act(gate(x)) * up(x))
 
@@ -23,7 +23,7 @@ from workbench.runner.foreign.patches import Call, Patch, replace_recognized
 
 Activation = Callable[[Tensor, Tensor], Tensor]
 _ACTIVATIONS: dict[str, tuple[Activation, ...]] = {
-    "swiglu": (lambda gate, up: kernels.swiglu(gate, up),),
+    "swiglu": (kernels.swiglu,),
     "geglu": (
         lambda gate, up: kernels.geglu(gate, up, "tanh"),
         lambda gate, up: kernels.geglu(gate, up, "none"),

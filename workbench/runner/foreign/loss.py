@@ -1,4 +1,4 @@
-"""Fuses the last linear layer with the cross entropy of its outputs.
+"""Fusion of the last linear layer with the cross entropy of its outputs.
 
 While the loss is computed the layer returns its input and its weight in place of logits. Slices,
 reshapes and casts of these stay so. Cross entropy of them is the operator; anything else computes

@@ -1,4 +1,4 @@
-"""Recognizes the causal convolution and the state-space scan of Mamba-2.
+"""Recognition of the causal convolution and the state-space scan of Mamba-2.
 
 Functions that a module's method calls are recognized by name, arguments and results. A depthwise
 ``nn.Conv1d`` that pads by all but one of its weights is a causal convolution, too.

@@ -1,4 +1,4 @@
-"""Recognizes root mean square norms, and Mamba-2's norm behind a gate.
+"""Recognition of root mean square norms, and of Mamba-2's norm behind a gate.
 
     y = x / sqrt(mean(x^2) + eps) * (offset + weight),    offset 0 (Llama) or 1 (Gemma)
 
@@ -83,6 +83,7 @@ def _inputs(count: int, scale: float, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _eps_of(module: nn.Module) -> Iterator[float | str]:
+    """Yield what eps may be; for a norm without one, the dtype whose eps it takes (``_value``)."""
     own = [x for x in vars(module).values() if isinstance(x, float) and 0 < x <= 0.1]
     if getattr(module, "eps", 0) is None:
         yield from ("own", "accumulator")
@@ -135,7 +136,7 @@ def _gated_forward(
 
 
 def _value(eps: float | str, x: Tensor) -> float:
-    """Return eps; where a norm leaves it open, that of a dtype."""
+    """Return eps: as given, or that of x's own dtype, or of the dtype in which sums accumulate."""
     if isinstance(eps, float):
         return eps
     is_narrow = x.dtype in (torch.float16, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Compare a replacement with the original on small random inputs."""
+"""Comparison of a replacement with the original on small random inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
 
 
 class InDouble(TorchFunctionMode):
-    """Computes in FP64 where code asks for FP32, so that exact agreement can be required."""
+    """Mode that computes in FP64 where code requests less, so that agreement can be exact."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

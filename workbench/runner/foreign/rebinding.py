@@ -1,4 +1,4 @@
-"""Replaces functions that a module's methods call, for that module alone.
+"""Replacement of functions that a module's methods call, for that module alone.
 
 A method finds its functions among the global variables of its file. A copy of the method with
 other global variables calls the replacement; the file and its other users stay as they are.
@@ -23,7 +23,7 @@ _MODULES = (torch, torch.nn, torch.nn.functional)
 
 
 class Rebinder:
-    """Makes copies of functions that call replacements; one copy for each function."""
+    """Copies of functions, which call replacements; one copy for each function."""
 
     def __init__(self, replace: Replace) -> None:
         self._replace = replace

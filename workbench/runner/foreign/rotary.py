@@ -1,4 +1,4 @@
-"""Recognizes functions that rotate queries and keys by their positions.
+"""Recognition of functions that rotate queries and keys by their positions.
 
 A candidate is a function that a module's method calls, whose name says so, with the arguments (q,
 k, cos, sin). Whether pairs are halves or neighbours is decided by its results. The operator reads
@@ -21,7 +21,7 @@ from workbench.runner.foreign.patches import Call, Patch
 from workbench.runner.foreign.rebinding import Rebinder
 
 _NAME = re.compile(r"rot|rope", re.IGNORECASE)
-_CHECKED_CALLS = 64  # of which tables are read; more would wait for the GPU in every step
+_CHECKED_CALLS = 64  # first calls whose tables are read, for which the host waits for the GPU
 _SHAPE = (2, 4, 6, 8)  # batch, heads, positions, elements
 
 
@@ -87,12 +87,11 @@ class _Rotation:
 
     def function(self) -> Call:
         """Return a plain function, which code of others may treat as one."""
-        original, state = self._original, self
 
         def rotate(*args: Any, **kwargs: Any) -> Any:
-            if len(args) != 4 or kwargs or not state.fits(*args):
-                return original(*args, **kwargs)
-            return state.direct(*args)
+            if len(args) != 4 or kwargs or not self.fits(*args):
+                return self._original(*args, **kwargs)
+            return self.direct(*args)
 
         return rotate
 

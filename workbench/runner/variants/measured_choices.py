@@ -1,7 +1,7 @@
 """Measurement of the implementations that ``auto`` chooses from, before an arm's first step.
 
-That step is watched by a counter of operators, compiled or captured, and nothing can be measured
-inside. So what it computes is computed once before, as it is.
+Nothing can be measured inside that step: it is watched by a counter of operators, compiled or
+captured. Therefore its forward and backward pass run once before, without any of these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def preparations(build: Build) -> list[Callable[[Arm], None]]:
             try:
                 instrumented.call(arm, backward=True)
             except torch.OutOfMemoryError:
-                # Compiled it may fit; what was not measured goes by the operators' rules.
+                # Compiled it may fit. The operators' rules choose where nothing was measured.
                 free_memory()
 
     return [measure]
