@@ -282,7 +282,7 @@ def _memory(facts: _Facts) -> list[Suggestion]:
         return []
     if facts.configuration is None or facts.configuration.toggles.get("checkpointing") != "none":
         return []
-    finding = f"activations are {100 * activations / total:.0f} % of the peak memory"
+    finding = f"{100 * activations / total:.0f} % of memory in activations"
     return [Suggestion(finding, options, saved_bytes=activations)]
 
 

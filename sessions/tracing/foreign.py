@@ -103,24 +103,13 @@ def _study(events: list[Event], title: str) -> Study:
     if not rows:
         raise SessionError("nothing ran in its steps")
     count = len(parsed.steps)
-    tables: dict[str, timeline.Columns] = {
-        "kernels": {
-            "name": [row.name for row in rows],
-            "module": [row.module for row in rows],
-            "phase": [row.phase for row in rows],
-            "kind": [row.kind for row in rows],
-            "operator": [row.operator for row in rows],
-            "calls": [row.calls / count for row in rows],
-            "us": [row.us / count for row in rows],
-        },
+    tables: dict[str, sums.TableColumns] = {
+        "kernels": sums.kernel_columns(rows, count),
         **timeline.tables(parsed),
     }
-    if gaps := sums.gaps(parsed):
-        tables["gaps"] = {
-            "module": [gap.module for gap in gaps],
-            "count": [gap.count / count for gap in gaps],
-            "us": [gap.us / count for gap in gaps],
-        }
+    gaps = sums.gap_columns(parsed)
+    if gaps["module"]:
+        tables["gaps"] = gaps
     facts: dict[str, Any] = {"notes": [_NOTE]}
     if parsed.work:
         facts |= {"step_us": _step_us(parsed), "busy_us": sums.busy_us(parsed) / count}
@@ -134,7 +123,7 @@ def _study(events: list[Event], title: str) -> Study:
     )
 
 
-def _columns(table: timeline.Columns) -> dict[str, np.ndarray]:
+def _columns(table: sums.TableColumns) -> dict[str, np.ndarray]:
     return {
         name: np.array(values, object if isinstance(values[0], str) else np.float64)
         for name, values in table.items()

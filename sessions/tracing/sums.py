@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sessions.studies.breakdown import REPLAYED
@@ -14,6 +15,7 @@ from sessions.tracing import kinds
 from sessions.tracing.trace import Span, Trace, Work, module_and_phase, operator_of
 
 _BOOKKEEPING = re.compile(r"Backward\d*$|AccumulateGrad$")
+TableColumns = dict[str, list[float | str | None]]
 _Key = tuple[str, str, str, str, str]  # a row's key columns
 _LEAST_GAP_US = 0.5  # shorter gaps are only the resolution of the clock
 
@@ -71,6 +73,19 @@ def host_rows(trace: Trace) -> list[Row]:
         row[0] += 1
         row[1] += span.own
     return _rows(sums)
+
+
+def kernel_columns(rows: Sequence[Row], steps: int) -> TableColumns:
+    """Return the columns of a profile's table of kernels; calls and times are those of a step."""
+    return {
+        "name": [row.name for row in rows],
+        "module": [row.module for row in rows],
+        "phase": [row.phase for row in rows],
+        "kind": [row.kind for row in rows],
+        "operator": [row.operator for row in rows],
+        "calls": [row.calls / steps for row in rows],
+        "us": [row.us / steps for row in rows],
+    }
 
 
 def host_label(span: Span) -> tuple[str, str]:
@@ -131,6 +146,16 @@ def gaps(trace: Trace) -> list[Gap]:
         last = stop
     made = [Gap(module, int(count), us) for module, (count, us) in sums.items()]
     return sorted(made, key=lambda gap: -gap.us)
+
+
+def gap_columns(trace: Trace) -> TableColumns:
+    """Return the columns of a profile's table of gaps; counts and times are those of a step."""
+    steps, idle = len(trace.steps), gaps(trace)
+    return {
+        "module": [gap.module for gap in idle],
+        "count": [gap.count / steps for gap in idle],
+        "us": [gap.us / steps for gap in idle],
+    }
 
 
 def _merged(trace: Trace) -> list[tuple[float, float, Work]]:

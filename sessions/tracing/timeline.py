@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from sessions.studies.breakdown import HOST_TRACK, LAUNCH_TRACK, STEP_TRACK, STREAM_TRACK
 from sessions.tracing import kinds, sums
+from sessions.tracing.sums import TableColumns
 from sessions.tracing.trace import MODULE, NODE, OPERATOR, STEP, Span, Trace, Work, module_and_phase
 
 MOST = 12_000  # slices of a profile
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 _RANGES = (MODULE, OPERATOR)  # they are the module and the operator of what is in them
-Columns = dict[str, list[float | str | None]]
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Slice:
     launched_by: int = -1
 
 
-def tables(trace: Trace, most: int = MOST) -> dict[str, Columns]:
+def tables(trace: Trace, most: int = MOST) -> dict[str, TableColumns]:
     """Return the tables ``timeline``, ``labels`` and ``tracks`` of a trace's marked steps."""
     steps = list(trace.steps)
     slices = _slices(trace, steps)
@@ -114,11 +114,11 @@ def _threads(trace: Trace) -> dict[object, str]:
     return {main: "CPU thread 1", **numbers}
 
 
-def _tables(slices: Sequence[_Slice]) -> dict[str, Columns]:
+def _tables(slices: Sequence[_Slice]) -> dict[str, TableColumns]:
     labels: dict[tuple[str, str], int] = {}
     tracks: dict[tuple[str, str], int] = {}
     rows = {entry.span: number for number, entry in enumerate(slices, 1) if entry.span >= 0}
-    timeline: Columns = {
+    timeline: TableColumns = {
         "track": [tracks.setdefault((entry.track, entry.kind), len(tracks)) for entry in slices],
         "depth": [entry.depth for entry in slices],
         "name": [labels.setdefault((entry.name, entry.work), len(labels)) for entry in slices],

@@ -91,10 +91,13 @@ class Operators(Layer):
                 continue
             name = self.points[index].name
             width = metrics.horizontalAdvance(name)
+            centered = x[index] - width / 2
+            if 0 <= x[index] <= frame.width:  # a dot near an edge
+                centered = min(max(centered, 0.0), frame.width - width)
             for left, top in (
                 (x[index] + radii[index] + 3, y[index] - metrics.height() / 2),
                 (x[index] - radii[index] - 3 - width, y[index] - metrics.height() / 2),
-                (x[index] - width / 2, y[index] + radii[index] + 1),
+                (centered, y[index] + radii[index] + 1),
             ):
                 area = QRectF(left, top, width, metrics.height())
                 inside = area.left() >= 0 and area.right() <= frame.width

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from traces import AUTOGRAD, Written
 
@@ -49,6 +51,12 @@ def by_module(rows) -> dict[tuple[str, str], float]:
     return sums_by_module
 
 
+def read_by_module(made: Written, folder: Path) -> dict[tuple[str, str], float]:
+    """Read the written trace and return the device's time by module and phase."""
+    read = trace.read(made.save(folder / "t.json"), "cuda")
+    return by_module(sums.device_rows(read))
+
+
 def test_kernels_belong_to_modules_forward_and_backward(tmp_path):
     read = trace.read(trained().save(tmp_path / "t.json"), "cuda")
     rows = sums.device_rows(read)
@@ -79,8 +87,7 @@ def test_of_operators_with_one_sequence_number_the_last_made_the_node(tmp_path):
     made.op("aten::mul", 70, 90, sequence=3)
     made.node("MulBackward0", 200, 250, sequence=3)
     made.kernel("mul", 210, 5.0, thread=AUTOGRAD)
-    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert by_module(sums.device_rows(read)) == {("b", "backward"): 5.0}
+    assert read_by_module(made, tmp_path) == {("b", "backward"): 5.0}
 
 
 def test_what_checkpointing_computes_again_belongs_to_its_module_as_recomputed(tmp_path):
@@ -97,8 +104,7 @@ def test_what_checkpointing_computes_again_belongs_to_its_module_as_recomputed(t
     made.kernel("gemm_backward", 260, 5.0, thread=AUTOGRAD)
     made.node("MulBackward0", 310, 340, sequence=4)
     made.kernel("mul_backward", 320, 3.0, thread=AUTOGRAD)
-    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert by_module(sums.device_rows(read)) == {
+    assert read_by_module(made, tmp_path) == {
         ("a.inner", "recompute"): 9.0,
         ("a", "backward"): 5.0,
         ("b", "backward"): 3.0,
@@ -123,8 +129,7 @@ def test_a_replayed_graph_and_an_unknown_launch_are_given_to_no_module(tmp_path)
     lost = {"ph": "X", "cat": "kernel", "name": "three", "tid": 7, "ts": 40, "dur": 2,
             "args": {"correlation": 99}}  # fmt: skip
     made.events.append(lost)
-    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert by_module(sums.device_rows(read)) == {
+    assert read_by_module(made, tmp_path) == {
         (breakdown.REPLAYED, "replay"): 10.0,
         (breakdown.UNKNOWN, "forward"): 2.0,
     }
@@ -158,8 +163,7 @@ def test_a_launch_on_a_thread_of_its_own_belongs_to_the_operator_that_is_named_f
     made.op("aten::mm", 10, 40, **{"External id": 17})
     made.kernel("gemm", 20, 5.0, thread=999)
     made.events[-2]["args"]["External id"] = 17
-    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
-    assert by_module(sums.device_rows(read)) == {("a", "forward"): 5.0}
+    assert read_by_module(made, tmp_path) == {("a", "forward"): 5.0}
 
 
 def test_compiled_code_is_told_apart_from_what_surrounds_it(tmp_path):

@@ -214,7 +214,7 @@ class ProfileRun:
         file: Path | None,
         facts: dict[str, Scalar | list[Scalar]],
     ) -> None:
-        rig, count = self._rig, len(recorded.steps)
+        rig = self._rig
         index, rig.studies = rig.studies, rig.studies + 1
         configuration = situation.configuration
         text = label(configuration, rig.device)
@@ -232,15 +232,7 @@ class ProfileRun:
         )
         on_gpu = rig.device.type == "cuda"
         rows = sums.device_rows(recorded) if on_gpu else sums.host_rows(recorded)
-        self._rows(index, "kernels", {
-            "name": [row.name for row in rows],
-            "module": [row.module for row in rows],
-            "phase": [row.phase for row in rows],
-            "kind": [row.kind for row in rows],
-            "operator": [row.operator for row in rows],
-            "calls": [row.calls / count for row in rows],
-            "us": [row.us / count for row in rows],
-        })  # fmt: skip
+        self._rows(index, "kernels", sums.kernel_columns(rows, len(recorded.steps)))
         least = rig.predictor.rows(situation)
         if isinstance(least, str):
             facts["no_least"] = least
@@ -258,12 +250,7 @@ class ProfileRun:
                 "ceiling_dtypes": [*rates],
                 "ceiling_flops_per_s": [*rates.values()],
             }
-        gaps = sums.gaps(recorded)
-        self._rows(index, "gaps", {
-            "module": [gap.module for gap in gaps],
-            "count": [gap.count / count for gap in gaps],
-            "us": [gap.us / count for gap in gaps],
-        })  # fmt: skip
+        self._rows(index, "gaps", sums.gap_columns(recorded))
         self._rows(index, "memory", {name: [*values] for name, values in course.items()})
         self._rows(index, "peak", findings.peak_by_role(course, situation))
         for table, columns in timeline.tables(recorded).items():

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import msgspec
-from PySide6.QtCore import QObject
 
 from sessions.model import Configuration, Study
 from sessions.studies import checklist
 from workbench import calibration, protocol
-from workbench.ui.controllers.verdicts import Verdicts
-from workbench.ui.state.configuration import ConfigurationModel
-from workbench.ui.state.run import RunModel
-from workbench.ui.state.session import SessionModel
+from workbench.ui.controllers.verdict_user import VerdictUser
 
 
-class Checklists(QObject):
+class Checklists(VerdictUser):
     """Asks the runner to check a configuration; what comes back is in the session's ``studies``."""
 
-    def __init__(
-        self,
-        session: SessionModel,
-        run: RunModel,
-        configuration: ConfigurationModel,
-        verdicts: Verdicts,
-        parent: QObject | None = None,
-    ) -> None:
-        super().__init__(parent)
-        self._session, self._run = session, run
-        self._configuration, self._verdicts = configuration, verdicts
-        self.expect_speedup = 0.0  # 0: not to be slower
+    expect_speedup = 0.0  # 0: not to be slower
 
     @property
     def newest(self) -> Study | None:

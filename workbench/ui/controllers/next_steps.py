@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import msgspec
-from PySide6.QtCore import QObject
 
 from sessions.model import Configuration, Study
 from sessions.studies import next_steps
 from sessions.studies.next_steps import Option, Suggestion
-from workbench.ui.controllers.verdicts import Verdicts
+from workbench.ui.controllers.verdict_user import VerdictUser
 from workbench.ui.state import config_edit
-from workbench.ui.state.configuration import ConfigurationModel
-from workbench.ui.state.run import RunModel
-from workbench.ui.state.session import SessionModel
 
 
-class NextSteps(QObject):
+class NextSteps(VerdictUser):
     """Reads suggestions from a profile, and carries them out."""
-
-    def __init__(
-        self,
-        session: SessionModel,
-        run: RunModel,
-        configuration: ConfigurationModel,
-        verdicts: Verdicts,
-        parent: QObject | None = None,
-    ) -> None:
-        super().__init__(parent)
-        self._session, self._run = session, run
-        self._configuration, self._verdicts = configuration, verdicts
 
     def suggestions(self, study: Study) -> list[Suggestion]:
         """Return what to try after a profile, best first."""

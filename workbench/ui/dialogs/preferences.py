@@ -27,6 +27,7 @@ from PySide6.QtWidgets import (
 )
 
 from workbench import protocol
+from workbench.ui.controllers.appearance import CHOICES
 from workbench.ui.dialogs import message_boxes
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels import _widgets
@@ -84,13 +85,14 @@ class Preferences(QDialog):
         row.addWidget(self.folder, 1)
         row.addWidget(browse)
         self.theme = QComboBox()
-        self.theme.addItems(["system", "dark", "light"])
-        self.theme.setCurrentText(self._window.appearance.choice)
+        for name in CHOICES:
+            self.theme.addItem(name.capitalize(), name)
+        self.theme.setCurrentIndex(CHOICES.index(self._window.appearance.choice))
         return _page(
             ("Font size", self.font_size),
             ("Theme", self.theme),
             ("Memory units", self.units),
-            ("Folder of files", self.folder, row),
+            ("Default folder", self.folder, row),
         )
 
     def _make_verdicts(self) -> QWidget:
@@ -103,7 +105,9 @@ class Preferences(QDialog):
         self.share = _number((0.0, most), 100 * workspace.runs.pairing_share, " %", 1)
         self.share.setToolTip("Part of a run's time for blocks of its baseline; 0 switches it off")
         return _page(
-            ("Budget", self.budget), ("Region", self.region), ("Background pairing", self.share)
+            ("Budget", self.budget),
+            ("Same within", self.region),
+            ("Background pairing", self.share),
         )
 
     def _make_shortcuts(self) -> QWidget:
@@ -142,7 +146,7 @@ class Preferences(QDialog):
         self._ok.setEnabled(not doubled)
 
     def _browse(self) -> None:
-        folder = QFileDialog.getExistingDirectory(self, "Folder of files", self.folder.text())
+        folder = QFileDialog.getExistingDirectory(self, "Default folder", self.folder.text())
         if folder:
             self.folder.setText(folder)
 
@@ -152,7 +156,7 @@ class Preferences(QDialog):
             self._keys[action.id].setKeySequence(QKeySequence(action.shortcut))
         self.font_size.setValue(self._window.appearance.system_points)
         self.units.setCurrentIndex(0)
-        self.theme.setCurrentText("system")
+        self.theme.setCurrentIndex(CHOICES.index("system"))
         self.budget.setValue(20.0)
         self.region.setValue(1.0)
         self.share.setValue(100 * protocol.PAIRING_SHARE)
@@ -164,7 +168,7 @@ class Preferences(QDialog):
             message_boxes.use_folder(window.settings.folder)
         window.appearance.choose_units(_UNITS[self.units.currentText()])
         window.appearance.choose_font(self.font_size.value())
-        window.set_theme(self.theme.currentText())
+        window.set_theme(self.theme.currentData())
         workspace.verdicts.set_defaults(self.budget.value(), self.region.value() / 100)
         workspace.runs.set_pairing_share(self.share.value() / 100)
         window.actions_.set_shortcuts(self.shortcuts())

@@ -10,6 +10,7 @@ from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMenu, QToolBar, QToolButton
 
 from workbench.theming.icons import icon
+from workbench.ui.controllers.appearance import CHOICES
 from workbench.ui.menus.actions import ACTIONS, MENUS, TOOLBAR, Action
 from workbench.ui.menus.palette import Entry
 from workbench.ui.state import config_edit
@@ -90,9 +91,9 @@ class ActionSet(QObject):
             for action in ACTIONS
             if action.id != "palette"
         ]
-        for name in ("system", "dark", "light"):
+        for name in CHOICES:
             choose = self._chooser(self._window.set_theme, name)
-            found.append(Entry(f"Theme: {name}", choose, icon("theme", theme)))
+            found.append(Entry(f"Theme: {name.capitalize()}", choose, icon("theme", theme)))
         for name, dock in self._window.desk.docks.items():
             enter = self._chooser(self._window.enter, name)
             found.append(Entry(f"Panel: {dock.windowTitle()}", enter, icon("layout", theme)))

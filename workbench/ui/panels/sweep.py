@@ -127,16 +127,20 @@ class SweepPanel(QWidget):
         self.seconds.setAccessibleName("Seconds a point")
         self.seconds.valueChanged.connect(self._sweeps.set_seconds)
         rows.addWidget(self.seconds, 0, 3)
-        rows.addWidget(self.run, 1, 3)
+        actions = QHBoxLayout()
+        actions.setSpacing(8)
+        actions.addWidget(self.run, 1)
+        actions.addWidget(self.presets)
+        rows.addLayout(actions, 1, 3)
         rows.setColumnStretch(2, 1)
         arms = QHBoxLayout()
         arms.setSpacing(16)
         for name, check in self.arms.items():
             check.toggled.connect(partial(self._sweeps.set_arm, name))
             arms.addWidget(check)
-        arms.addWidget(self.presets)
-        arms.addWidget(self.said, 1)
+        arms.addStretch(1)
         rows.addLayout(arms, 2, 0, 1, 4)
+        rows.addWidget(self.said, 3, 0, 1, 4)
         return form
 
     def _choose_field(self, place: int, row: int) -> None:
@@ -202,7 +206,8 @@ class SweepPanel(QWidget):
         column = _widgets.tight(QVBoxLayout(body), 0)
         column.addLayout(_widgets.inset(self.headline, 6, 2))
         parts = ((self.charts["sweep_time"], 1), (tabs, 1))
-        column.addWidget(_widgets.split(Qt.Orientation.Horizontal, *parts), 1)
+        charts = _widgets.split(Qt.Orientation.Horizontal, *parts)
+        column.addWidget(_widgets.scrolled(charts), 1)
         return body
 
     def _draw(self) -> None:
