@@ -6,15 +6,14 @@ import os
 
 import msgspec
 import pytest
-from built import blocked, collect_evidence, stepped
+from built import blocked, stepped
 from hypothesis import given
 from hypothesis import strategies as st
-from test_ranks import needs_cores
+from rank_checks import assert_right, needs_cores
 
 from sessions.model import Configuration
 from workbench.runner.distributed import world
 from workbench.runner.distributed.mesh import Layout
-from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Arms
 
 DATA, TENSOR = {"data_parallel": "2"}, {"tensor_parallel": "2"}
@@ -32,19 +31,17 @@ def four_cores():
 
 
 @pytest.fixture(scope="module")
-def asked(small) -> Configuration:
+def configuration(small) -> Configuration:
     return msgspec.structs.replace(
         small, model={**small.model, "n_kv_heads": 2}, settings={"batch": 4, "sequence": 16}
     )
 
 
-def right(asked: Configuration, arms: Arms | None = None, **toggles: str) -> None:
-    """Check that every kind took effect and that the numbers are one device's."""
-    arm = stepped(asked, steps=2, arms=arms or Arms(), **toggles)
-    findings = {name: result for name, result in collect_evidence(arm).items() if name in toggles}
-    assert {status for status, _ in findings.values()} == {"effective"}, findings
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, (toggles, checked.text)
+def assert_toggles_right(
+    configuration: Configuration, arms: Arms | None = None, **toggles: str
+) -> None:
+    """Assert that every kind takes effect and that the numbers are one device's."""
+    assert_right(stepped(configuration, steps=2, arms=arms or Arms(), **toggles), *toggles)
 
 
 COMBINATIONS = [
@@ -59,10 +56,10 @@ COMBINATIONS = [
 
 @needs_cores
 @pytest.mark.parametrize("count", [1, pytest.param(len(COMBINATIONS), marks=pytest.mark.slow)])
-def test_kinds_combine_on_four_ranks_over_the_same_weights(asked, count):
+def test_kinds_combine_on_four_ranks_over_the_same_weights(configuration, count):
     arms = Arms()
     for toggles in COMBINATIONS[:count]:
-        right(asked, arms, **toggles)
+        assert_toggles_right(configuration, arms, **toggles)
 
 
 @pytest.mark.slow
@@ -78,39 +75,39 @@ def test_kinds_combine_on_four_ranks_over_the_same_weights(asked, count):
         ("mahia", {}),
     ],
 )
-def test_hybrids_are_right_in_every_family(asked, family, model):
-    one = msgspec.structs.replace(asked, family=family, model=model)
-    right(one, **DATA, **TENSOR)
-    right(one, **DATA, **TENSOR, **FULL)
+def test_hybrids_are_right_in_every_family(configuration, family, model):
+    configuration = msgspec.structs.replace(configuration, family=family, model=model)
+    assert_toggles_right(configuration, **DATA, **TENSOR)
+    assert_toggles_right(configuration, **DATA, **TENSOR, **FULL)
     if family not in ("adaattn", "mahia"):  # no chains of blocks
-        right(one, **DATA, **PIPELINE)
-        right(one, **TENSOR, **PIPELINE)
+        assert_toggles_right(configuration, **DATA, **PIPELINE)
+        assert_toggles_right(configuration, **TENSOR, **PIPELINE)
 
 
 @pytest.mark.slow
 @needs_cores
-def test_eight_ranks_train_right(asked):
-    one = msgspec.structs.replace(asked, settings={"batch": 8, "sequence": 16})
-    right(one, **DATA, **TENSOR, **PIPELINE)
-    right(one, data_parallel="8", sharding="full")
+def test_eight_ranks_train_right(configuration):
+    configuration = msgspec.structs.replace(configuration, settings={"batch": 8, "sequence": 16})
+    assert_toggles_right(configuration, **DATA, **TENSOR, **PIPELINE)
+    assert_toggles_right(configuration, data_parallel="8", sharding="full")
 
 
 SIZES = st.sampled_from([1, 2, 4])
 
 
 @given(st.builds(Layout, SIZES, SIZES, SIZES, SIZES))
-def test_every_rank_of_a_layout_is_at_one_place_and_tensor_groups_are_neighbours(layout):
-    places = [layout.coordinates(rank) for rank in range(layout.ranks)]
-    assert len(set(places)) == layout.ranks
-    for rank, at in enumerate(places):
+def test_ranks_of_a_layout_have_distinct_coordinates_and_tensor_groups_are_neighbours(layout):
+    coordinates = [layout.coordinates(rank) for rank in range(layout.ranks)]
+    assert len(set(coordinates)) == layout.ranks
+    for rank, at in enumerate(coordinates):
         assert all(0 <= index < size for index, size in zip(at, layout, strict=True))
         assert 0 <= layout.data_rank(rank) < layout.data
-        assert rank - at.tensor == places.index(at._replace(tensor=0))
+        assert rank - at.tensor == coordinates.index(at._replace(tensor=0))
     for stage in range(layout.pipeline):
-        assert places[layout.first_of_stage(stage)] == Layout(stage, 0, 0, 0)
+        assert coordinates[layout.first_of_stage(stage)] == Layout(stage, 0, 0, 0)
 
 
-def test_a_batch_that_hybrids_cannot_share_is_blocked(asked):
+def test_a_batch_that_hybrids_cannot_share_is_blocked(configuration):
     toggles = {**PIPELINE, "micro_batches": "4"}
-    reason = blocked(asked, **toggles)["data_parallel"]["2"].reason
+    reason = blocked(configuration, **toggles)["data_parallel"]["2"].reason
     assert reason == "a batch of 4 cannot be divided among 2 ranks and 4 micro-batches"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from built import stepped
-from test_ranks import needs_cores
+from rank_checks import CPU, needs_cores
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +22,7 @@ AMP = {"precision": "amp_bf16", "adamw": "fused"}
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators that run, and for each parameter how often it is cast."""
+    """Counter of the operators that run, and of the casts of every parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,59 +36,60 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def counted(call: Callable[[], object]) -> Operators:
-    with Operators() as found:
+def count_operators(call: Callable[[], object]) -> Operators:
+    with Operators() as operators:
         call()
-    return found
+    return operators
 
 
 @needs_cores
 @pytest.mark.parametrize("checkpointing", ["none", "full", "operators"])
 def test_weights_are_cast_once_a_step_and_a_micro_batch_adds_little(small, checkpointing):
-    asked = msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
+    configuration = msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
     arms, steps = Arms(), []
     for count in ("2", "4"):
         toggles = {**AMP, "checkpointing": checkpointing, "micro_batches": count}
-        arm = stepped(asked, arms=arms, pipeline_parallel="2", **toggles)
+        arm = stepped(configuration, arms=arms, pipeline_parallel="2", **toggles)
         with arm.entered():
-            steps.append(counted(arm.step))
+            steps.append(count_operators(arm.step))
     assert set(steps[1].casts.values()) == {1}
     more = (steps[1].calls.total() - steps[0].calls.total()) / 2
     assert steps[1].calls["c10d.send.default"] - steps[0].calls["c10d.send.default"] == 2
-    assert more <= of_the_stage(arm) + SCHEDULED
+    assert more <= count_of_a_micro_batch(arm) + SCHEDULED
 
 
-def of_the_stage(arm: Arm) -> int:
-    """Return the operators of one micro-batch of rank 0's stage, without the casts of weights."""
-    tokens, targets = (each[:1] for each in arm.batches.inputs + arm.batches.targets)
+def count_of_a_micro_batch(arm: Arm) -> int:
+    """Return how many operators rank 0's stage runs on one, without the casts of weights."""
+    tokens, targets = (rows[:1] for rows in arm.batches.inputs + arm.batches.targets)
 
-    def one() -> None:
+    def run_micro_batch() -> None:
         output = arm.compute(tokens, targets)
         torch.autograd.backward(output.x, torch.ones_like(output.x))
 
     with arm.entered():
-        one()
-        counts = counted(one)
+        run_micro_batch()
+        counts = count_operators(run_micro_batch)
         arm.weights.drop_gradients()
     return counts.calls.total() - counts.casts.total()
 
 
-@pytest.mark.parametrize(("precision", "bytes_each"), [("fp32", 0), ("amp_bf16", 2)])
-def test_copies_of_weights_are_estimated_once_for_all_micro_batches_held(
-    small, precision, bytes_each
+@pytest.mark.parametrize(("precision", "bytes_per_weight"), [("fp32", 0), ("amp_bf16", 2)])
+def test_copies_of_weights_are_estimated_once_for_all_micro_batches(
+    small, precision, bytes_per_weight
 ):
     fields = {**small.model, "n_layers": 8}
 
     def activations(batch: int) -> int:
         toggles = {"pipeline_parallel": "2", "micro_batches": "2", "precision": precision}
         settings = {"batch": batch, "sequence": 16}
-        asked = msgspec.structs.replace(
+        configuration = msgspec.structs.replace(
             small, model=fields, workload="train", settings=settings, toggles=toggles
         )
-        return resolve.footprint(resolve.resolve(asked, torch.device("cpu"))).activations
+        return resolve.footprint(resolve.resolve(configuration, CPU)).activations
 
     family = models.FAMILIES["hydra"]
     stage = family.build(family.configure("tiny", fields)).blocks[:4]
-    numbers = sum(each.weight.numel() for each in stage.modules() if isinstance(each, nn.Linear))
-    # The first stage, with two micro-batches: but for the copies as many bytes for twice the rows.
-    assert 2 * activations(2) - activations(4) == bytes_each * numbers
+    linears = [module for module in stage.modules() if isinstance(module, nn.Linear)]
+    weights = sum(linear.weight.numel() for linear in linears)
+    # The first stage keeps two micro-batches. All but the copies grows with the rows.
+    assert 2 * activations(2) - activations(4) == bytes_per_weight * weights

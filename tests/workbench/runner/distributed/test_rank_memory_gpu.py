@@ -1,4 +1,4 @@
-"""On two GPUs: each rank needs about what is estimated, and tells it without other arms' memory."""
+"""On two GPUs: ranks need the estimated memory, and report it without that of other arms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 from built import own_peak, stepped
-from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
+from rank_checks import BF16, on_gpus
 
 from models import FAMILIES
 from sessions.model import Configuration
@@ -16,29 +16,32 @@ from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.variants.variant import Arms
 
+pytestmark = on_gpus
 TENSOR = {"tensor_parallel": "2"}
 SEQUENCE = {**TENSOR, "sequence_parallel": "on"}
 STAGES = {"pipeline_parallel": "2"}
 CCGQA = {"ccgqa": True, "n_kv_heads": 4}
 
 
-def asked(family: str, fields: dict[str, object], batch: int = 4) -> Configuration:
-    found = FAMILIES[family]
-    sequence = min(1024, found.longest(found.configure(found.first_choice, fields)))
+def configure_first_choice(name: str, fields: dict[str, object], batch: int = 4) -> Configuration:
+    """Return the family's preset that users see first."""
+    family = FAMILIES[name]
+    preset = family.first_choice
+    sequence = min(1024, family.longest(family.configure(preset, fields)))
     settings = {"batch": batch, "sequence": sequence}
     return Configuration(
-        family=family, preset=found.first_choice, settings=settings, workload="train", model=fields
+        family=name, preset=preset, settings=settings, workload="train", model=fields
     )
 
 
-def peak_and_estimate(one: Configuration, **toggles: str) -> tuple[int, int]:
-    """Bytes of the rank that needs most."""
+def peak_and_estimate(configuration: Configuration, **toggles: str) -> tuple[int, int]:
+    """Return the measured and the estimated bytes of the rank that needs most."""
     world.forget_variants()
     gc.collect()
     free_memory()
     torch._C._cuda_clearCublasWorkspaces()
     before, arms = torch.cuda.memory_allocated(), Arms()
-    arm = stepped(one, device="cuda", steps=3, arms=arms, **toggles)
+    arm = stepped(configuration, device="cuda", steps=3, arms=arms, **toggles)
     peaks = [own_peak(arm, arms) - before, *arm.divided.peaks[1:]]
     footprint = resolve.footprint(arm.situation)
     return max(peaks), footprint.total
@@ -65,18 +68,24 @@ def peak_and_estimate(one: Configuration, **toggles: str) -> tuple[int, int]:
     ids=str,
 )
 def test_the_rank_that_needs_most_is_estimated_within_a_twentieth(family, fields, toggles, divided):
-    peak, estimate = peak_and_estimate(asked(family, fields), **toggles, **divided)
+    configuration = configure_first_choice(family, fields)
+    peak, estimate = peak_and_estimate(configuration, **toggles, **divided)
     print(f"{family} {fields} {toggles} {divided}: {peak >> 20} MiB, {estimate / peak - 1:+.1%}")
     assert estimate == pytest.approx(peak, rel=0.05)
 
 
-def test_what_a_rank_holds_for_other_arms_is_not_told_as_this_arms():
-    one, arms = asked("hydra", {}, batch=2), Arms()
+def test_memory_that_a_rank_needs_for_other_arms_is_not_reported_as_this_arms():
+    configuration = configure_first_choice("hydra", {}, batch=2)
+
+    def peak_of_rank_1(arms: Arms, **toggles: str) -> int:
+        arm = stepped(configuration, device="cuda", steps=3, arms=arms, **toggles, **STAGES)
+        return arm.divided.peaks[1]
+
     halves = {"precision": "bf16", "triton": "on"}
-    alone = stepped(one, device="cuda", steps=3, arms=arms, **halves, **STAGES).divided.peaks[1]
+    alone = peak_of_rank_1(Arms(), **halves)
     world.close()
     arms = Arms()
-    stepped(one, device="cuda", steps=3, arms=arms, **STAGES)  # weights and moments in FP32
-    beside = stepped(one, device="cuda", steps=3, arms=arms, **halves, **STAGES).divided.peaks[1]
+    peak_of_rank_1(arms)  # weights and moments in FP32
+    beside = peak_of_rank_1(arms, **halves)
     print(f"{alone >> 20} MiB alone, {beside >> 20} beside another")
     assert beside == pytest.approx(alone, rel=0.05)

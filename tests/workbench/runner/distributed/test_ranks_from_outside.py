@@ -11,10 +11,11 @@ from sessions.model import Configuration
 @pytest.mark.parametrize("ranks", ["2", "4"])
 def test_more_ranks_than_were_started_are_blocked(monkeypatch, ranks):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    asked = Configuration(
+    configuration = Configuration(
         family="hydra", preset="tiny", workload="train", settings={"batch": 4, "sequence": 16}
     )
-    reasons = {name: one.reason for name, one in blocked(asked).get("data_parallel", {}).items()}
+    options = blocked(configuration).get("data_parallel", {})
+    reasons = {option: block.reason for option, block in options.items()}
     assert (ranks in reasons) == (ranks == "4")
     if ranks == "4":
         assert reasons[ranks] == "needs 4 ranks, and 2 were started"

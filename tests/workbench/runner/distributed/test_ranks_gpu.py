@@ -5,63 +5,44 @@ from __future__ import annotations
 import pytest
 import torch
 from built import collect_evidence, step_without_peer, stepped
+from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
 from workbench.runner.distributed import world
-from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Arms
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
-]
-BF16 = {"precision": "amp_bf16", "adamw": "fused", "triton": "on"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ended():
-    """No peer outlives this module."""
-    yield
-    world.close()
+pytestmark = on_gpus
 
 
 @pytest.mark.parametrize("family", ["hydra", "mamba2", "adaattn", "mahia", "moe"])
 @pytest.mark.parametrize("toggles", [{}, BF16], ids=["fp32", "bf16"])
 def test_two_gpus_train_as_one_does(family, toggles):
-    settings = {"batch": 4, "sequence": 32}
-    asked = Configuration(family=family, preset="tiny", settings=settings, workload="train")
-    arm = stepped(asked, device="cuda", steps=4, arms=Arms(), data_parallel="2", **toggles)
-    status, text = collect_evidence(arm)["data_parallel"]
-    assert status == "effective", text
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+    configuration = configure(family, sequence=32)
+    arm = stepped(configuration, device="cuda", steps=4, arms=Arms(), data_parallel="2", **toggles)
+    assert_right(arm, "data_parallel")
 
 
 @pytest.mark.parametrize(
     "toggles", [{"compile": "default"}, {"checkpointing": "full"}, {"precision": "amp_fp16"}]
 )
 def test_other_options_go_with_it(toggles):
-    settings = {"batch": 4, "sequence": 128}
-    asked = Configuration(family="hydra", preset="tiny", settings=settings, workload="train")
-    arm = stepped(asked, device="cuda", steps=4, arms=Arms(), data_parallel="2", **toggles)
+    configuration = configure()
+    arm = stepped(configuration, device="cuda", steps=4, arms=Arms(), data_parallel="2", **toggles)
     assert {status for status, _ in collect_evidence(arm).values()} == {"effective"}
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+    assert_right(arm)
 
 
 def test_a_killed_peer_lets_the_gpu_go_on():
-    settings = {"batch": 4, "sequence": 128}
-    asked = Configuration(family="hydra", preset="tiny", settings=settings, workload="train")
-    arms = Arms()
-    arm = stepped(asked, device="cuda", arms=arms, data_parallel="2")
+    configuration, arms = configure(), Arms()
+    arm = stepped(configuration, device="cuda", arms=arms, data_parallel="2")
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         step_without_peer(arm)
-    again = stepped(asked, device="cuda", steps=2, arms=arms, data_parallel="2")
+    again = stepped(configuration, device="cuda", steps=2, arms=arms, data_parallel="2")
     assert collect_evidence(again)["data_parallel"][0] == "effective"
 
 
 def test_a_divided_step_takes_less_time_and_memory():
-    asked = Configuration(
+    configuration = Configuration(
         family="hydra",
         preset="base",
         settings={"batch": 32, "sequence": 1024},
@@ -69,7 +50,9 @@ def test_a_divided_step_takes_less_time_and_memory():
     )
     times, peaks = [], []
     for ranks in ("off", "2"):
-        arm = stepped(asked, device="cuda", steps=8, arms=Arms(), data_parallel=ranks, **BF16)
+        arm = stepped(
+            configuration, device="cuda", steps=8, arms=Arms(), data_parallel=ranks, **BF16
+        )
         torch.cuda.reset_peak_memory_stats()
         with arm.entered():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,51 +1,37 @@
-"""Arms of ranks that are left, whatever fails as they are, and what goes on from them."""
+"""Arms of several ranks that are left: failures while they are, and what continues afterwards."""
 
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 
 import msgspec
 import pytest
 import torch
 from built import stepped
+from rank_checks import needs_cores, needs_gpus
 
 from sessions.model import Configuration
 from workbench.runner.distributed import world
 from workbench.runner.variants.variant import Arm, Arms
 
-CPU = pytest.param(
-    "cpu",
-    marks=pytest.mark.skipif(
-        len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPU cores"
-    ),
-)
-GPU = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
-    ],
-)
-pytestmark = pytest.mark.parametrize("device", [CPU, GPU])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ended():
-    """No peer outlives this module."""
-    yield
-    world.close()
+DEVICES = [pytest.param("cpu", marks=needs_cores), pytest.param("cuda", marks=needs_gpus)]
+pytestmark = [
+    pytest.mark.usefixtures("close_ranks"),
+    pytest.mark.parametrize("device", DEVICES),
+]
 
 
 @pytest.fixture(scope="module")
-def asked(small) -> Configuration:
+def configuration(small) -> Configuration:
     model = {**small.model, "n_kv_heads": 2}
     return msgspec.structs.replace(small, model=model, settings={"batch": 2, "sequence": 16})
 
 
-def test_an_arm_whose_ranks_could_not_be_compared_is_entered_anew(asked, device, monkeypatch):
-    arm = stepped(asked, device=device, tensor_parallel="2")
+def test_an_arm_whose_ranks_could_not_be_compared_is_entered_anew(
+    configuration, device, monkeypatch
+):
+    arm = stepped(configuration, device=device, tensor_parallel="2")
 
     def short(_: Arm) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
@@ -60,9 +46,9 @@ def test_an_arm_whose_ranks_could_not_be_compared_is_entered_anew(asked, device,
 
 @pytest.mark.slow
 def test_ranks_that_could_not_be_compared_for_the_evidence_are_not_left_waiting(
-    asked, device, monkeypatch
+    configuration, device, monkeypatch
 ):
-    arm = stepped(asked, device=device, tensor_parallel="2")
+    arm = stepped(configuration, device=device, tensor_parallel="2")
     compared = []
 
     def short(_: Arm) -> None:
@@ -74,14 +60,14 @@ def test_ranks_that_could_not_be_compared_for_the_evidence_are_not_left_waiting(
         patch.setattr(arm.divided, "_compare", short)
         with pytest.raises(torch.OutOfMemoryError):
             arm.divided.compare(arm)
-        assert world.current() is None  # the others are within it, and cannot leave
+        assert world.current() is None  # the other rank is inside of it, and cannot leave
     assert len(compared) == 1
     with arm.entered():
         assert torch.isfinite(arm.step())
 
 
-def test_a_rank_that_ends_as_shares_are_given_back_is_named(asked, device, monkeypatch):
-    arm = stepped(asked, device=device, tensor_parallel="2")
+def test_a_rank_that_ends_while_weights_are_stored_is_named(configuration, device, monkeypatch):
+    arm = stepped(configuration, device=device, tensor_parallel="2")
 
     def gone(*_: object) -> None:
         peer = world.current().workers[0]
@@ -95,31 +81,31 @@ def test_a_rank_that_ends_as_shares_are_given_back_is_named(asked, device, monke
     assert world.current() is None
 
 
-def test_steps_that_another_adamw_has_counted_count_for_the_ranks_too(asked, device):
+def test_steps_that_another_adamw_has_counted_count_for_the_ranks_too(configuration, device):
     arms = Arms()
-    one = stepped(asked, device=device, arms=arms)
-    arm = stepped(asked, device=device, arms=arms, tensor_parallel="2", adamw="fused")
-    mine, theirs = (each.keeper.optimizer.state for each in (one, arm))
-    for state in theirs.values():
-        state["step"] = state["step"].clone()  # on a GPU: one on the host, the other there
-    with one.entered():
-        one.step()
+    plain = stepped(configuration, device=device, arms=arms)
+    arm = stepped(configuration, device=device, arms=arms, tensor_parallel="2", adamw="fused")
+    states, divided_states = (variant.keeper.optimizer.state for variant in (plain, arm))
+    for state in divided_states.values():
+        state["step"] = state["step"].clone()  # with a GPU, the other AdamW counts on the host
+    with plain.entered():
+        plain.step()
     with arm.entered():
         arm.step()
-    with one.entered():
-        counts = {float(each["step"]) for each in mine.values()}
+    with plain.entered():
+        counts = {float(state["step"]) for state in states.values()}
     assert counts == {5.0}  # with the step that made the moments
 
 
 @pytest.mark.parametrize("toggle", ["tensor_parallel", "pipeline_parallel"])
-def test_nothing_of_an_arm_that_is_forgotten_waits_for_the_collector(asked, device, toggle):
+def test_nothing_of_an_arm_that_is_forgotten_waits_for_the_collector(configuration, device, toggle):
     arms = Arms()
-    arm = stepped(asked, device=device, arms=arms, **{toggle: "2"})
-    left = [weakref.ref(each) for each in (arm.model, next(arm.model.parameters()))]
+    arm = stepped(configuration, device=device, arms=arms, **{toggle: "2"})
+    references = [weakref.ref(arm.model), weakref.ref(next(arm.model.parameters()))]
     del arm
     gc.disable()
     try:
         arms.forget_all()
-        assert [each() for each in left] == [None, None]
+        assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""A rank that lacks memory: told as the first one's lack is, cured as it is, a data point as it is.
+"""A lack of memory on another rank is reported, cured and recorded like one on rank 0.
 
 The memory is really short: the system gives the other process no more.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import resource
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ import psutil
 import pytest
 import torch
 from built import stepped
+from rank_checks import CPU, needs_cores
 from recording_wire import RecordingWire
 
 from sessions.model import Configuration
@@ -31,24 +31,21 @@ from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.variant import Arm, Arms
 
-CPU = torch.device("cpu")
 FREE = resource.RLIM_INFINITY
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPU cores"
-)
+pytestmark = needs_cores
 
 
 @pytest.fixture(scope="module", autouse=True)
 def new_peers():
-    """Those that have served other tests have memory to spare."""
+    """Start new workers: those that have served other tests have memory to spare."""
     world.close()
 
 
 @pytest.fixture
-def asked(small) -> Configuration:
-    """Return a step of two ranks that takes little."""
+def configuration(small) -> Configuration:
+    """Return a configuration of two ranks whose steps need little memory."""
     model = {**small.model, "dim": 16, "n_layers": 1}
     settings = {"batch": 4, "sequence": 16}
     return msgspec.structs.replace(
@@ -69,42 +66,44 @@ def no_more_memory() -> Iterator[None]:
             resource.prlimit(pid, resource.RLIMIT_AS, (FREE, FREE))
 
 
-def large(asked: Configuration) -> Configuration:
-    """Its embedding takes 16 MiB, the logits of a step 32 MiB on each rank."""
-    return msgspec.structs.replace(asked, model={**asked.model, "vocabulary": 2**18})
+def enlarge(configuration: Configuration) -> Configuration:
+    """Return a variation: its embedding takes 16 MiB, the logits of a step 32 MiB per rank."""
+    return msgspec.structs.replace(
+        configuration, model={**configuration.model, "vocabulary": 2**18}
+    )
 
 
-def built(asked: Configuration, arms: Arms):
-    return arms.get(resolve(asked, CPU), PhaseTracker(lambda phase: None))
+def build(configuration: Configuration, arms: Arms) -> Arm:
+    return arms.get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
 
 
-def build_without_memory(asked: Configuration) -> None:
+def build_without_memory(configuration: Configuration) -> None:
     with no_more_memory():
-        built(large(asked), Arms())
+        build(enlarge(configuration), Arms())
 
 
-def step_without_memory(asked: Configuration) -> None:
-    arm = built(large(asked), Arms())
+def step_without_memory(configuration: Configuration) -> None:
+    arm = build(enlarge(configuration), Arms())
     with arm.entered(), no_more_memory():
         arm.step()
 
 
-def test_other_ranks_free_their_arms_when_the_first_does(asked):
+def test_other_ranks_free_their_arms_when_the_first_does(configuration):
     arms = Arms()
-    built(large(asked), arms)
-    made = world.current()
-    (pid,) = made.pids.values()
+    build(enlarge(configuration), arms)
+    ranks = world.current()
+    (pid,) = ranks.pids.values()
     before = psutil.Process(pid).memory_info().rss
     arms.forget_arms()
     gc.collect()
-    built(asked, arms)  # the peers have done what was told before
-    assert world.current() is made
+    build(configuration, arms)  # the workers have followed all earlier orders
+    assert world.current() is ranks
     assert psutil.Process(pid).memory_info().rss < before - 2**23
 
 
 @pytest.fixture
-def rig(monkeypatch, asked) -> Rig:
-    stepped(asked, data_parallel="2")
+def rig(monkeypatch, configuration) -> Rig:
+    stepped(configuration, data_parallel="2")
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
     building = Parallel.building
 
@@ -119,38 +118,40 @@ def rig(monkeypatch, asked) -> Rig:
     return Rig(RecordingWire(), CPU)
 
 
-def study(rig: Rig):
+def record_study(rig: Rig):
     recorder = Recorder()
     for message in rig.wire.sent:
         recorder.record(protocol.decode_message(protocol.encode(message)))
-    (found,) = recorder.session.studies
-    return found
+    (study,) = recorder.session.studies
+    return study
 
 
-def test_in_a_sweep_a_rank_without_memory_is_a_point(rig, asked):
+def test_in_a_sweep_a_rank_without_memory_is_a_point(rig, configuration):
     axes = {"model.vocabulary": [256, 2**18]}
-    SweepRun(rig, protocol.Sweep(base=asked, axes=axes, seconds=0.05)).execute()
-    table = study(rig).tables[sweep.POINTS]
-    told = dict(zip(table["x"].tolist(), table["outcome"].tolist(), strict=True))
-    assert told == {256: "measured", 2**18: sweep.OUT_OF_MEMORY}
-    (reason,) = {each for each in table["reason"].tolist() if each}
+    SweepRun(rig, protocol.Sweep(base=configuration, axes=axes, seconds=0.05)).execute()
+    table = record_study(rig).tables[sweep.POINTS]
+    outcomes = dict(zip(table["x"].tolist(), table["outcome"].tolist(), strict=True))
+    assert outcomes == {256: "measured", 2**18: sweep.OUT_OF_MEMORY}
+    (reason,) = {reason for reason in table["reason"].tolist() if reason}
     assert reason.startswith("Rank 1: Out of memory: ")
 
 
 @pytest.mark.parametrize(
     ("lack", "lives"), [(build_without_memory, True), (step_without_memory, False)]
 )
-def test_a_rank_without_memory_is_told_as_out_of_memory_with_its_cure(asked, lack, lives):
-    arm = stepped(asked, data_parallel="2")
+def test_a_rank_without_memory_is_reported_as_out_of_memory_with_its_cure(
+    configuration, lack, lives
+):
+    arm = stepped(configuration, data_parallel="2")
     with pytest.raises(world.RankError) as raised:
-        lack(asked)
+        lack(configuration)
     failure = explain(raised.value)
     assert failure.kind == "out-of-memory" and not is_fatal(raised.value)
     assert failure.sentence.startswith("Rank 1: Out of memory: ")
     assert failure.sentence.endswith("iB more was needed.")
     own, theirs = failure.detail.split("\nOn rank 1:\n")
     assert "RankError" in own and "allocate memory: you tried to allocate" in theirs
-    assert cure(failure, asked, CPU).set == {"sharding": "full"}
+    assert cure(failure, configuration, CPU).set == {"sharding": "full"}
     assert (world.current() is not None) == lives
     if lives:
         with arm.entered():
@@ -171,8 +172,8 @@ def test_where_ranks_fail_one_after_another_the_lack_of_memory_is_reported():
 
 
 @pytest.mark.slow
-def test_what_fails_on_the_first_rank_is_told_and_nothing_after_it_steps(asked, monkeypatch):
-    arm = built(asked, Arms())
+def test_a_failure_of_rank_0_is_reported_and_no_rank_steps_afterwards(configuration, monkeypatch):
+    arm = build(configuration, Arms())
     with arm.entered():
         with monkeypatch.context() as patch:
             patch.setattr(Parallel, "_finish_gradients", lambda self: torch.empty(2**50))

@@ -1,4 +1,4 @@
-"""Ranks that shard weights, gradients and moments train as ranks that keep all of them."""
+"""Ranks that shard weights, gradients and moments train as replicas do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import torch
 from built import blocked, collect_evidence, step_without_peer, stepped
+from rank_checks import CPU, assert_right, needs_cores, switch_on_and_off
 from runner_driver import Driver
-from test_ranks import CPU, needs_cores, switched
 
 from models import FAMILIES, Sharding
 from sessions.model import Configuration
@@ -18,8 +18,9 @@ from workbench.runner.config.resolve import footprint, resolve
 from workbench.runner.distributed import world
 from workbench.runner.distributed.data import FullyShard
 from workbench.runner.distributed.local_weights import LocalWeights, local
+from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.experiments import checks
-from workbench.runner.numerics import comparison, training_curve
+from workbench.runner.numerics import training_curve
 from workbench.runner.profiling import roles
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.variants.variant import Arm, Arms
@@ -29,15 +30,19 @@ OPTIONS = ("gradients", "full", "offload")
 
 
 @pytest.fixture
-def asked(small) -> Configuration:
+def configuration(small) -> Configuration:
     return msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
 
 
-def divided(asked: Configuration, option: str, arms: Arms | None = None, **toggles: str) -> Arm:
-    return stepped(asked, arms=arms or Arms(), data_parallel="2", sharding=option, **toggles)
+def step_sharded(
+    configuration: Configuration, option: str, arms: Arms | None = None, **toggles: str
+) -> Arm:
+    """Return an arm of two ranks with shards, after a step."""
+    toggles = {"data_parallel": "2", "sharding": option, **toggles}
+    return stepped(configuration, arms=arms or Arms(), **toggles)
 
 
-def trained(arm: Arm, steps: int = 3) -> list[float]:
+def train(arm: Arm, steps: int = 3) -> list[float]:
     """Return the losses of steps, each of another batch."""
     losses = []
     with arm.entered():
@@ -47,7 +52,7 @@ def trained(arm: Arm, steps: int = 3) -> list[float]:
     return losses
 
 
-def state(arm: Arm) -> dict[str, torch.Tensor]:
+def copy_state(arm: Arm) -> dict[str, torch.Tensor]:
     """Return copies of the full weights, moments and step counts."""
     copies = {}
     for name, parameter in arm.plain_weights().items():
@@ -64,25 +69,25 @@ def assert_near(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_shards_train_as_replicas_do_and_other_variants_continue_from_them(asked, option):
-    ends = []
-    for way in ("off", option):
+def test_shards_train_as_replicas_do_and_other_variants_continue_from_them(configuration, option):
+    losses, states = [], []
+    for sharding in ("off", option):
         arms = Arms()
-        plain = stepped(asked, arms=arms)
-        arm = divided(asked, way, arms)
-        losses = [*trained(arm, 2), *trained(plain, 2), *trained(arm, 2)]
-        ends.append((losses, state(plain)))
-    assert ends[1][0] == pytest.approx(ends[0][0], rel=1e-5)
-    assert_near(ends[1][1], ends[0][1])
-    assert {float(value) for name, value in ends[1][1].items() if name.endswith("step")} == {9.0}
+        plain = stepped(configuration, arms=arms)
+        arm = step_sharded(configuration, sharding, arms)
+        losses.append([*train(arm, 2), *train(plain, 2), *train(arm, 2)])
+        states.append(copy_state(plain))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert_near(states[1], states[0])
+    assert {float(value) for name, value in states[1].items() if name.endswith("step")} == {9.0}
     status, text = collect_evidence(arm)["sharding"]
     assert status == "effective", text
     assert "holds 61.3 KiB of 123 KiB of weights and 123 KiB of 245 KiB of moments" in text
     assert "equal to the last bit" in text
 
 
-def test_looking_for_evidence_between_two_steps_changes_neither(asked):
-    undisturbed, arm = divided(asked, "full"), divided(asked, "full")
+def test_collecting_evidence_between_steps_does_not_change_them(configuration):
+    undisturbed, arm = (step_sharded(configuration, "full") for _ in range(2))
     losses = []
     with arm.entered():
         for _ in range(3):
@@ -90,18 +95,18 @@ def test_looking_for_evidence_between_two_steps_changes_neither(asked):
             losses.append(float(arm.step()))
             arm.evidence = None
             assert collect_evidence(arm)["sharding"][0] == "effective"
-    assert losses == trained(undisturbed)
+    assert losses == train(undisturbed)
 
 
-def test_one_core_says_why_nothing_can_be_sharded(asked, monkeypatch):
+def test_one_core_says_why_nothing_can_be_sharded(configuration, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    told = blocked(asked)["sharding"]
-    reasons = {one.reason for name, one in told.items() if name != "hybrid"}
+    options = blocked(configuration)["sharding"]
+    reasons = {block.reason for option, block in options.items() if option != "hybrid"}
     assert reasons == {"needs 2 CPU cores, and this machine has 1 CPU core"}
 
 
-def test_a_profile_counts_the_shards_of_this_rank(asked):
-    arm = divided(asked, "full")
+def test_a_profile_counts_the_shards_of_this_rank(configuration):
+    arm = step_sharded(configuration, "full")
     with arm.entered():
         for _ in range(2):
             arm.step()
@@ -109,15 +114,13 @@ def test_a_profile_counts_the_shards_of_this_rank(asked):
         for role, size in roles.known(arm, CPU).blocks.values():
             if role in sizes:
                 sizes[role] += size
-    weights = sum(each.nbytes for each in arm.plain_weights().values())
+    weights = sum(parameter.nbytes for parameter in arm.plain_weights().values())
     assert sizes["optimizer"] == pytest.approx(weights, rel=0.02)  # two moments, half of each
     assert sizes["parameters"] < 0.6 * weights + 40_000
 
 
 def keep_own_gradients(monkeypatch) -> None:
     """Let rank 0 update its shards by other gradients."""
-    from workbench.runner.distributed.parallel import Parallel
-
     finish = Parallel._finish_gradients
 
     def alone(self):
@@ -130,9 +133,7 @@ def keep_own_gradients(monkeypatch) -> None:
 
 
 def forget_moments(monkeypatch) -> None:
-    """Let rank 0 begin its moments anew in each step."""
-    from workbench.runner.distributed.parallel import Parallel
-
+    """Let rank 0 start with zero moments in every step."""
     finish = Parallel._finish_gradients
 
     def forget(self):
@@ -145,7 +146,7 @@ def forget_moments(monkeypatch) -> None:
 
 
 def leave_a_shard_out(monkeypatch) -> None:
-    """Store nothing of what the other rank has trained."""
+    """Store zeros instead of the other rank's shards."""
     unshard = LocalWeights._unshard
 
     def own_half(self, part):
@@ -158,18 +159,20 @@ def leave_a_shard_out(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("plant", [None, keep_own_gradients, forget_moments])
-def test_the_check_of_training_sees_a_shard_that_goes_its_own_way(asked, plant, monkeypatch):
+def test_the_check_of_training_sees_a_shard_that_goes_its_own_way(
+    configuration, plant, monkeypatch
+):
     if plant is not None:
         plant(monkeypatch)
-    arm = divided(asked, "full")
+    arm = step_sharded(configuration, "full")
     curve = training_curve.check(arm, torch.float64)
     assert curve.ok == (plant is None), curve.text
-    assert collect_evidence(arm)["sharding"][0] == "effective"  # each shard is on one rank alone
+    assert collect_evidence(arm)["sharding"][0] == "effective"  # no rank has the same shard
 
 
-def test_shards_that_are_not_stored_are_no_effect(asked, monkeypatch):
+def test_shards_that_are_not_stored_are_no_effect(configuration, monkeypatch):
     leave_a_shard_out(monkeypatch)
-    status, text = collect_evidence(divided(asked, "full"))["sharding"]
+    status, text = collect_evidence(step_sharded(configuration, "full"))["sharding"]
     assert status == "no effect" and "ranks differ in" in text, text
 
 
@@ -199,74 +202,73 @@ def test_shards_that_are_not_stored_are_no_effect(asked, monkeypatch):
     ],
 )
 def test_what_cannot_be_sharded_says_why_and_what_to_set(
-    asked, toggles, option, reason, fix, monkeypatch
+    configuration, many_cores, toggles, option, reason, fix
 ):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    found = blocked(asked, **toggles)["sharding"][option]
-    assert reason in found.reason and found.set == fix
-    assert "acts on the backward pass" in blocked(asked, "forward")["sharding"][option].reason
+    block = blocked(configuration, **toggles)["sharding"][option]
+    assert reason in block.reason and block.set == fix
+    block = blocked(configuration, "forward")["sharding"][option]
+    assert "acts on the backward pass" in block.reason
 
 
-def test_an_addition_that_needs_the_next_norm_is_not_combined_with_shards(asked):
-    one = msgspec.structs.replace(asked, family="mamba2", model={})
-    told = blocked(one, data_parallel="2", fused_add_norm="torch")["sharding"]["full"]
-    assert "before its weights are gathered" in told.reason and told.set == {
-        "fused_add_norm": "off"
-    }
+def test_an_addition_that_needs_the_next_norm_is_not_combined_with_shards(configuration):
+    configuration = msgspec.structs.replace(configuration, family="mamba2", model={})
+    block = blocked(configuration, data_parallel="2", fused_add_norm="torch")["sharding"]["full"]
+    assert "before its weights are gathered" in block.reason
+    assert block.set == {"fused_add_norm": "off"}
 
 
-def test_the_estimate_divides_what_is_divided(asked):
-    base = msgspec.structs.replace(asked, preset="base", model={}, workload="train")
+def test_the_estimate_divides_what_ranks_shard(configuration):
+    base = msgspec.structs.replace(configuration, preset="base", model={}, workload="train")
 
-    def estimated(stage):
-        toggles = {"data_parallel": "2", "sharding": stage}
+    def estimated(option):
+        toggles = {"data_parallel": "2", "sharding": option}
         return footprint(resolve(msgspec.structs.replace(base, toggles=toggles), CPU))
 
-    whole, gradients, full = map(estimated, ("off", "gradients", "full"))
-    assert gradients.optimizer == full.optimizer == whole.optimizer // 2
+    replicas, gradients, full = map(estimated, ("off", "gradients", "full"))
+    assert gradients.optimizer == full.optimizer == replicas.optimizer // 2
     assert gradients.gradients == full.gradients
-    assert full.weights < whole.weights < gradients.weights  # a shard beside gathered weights
-    assert full.total < gradients.total < whole.total
+    assert full.weights < replicas.weights < gradients.weights  # a shard beside gathered weights
+    assert full.total < gradients.total < replicas.total
     step = {"workload": "train", "batch": 1, "sequence": 16}
     config = FAMILIES["hydra"].presets["base"]
     eighth = Sharding(ranks=8, shares_weights=True)
-    less = FAMILIES["hydra"].footprint(config, sharding=eighth, **step)
-    assert less.weights < full.weights and less.optimizer == whole.optimizer // 8
+    eighths = FAMILIES["hydra"].footprint(config, sharding=eighth, **step)
+    assert eighths.weights < full.weights and eighths.optimizer == replicas.optimizer // 8
 
 
-def test_shards_are_offered_first_where_ranks_run_out_of_memory(asked):
+def test_shards_are_offered_first_where_ranks_run_out_of_memory(configuration):
     failure = protocol.Failure(kind="out-of-memory", sentence="", fix="")
     toggles = {"data_parallel": "2"}
     offered = []
     for _ in range(2):
-        one = msgspec.structs.replace(asked, workload="train", toggles=toggles)
-        offered.append(cure(failure, one, CPU).set)
+        short = msgspec.structs.replace(configuration, workload="train", toggles=toggles)
+        offered.append(cure(failure, short, CPU).set)
         toggles = toggles | offered[-1]
     assert offered == [{"sharding": "full"}, {"checkpointing": "full"}]
 
 
 # Slow: on CPUs the profiler misses memory that gloo's threads free, which depends on the load.
 @pytest.mark.slow
-def test_steps_leave_nothing_behind(asked):
-    arm = divided(asked, "full")
+def test_steps_leave_nothing_behind(configuration):
+    arm = step_sharded(configuration, "full")
     steady = checks.steady_memory(arm, 6)
     assert "nothing is left behind" in steady.evidence, steady.evidence
-    step, kept = arm.step, []
-    arm.step = lambda: kept.append(torch.zeros(4)) or step()
+    step, leak = arm.step, []
+    arm.step = lambda: leak.append(torch.zeros(4)) or step()
     steady = checks.steady_memory(arm, 6)
     assert steady.status == "fail" and "each step leaves" in steady.evidence
 
 
-# The last, as others would need a new worker.
-def test_a_rank_that_ends_takes_no_weights_with_it(asked):
+# The last of the quick tests: it ends the worker, which others use.
+def test_a_rank_that_ends_takes_no_weights_with_it(configuration):
     arms = Arms()
-    arm = divided(asked, "full", arms)
-    before = state(arm)
+    arm = step_sharded(configuration, "full", arms)
+    before = copy_state(arm)
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         arm.step()
         step_without_peer(arm)
-    assert all(torch.equal(value, before[name]) for name, value in state(arm).items())
-    again = divided(asked, "full", arms)  # around new ranks
+    assert all(torch.equal(value, before[name]) for name, value in copy_state(arm).items())
+    again = step_sharded(configuration, "full", arms)  # on new ranks
     assert collect_evidence(again)["sharding"][0] == "effective"
 
 
@@ -275,28 +277,25 @@ def test_a_rank_that_ends_takes_no_weights_with_it(asked):
 @pytest.mark.parametrize(
     "toggles",
     [{}, {"checkpointing": "full"}, {"checkpointing": "operators"}, {"precision": "bf16"}],
-    ids=lambda each: next(iter(each.values()), "plain"),
+    ids=lambda toggles: next(iter(toggles.values()), "plain"),
 )
 def test_every_family_trains_on_gathered_weights_as_on_complete_ones(family, toggles):
     settings = {"batch": 4, "sequence": 32}
-    asked = Configuration(family=family, preset="tiny", settings=settings, workload="train")
-    arm = divided(asked, "full", **toggles)
-    assert collect_evidence(arm)["sharding"][0] == "effective"
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+    configuration = Configuration(family=family, preset="tiny", settings=settings, workload="train")
+    assert_right(step_sharded(configuration, "full", **toggles), "sharding")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["gradients", "full"])
-def test_compiled_blocks_compute_with_shards(asked, option):
-    arm = divided(asked, option, compile="default")
-    status = {name: status for name, (status, _) in collect_evidence(arm).items()}
-    assert status["sharding"] == status["compile"] == "effective"
+def test_compiled_blocks_compute_with_shards(configuration, option):
+    arm = step_sharded(configuration, option, compile="default")
+    evidence = collect_evidence(arm)
+    assert evidence["sharding"][0] == evidence["compile"][0] == "effective"
     assert isinstance(arm.divided.fully_shard, FullyShard)
     assert training_curve.check(arm, torch.float64).ok
 
 
 @pytest.mark.slow
-def test_the_runner_shards_when_the_toggle_is_switched_while_it_runs(runner: Driver):
-    of_shares = switched(runner, "sharding", "full", data_parallel="2")
-    assert of_shares.status == "effective", of_shares.text
+def test_the_runner_shards_when_the_toggle_is_switched_while_it_runs(configuration, runner: Driver):
+    evidence = switch_on_and_off(runner, configuration, "sharding", "full", data_parallel="2")
+    assert evidence.status == "effective", evidence.text

@@ -1,4 +1,4 @@
-"""On two GPUs: ranks that keep shares make the same updates, and hold less memory."""
+"""On two GPUs: ranks that keep shards make the same updates in less memory."""
 
 from __future__ import annotations
 
@@ -6,35 +6,34 @@ import gc
 
 import pytest
 import torch
-from built import collect_evidence, own_peak, step_without_peer, stepped
-from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
+from built import own_peak, step_without_peer, stepped
+from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
 from workbench.runner.distributed import world
-from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.variant import Arm, Arms
+
+pytestmark = on_gpus
 
 
-def shared(asked, stage, arms=None, steps=4, **toggles):
-    ranks = {"data_parallel": "2", "sharding": stage}
-    return stepped(asked, device="cuda", steps=steps, arms=arms or Arms(), **ranks, **toggles)
+def step_sharded(
+    configuration: Configuration, sharding: str, arms: Arms | None = None, **toggles: str
+) -> Arm:
+    """Return an arm of two ranks with shards, after four steps."""
+    toggles = {"data_parallel": "2", "sharding": sharding, **toggles}
+    return stepped(configuration, device="cuda", steps=4, arms=arms or Arms(), **toggles)
 
 
 @pytest.mark.parametrize("family", ["hydra", "mamba2", "adaattn", "mahia", "moe"])
 @pytest.mark.parametrize("toggles", [{}, BF16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("stage", ["gradients", "full"])
-def test_shares_on_two_gpus_train_as_one_gpu_does(family, toggles, stage):
-    settings = {"batch": 4, "sequence": 32}
-    asked = Configuration(family=family, preset="tiny", settings=settings, workload="train")
-    arm = shared(asked, stage, **toggles)
-    status, text = collect_evidence(arm)["sharding"]
-    assert status == "effective", text
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+@pytest.mark.parametrize("sharding", ["gradients", "full"])
+def test_shards_on_two_gpus_train_as_one_gpu_does(family, toggles, sharding):
+    arm = step_sharded(configure(family, sequence=32), sharding, **toggles)
+    assert_right(arm, "sharding")
 
 
 @pytest.mark.parametrize(
-    ("stage", "toggles"),
+    ("sharding", "toggles"),
     [
         ("full", {"compile": "default"}),
         ("offload", {"adamw": "foreach"}),
@@ -43,61 +42,54 @@ def test_shares_on_two_gpus_train_as_one_gpu_does(family, toggles, stage):
         ("full", {"checkpointing": "full"}),
         ("full", {"checkpointing": "operators", "adamw": "foreach"}),
     ],
-    ids=lambda each: each if isinstance(each, str) else "+".join(each.values()),
+    ids=str,
 )
-def test_other_options_go_with_shares(stage, toggles):
-    settings = {"batch": 4, "sequence": 128}
-    asked = Configuration(family="hydra", preset="tiny", settings=settings, workload="train")
-    arm = shared(asked, stage, **toggles)
-    assert collect_evidence(arm)["sharding"][0] == "effective", collect_evidence(arm)["sharding"][1]
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+def test_other_options_go_with_shards(sharding, toggles):
+    assert_right(step_sharded(configure(), sharding, **toggles), "sharding")
 
 
 def test_a_captured_graph_continues_from_what_shards_have_trained():
-    settings = {"batch": 4, "sequence": 128}
-    asked = Configuration(family="hydra", preset="tiny", settings=settings, workload="train")
-    arms = Arms()
+    configuration, arms = configure(), Arms()
     captured = stepped(
-        asked, device="cuda", steps=3, arms=arms, cuda_graphs="on", adamw="fused", triton="on"
+        configuration,
+        device="cuda",
+        steps=3,
+        arms=arms,
+        cuda_graphs="on",
+        adamw="fused",
+        triton="on",
     )
-    arm = shared(asked, "full", arms, adamw="fused", triton="on")
+    arm = step_sharded(configuration, "full", arms, adamw="fused", triton="on")
     for variant in (captured, arm, captured):
-        checked = comparison.check(variant, variant.situation)
-        assert checked.ok, checked.text
+        assert_right(variant)
 
 
 def test_a_killed_peer_takes_no_weights_with_it():
-    settings = {"batch": 4, "sequence": 128}
-    asked = Configuration(family="hydra", preset="tiny", settings=settings, workload="train")
-    arms = Arms()
-    arm = shared(asked, "full", arms)
-    before = [each.detach().clone() for each in arm.plain_weights().values()]
+    configuration, arms = configure(), Arms()
+    arm = step_sharded(configuration, "full", arms)
+    before = [parameter.detach().clone() for parameter in arm.plain_weights().values()]
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         arm.step()
         torch.cuda.synchronize()
         step_without_peer(arm)
     assert all(map(torch.equal, arm.plain_weights().values(), before))
-    again = shared(asked, "full", arms)
-    assert collect_evidence(again)["sharding"][0] == "effective"
-    checked = comparison.check(again, again.situation)
-    assert checked.ok, checked.text
+    assert_right(step_sharded(configuration, "full", arms), "sharding")
 
 
 def test_each_option_needs_less_memory_in_steps():
     # Few activations, so that weights, gradients and moments are most of the memory.
-    asked = Configuration(
+    configuration = Configuration(
         family="hydra", preset="base", settings={"batch": 2, "sequence": 128}, workload="train"
     )
     peaks = {}
-    for stage in ("off", "gradients", "full"):
+    for sharding in ("off", "gradients", "full"):
         gc.collect()
         arms = Arms()
-        arm = shared(asked, stage, arms, adamw="fused", triton="on")
-        peaks[stage] = own_peak(arm, arms)
+        arm = step_sharded(configuration, sharding, arms, adamw="fused", triton="on")
+        peaks[sharding] = own_peak(arm, arms)
         del arm, arms
     weights = 4 * 114_150_144
-    print({stage: peak >> 20 for stage, peak in peaks.items()}, "MiB at most")
+    print({sharding: peak >> 20 for sharding, peak in peaks.items()}, "MiB at most")
     assert peaks["off"] > 3.9 * weights  # with two moments and the buckets of gradients
     assert peaks["gradients"] < peaks["off"] - 0.9 * weights  # half of moments and gradients
     assert peaks["full"] < peaks["gradients"] - 0.1 * weights

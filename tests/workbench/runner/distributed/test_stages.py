@@ -12,7 +12,7 @@ from models.parallel.pipeline_stages import Stage, stages
 
 
 class Stages:
-    """The stages of one small model, each with weights of its own."""
+    """The stages of a small model, which share no weights."""
 
     def __init__(self, family: str, ranks: int, **fields: object) -> None:
         self.family = models.FAMILIES[family]
@@ -58,10 +58,10 @@ def test_every_parameter_is_in_one_stage_and_a_tied_one_on_both_ends(tied):
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_stage_that_is_called_alone_gives_what_has_the_shape_of_its_own(rank):
+def test_a_stage_returns_the_stream_and_only_the_last_one_a_loss(rank):
     pipeline = Stages("hydra", 3)
     part, (tokens, targets) = pipeline.parts[rank], batch(2)
     rows, width = pipeline.config.rows, pipeline.config.dim
     assert part(tokens).shape == (2, 12, rows if rank == 2 else width)
-    found = part.stage_loss(tokens, targets)
-    assert (found.x is None) is (rank == 2) and (found.loss is None) is (rank < 2)
+    output = part.stage_loss(tokens, targets)
+    assert (output.x is None) is (rank == 2) and (output.loss is None) is (rank < 2)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 import pytest
 import torch
 import torch.distributed as dist
 from built import blocked, collect_evidence, left_by_a_step, stepped
+from rank_checks import (
+    CPU,
+    assert_fault_is_noticed,
+    assert_right,
+    needs_cores,
+    switch_on_and_off,
+)
 from runner_driver import Driver
 from torch import nn
 
 from models.parallel.tensor_parallel_plan import Cut
 from sessions.model import Configuration
 from sessions.sizes import size_text
-from workbench import protocol
 from workbench.runner.config import resolve
 from workbench.runner.distributed import collectives, parallel, world
 from workbench.runner.distributed.local_weights import LocalWeights
@@ -24,13 +28,10 @@ from workbench.runner.variants.training import Trainer, plain_optimizer
 from workbench.runner.variants.variant import Arm, Arms
 
 SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
-needs_cores = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPU cores"
-)
 
 
 @pytest.fixture(scope="module")
-def asked(small) -> Configuration:
+def configuration(small) -> Configuration:
     model = {**small.model, "n_kv_heads": 2}
     return msgspec.structs.replace(small, model=model, settings={"batch": 2, "sequence": 16})
 
@@ -41,85 +42,89 @@ def arms() -> Arms:
 
 
 @pytest.fixture
-def divided(asked, arms) -> Arm:
-    """Return an arm of two ranks, after some steps from what arms of one device have trained."""
-    return stepped(asked, steps=3, arms=arms, tensor_parallel="2")
+def divided(configuration, arms) -> Arm:
+    """Return an arm of two ranks, after some steps."""
+    return stepped(configuration, steps=3, arms=arms, tensor_parallel="2")
 
 
-def weights_after(asked: Configuration, *ranks: str) -> list[torch.Tensor]:
-    """Return the full weights after two steps of each in turn, from the same beginning."""
+def weights_after(configuration: Configuration, *ranks: str) -> list[torch.Tensor]:
+    """Return the full weights after two steps of each option, one after another."""
     arms = Arms()
-    for one in ranks:
-        arm = stepped(asked, arms=arms, tensor_parallel=one)  # of its current batch, the first
+    for option in ranks:
+        # A step with its current batch, the first, and one with the second.
+        arm = stepped(configuration, arms=arms, tensor_parallel=option)
         with arm.entered():
             arm.batches.go_to(2)
             arm.step()
             arm.batches.go_to(1)
-    return [each.detach().clone() for each in arm.plain_weights().values()]
+    return [parameter.detach().clone() for parameter in arm.plain_weights().values()]
 
 
 @needs_cores
 @pytest.mark.parametrize("sequence_parallel", ["off", "on"])
-def test_what_threads_of_collectives_free_is_not_left_behind(asked, sequence_parallel):
-    arm = stepped(asked, tensor_parallel="2", sequence_parallel=sequence_parallel)
+def test_what_threads_of_collectives_free_is_not_left_behind(configuration, sequence_parallel):
+    arm = stepped(configuration, tensor_parallel="2", sequence_parallel=sequence_parallel)
     with arm.entered():
         left_by_a_step(arm)  # the profiler knows only memory that was allocated while it looked
         assert {left_by_a_step(arm) for _ in range(4)} == {0}
 
 
 @needs_cores
-def test_arms_of_one_and_of_two_ranks_go_on_from_each_other(asked):
-    expected = weights_after(asked, "off", "off", "off")
-    for ours, theirs in zip(weights_after(asked, "off", "2", "off"), expected, strict=True):
+def test_arms_of_one_and_of_two_ranks_continue_from_each_other(configuration):
+    expected = weights_after(configuration, "off", "off", "off")
+    for ours, theirs in zip(weights_after(configuration, "off", "2", "off"), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
 
 
 @needs_cores
-def test_two_ranks_have_half_of_what_is_divided_and_say_so(asked, divided):
+def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divided):
     status, text = collect_evidence(divided)["tensor_parallel"]
     assert status == "effective", text
     assert "4 layers divided among 2 ranks" in text
     assert "8 sums over the ranks a step, 32.0 KiB in all" in text  # of 2 x 16 x 32 FP32
     assert "equal to the last bit" in text
     peaks = divided.divided.peaks
-    assert len(peaks) == 2 and all(50e6 < each < 20e9 for each in peaks)
+    assert len(peaks) == 2 and all(50e6 < peak < 20e9 for peak in peaks)
     most = size_text(max(peaks))
     assert f"; resident set {most} on rank {peaks.index(max(peaks))}, the most of all" in text
     own, full = divided.divided.weights.own, divided.divided.weights.full
     cuts = divided.divided.weights.cuts
-    assert full.bytes == 4 * sum(each.numel() for each in divided.plain_weights().values())
+    weights = sum(parameter.numel() for parameter in divided.plain_weights().values())
+    assert full.bytes == 4 * weights
     assert own.bytes == full.bytes - sum(full.parameters[name].nbytes for name in cuts) // 2
     assert divided.ledger["parameters"] == full.bytes // 4
     estimated = resolve.footprint(divided.situation)
     assert estimated.weights == estimated.gradients == own.bytes
-    whole = resolve.footprint(stepped(asked, arms=Arms()).situation)
-    assert estimated.optimizer == 2 * own.bytes < whole.optimizer
-    assert estimated.activations < whole.activations and estimated.total < whole.total
+    undivided = resolve.footprint(stepped(configuration, arms=Arms()).situation)
+    assert estimated.optimizer == 2 * own.bytes < undivided.optimizer
+    assert estimated.activations < undivided.activations and estimated.total < undivided.total
 
 
 @needs_cores
-def test_under_autocast_ranks_tell_each_other_half_of_the_bytes(asked, arms):
-    for more, text in (({}, "8 sums over"), (SEQUENCE, "10 gathers, 8 scattered sums, 1 sum over")):
+def test_under_autocast_ranks_send_half_of_the_bytes(configuration, arms):
+    for more, calls in (
+        ({}, "8 sums over"),
+        (SEQUENCE, "10 gathers, 8 scattered sums, 1 sum over"),
+    ):
         toggles = {"precision": "amp_bf16", "tensor_parallel": "2", **more}
-        arm = stepped(asked, steps=2, arms=arms, **toggles)
-        status, told = collect_evidence(arm)["tensor_parallel"]
-        assert status == "effective" and text in told
+        arm = stepped(configuration, steps=2, arms=arms, **toggles)
+        status, text = collect_evidence(arm)["tensor_parallel"]
+        assert status == "effective" and calls in text
         # Of 2 x 16 x 32 in BF16 each; the ends of the stream and the norms' gradients in FP32.
         ends = 2 * 4096 + 4 * 32 * 4 if more else 0
         assert arm.divided.traffic.bytes == (16 if more else 8) * 2048 + ends
 
 
 @needs_cores
-def test_the_forward_pass_is_divided_too(asked, arms):
-    arm = stepped(asked, "forward", steps=2, arms=arms, tensor_parallel="2")
+def test_the_forward_pass_is_divided_too(configuration, arms):
+    arm = stepped(configuration, "forward", steps=2, arms=arms, tensor_parallel="2")
     status, text = collect_evidence(arm)["tensor_parallel"]
     assert status == "effective" and "4 sums over the ranks a step" in text
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+    assert_right(arm)
 
 
-def own_part_forward(monkeypatch) -> None:
-    """Rank 0 goes on with its own part of what layers give."""
+def keep_own_outputs(monkeypatch) -> None:
+    """Let rank 0 continue with its own part of the layers' outputs."""
 
     def forward(ctx, y):
         torch.ops.workbench.sum_over_ranks(y)
@@ -128,8 +133,8 @@ def own_part_forward(monkeypatch) -> None:
     monkeypatch.setattr(collectives._Leave, "forward", staticmethod(forward))
 
 
-def own_part_backward(monkeypatch) -> None:
-    """Rank 0 goes on with its own part of the gradient of what layers took."""
+def keep_own_gradients(monkeypatch) -> None:
+    """Let rank 0 continue with its own part of the gradients of the layers' inputs."""
 
     def backward(ctx, gradient):
         torch.ops.workbench.sum_over_ranks(gradient)
@@ -138,15 +143,15 @@ def own_part_backward(monkeypatch) -> None:
     monkeypatch.setattr(collectives._Enter, "backward", staticmethod(backward))
 
 
-def one_share_for_all(monkeypatch) -> None:
+def load_the_same_columns(monkeypatch) -> None:
     """Let rank 0 load the columns that rank 1 has."""
     take = Cut.take
     monkeypatch.setattr(Cut, "take", lambda self, full, _, ranks: take(self, full, 1, ranks))
     monkeypatch.setattr(LocalWeights, "is_current", lambda self, keeper: False)
 
 
-def keep_the_shares(monkeypatch) -> None:
-    """Keep what the ranks trained out of the full weights, but for what every rank has."""
+def store_zeros(monkeypatch) -> None:
+    """Store zeros instead of the layers that ranks divide."""
     put = Cut.put
 
     def put_nothing(self, share, full, rank, ranks):
@@ -155,22 +160,19 @@ def keep_the_shares(monkeypatch) -> None:
     monkeypatch.setattr(Cut, "put", put_nothing)
 
 
-FAULTS = [own_part_forward, own_part_backward, one_share_for_all, keep_the_shares]
+FAULTS = [keep_own_outputs, keep_own_gradients, load_the_same_columns, store_zeros]
 
 
 @needs_cores
 @pytest.mark.parametrize("plant", [None, *FAULTS])
-def test_the_check_of_numbers_sees_what_is_not_the_whole_model(divided, plant, monkeypatch):
-    if plant is not None:
-        plant(monkeypatch)
-    checked = comparison.check(divided, divided.situation)
-    assert checked.ok is (plant is None), checked.text
+def test_the_check_of_numbers_notices_a_fault_of_a_rank(divided, plant, monkeypatch):
+    assert_fault_is_noticed(divided, plant, monkeypatch)
 
 
 @needs_cores
-def test_what_every_rank_has_and_no_longer_is_alike_is_no_effect(asked, monkeypatch):
-    arm = stepped(asked, steps=2, arms=Arms(), tensor_parallel="2")
-    own_part_backward(monkeypatch)  # so that the norms' gradients part
+def test_replicated_weights_that_diverge_are_no_effect(configuration, monkeypatch):
+    arm = stepped(configuration, steps=2, arms=Arms(), tensor_parallel="2")
+    keep_own_gradients(monkeypatch)  # so that the norms diverge
     with arm.entered():
         for _ in range(2):
             arm.step()
@@ -179,27 +181,25 @@ def test_what_every_rank_has_and_no_longer_is_alike_is_no_effect(asked, monkeypa
 
 
 @needs_cores
-def test_each_rank_has_its_tokens_of_the_stream_between_divided_layers(asked, arms):
-    arm = stepped(asked, steps=3, arms=arms, **SEQUENCE)
+def test_each_rank_has_its_tokens_of_the_stream_between_divided_layers(configuration, arms):
+    arm = stepped(configuration, steps=3, arms=arms, **SEQUENCE)
     status, text = collect_evidence(arm)["sequence_parallel"]
     assert status == "effective", text
     assert "this rank has 8 of 16 tokens" in text
     # Each of 4 layers and the ends of the stream, both ways; and once the gradients of the norms.
     assert "10 gathers, 8 scattered sums, 1 sum over the ranks a step" in text
-    assert collect_evidence(arm)["tensor_parallel"][0] == "effective"
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+    assert_right(arm, "tensor_parallel")
 
 
 @needs_cores
-def test_roundings_of_layers_that_stay_whole_do_not_make_the_ranks_part(asked, monkeypatch):
-    one = msgspec.structs.replace(asked, family="adaattn", model={})
-    arm = stepped(one, arms=Arms(), tensor_parallel="2")
+def test_ranks_do_not_diverge_by_roundings_of_replicated_layers(configuration, monkeypatch):
+    configuration = msgspec.structs.replace(configuration, family="adaattn", model={})
+    arm = stepped(configuration, arms=Arms(), tensor_parallel="2")
     finish = arm.trainer.after_backward
 
     def rounded() -> None:
-        for each in arm.model.parameters():
-            each.grad.mul_(1 + 1e-6)  # on rank 0 alone
+        for parameter in arm.model.parameters():
+            parameter.grad.mul_(1 + 1e-6)  # on rank 0 alone
         finish()
 
     monkeypatch.setattr(arm.trainer, "after_backward", rounded)
@@ -210,8 +210,8 @@ def test_roundings_of_layers_that_stay_whole_do_not_make_the_ranks_part(asked, m
 
 
 @needs_cores
-def test_gradients_of_norms_that_are_not_summed_are_seen(asked, monkeypatch):
-    arm = stepped(asked, steps=2, arms=Arms(), **SEQUENCE)
+def test_gradients_of_norms_that_are_not_summed_are_seen(configuration, monkeypatch):
+    arm = stepped(configuration, steps=2, arms=Arms(), **SEQUENCE)
     summed = collectives.sum_over_ranks
 
     def own_part(x):
@@ -226,8 +226,8 @@ def test_gradients_of_norms_that_are_not_summed_are_seen(asked, monkeypatch):
 
 
 @needs_cores
-def test_tokens_in_another_order_are_seen(asked, arms, monkeypatch):
-    arm = stepped(asked, steps=2, arms=arms, **SEQUENCE)
+def test_tokens_in_another_order_are_seen(configuration, arms, monkeypatch):
+    arm = stepped(configuration, steps=2, arms=arms, **SEQUENCE)
     backward = collectives._Tokens.backward
 
     def turned(ctx, gradient):
@@ -238,7 +238,7 @@ def test_tokens_in_another_order_are_seen(asked, arms, monkeypatch):
     assert checked.ok is False, checked.text
 
 
-def test_what_one_rank_computes_alone_has_the_shapes_of_all():
+def test_without_a_group_a_rank_computes_tensors_of_the_same_shapes():
     along = collectives.AlongSequence(2)
     x = torch.randn(2, 6, 3, requires_grad=True)
     own = along.split(x)
@@ -250,7 +250,7 @@ def test_what_one_rank_computes_alone_has_the_shapes_of_all():
 
 
 @needs_cores
-def test_ranks_that_tell_each_other_nothing_are_no_effect(divided, monkeypatch):
+def test_ranks_that_do_not_communicate_are_no_effect(divided, monkeypatch):
     monkeypatch.setattr(divided.divided, "traffic", collectives.Traffic())
     monkeypatch.setattr(divided, "evidence", None)
     assert collect_evidence(divided)["tensor_parallel"][0] == "no effect"
@@ -275,9 +275,9 @@ def test_an_infinite_gradient_of_another_rank_skips_the_update_here_too(divided,
 
 @pytest.mark.slow
 @needs_cores
-def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(asked, monkeypatch):
+def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(configuration, monkeypatch):
     arms = Arms()
-    arm = stepped(asked, arms=arms, tensor_parallel="2")
+    arm = stepped(configuration, arms=arms, tensor_parallel="2")
 
     def fails(x):
         raise RuntimeError("planted")
@@ -286,7 +286,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(asked, mo
         m.setattr(collectives._Leave, "forward", staticmethod(lambda ctx, y: fails(y)))
         arm.step()
     assert world.current() is None
-    again = stepped(asked, arms=arms, steps=2, tensor_parallel="2")
+    again = stepped(configuration, arms=arms, steps=2, tensor_parallel="2")
     assert collect_evidence(again)["tensor_parallel"][0] == "effective"
 
 
@@ -303,12 +303,10 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(asked, mo
         ("hydra", {"ccgqa": True, "n_kv_heads": 4, "mixture_of_recursions": True}),
     ],
 )
-def test_every_family_trains_right_divided(asked, family, model):
-    one = msgspec.structs.replace(asked, family=family, model=model)
-    arm = stepped(one, steps=2, arms=Arms(), tensor_parallel="2")
-    assert collect_evidence(arm)["tensor_parallel"][0] == "effective"
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+def test_every_family_trains_right_divided(configuration, family, model):
+    configuration = msgspec.structs.replace(configuration, family=family, model=model)
+    arm = stepped(configuration, steps=2, arms=Arms(), tensor_parallel="2")
+    assert_right(arm, "tensor_parallel")
 
 
 @pytest.mark.slow
@@ -332,13 +330,12 @@ def test_every_family_trains_right_divided(asked, family, model):
     ],
     ids=str,
 )
-def test_other_options_go_with_it(asked, toggles):
-    arm = stepped(asked, steps=3, arms=Arms(), tensor_parallel="2", **toggles)
-    status = {name: one for name, (one, _) in collect_evidence(arm).items() if name in toggles}
-    assert set(status.values()) <= {"effective"}
-    assert collect_evidence(arm)["tensor_parallel"][0] == "effective"
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+def test_other_options_go_with_it(configuration, toggles):
+    arm = stepped(configuration, steps=3, arms=Arms(), tensor_parallel="2", **toggles)
+    evidence = collect_evidence(arm)
+    statuses = {status for name, (status, _) in evidence.items() if name in toggles}
+    assert statuses <= {"effective"}, evidence
+    assert_right(arm, "tensor_parallel")
 
 
 @pytest.mark.slow
@@ -352,34 +349,19 @@ def test_other_options_go_with_it(asked, toggles):
         ("hydra", {"ccgqa": True, "n_kv_heads": 4}, {}),
     ],
 )
-def test_every_stream_that_can_be_divided_trains_right(asked, family, model, toggles):
-    one = msgspec.structs.replace(asked, family=family, model=model)
-    arm = stepped(one, steps=2, arms=Arms(), **SEQUENCE, **toggles)
-    assert collect_evidence(arm)["sequence_parallel"][0] == "effective"
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+def test_every_stream_that_can_be_divided_trains_right(configuration, family, model, toggles):
+    configuration = msgspec.structs.replace(configuration, family=family, model=model)
+    arm = stepped(configuration, steps=2, arms=Arms(), **SEQUENCE, **toggles)
+    assert_right(arm, "sequence_parallel")
 
 
 @pytest.mark.slow
 @needs_cores
-def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(asked, runner: Driver):
-    begin = len(runner.messages)
-    runner.send(protocol.Start(configuration=msgspec.structs.replace(asked, workload="train")))
-    runner.until(protocol.EvidenceFound)
-    runner.send(protocol.Apply(toggles={"tensor_parallel": "2"}))
-    told = runner.until(
-        lambda one: (
-            isinstance(one, protocol.EvidenceFound)
-            and any(each.toggle == "tensor_parallel" for each in one.evidence)
-        )
-    )
-    (of_ranks,) = [one for one in told.evidence if one.toggle == "tensor_parallel"]
-    assert of_ranks.status == "effective", of_ranks.text
-    runner.send(protocol.Apply(toggles={"tensor_parallel": "off"}))
-    runner.until(protocol.SegmentStarted)
-    runner.finish(protocol.Stop())
-    failures = [m for m in runner.messages[begin:] if isinstance(m, protocol.Failure)]
-    assert not failures, failures
+def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(
+    configuration, runner: Driver
+):
+    evidence = switch_on_and_off(runner, configuration, "tensor_parallel", "2")
+    assert evidence.status == "effective", evidence.text
 
 
 @pytest.mark.parametrize(
@@ -396,18 +378,17 @@ def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(ask
         ("forward", {"quantization": "int8_weight_only"}, "codes are", {"quantization": "none"}),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_says_why(asked, workload, toggles, reason, change, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    told = blocked(asked, workload, **toggles)["tensor_parallel"]["2"]
-    assert reason in told.reason and told.fix and told.set == change
+def test_what_does_not_go_together_says_why(
+    configuration, two_cores, workload, toggles, reason, change
+):
+    block = blocked(configuration, workload, **toggles)["tensor_parallel"]["2"]
+    assert reason in block.reason and block.fix and block.set == change
 
 
-def test_kinds_that_exceed_the_cores_together_name_the_other(asked, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    wanted = msgspec.structs.replace(asked, settings={"batch": 2, "sequence": 16})
-    told = blocked(wanted, tensor_parallel="2")["data_parallel"]["2"]
-    assert "together with tensor parallelism it needs 4 CPU cores" in told.reason
-    assert told.set == {"tensor_parallel": "off"}
+def test_kinds_that_exceed_the_cores_together_name_the_other(configuration, two_cores):
+    block = blocked(configuration, tensor_parallel="2")["data_parallel"]["2"]
+    assert "together with tensor parallelism it needs 4 CPU cores" in block.reason
+    assert block.set == {"tensor_parallel": "off"}
 
 
 @pytest.mark.parametrize(
@@ -419,10 +400,11 @@ def test_kinds_that_exceed_the_cores_together_name_the_other(asked, monkeypatch)
         ("moe", {"gating": "noisy_topk"}, "2", "other noise"),
     ],
 )
-def test_models_that_cannot_be_divided_say_why(asked, family, model, ranks, reason, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    wanted = msgspec.structs.replace(asked, family=family, model=model)
-    assert reason in blocked(wanted)["tensor_parallel"][ranks].reason
+def test_models_that_cannot_be_divided_say_why(
+    configuration, many_cores, family, model, ranks, reason
+):
+    configuration = msgspec.structs.replace(configuration, family=family, model=model)
+    assert reason in blocked(configuration)["tensor_parallel"][ranks].reason
 
 
 @pytest.mark.parametrize(
@@ -433,20 +415,21 @@ def test_models_that_cannot_be_divided_say_why(asked, family, model, ranks, reas
         ("forward", {"precision": "amp_bf16"}),
     ],
 )
-def test_less_is_estimated_of_more_ranks_and_of_a_divided_stream(
-    asked, workload, toggles, monkeypatch
+def test_the_estimate_falls_with_divided_layers_and_with_a_divided_stream(
+    configuration, two_cores, workload, toggles
 ):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    found = []
-    for more in ({}, {"tensor_parallel": "2"}, SEQUENCE):
-        one = msgspec.structs.replace(asked, workload=workload, toggles={**toggles, **more})
-        found.append(resolve.footprint(resolve.resolve(one, torch.device("cpu"))))
-    whole, share, along = found
-    assert share.activations < whole.activations and share.weights < whole.weights
+    def estimate(**more: str):
+        variation = msgspec.structs.replace(
+            configuration, workload=workload, toggles={**toggles, **more}
+        )
+        return resolve.footprint(resolve.resolve(variation, CPU))
+
+    undivided, layers, stream = estimate(), estimate(tensor_parallel="2"), estimate(**SEQUENCE)
+    assert layers.activations < undivided.activations and layers.weights < undivided.weights
     if workload == "train" and "checkpointing" in toggles:
-        assert along.activations < share.activations
+        assert stream.activations < layers.activations
     else:  # there is no such stream, or none that is kept
-        assert along == share
+        assert stream == layers
 
 
 @pytest.mark.parametrize(
@@ -459,16 +442,17 @@ def test_less_is_estimated_of_more_ranks_and_of_a_divided_stream(
         ("mahia", {}, {}, "attention with Fourier gates"),
     ],
 )
-def test_streams_that_stay_whole_say_why(asked, family, model, toggles, reason, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    wanted = msgspec.structs.replace(asked, family=family, model=model)
-    told = blocked(wanted, **{"tensor_parallel": "2", **toggles})["sequence_parallel"]["on"]
-    assert reason in told.reason and told.fix
-    assert (told.set == {"tensor_parallel": "2"}) is ("tensor_parallel" in toggles)
+def test_streams_that_cannot_be_divided_say_why(
+    configuration, two_cores, family, model, toggles, reason
+):
+    configuration = msgspec.structs.replace(configuration, family=family, model=model)
+    toggles = {"tensor_parallel": "2", **toggles}
+    block = blocked(configuration, **toggles)["sequence_parallel"]["on"]
+    assert reason in block.reason and block.fix
+    assert (block.set == {"tensor_parallel": "2"}) is (toggles["tensor_parallel"] == "off")
 
 
-def test_a_sequence_that_ranks_do_not_divide_says_so(asked, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    wanted = msgspec.structs.replace(asked, settings={"batch": 1, "sequence": 15})
-    told = blocked(wanted, tensor_parallel="2")["sequence_parallel"]["on"]
-    assert told.reason == "a sequence of 15 cannot be divided among 2 ranks"
+def test_a_sequence_that_ranks_cannot_divide_is_blocked(configuration, two_cores):
+    configuration = msgspec.structs.replace(configuration, settings={"batch": 1, "sequence": 15})
+    block = blocked(configuration, tensor_parallel="2")["sequence_parallel"]["on"]
+    assert block.reason == "a sequence of 15 cannot be divided among 2 ranks"

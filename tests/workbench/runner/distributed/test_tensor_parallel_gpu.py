@@ -1,38 +1,29 @@
-"""On two GPUs: ranks that divide layers train as one does, each in less memory."""
+"""On two GPUs: ranks that divide layers train as one does, in less memory."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from built import collect_evidence, own_peak, stepped
-from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
+from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
-from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Arm, Arms
 
-
-def right(arm: Arm) -> None:
-    """Assert that it took effect and that its numbers are right."""
-    status, text = collect_evidence(arm)["tensor_parallel"]
-    assert status == "effective", text
-    checked = comparison.check(arm, arm.situation)
-    assert checked.ok, checked.text
+pytestmark = on_gpus
 
 
-def asked(family: str, workload: str = "train", **model: object) -> Configuration:
-    settings = {"batch": 4, "sequence": 128 if family == "hydra" else 32}
-    return Configuration(
-        family=family, preset="tiny", settings=settings, workload=workload, model=model
-    )
+def step_divided(configuration: Configuration, arms: Arms | None = None, **toggles: str) -> Arm:
+    """Return an arm of two ranks that divide layers, after four steps."""
+    toggles = {"tensor_parallel": "2", **toggles}
+    workload = configuration.workload
+    return stepped(configuration, workload, device="cuda", steps=4, arms=arms or Arms(), **toggles)
 
 
 @pytest.mark.parametrize("family", ["hydra", "mamba2", "adaattn", "mahia", "moe"])
 @pytest.mark.parametrize("toggles", [{}, BF16], ids=["fp32", "bf16"])
 def test_two_gpus_train_as_one_does(family, toggles):
-    right(
-        stepped(asked(family), device="cuda", steps=4, arms=Arms(), tensor_parallel="2", **toggles)
-    )
+    assert_right(step_divided(configure(family), **toggles), "tensor_parallel")
 
 
 @pytest.mark.parametrize(
@@ -45,8 +36,7 @@ def test_two_gpus_train_as_one_does(family, toggles):
     ],
 )
 def test_layers_that_only_some_models_have_are_divided_too(family, model):
-    one = asked(family, **model)
-    right(stepped(one, device="cuda", steps=4, arms=Arms(), tensor_parallel="2", **BF16))
+    assert_right(step_divided(configure(family, **model), **BF16), "tensor_parallel")
 
 
 @pytest.mark.parametrize(
@@ -68,41 +58,34 @@ def test_layers_that_only_some_models_have_are_divided_too(family, model):
     ids=str,
 )
 def test_other_options_go_with_it(toggles):
-    arm = stepped(
-        asked("hydra"), device="cuda", steps=4, arms=Arms(), tensor_parallel="2", **toggles
-    )
-    status = {name: one for name, (one, _) in collect_evidence(arm).items() if name in toggles}
-    assert set(status.values()) <= {"effective"}
-    right(arm)
+    arm = step_divided(configure(), **toggles)
+    evidence = collect_evidence(arm)
+    statuses = {status for name, (status, _) in evidence.items() if name in toggles}
+    assert statuses <= {"effective"}, evidence
+    assert_right(arm, "tensor_parallel")
 
 
 def test_the_forward_pass_is_divided_too():
-    one, toggles = asked("hydra", "forward"), {"precision": "amp_bf16", "triton": "on"}
-    arm = stepped(
-        one, "forward", device="cuda", steps=4, arms=Arms(), tensor_parallel="2", **toggles
-    )
-    right(arm)
+    arm = step_divided(configure(workload="forward"), precision="amp_bf16", triton="on")
+    assert_right(arm, "tensor_parallel")
 
 
 def test_arms_of_one_and_of_two_gpus_go_on_from_each_other():
-    arms = Arms()
-    stepped(asked("hydra"), device="cuda", steps=3, arms=arms)
-    arm = stepped(asked("hydra"), device="cuda", steps=3, arms=arms, tensor_parallel="2")
-    right(arm)
-    plain = stepped(asked("hydra"), device="cuda", steps=3, arms=arms)
-    checked = comparison.check(plain, plain.situation)
-    assert checked.ok, checked.text
+    configuration, arms = configure(), Arms()
+    stepped(configuration, device="cuda", steps=3, arms=arms)
+    assert_right(step_divided(configuration, arms), "tensor_parallel")
+    assert_right(stepped(configuration, device="cuda", steps=3, arms=arms))
 
 
 def test_a_rank_has_less_memory_and_computes_less():
-    """Of what the arm itself holds and computes; how long the sums take is for a verdict to say."""
-    base = Configuration(
+    # Of time nothing is asserted: verdicts measure how long the sums take.
+    configuration = Configuration(
         family="hydra", preset="base", settings={"batch": 1, "sequence": 1024}, workload="train"
     )
     peaks = []
     for ranks in ("off", "2"):
         arms = Arms()
-        arm = stepped(base, device="cuda", steps=4, arms=arms, tensor_parallel=ranks, **BF16)
+        arm = step_divided(configuration, arms, **{**BF16, "tensor_parallel": ranks})
         peaks.append(own_peak(arm, arms))
         del arm, arms
         torch.cuda.empty_cache()

@@ -1,0 +1,88 @@
+"""Configurations, marks and assertions that the tests of ranks share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from built import collect_evidence
+from runner_driver import Driver
+
+from sessions.model import Configuration, Evidence
+from workbench import protocol
+from workbench.runner.numerics import comparison
+from workbench.runner.variants.variant import Arm
+
+CPU = torch.device("cpu")
+BF16 = {"precision": "amp_bf16", "adamw": "fused", "triton": "on"}
+needs_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPU cores"
+)
+needs_gpus = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
+]
+on_gpus = [*needs_gpus, pytest.mark.usefixtures("close_ranks")]  # for a module
+
+
+def configure(
+    family: str = "hydra",
+    *,
+    workload: str = "train",
+    sequence: int | None = None,
+    **model: object,
+) -> Configuration:
+    """Return a tiny model with a batch of four rows."""
+    if sequence is None:
+        sequence = 128 if family == "hydra" else 32
+    settings = {"batch": 4, "sequence": sequence}
+    return Configuration(
+        family=family, preset="tiny", settings=settings, workload=workload, model=model
+    )
+
+
+def assert_right(arm: Arm, *toggles: str) -> None:
+    """Assert that the toggles took effect and that the arm computes the reference's numbers."""
+    evidence = collect_evidence(arm)
+    for toggle in toggles:
+        status, text = evidence[toggle]
+        assert status == "effective", f"{toggle}: {text}"
+    checked = comparison.check(arm, arm.situation)
+    assert checked.ok, checked.text
+
+
+def assert_fault_is_noticed(
+    arm: Arm, plant: Callable[[pytest.MonkeyPatch], None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Assert that the check of numbers fails with the planted fault, and passes without one."""
+    if plant is not None:
+        plant(monkeypatch)
+    checked = comparison.check(arm, arm.situation)
+    assert checked.ok is (plant is None), checked.text
+
+
+def switch_on_and_off(
+    runner: Driver, configuration: Configuration, toggle: str, option: str, **toggles: str
+) -> Evidence:
+    """Return the evidence of a toggle that is switched on and off again while steps are made."""
+    begin = len(runner.messages)
+    start = msgspec.structs.replace(configuration, workload="train", toggles=toggles)
+    runner.send(protocol.Start(configuration=start))
+    runner.until(protocol.EvidenceFound)
+    runner.send(protocol.Apply(toggles={toggle: option}))
+
+    def evidence_of(message: object) -> list[Evidence]:
+        if not isinstance(message, protocol.EvidenceFound):
+            return []
+        return [evidence for evidence in message.evidence if evidence.toggle == toggle]
+
+    (evidence,) = evidence_of(runner.until(evidence_of))
+    runner.send(protocol.Apply(toggles={toggle: "off"}))
+    runner.until(protocol.SegmentStarted)
+    runner.finish(protocol.Stop())
+    failures = [m for m in runner.messages[begin:] if isinstance(m, protocol.Failure)]
+    assert not failures, failures
+    return evidence
