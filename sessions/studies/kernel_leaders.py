@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from sessions.model import KERNELS, Segment, Session
 from sessions.numbers import interval_cells
-from sessions.studies.kernels import speedup
+from sessions.studies.kernels import implementation_of, median_us, speedup
 from sessions.tables import Cell, Column, Table
-from sessions.verdicts import statistics, verdict
+from sessions.verdicts import verdict
 
 BUNDLED = "triton"
 
@@ -73,7 +71,7 @@ def _leaders(session: Session) -> list[Leader]:
     groups: dict[tuple[str, str, str, str], list[Segment]] = {}
     for segment in session.segments:
         own = segment.configuration
-        if own.family == KERNELS and len(statistics.steady_ms(segment)):
+        if own.family == KERNELS and median_us(segment) is not None:
             case, dtype = str(own.settings["case"]), str(own.settings["dtype"])
             groups.setdefault((own.preset, case, dtype, own.workload), []).append(segment)
     made = (_leader(words, segments) for words, segments in groups.items())
@@ -81,11 +79,11 @@ def _leaders(session: Session) -> list[Leader]:
 
 
 def _leader(words: tuple[str, str, str, str], segments: Sequence[Segment]) -> Leader | None:
-    bundled = [s for s in segments if _implementation(s).startswith(BUNDLED)]
-    public = [s for s in segments if not _implementation(s).startswith(BUNDLED)]
+    bundled = [s for s in segments if implementation_of(s).startswith(BUNDLED)]
+    public = [s for s in segments if not implementation_of(s).startswith(BUNDLED)]
     if not bundled or not public:
         return None
-    ours, best = min(bundled, key=_median_us), min(public, key=_median_us)
+    ours, best = min(bundled, key=_us), min(public, key=_us)
     ratio = speedup(ours, best)
     operator, case, dtype, direction = words
     return Leader(
@@ -93,14 +91,14 @@ def _leader(words: tuple[str, str, str, str], segments: Sequence[Segment]) -> Le
         case=case,
         dtype=dtype,
         direction=direction,
-        bundled=_implementation(ours),
-        bundled_us=_median_us(ours),
-        public=_implementation(best),
-        public_us=_median_us(best),
+        bundled=implementation_of(ours),
+        bundled_us=_us(ours),
+        public=implementation_of(best),
+        public_us=_us(best),
         ratio=math.exp(ratio.mean),
         low=math.exp(ratio.low),
         high=math.exp(ratio.high),
-        of_limit=float(ours.ledger.get("floor_us", math.nan)) / _median_us(ours),
+        of_limit=float(ours.ledger.get("floor_us", math.nan)) / _us(ours),
     )
 
 
@@ -122,9 +120,6 @@ def _row(leader: Leader) -> list[Cell]:
     ]
 
 
-def _median_us(segment: Segment) -> float:
-    return 1e3 * float(np.median(statistics.steady_ms(segment)))
-
-
-def _implementation(segment: Segment) -> str:
-    return segment.configuration.toggles.get("implementation", "")
+def _us(segment: Segment) -> float:
+    """Return the median time of a segment that has one."""
+    return median_us(segment) or math.nan

@@ -110,7 +110,7 @@ def rated(session: Session) -> list[Rated]:
     kernels = []
     for segment in session.segments:
         configuration, ledger = segment.configuration, segment.ledger
-        if configuration.family != KERNELS or (us := _median_us(segment)) is None:
+        if configuration.family != KERNELS or (us := median_us(segment)) is None:
             continue
         flops, moved, floor_us = (float(ledger[name]) for name in ("flops", "bytes", "floor_us"))
         if flops > 0 and moved > 0 and floor_us > 0:
@@ -120,7 +120,7 @@ def rated(session: Session) -> list[Rated]:
                     str(configuration.settings["case"]),
                     str(configuration.settings["dtype"]),
                     configuration.workload,
-                    _implementation(segment),
+                    implementation_of(segment),
                     flops / moved,
                     1e6 * flops / us,
                     1e6 * flops / floor_us,
@@ -149,7 +149,7 @@ def speedups(segment: Segment, session: Session) -> dict[str, dict[str, float | 
     none, and the ``rounds`` that it comes of; without what was not timed.
     """
     segments = [other for other in session.segments if other.configuration.family == KERNELS]
-    bases = [base for base in (EAGER, COMPILED) if base != _implementation(segment)]
+    bases = [base for base in (EAGER, COMPILED) if base != implementation_of(segment)]
     ratios = {base: _against(segment, segments, base) for base in bases}
     return {
         base: {
@@ -186,13 +186,13 @@ def speedup(base: Segment, other: Segment) -> verdict.Interval:
 
 def _row(segment: Segment, segments: Sequence[Segment]) -> list[Cell]:
     configuration, ledger = segment.configuration, segment.ledger
-    us = _median_us(segment)
+    us = median_us(segment)
     row: list[Cell] = [
         configuration.preset,
         str(configuration.settings["case"]),
         str(configuration.settings["dtype"]),
         configuration.workload,
-        _implementation(segment),
+        implementation_of(segment),
     ]
     if us is None:
         note = _last_line(ledger.get("failure", "")) or "not timed"
@@ -224,7 +224,8 @@ def _doubt(share: float) -> str:
     return "beyond the limit: its data lie in a cache, or the ceilings were measured too low"
 
 
-def _median_us(segment: Segment) -> float | None:
+def median_us(segment: Segment) -> float | None:
+    """Return the median time of a kernel's steady calls; None if none took any time."""
     times = statistics.steady_ms(segment)
     median_ms = statistics.summarize(times).median
     return 1e3 * median_ms if median_ms > 0 else None
@@ -253,7 +254,7 @@ def _against(
             own.workload,
             own.settings,
         )
-        if same and _implementation(other) == implementation:
+        if same and implementation_of(other) == implementation:
             return speedup(other, segment)
     return None
 
@@ -262,7 +263,8 @@ def _last_line(text: Any) -> str:
     return next(iter(str(text).strip().splitlines()[-1:]), "")
 
 
-def _implementation(segment: Segment) -> str:
+def implementation_of(segment: Segment) -> str:
+    """Return the name of the implementation that a segment timed; empty for other segments."""
     return segment.configuration.toggles.get("implementation", "")
 
 
