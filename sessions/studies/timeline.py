@@ -45,7 +45,7 @@ class Lane:
 
     @property
     def rows(self) -> int:
-        """The number of rows that its nesting needs."""
+        """The number of nested rows."""
         return int(self.depth.max()) + 1 if len(self.depth) else 1
 
 

@@ -141,7 +141,7 @@ def _clean(event: Event, has_modules: bool) -> None:
             if not isinstance(getattr(event.args, name), int):
                 setattr(event.args, name, None)
     if event.name == "[memory]":
-        event.name = ""  # whose addresses and sizes nobody asks for here
+        event.name = ""  # memory events are not read
     elif event.cat == "python_function" and event.name.startswith(_MODULE):
         event.cat, event.name = "user_annotation", MODULE + event.name.removeprefix(_MODULE)
     elif event.cat == "user_annotation":

@@ -1,7 +1,7 @@
 """The timeline that a profile stores: a bounded number of slices for a window to draw.
 
 The tables of a profile (``sessions.storage.study_schema``) are ``timeline``, a row for each slice,
-``labels``, the texts that its rows refer to, and ``tracks``, the lines that slices lie on. Times
+``labels``, the texts that rows refer to, and ``tracks``, the lines of slices. Times
 are microseconds since the first step that is stored. A trace with more than ``MOST`` events is
 stored for its last step only; if that is still too much, without the deepest operators of the
 host; and then without everything after the first ``MOST`` events.

@@ -4,13 +4,13 @@
         [--workload train] [--budget 140] [--only "plain" "graphs" ...] [--preset base]
 
 Contenders are the plain model of ``plain_models.py`` (compiled, and captured by
-``reduce-overhead``), the Llama or Mixtral of ``transformers`` and the mixers of ``mamba_ssm`` where
-they are installed, and settings of the window through the runner's own code. Families without a
-plain model run their own modules with PyTorch's operators alone. All have the same weights; losses
-must agree within ``LOSS`` before anything is timed. Blocks of steps alternate in random order. A
-ratio is ours over the best contender that is not ours, with a 95 % interval; below 1 ours is
-faster. Each setting with one operator by Triton shows which kernel costs more under torch.compile
-than what Inductor fuses. Writes JSON after each family. ``--device cpu`` only tries the script out.
+``reduce-overhead``), the Llama, Mixtral or Mamba-2 of ``transformers`` where it is installed, and
+settings of the window through the runner's own code. Families without a plain model run their own
+modules with PyTorch's operators alone. All have the same weights. A contender whose loss differs by
+more than ``LOSS`` is not timed. Blocks of steps alternate in random order. A ratio is ours over the
+best contender that is not ours, with a 95 % interval; below 1 ours is faster. The settings with one
+operator by Triton show which kernels cost more under torch.compile than what Inductor fuses. Writes
+JSON after each family. ``--device cpu`` only tries the script out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -52,6 +52,22 @@ GRAPHS = BASE | {"cuda_graphs": "on"}
 PRESETS = {"hydra": "base", "moe": "base", "mamba2": "96M", "adaattn": "base", "mahia": "base"}
 SIZES = {"cuda": {"batch": 8, "sequence": 1024}, "cpu": {"batch": 2, "sequence": 32}}
 Step = Callable[[], Any]
+
+
+class Contender(NamedTuple):
+    """A contender that can be timed.
+
+    ``loss`` is its own, ``expected`` that of plain operators with the same weights. Its steps run
+    inside ``entered()``.
+    """
+
+    loss: float
+    expected: float
+    step: Step
+    entered: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+
+Make = Callable[[], Contender]
 
 
 def settings(family: str, workload: str) -> dict[str, dict[str, str]]:
@@ -107,7 +123,7 @@ def measure_family(family: str, options: argparse.Namespace, until: float) -> di
     """Build, check and time the contenders of one family."""
     preset = options.preset or PRESETS[family]
     device, arms = torch.device(options.device), Arms()
-    steps: dict[str, Step] = {}
+    contenders: dict[str, Contender] = {}
     failures: dict[str, str] = {}
     reserve = 0.25 * max(until - time.monotonic(), 0.0)  # for the timing
     for name, make in makers(family, preset, options, device, arms):
@@ -118,27 +134,26 @@ def measure_family(family: str, options: argparse.Namespace, until: float) -> di
             continue
         began = time.monotonic()
         try:
-            loss, expected, step = make()
+            contender = make()
+            loss, expected = contender.loss, contender.expected
             if not abs(loss / expected - 1) <= LOSS:
                 raise ArithmeticError(f"loss {loss:.5f}, expected {expected:.5f}")
-            for _ in range(6):
-                step()
-            synchronize(device)
-            steps[name] = step
+            with contender.entered():
+                for _ in range(6):
+                    contender.step()
+                synchronize(device)
+            contenders[name] = contender
             print(f"  {family} {name}: ready in {time.monotonic() - began:.1f} s", flush=True)
         except Exception as error:  # noqa: BLE001  the other contenders are still to be timed
             failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             print(f"  {family} {name}: {failures[name]}\n{traceback.format_exc(limit=-2)}")
-    return result_of(rounds(steps, device, until), failures, preset)
-
-
-Make = Callable[[], tuple[float, float, Step]]  # its loss, that of plain operators, the step
+    return result_of(rounds(contenders, device, until), failures, preset)
 
 
 def makers(
     family: str, preset: str, options: argparse.Namespace, device: torch.device, arms: Arms
 ) -> Iterator[tuple[str, Make]]:
-    """Yield contenders by name: a function that returns the loss and the step."""
+    """Yield names of contenders and functions that build them."""
     trains = options.workload == "train"
     base = {} if device.type == "cuda" else {"precision": "fp32", "compile": "off"}
 
@@ -160,7 +175,7 @@ def makers(
     def called(arm: Arm) -> Any:
         return arm.model.loss if trains else arm.model
 
-    reference: list[Arm] = []  # plain operators, in this process's weights as they are trained
+    reference: list[Arm] = []  # plain operators with the weights that all arms train
 
     def expected() -> float:
         reference[:] = reference or [arm_of({"adamw": "fused"})]
@@ -168,34 +183,45 @@ def makers(
             return loss_of(called(reference[0]), reference[0], device)
 
     def ours(toggles: dict[str, str]) -> Make:
-        def make() -> tuple[float, float, Step]:
+        def make() -> Contender:
             arm, wanted = arm_of(toggles), expected()
             with arm.entered():
                 loss = loss_of(called(arm), arm, device)
                 arm.prepare()
                 with arm.watched():
                     arm.step()
-
-            def step() -> None:
-                arm.step()
-
-            step.arm = arm  # type: ignore[attr-defined]
-            return loss, wanted, step
+            # A toggle may replace the arm's step, as by a captured one.
+            return Contender(loss, wanted, lambda: arm.step(), arm.entered)
 
         return make
 
     def plain(mode: str) -> Make:
-        def make() -> tuple[float, float, Step]:
+        def make() -> Contender:
             arm = arm_of({"adamw": "fused"})
             model = plain_model(family, arm.situation.config, arm.model)
-            if model is None:
-                model, call = arm.model, arm.model.loss if trains else arm.model
-            else:
-                call = model
+            call = called(arm) if model is None else model
+            model = arm.model if model is None else model
             loss = loss_of(call, arm, device)
-            return loss, expected(), stepped(model, call, arm, device, mode, trains)
+            return Contender(loss, expected(), stepped(model, call, arm, device, mode, trains))
 
         return make
+
+    def theirs() -> Contender:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+        from transformers_peers import peer
+
+        arm = arm_of({"adamw": "fused"})
+        model = peer(arm.model, arm.situation.config).to(device)
+
+        def call(tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+            logits = model(input_ids=tokens, use_cache=False).logits
+            if targets is None:
+                return logits
+            flat = logits.flatten(0, 1).float()
+            return torch.nn.functional.cross_entropy(flat, targets.flatten())
+
+        loss = loss_of(call, arm, device)
+        return Contender(loss, expected(), stepped(model, call, arm, device, "default", trains))
 
     yield "plain compiled", plain("default")
     if device.type == "cuda":
@@ -204,41 +230,11 @@ def makers(
     first = ("graphs", "graphs, measured", "graphs, cuDNN")
     for name in first:
         yield OURS + name, ours(every[name])
-    yield from libraries(family, options, device, arm_of, expected)
+    if family in ("hydra", "moe", "mamba2"):
+        yield "transformers compiled", theirs
     for name, toggles in every.items():
         if name not in first:
             yield OURS + name, ours(toggles)
-
-
-def libraries(
-    family: str,
-    options: argparse.Namespace,
-    device: torch.device,
-    arm_of: Callable[[dict[str, str]], Arm],
-    expected: Callable[[], float],
-) -> Iterator[tuple[str, Make]]:
-    """Yield the models of ``transformers`` and mixers of ``mamba_ssm``, where they can be made."""
-    trains = options.workload == "train"
-    if family in ("hydra", "moe", "mamba2"):
-
-        def make() -> tuple[float, float, Step]:
-            sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
-            from transformers_peers import peer
-
-            arm = arm_of({"adamw": "fused"})
-            model = peer(arm.model, arm.situation.config).to(device)
-
-            def call(tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-                logits = model(input_ids=tokens, use_cache=False).logits
-                if targets is None:
-                    return logits
-                flat = logits.flatten(0, 1).float()
-                return torch.nn.functional.cross_entropy(flat, targets.flatten())
-
-            loss = loss_of(call, arm, device)
-            return loss, expected(), stepped(model, call, arm, device, "default", trains)
-
-        yield "transformers compiled", make
 
 
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -281,16 +277,18 @@ def stepped(
     return train
 
 
-def rounds(steps: dict[str, Step], device: torch.device, until: float) -> dict[str, list[float]]:
+def rounds(
+    contenders: dict[str, Contender], device: torch.device, until: float
+) -> dict[str, list[float]]:
     """Time blocks of all steps in random order; return milliseconds of a step by round."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    counts = dict.fromkeys(steps, 3)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    counts = dict.fromkeys(contenders, 3)
     draw = random.Random(0)
     for number in range(ROUNDS + 1):
         if number > 3 and time.monotonic() > until:
             break
-        for name in draw.sample(list(steps), len(steps)):
-            ms = block_ms(steps[name], counts[name], device)
+        for name in draw.sample(list(contenders), len(contenders)):
+            ms = block_ms(contenders[name], counts[name], device)
             if number:
                 times[name].append(ms)
             else:
@@ -298,15 +296,14 @@ def rounds(steps: dict[str, Step], device: torch.device, until: float) -> dict[s
     return times
 
 
-def block_ms(step: Step, count: int, device: torch.device) -> float:
+def block_ms(contender: Contender, count: int, device: torch.device) -> float:
     """Return the time of one step of a block, after a step that is not timed."""
-    arm = getattr(step, "arm", None)
-    with arm.entered() if arm is not None else contextlib.nullcontext():
-        step()
+    with contender.entered():
+        contender.step()
         synchronize(device)
         began = time.perf_counter()
         for _ in range(count):
-            step()
+            contender.step()
         synchronize(device)
         return 1e3 * (time.perf_counter() - began) / count
 

@@ -53,7 +53,10 @@ def bases() -> list[bytes]:
     full = everything()
     full.orders = [Order(start_s=0.0, command={"type": "start", "steps": 3})]
     full.segments, full.titles = full.segments[:6], {}
-    sessions = [full, full, swept, cpu_session(30), bench_session(), profile_samples.session(2)]
+    traced = profile_samples.session()
+    traced.studies = [profile_samples.rich_study(blocks=1)]
+    sessions = [full, full, swept, cpu_session(30), bench_session(), traced]
+    sessions.append(profile_samples.session(2))
     return [bytes(_write.image(session)) for session in sessions]
 
 
@@ -84,12 +87,17 @@ def make(path: Path, number: int, contents: list[bytes]) -> str:
 def make_case(path: Path, case: tuple[int, str, float], contents: list[bytes]) -> str:
     """Write a sealed file in which whole columns hold one extreme number."""
     base, pattern, value = case
-    path.write_bytes(contents[base])
-    with h5py.File(path, "r+") as file:
-        done = fill_columns(file, pattern, value)
-    content = bytearray(path.read_bytes())
-    seal.stamp(memoryview(content))
+    return change(path, contents[base], lambda file: fill_columns(file, pattern, value))
+
+
+def change(path: Path, content: bytes, mutation: Callable[[h5py.File], str]) -> str:
+    """Write a sealed file that one mutation has changed; return what it did."""
     path.write_bytes(content)
+    with h5py.File(path, "r+") as file:
+        done = mutation(file)
+    changed = bytearray(path.read_bytes())
+    seal.stamp(memoryview(changed))
+    path.write_bytes(changed)
     return done
 
 

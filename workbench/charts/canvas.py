@@ -155,7 +155,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.relook()
 
     def x_span(self) -> tuple[float, float] | None:
-        """Return first and last place of all data, and of what is to come."""
+        """Return first and last x of all data and of data to come."""
         spans = _finite_spans(layer.x_span() for layer in self.layers)
         if not spans:
             return None

@@ -1,4 +1,4 @@
-"""Protection against items of a plot that cannot be painted: the canvas learns of it."""
+"""Protection against plot items that cannot be painted: their errors reach the canvas."""
 
 from __future__ import annotations
 

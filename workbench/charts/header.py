@@ -98,7 +98,7 @@ class Header(QGraphicsWidget):
             self.setPreferredHeight(height)
 
     def _rooms(self, places: list[tuple[float, float]]) -> list[float]:
-        """Return where each of these places ends: at the next in its row, or with the row."""
+        """Return the right end of each entry: the next entry in its row, or the row's end."""
         width = self.size().width()
         ends = [width - (self.spare_px if y == 0 else 0.0) for _, y in places]
         for index, ((_, y), (x, below)) in enumerate(itertools.pairwise(places)):
@@ -107,7 +107,7 @@ class Header(QGraphicsWidget):
         return ends
 
     def _most_rows(self) -> int:
-        """Return how many rows leave the plot below its room."""
+        """Return the most rows that leave the plot enough height."""
         host = self.parentWidget()
         if host is None or not host.size().height():
             return _LEAST_ROWS

@@ -76,7 +76,7 @@ class Layer(QGraphicsItem):
         """Decimate what ``frame`` shows; its y range is not settled yet."""
 
     def y_span(self) -> tuple[float, float] | None:
-        """Return lowest and highest value of what is looked at, if the axis shall follow it."""
+        """Return lowest and highest value in view; None if the axis does not follow them."""
         return None
 
     def settle(self, frame: Frame) -> None:
@@ -192,7 +192,7 @@ class TrackLayer(Layer):
         self._extremes = self._find_extremes()
 
     def extremes(self) -> tuple[float, float] | None:
-        """Return lowest and highest finite value of what is looked at."""
+        """Return lowest and highest finite value in view."""
         return self._extremes
 
     def extremes_within(self, low: float, high: float) -> tuple[float, float]:

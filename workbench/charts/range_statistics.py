@@ -91,7 +91,7 @@ class Step:
 def slowest_step(segments: Sequence[Segment], first_s: float, last_s: float) -> Step | None:
     """Return the slowest steady step between two times, against the median of its segment.
 
-    Any step where none is steady.
+    Without steady steps it is the slowest of all steps.
     """
     steps: list[tuple[bool, float, Step]] = []
     for segment in segments:

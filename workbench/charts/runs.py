@@ -19,8 +19,8 @@ class Run:
     """One session as a plot shows it: its label, its colour, and which of its segments.
 
     It keeps what plots derive from the session (tracks, rolling percentiles), so that several plots
-    share them and drawing anew is cheap. ``segments`` are numbers; None is all of them. The
-    ``selected`` one is tinted, ``hidden`` ones take no time on the axis either.
+    share them and redrawing is cheap. ``segments`` are numbers; None means all. The ``selected``
+    segment is tinted; ``hidden`` segments take no time on the axis.
     """
 
     session: Session

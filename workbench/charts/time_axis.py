@@ -52,8 +52,8 @@ class _Run:
 class TimeAxis:
     """Maps a session's seconds to positions on the axis and back; grows with the session.
 
-    A time in an idle gap has the position of the gap. Without a segment both are the same. What
-    ``hidden`` segments ran is a gap too.
+    A time in an idle gap has the position of the gap. Without a segment, times and positions are
+    equal. The running time of ``hidden`` segments is a gap too.
     """
 
     def __init__(self, session: Session, hidden: frozenset[int] = frozenset()) -> None:

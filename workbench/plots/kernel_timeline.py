@@ -1,8 +1,8 @@
 """The profiled steps as they ran: host, launches, streams, the modules above them, idle time.
 
-A rectangle is one call, as wide as it took, in the colour of its operator class. Modules lie in one
-another. Under the streams stands how long the GPU had nothing to do. Zoom with the wheel or W and
-S, move with A and D or by dragging; drag with Shift for the statistics of a range.
+A rectangle is one call, as wide as it took, in the colour of its operator class. Modules are
+nested. The line under the streams shows when the GPU was idle. Zoom with the wheel or W and S, move
+with A and D or by dragging; drag with Shift for the statistics of a range.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Hit:
 
     @property
     def start_us(self) -> float:
-        """When it began."""
+        """Its start in the profile."""
         return float(self.lane.start[self.index])
 
     @property
     def stop_us(self) -> float:
-        """When it ended."""
+        """Its end in the profile."""
         return float(self.lane.stop[self.index])
 
     @property
@@ -84,7 +84,7 @@ class Slices(Layer):
 
     @property
     def rows(self) -> int:
-        """How many rows all lanes need."""
+        """The number of rows of all lanes."""
         return int(self._tops[-1])
 
     def titles(self) -> list[tuple[float, str]]:

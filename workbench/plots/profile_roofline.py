@@ -1,9 +1,9 @@
 """The operators of a profile under the device's measured roof.
 
-To the right the arithmetic intensity, upwards FLOP/s, both logarithmic. The roof is what a large
-copy and a large matrix product reached on this device. A dot is an operator of the kernel library,
-or all other kernels of one class; it is as large as its share of the step. Work without FLOPs lies
-at the left edge, as far below the slope as it stays below the copy rate.
+The x axis is arithmetic intensity, the y axis FLOP/s; both are logarithmic. The roof is the rate
+that a large copy and a large matrix product reached on this device. A dot is an operator of the
+kernel library, or all other kernels of one class; its size is its share of the step. Work without
+FLOPs lies at the left edge, as far below the slope as its rate is below the copy's.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Operators(Layer):
         self._shares = [point.us / total for point in self.points]
 
     def x_span(self) -> tuple[float, float]:
-        """The dots, and a little more."""
+        """The range of the dots with a margin."""
         return float(self._x.min()) - _MARGIN, float(self._x.max()) + _MARGIN
 
     def y_span(self) -> tuple[float, float]:
-        """The dots, and a little more, where names stand."""
+        """The range of the dots with a margin for names."""
         top = float(self._y.max())
         return max(float(self._y.min()) - _MARGIN, top - _DECADES), top
 
@@ -86,22 +86,21 @@ class Operators(Layer):
             QRectF(x[n] - radii[n], y[n] - radii[n], 2 * radii[n], 2 * radii[n])
             for n in range(len(self.points))
         ]
+        plot = QRectF(0, 0, frame.width, frame.height + metrics.descent())
         for index in reversed(range(len(self.points))):
-            if self._shares[index] < _NAMED:
+            if self._shares[index] < _NAMED or not 0 <= x[index] <= frame.width:
                 continue
             name = self.points[index].name
             width = metrics.horizontalAdvance(name)
-            centered = x[index] - width / 2
-            if 0 <= x[index] <= frame.width:  # a dot near an edge
-                centered = min(max(centered, 0.0), frame.width - width)
+            beside, below = y[index] - metrics.height() / 2, y[index] + radii[index] + 1
             for left, top in (
-                (x[index] + radii[index] + 3, y[index] - metrics.height() / 2),
-                (x[index] - radii[index] - 3 - width, y[index] - metrics.height() / 2),
-                (centered, y[index] + radii[index] + 1),
+                (x[index] + radii[index] + 3, beside),
+                (x[index] - radii[index] - 3 - width, beside),
+                (x[index] - width / 2, below),
+                (min(x[index] - radii[index], frame.width - width), below),
             ):
                 area = QRectF(left, top, width, metrics.height())
-                inside = area.left() >= 0 and area.right() <= frame.width
-                if inside and not any(area.intersects(other) for other in taken):
+                if plot.contains(area) and not any(area.intersects(other) for other in taken):
                     taken.append(area)
                     painter.drawText(QPointF(left, top + metrics.ascent()), name)
                     break

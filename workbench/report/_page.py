@@ -125,9 +125,9 @@ def _find(name: str, runs: Sequence[Run]) -> Section:
 def _part(
     part: Part, theme: Theme, titled: Callable[[str], str], drawn: set[object]
 ) -> Mapping[str, Any]:
-    """What the template shows of a part; ``titled`` says a text as people are to read it.
+    """Return a part for the template; ``titled`` replaces names in a text by titles.
 
-    ``drawn`` are the charts that the page has: none is there twice.
+    ``drawn`` are the charts that the page already has: each is drawn once.
     """
     match part:
         case Heading(words):

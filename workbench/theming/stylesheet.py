@@ -139,6 +139,7 @@ QAbstractScrollArea::corner { background: transparent; border: 0; }
 QTabBar::tab { background: $window; color: $muted; padding: 5px 12px; border: 0;
                border-bottom: 2px solid transparent; }
 QTabBar::tab:hover { color: $text; }
+QTabBar QToolButton { padding: 0; }
 QTabBar::tab:selected { color: $text; border-bottom-color: $accent; }
 QTabBar::tab:selected:focus { background: $hover; border-bottom-color: $text; }
 QMainWindow::separator { background: $window; width: 6px; height: 6px; }

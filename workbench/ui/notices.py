@@ -22,7 +22,7 @@ _LONGEST_TITLE = 80  # characters
 
 
 class Notices(QObject):
-    """Shows a banner for each notice; one takes the place of the last of its kind."""
+    """Shows a banner for each notice, which replaces the last banner of its kind."""
 
     def __init__(self, window: MainWindow) -> None:
         super().__init__(window)
@@ -71,7 +71,7 @@ class Notices(QObject):
                 self.notify(f"The measurement ended after {_duration(took_s)}.")
 
     def notify(self, text: str) -> None:
-        """Tell a person who may be elsewhere: in the task bar, by the system, in the window."""
+        """Notify a person who may be elsewhere: in the task bar, by the system, in the window."""
         self._show("ended", text)
         if self._window.isActiveWindow():
             return

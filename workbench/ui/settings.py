@@ -145,7 +145,7 @@ class Settings:
 
     @property
     def decimal_units(self) -> bool:
-        """Whether memory is shown in GB and not in GiB."""
+        """True to show memory in GB, False in GiB."""
         return str(self._store.value("decimal_units", "false")) == "true"
 
     @decimal_units.setter

@@ -290,7 +290,7 @@ class MainWindow(QMainWindow):
         self.close()
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Keep the layout, end the runner; a person is asked about work that is not saved."""
+        """Save the layout and end the runner, after a question about unsaved work."""
         if event.spontaneous() and not self._may_close():
             event.ignore()
             return

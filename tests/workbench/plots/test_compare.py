@@ -36,8 +36,8 @@ def three(qtbot, panel, workspace):
 def settle(qtbot, panel, arms):
     def compared():
         assert not panel._busy and not panel._timer.isActive()
-        assert panel.found is not None and panel.found.comparison is not None
-        assert len(panel.found.comparison.arms) == arms
+        assert panel.result is not None and panel.result.comparison is not None
+        assert len(panel.result.comparison.arms) == arms
 
     qtbot.waitUntil(compared, timeout=60_000)
 
@@ -47,7 +47,7 @@ def cells(panel, column):
 
 
 def test_the_empty_panel_says_what_to_drop(panel, qtbot):
-    qtbot.waitUntil(lambda: panel.found is not None)
+    qtbot.waitUntil(lambda: panel.result is not None)
     assert panel._pages.currentWidget() is panel._empty
     assert "two session files (.h5)" in panel._empty._sentence.text()
 
@@ -118,7 +118,7 @@ def test_another_baseline_turns_the_ratios_over(qtbot, panel, three):
 def test_a_session_takes_part_with_the_segment_that_is_chosen(qtbot, panel, three):
     panel.sessions.segmentChosen.emit(three[2], 3)
     qtbot.waitUntil(lambda: not cells(panel, 2)[2].startswith("1.00"), timeout=20_000)
-    run = panel.found.runs[2]
+    run = panel.result.runs[2]
     assert run.segments == (3,)
     assert panel.sessions.cellWidget(2, 1).currentText() == f"3: {three[2].segments[3].label}"
 
@@ -138,7 +138,7 @@ def test_a_different_driver_is_warned_of_and_listed(qtbot, panel, three, workspa
     workspace.compared.add(other)
     settle(qtbot, panel, 4)
     assert panel._warning.isVisible()
-    assert any("driver differs" in text for text in panel.found.comparison.warnings)
+    assert any("driver differs" in text for text in panel.result.comparison.warnings)
     names = [panel.differences.item(row, 0).text() for row in range(panel.differences.rowCount())]
     assert "environment.driver" in names
     assert panel._tabs.tabText(1) == f"Differences ({len(names)})"
@@ -157,7 +157,7 @@ def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, workspace)
     settle(qtbot, panel, 4)
     assert cells(panel, 2)[3] == "no ratio"  # it said "– × for other work"
     assert "cannot be compared" in panel.sessions.item(3, 2).toolTip()
-    warnings = panel.found.comparison.warnings
+    warnings = panel.result.comparison.warnings
     assert any("Step times are of different clocks" in warning for warning in warnings)
 
 
@@ -167,14 +167,14 @@ def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, w
     workspace.session.sessionChanged.emit()
     workspace.compared.add(gpu_session(1, 100, title="long"))
     workspace.compared.add(empty_session())
-    qtbot.waitUntil(lambda: bool(panel.found and panel.found.reason), timeout=60_000)
+    qtbot.waitUntil(lambda: bool(panel.result and panel.result.reason), timeout=60_000)
     assert panel._pages.currentWidget() is panel._empty
     assert "no steady steps" in panel._empty._sentence.text()
 
 
 def test_what_cannot_be_compared_is_taken_out_alone(qtbot, panel, three, workspace):
     workspace.compared.add(gpu_session(1, 4, title="short"))
-    qtbot.waitUntil(lambda: bool(panel.found and panel.found.reason), timeout=60_000)
+    qtbot.waitUntil(lambda: bool(panel.result and panel.result.reason), timeout=60_000)
     assert panel._out.isVisible() and panel._out.text() == "Take out 'short'"
     panel._out.click()
     settle(qtbot, panel, 3)
@@ -206,7 +206,7 @@ def test_a_live_session_is_compared_as_it_was_when_asked(qtbot, panel, show, wor
     show(live)
     workspace.compared.add(gpu_session(1, 300, seed=2, title="saved"))
     settle(qtbot, panel, 2)
-    run = panel.found.runs[0]
+    run = panel.result.runs[0]
     assert run.session is not live
     rows = len(run.session.segments[0].steps["t_s"])
     live.segments[0].steps.append({"t_s": [1e3], "gpu_ms": [24.0], "phase": [5]})

@@ -43,8 +43,6 @@ TITLES = {
     "dense": "Every expert (dense)",
     **LIBRARIES,
 }
-
-
 _NAMES = TITLES | {AUTO: "automatic choice"}
 
 
@@ -98,18 +96,18 @@ def kernel_toggle(
 
 
 def implementations(operator: str) -> dict[str, str]:
-    """Titles of an operator's implementations by name, plain PyTorch first."""
+    """Return the titles of an operator's implementations by name, plain PyTorch first."""
     names = sorted(kernels.OPS[operator].implementations, key=lambda name: name != "torch")
     return {name: TITLES.get(name, name) for name in names}
 
 
 def with_triton() -> tuple[str, ...]:
-    """The operators that have a Triton kernel."""
-    return tuple(name for name, one in kernels.OPS.items() if "triton" in one.implementations)
+    """Return the operators that have a Triton kernel."""
+    return tuple(name for name, op in kernels.OPS.items() if "triton" in op.implementations)
 
 
 def unavailable(operator: str, implementation: str, situation: Situation) -> Blocked | None:
-    """Why an implementation of the operator cannot run on this device."""
+    """Return why an implementation of the operator cannot run on this device."""
     if implementation == AUTO:
         return None if situation.on_gpu else NEEDS_GPU
     if implementation in LIBRARIES and situation.option("compile") != "off":
@@ -162,7 +160,7 @@ def measured_finding(operator: str, option: str, arm: Arm) -> Finding:
 
 
 def with_titles(text: str, titles: Mapping[str, str]) -> str:
-    """Return numbers of a measurement with the titles of implementations in place of names."""
+    """Return a measurement's numbers with titles of implementations instead of their names."""
     if not text.startswith(MEASURED):
         return text
     names = "|".join(sorted(titles, key=len, reverse=True))
@@ -182,8 +180,8 @@ def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str
     auto = arm.kernel_choices.get(operator) == AUTO
     if (auto or chosen in (AUTO, "torch")) and _stands_for_the_same(chosen, operator, arm):
         return no_effect(
-            f"{finding.text}, as {_NAMES.get(chosen, chosen)} does here: output and "
-            "work are bit-identical to the option off"
+            f"{finding.text}, as {_NAMES.get(chosen, chosen)} does here: output and work are "
+            "bit-identical to the option off"
         )
     return finding
 

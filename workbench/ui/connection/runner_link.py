@@ -49,7 +49,7 @@ class RunnerLink(QObject):
         self._watch.start(1000)
 
     def journal_to(self, journal: Journal) -> bool:
-        """Let the runner's lines go to another journal; return False if there is no runner."""
+        """Write the runner's lines to another journal; return False if there is no runner."""
         return self._reader is not None and self._reader.journal_to(journal)
 
     def send(self, command: protocol.Command) -> None:

@@ -94,7 +94,7 @@ class StreamReader(QThread):
             client.send(command)
 
     def journal_to(self, journal: Journal) -> bool:
-        """Append what comes to another journal; return False if the client keeps none."""
+        """Append later lines to another journal; return False if the client has none."""
         client = self._client
         if not isinstance(client, Runner):
             return False

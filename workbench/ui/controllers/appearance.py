@@ -36,7 +36,7 @@ class Appearance(QObject):
         stylesheet.apply(application, (), theme.current)
 
     def dress(self, window: QWidget) -> None:
-        """Give a window the theme, from here on."""
+        """Apply the theme to a window, now and after every change."""
         self._windows.append(window)
         stylesheet.apply(self._application, [window], self._theme.current)
 

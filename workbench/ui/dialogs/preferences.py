@@ -187,7 +187,7 @@ def _number(
 
 
 def _page(*rows: tuple[str, QWidget] | tuple[str, QWidget, QHBoxLayout]) -> QWidget:
-    """Return a form; the third part of a row is laid out where the second has company."""
+    """Return a form; a row's optional third part is the layout that contains its second."""
     page = QWidget()
     form = QFormLayout(page)
     for title, widget, *company in rows:

@@ -77,7 +77,7 @@ class KernelTimeline(QWidget):
         self._search(self.search.text())
 
     def select(self, selection: tuple[float, float] | None) -> None:
-        """Mark a range and show its statistics; None: those of what is visible."""
+        """Mark a range and show its statistics; None shows those of the visible part."""
         if (layer := self.layer) is not None:
             layer.select(selection)
             self._summarize()

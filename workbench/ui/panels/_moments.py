@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from workbench.ui.panels.live import LivePanel
     from workbench.ui.state.session import SessionModel
 
-_NEAR_PX = 12.0  # from a click to the step that it means
-_STEP_SPANS = 40.0  # as wide as so many steps a view becomes that jumps to one
+_NEAR_PX = 12.0  # greatest distance of a click from its step
+_STEP_SPANS = 40.0  # width of the view after a jump to a step, in durations of that step
 
 
 @dataclass(frozen=True)

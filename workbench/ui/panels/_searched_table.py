@@ -14,7 +14,7 @@ from workbench.ui.panels._table_view import TableView
 
 
 class SearchedTable(QWidget):
-    """Rows of a table that contain what is searched, in the order that a click on a head asks for.
+    """Rows of a table that match the search, sorted by the heading that was clicked.
 
     ``remarks`` are longer texts of the rows: they are searched too, and are the tips of the names.
     """

@@ -27,6 +27,7 @@ class KernelsPanel(QWidget):
         self.leaders.setAccessibleName("Bundled kernels beside the best public ones")
         self.everything.setAccessibleName("All timed kernels")
         self._pages, tabs = QStackedWidget(), QTabWidget()
+        tabs.setDocumentMode(True)
         tabs.addTab(self.leaders, "Bundled and best public")
         tabs.addTab(self.everything, "All")
         self.empty = Empty(

@@ -281,7 +281,7 @@ class LivePanel(QWidget):
         self._renew_run()
 
     def _renew_run(self) -> None:
-        """Draw anew if other segments are hidden than before."""
+        """Redraw if the set of hidden segments changed."""
         run = self._new_run()
         if run.hidden != self._run.hidden:
             run.selected, self._run = self._run.selected, run

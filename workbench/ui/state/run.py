@@ -88,7 +88,7 @@ class RunModel(QObject):
         self.set_state("starting", "Starting the runner")
 
     def begin_session(self, catalogue: protocol.Catalogue | None = None) -> None:
-        """Begin another live session; an idle runner, which sent the catalogue, goes on for it."""
+        """Begin another live session; an idle runner that sent the catalogue serves it."""
         goes_on = catalogue is not None and self.state == "idle"
         if not goes_on:
             self._link.retire()
@@ -97,7 +97,7 @@ class RunModel(QObject):
             self.start_runner()
 
     def restore_session(self, catalogue: protocol.Catalogue | None = None) -> None:
-        """Return to the session before, as long as the new one is empty."""
+        """Return to the previous session while the new one is empty."""
         if not self._session.restore():
             return
         if self._session.journal is None and catalogue is not None:  # it was saved
@@ -107,7 +107,7 @@ class RunModel(QObject):
         self.stateChanged.emit()
 
     def _keep_runner(self, catalogue: protocol.Catalogue) -> bool:
-        """Let the present runner's messages go to the new session; return False if they cannot."""
+        """Send the runner's messages to the new session; return False if they cannot go there."""
         if not self._link.journal_to(self._session.open_journal()):
             return False
         self._session.introduce(catalogue)

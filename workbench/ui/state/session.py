@@ -34,7 +34,7 @@ UNTITLED = "Untitled"
 
 @dataclass(frozen=True)
 class LiveSession:
-    """A live session that was left: all that brings it back."""
+    """A live session that was replaced, with everything that restores it."""
 
     recorder: Recorder
     journal: Journal | None
@@ -182,7 +182,7 @@ class SessionModel(QObject):
                 self.journal.write(message)
 
     def restore(self) -> bool:
-        """Make the session before the live one again; return False if the new one has data."""
+        """Make the previous session live again; return False if the new one has data."""
         previous = self.previous
         if previous is None or self.recorder.session.segments:
             return False
@@ -197,7 +197,7 @@ class SessionModel(QObject):
         return True
 
     def _forget_previous(self) -> None:
-        """Close the journal of the session before: from here on only its file brings it back."""
+        """Close the previous session's journal; from then on only its file restores it."""
         if self.previous is not None:
             self._close(self.previous.journal, self.previous.saved)
             self.previous = None
