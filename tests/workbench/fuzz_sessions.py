@@ -30,6 +30,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 # ruff: noqa: E402 - after the folders that they are in
 import h5py
 import profile_samples
+import psutil
 from fuzzed_window import HUNG_S, SLOWEST_S, WindowProcess, used_s
 from session_mutations import column_cases, damage, fill_columns, mutate
 from synthetic import bench_session, cpu_session, gpu_session, sweep_study
@@ -42,7 +43,7 @@ from sessions.storage import _check, _write, hdf5, seal
 from sessions.storage._lazy import Source
 from workbench.cli import main
 
-LARGEST_BYTES = 6 << 30  # of memory for one file
+LARGEST_BYTES = 6 << 30  # of memory for one file, beyond what the parent has mapped
 _DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
@@ -184,7 +185,8 @@ def forked_copy(source: Source, sealed: bool = False) -> Source:
     if not (child := os.fork()):
         os.close(reader)
         with contextlib.suppress(BaseException):
-            _check.limit_resources(source.size, _check._limit_s(source.size))
+            mapped = psutil.Process().memory_info().vms
+            _check.limit_resources(source.size, _check._limit_s(source.size), mapped)
             why = _check.refusal(
                 Source(Path("it"), os.dup(source.descriptor)), sealed, copy.fileno()
             )
@@ -221,8 +223,9 @@ def attempt(
         os.close(reader)
         os.setsid()
         done = ""
-        resource.setrlimit(resource.RLIMIT_AS, (LARGEST_BYTES, LARGEST_BYTES))
         try:
+            limit = psutil.Process().memory_info().vms + LARGEST_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             path = folder / f"{number}.h5"
             done = make_file(path, number)
             ended = use(path, other, drawn, checked_path(folder, number))
