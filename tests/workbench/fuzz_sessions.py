@@ -56,7 +56,7 @@ def bases() -> list[bytes]:
     full.segments, full.titles = full.segments[:6], {}
     traced = profile_samples.session()
     traced.studies = [profile_samples.rich_study(blocks=1)]
-    sessions = [full, full, swept, cpu_session(30), bench_session(), traced]
+    sessions = [full, swept, cpu_session(30), bench_session(), traced]
     sessions.append(profile_samples.session(2))
     return [bytes(_write.image(session)) for session in sessions]
 
