@@ -14,16 +14,11 @@ from dataclasses import dataclass
 
 from sessions.energy import energy_table, has_counter
 from sessions.model import KERNELS, Session, Study
-from sessions.studies import (
-    attribution_words,
-    breakdown,
-    breakdown_tables,
-    checklist,
-    optimization_words,
-    sweep,
-)
+from sessions.studies import breakdown, breakdown_tables, checklist, sweep
+from sessions.studies.attribution import words as attribution_words
 from sessions.studies.claims import claims_table, newest
 from sessions.studies.kernels import kernels_table
+from sessions.studies.optimization import words as optimization_words
 from sessions.tables import (
     Table,
     environment_table,

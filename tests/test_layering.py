@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,17 @@ TOP_LEVEL = {
     *("tests", ".ci", ".gitignore", "LICENSE", "README.md", "pyproject.toml"),
 }
 LONGEST = 500  # lines of a file
+MOST_FILES = 20  # Python files of a folder, more of which nobody reads through
+
+# Folders whose files are alike, one for each thing, and the tests of such folders.
+REGISTRIES = {
+    "workbench/commands",
+    "workbench/plots",
+    "workbench/runner/toggles",
+    "workbench/ui/panels",
+    "tests/workbench/commands",
+    "tests/workbench/plots",
+}
 
 QT = "PySide6 pyqtgraph"
 INSTRUMENT = "workbench.instrument"
@@ -338,6 +350,31 @@ def test_a_file_that_is_too_long_or_says_nothing_is_found():
     assert "501 lines" in unkept("sessions/a.py", '"""Says."""\n' * (LONGEST + 1))[0]
     assert "501 lines" in unkept("tests/a.py", "\n" * (LONGEST + 1))[0]
     assert "no docstring" in unkept("sessions/a.py", "import os\n")[0]
+
+
+def crowded(paths: list[Path]) -> list[str]:
+    """Return a sentence for each folder that holds too many Python files and is no registry."""
+    counts = Counter(str(path.parent.relative_to(ROOT)) for path in paths)
+    return [
+        f"{folder} holds {count} Python files, at most {MOST_FILES} are allowed: group them by "
+        "subject"
+        for folder, count in counts.items()
+        if count > MOST_FILES and folder not in REGISTRIES
+    ]
+
+
+def test_a_folder_that_is_no_registry_holds_at_most_20_files():
+    paths = [*sources(), *(ROOT / "tests").rglob("*.py")]
+    assert not crowded(paths), "\n".join(crowded(paths))
+    folders = {str(path.parent.relative_to(ROOT)) for path in paths}
+    assert folders >= REGISTRIES, f"remove {REGISTRIES - folders} from the registries"
+
+
+def test_a_crowded_folder_is_found():
+    files = [ROOT / "sessions" / f"file_{number}.py" for number in range(MOST_FILES + 1)]
+    assert crowded(files[1:]) == []
+    assert crowded(files)[0].startswith("sessions holds 21 Python files")
+    assert crowded([ROOT / "workbench" / "plots" / path.name for path in files]) == []
 
 
 def test_the_top_level_holds_what_a_newcomer_is_told_and_no_more():

@@ -15,14 +15,9 @@ from msgspec import Meta
 
 from sessions.errors import SessionError
 from sessions.model import Scalar
-from sessions.studies import (
-    attribution_words,
-    breakdown,
-    checklist,
-    claims,
-    optimization_words,
-    sweep,
-)
+from sessions.studies import breakdown, checklist, claims, sweep
+from sessions.studies.attribution import words as attribution_words
+from sessions.studies.optimization import words as optimization_words
 
 LARGEST = 1e30  # of any number but a p value: its square is finite
 Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]

@@ -15,9 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "workbench"))
+sys.path[:0] = [
+    str(Path(__file__).parents[1] / "workbench" / folder) for folder in ("processes", "samples")
+]
 
-import signalled_commands as commands
+import signalled_commands as commands  # noqa: E402
 
 
 def main() -> int:

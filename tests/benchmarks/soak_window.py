@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench" / "samples"))
 
 import psutil
 import wire_samples

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench" / "processes"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from identical_pairs import compare, summary

@@ -27,9 +27,9 @@ import torch
 from recording_wire import RecordingWire
 
 from sessions.model import Configuration
-from sessions.studies.optimization import Search
-from sessions.studies.optimization_space import Candidate, Failure, Measurement
-from sessions.studies.optimization_verdicts import Verdicts
+from sessions.studies.optimization.search import Search
+from sessions.studies.optimization.space import Candidate, Failure, Measurement
+from sessions.studies.optimization.verdicts import Verdicts
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.context import Rig

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench" / "processes"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from runner_driver import Driver

@@ -14,10 +14,10 @@ import session_samples as samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions import reproduce
 from sessions.errors import SessionError
 from sessions.model import Configuration, Order, PairedComparison, Segment, Session, Study
 from sessions.plain_text import is_plain
+from sessions.reproduction import command_lines
 from sessions.storage import hdf5
 
 # What a stranger would like to have run, and characters that end words, lines or quotes.
@@ -71,13 +71,13 @@ def is_sentence(text: str) -> bool:
 @pytest.mark.parametrize("text", ATTACKS, ids=range(len(ATTACKS)))
 def test_a_script_is_refused_for_a_name_that_is_none_and_the_field_is_named(part, text):
     session = session_of(spoiled(part, text))
-    for make in (reproduce.session_commands, reproduce.session_python):
+    for make in (command_lines.session_commands, command_lines.session_python):
         with pytest.raises(SessionError) as caught:
             make(session)
         assert is_sentence(str(caught.value)), caught.value
         assert part.removeprefix("setting") in str(caught.value)
     with pytest.raises(SessionError):
-        reproduce.segment_command(session.segments[0])
+        command_lines.segment_command(session.segments[0])
 
 
 @pytest.mark.parametrize("text", ATTACKS, ids=range(len(ATTACKS)))
@@ -89,7 +89,7 @@ def test_a_kernel_whose_operator_or_type_is_no_name_has_no_script(text):
     ):
         kernel = Configuration(family="kernels", preset=preset, settings=settings)
         with pytest.raises(SessionError):
-            reproduce.session_commands(session_of(kernel))
+            command_lines.session_commands(session_of(kernel))
 
 
 def configured(configuration: Configuration = BASE) -> dict:
@@ -153,7 +153,10 @@ OPTIONS = {
 def require_harmless(session: Session) -> None:
     """Assert that both scripts are refused, or hold nothing but calls with known options."""
     try:
-        shell, python = reproduce.session_commands(session), reproduce.session_python(session)
+        shell, python = (
+            command_lines.session_commands(session),
+            command_lines.session_python(session),
+        )
     except SessionError as error:
         assert is_sentence(str(error)), error
         return
@@ -204,8 +207,12 @@ def test_a_script_says_before_the_call_that_it_runs_the_code_of_a_file():
     source = "/tmp/it's.py:build"
     own = Configuration(family="own", preset="own", model={"source": source}, workload="train")
     session = session_of(own)
-    line = reproduce.segment_command(session.segments[0])
-    for script in (line, reproduce.session_commands(session), reproduce.session_python(session)):
+    line = command_lines.segment_command(session.segments[0])
+    for script in (
+        line,
+        command_lines.session_commands(session),
+        command_lines.session_python(session),
+    ):
         caution, call = [
             part for part in script.splitlines() if "it's.py" in part or "'\"'" in part
         ][:2]

@@ -15,10 +15,10 @@ import session_samples as samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions import reproduce
 from sessions.errors import SessionError
 from sessions.model import Configuration, PairedComparison, Segment, Session
 from sessions.plain_text import is_plain
+from sessions.reproduction import command_lines
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True)
 # argparse of Python 3.11 takes a lone -- for the end of the options even in --data=--.
@@ -57,7 +57,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 @given(configurations, st.none() | st.integers(1), st.none() | words)
 def test_command_says_all_of_the_configuration(configuration, steps, output):
-    line = reproduce.command(configuration, steps, output).splitlines()[-1]
+    line = command_lines.command(configuration, steps, output).splitlines()[-1]
     program, *arguments = shlex.split(line)
     assert program == "workbench"
     parsed = parse(arguments)
@@ -76,14 +76,15 @@ def test_command_says_all_of_the_configuration(configuration, steps, output):
 @given(configurations, words)
 def test_python_and_shell_make_the_same_calls(configuration, stem):
     session = Session(segments=[Segment(0, configuration, "s", steps={"t_s": np.zeros(3)})] * 2)
-    script = reproduce.session_python(session, stem).replace("from workbench.cli import main\n", "")
+    script = command_lines.session_python(session, stem)
+    script = script.replace("from workbench.cli import main\n", "")
     calls: list[list[str]] = []
     with pytest.raises(SystemExit):
         exec(script, {"main": calls.append})
     assert calls == [
-        reproduce.arguments(configuration, 3, f"{stem}-{index:04d}.h5") for index in range(2)
+        command_lines.arguments(configuration, 3, f"{stem}-{index:04d}.h5") for index in range(2)
     ]
-    shell = reproduce.session_commands(session, stem)
+    shell = command_lines.session_commands(session, stem)
     assert all(f"\n{shlex.join(['workbench', *call])}\n" in shell for call in calls)
 
 
@@ -95,7 +96,7 @@ def test_command_reads_as_the_issue_spells_it():
         settings={"batch": 4},
         toggles={"triton": "all"},
     )
-    assert reproduce.command(configuration, steps=200, output="my run.h5") == (
+    assert command_lines.command(configuration, steps=200, output="my run.h5") == (
         "workbench run hydra --preset tiny --workload train --set batch=4 --toggle triton=all "
         "--steps 200 --seed 0 -o 'my run.h5'"
     )
@@ -103,17 +104,17 @@ def test_command_reads_as_the_issue_spells_it():
 
 def test_segment_is_run_for_as_many_steps_as_it_has():
     segment = samples.session(n=17).segments[0]
-    assert "--steps 17 " in reproduce.segment_command(segment)
+    assert "--steps 17 " in command_lines.segment_command(segment)
 
 
 def test_segment_without_steps_gives_no_number_of_steps():
     segment = Segment(0, Configuration(family="f", preset="p"), "s", steps={"t_s": np.array([])})
-    assert "--steps" not in reproduce.segment_command(segment)
+    assert "--steps" not in command_lines.segment_command(segment)
 
 
 def test_session_runs_every_segment_into_a_file_of_its_own():
     session = samples.session(n=17, segments=3)
-    lines = reproduce.session_commands(session, "again it").splitlines()
+    lines = command_lines.session_commands(session, "again it").splitlines()
     assert [shlex.split(line)[-1] for line in lines if line.startswith("workbench ")] == [
         "again it-0000.h5",
         "again it-0001.h5",
@@ -145,7 +146,7 @@ def test_a_shell_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
         f"set -- {' '.join(map(str, codes))}\nshift $(($(wc -l < {tmp_path}/called) - 1))\nexit $1"
     )
     stand_in.chmod(0o755)
-    script = reproduce.session_commands(samples.session(n=17, segments=3))
+    script = command_lines.session_commands(samples.session(n=17, segments=3))
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(
         ["sh", "-c", script], env=environment, capture_output=True, text=True, check=False
@@ -170,7 +171,7 @@ def test_a_script_that_is_interrupted_tells_what_had_not_ended_well_before(tmp_p
         f'echo "$*" >> {tmp_path}/called\nkill -INT 0\nsleep 5\n'
     )
     stand_in.chmod(0o755)
-    script = reproduce.session_commands(samples.session(n=17, segments=3))
+    script = command_lines.session_commands(samples.session(n=17, segments=3))
     done = subprocess.run(
         ["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, start_new_session=True,
         capture_output=True, text=True, check=False,
@@ -184,7 +185,7 @@ def test_a_python_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
     codes, called, code, capsys
 ):
     left = iter(codes)
-    script = reproduce.session_python(samples.session(n=17, segments=3))
+    script = command_lines.session_python(samples.session(n=17, segments=3))
     script = script.replace("from workbench.cli import main\n", "")
     with pytest.raises(SystemExit) as ended:
         exec(script, {"main": lambda call: next(left)})
@@ -196,17 +197,17 @@ def test_a_study_of_a_file_without_orders_is_said_not_to_be_repeated_in_shell_an
     session = samples.session(n=17)
     session.studies[0].title = "a title\nrm -rf of two lines"
     refusal = "# The survey 'a title rm -rf of two lines' is not repeated: this file does not tell"
-    assert refusal in reproduce.session_commands(session)
-    script = reproduce.session_python(session)
+    assert refusal in command_lines.session_commands(session)
+    script = command_lines.session_python(session)
     assert refusal in script
     ast.parse(script)
-    after = reproduce.session_commands(session).partition("}\n\n")[2].partition("\n\n")[0]
+    after = command_lines.session_commands(session).partition("}\n\n")[2].partition("\n\n")[0]
     assert all(line.startswith(("#", "workbench run ")) for line in after.splitlines())
 
 
 def calls_of(session: Session) -> list[list[str]]:
     """Return the calls, without what is said of parts that have none."""
-    return [call for call in reproduce._calls(session, "again") if isinstance(call, list)]
+    return [call for call in command_lines._calls(session, "again") if isinstance(call, list)]
 
 
 def compared(base: dict, other: dict, segments=(0, 1), **changes) -> Session:
@@ -262,4 +263,4 @@ def test_arms_that_differ_in_more_than_toggles_are_run_each():
 
 def test_session_without_segments_cannot_be_run_again():
     with pytest.raises(SessionError, match="'Untitled' has no segments"):
-        reproduce.session_commands(Session())
+        command_lines.session_commands(Session())

@@ -10,7 +10,7 @@ import pytest
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
-WINDOWS = ("plots", "report", "ui")  # the folders whose tests paint
+WINDOWS = ("charts", "plots", "report", "ui")  # the folders whose tests paint
 HANG_MS = 60_000  # nothing that is waited for takes so long, however busy the machine is
 
 

@@ -28,7 +28,7 @@ def limited(program: str, *arguments: object, **more) -> subprocess.CompletedPro
     limit = (
         "import resource, sys\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({LEAST}, {LEAST}))\n"
-        f"sys.path[:0] = [{str(HERE.parents[1])!r}, {str(HERE)!r}]\n"
+        f"sys.path[:0] = [{str(HERE.parents[1])!r}, {str(HERE / 'samples')!r}]\n"
     )
     command = [sys.executable, "-c", limit + program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **more)

@@ -13,7 +13,8 @@ from whole_session import everything
 from sessions.model import Session, Study
 from sessions.storage import hdf5
 from sessions.storage.study_schema import STUDIES, columns_of
-from sessions.studies import attribution_rows, claims, sweep
+from sessions.studies import claims, sweep
+from sessions.studies.attribution import rows as attribution_rows
 from sessions.studies.breakdown import ROLES
 
 UNITS = {"_ms": "ms", "_us": "us", "_bytes": "bytes", "_mhz": "MHz"}

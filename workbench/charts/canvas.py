@@ -16,10 +16,12 @@ from PySide6.QtWidgets import QGraphicsScene
 
 from workbench.charts.axis import Axis
 from workbench.charts.header import Header
-from workbench.charts.layers import Entry, Frame, Layer, TrackLayer
-from workbench.charts.marked_range import MarkedRange
-from workbench.charts.markers import Lane, Markers
-from workbench.charts.phases import Phases
+from workbench.charts.layers.curves import TrackLayer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer
+from workbench.charts.layers.marked_range import MarkedRange
+from workbench.charts.layers.markers import Lane, Markers
+from workbench.charts.layers.phases import Phases
 from workbench.charts.style import Style, shade
 from workbench.charts.units import Unit, nice_step
 from workbench.charts.view_box import View

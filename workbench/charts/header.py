@@ -11,7 +11,7 @@ from PySide6.QtGui import QFontMetricsF, QPainter, QPen
 from PySide6.QtWidgets import QGraphicsWidget, QSizePolicy, QStyleOptionGraphicsItem, QWidget
 
 from workbench.charts.guard import guarded
-from workbench.charts.layers import Entry, dot
+from workbench.charts.layers.layer import Entry, dot
 from workbench.charts.style import Style, shade
 
 _MARK_PX = 22.0

@@ -16,7 +16,7 @@ import numpy as np
 
 from sessions.model import Configuration, Segment, Session
 from sessions.sizes import sized
-from sessions.studies.attribution_words import rows as study_rows
+from sessions.studies.attribution.words import rows as study_rows
 from sessions.tables import PEAK, Cell, Column, Table
 from sessions.verdicts import statistics
 from sessions.verdicts.comparison import OWN_PEAK, steady_peak_bytes

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from sessions.model import Study
-from sessions.studies import attribution, scaling
-from sessions.studies.attribution_words import is_unchecked, path_of, rows
+from sessions.studies import scaling
+from sessions.studies.attribution import estimation
+from sessions.studies.attribution.words import is_unchecked, path_of, rows
 from sessions.verdicts import statistics, verdict
 from workbench.claims._claim import Reading, Results, Unmeasured
 
@@ -193,7 +194,7 @@ def _of_means(results: Results, arm: int, base: int) -> tuple[float, float] | No
         return None
     columns, arms = (blocks["round"], blocks["arm"]), len(rows(_study(results), "arms"))
     voids = [str(void) for void in blocks["void"]]
-    logs = np.log(attribution.rounds(*columns, blocks["mean_ms"], voids, arms))
+    logs = np.log(estimation.rounds(*columns, blocks["mean_ms"], voids, arms))
     faster = logs[:, base] - logs[:, arm]
     by_means = verdict.interval(faster[np.isfinite(faster)])
     return (

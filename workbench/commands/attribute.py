@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from sessions.model import Study
-from sessions.studies import attribution, attribution_design
-from sessions.studies.attribution_words import (
+from sessions.studies.attribution import design, estimation
+from sessions.studies.attribution.words import (
     arms_table,
     effects_table,
     headline,
@@ -52,13 +52,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=OPTION,...",
         help="what is attributed, in the order of the ladder; the rest is the base",
     )
-    parser.add_argument(
-        "--mode", choices=attribution_design.MODES, default="ladder", help="default: ladder"
-    )
+    parser.add_argument("--mode", choices=design.MODES, default="ladder", help="default: ladder")
     parser.add_argument(
         "--timed",
-        choices=attribution.TIMED,
-        default=attribution.WHOLE_STEP,
+        choices=estimation.TIMED,
+        default=estimation.WHOLE_STEP,
         help="what is timed: the whole step, or the backward pass of a training step alone; "
         "default: step",
     )

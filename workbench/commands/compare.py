@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from sessions import numerics, reproduce
+from sessions import numerics
 from sessions.ceilings import ceiling_words, utilization
+from sessions.reproduction import command_lines
 from sessions.tables import comparison_table, differences_table
 from sessions.verdicts.comparison import MOST, Comparison, compare
 from workbench.commands._command import (
@@ -68,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
         answer_json(_as_data(comparison))
     else:
         answer(_markdown(comparison))
-        if hint := reproduce.verdict_hint(comparison.arms, sessions[0].titles):
+        if hint := command_lines.verdict_hint(comparison.arms, sessions[0].titles):
             answer(hint)
     return DONE
 

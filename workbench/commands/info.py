@@ -8,19 +8,14 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from sessions import reproduce
 from sessions.columns import row_count
 from sessions.model import PairedComparison, Study
 from sessions.numbers import moment
-from sessions.studies import (
-    attribution_words,
-    breakdown,
-    checklist,
-    claims,
-    optimization_words,
-    sweep,
-)
-from sessions.studies.attribution_words import rows
+from sessions.reproduction import command_lines
+from sessions.studies import breakdown, checklist, claims, sweep
+from sessions.studies.attribution import words as attribution_words
+from sessions.studies.attribution.words import rows
+from sessions.studies.optimization import words as optimization_words
 from sessions.tables import segments_table
 from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_tables import verdicts_table
@@ -60,9 +55,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     session = load(arguments.file)
     if arguments.shell:
-        answer(reproduce.session_commands(session, arguments.file.stem))
+        answer(command_lines.session_commands(session, arguments.file.stem))
     elif arguments.python:
-        answer(reproduce.session_python(session, arguments.file.stem))
+        answer(command_lines.session_python(session, arguments.file.stem))
     elif arguments.json:
         answer_json(
             {
@@ -84,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
             lines += [session.notes, ""]
         lines += [f"{name}: {value}" for name, value in session.environment.items()]
         lines += ["", render(segments_table(session))]
-        if hint := reproduce.session_hint(session):
+        if hint := command_lines.session_hint(session):
             lines += [hint, ""]
         for segment in session.segments:
             prefix = f"segment {segment.index}: "

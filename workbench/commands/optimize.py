@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sessions.model import Study
-from sessions.studies.optimization_space import BATCH, OBJECTIVES, TIME
-from sessions.studies.optimization_words import (
+from sessions.studies.optimization.space import BATCH, OBJECTIVES, TIME
+from sessions.studies.optimization.words import (
     BLOCKS,
     CANDIDATES,
     EFFECTS,

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from sessions import numerics, reproduce
+from sessions import numerics
 from sessions.ceilings import ceiling_words, utilization
 from sessions.model import HF, OWN, Configuration, Phase, Scalar, Segment
+from sessions.reproduction import command_lines
 from sessions.studies import next_steps
 from sessions.tables import segments_table
 from sessions.verdicts import statistics
@@ -161,7 +162,7 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         if session.segments:
             answer(render(segments_table(session)))
-            if hint := reproduce.session_hint(session):
+            if hint := command_lines.session_hint(session):
                 answer(hint)
             for line in evidence_lines(session.segments[-1].evidence, arguments.verbose):
                 answer(line)

@@ -8,7 +8,8 @@ import numpy as np
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QPainter
 
-from workbench.charts.layers import Frame, Layer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Layer
 from workbench.charts.plot import Run
 from workbench.charts.style import Style
 from workbench.theming.icons import mixed

@@ -8,9 +8,10 @@ import numpy as np
 from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 
-from workbench.charts import strokes
 from workbench.charts.arrays import Array
-from workbench.charts.layers import Entry, Frame, Layer, dot
+from workbench.charts.layers import strokes
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer, dot
 from workbench.charts.style import Style, shade
 
 _HATCH_PX = 6.0

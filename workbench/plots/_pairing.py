@@ -12,7 +12,8 @@ from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
 from sessions.columns import Columns
 from sessions.model import Segment
 from sessions.verdicts.background import is_background
-from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer
 from workbench.charts.plot import Run
 from workbench.charts.style import Style, shade
 

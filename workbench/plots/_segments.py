@@ -8,7 +8,8 @@ from PySide6.QtCore import QRectF
 from PySide6.QtGui import QPainter
 
 from sessions.verdicts.background import baselines
-from workbench.charts.layers import Frame, Layer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Layer
 from workbench.charts.plot import Run
 from workbench.charts.style import Style, shade
 from workbench.charts.time_axis import stop_s

@@ -10,12 +10,12 @@ import numpy as np
 from sessions.model import Phase, Segment
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.markers import Markers
-from workbench.charts.phases import Phases
+from workbench.charts.layers.markers import Markers
+from workbench.charts.layers.phases import Phases
 from workbench.charts.plot import Run
+from workbench.charts.series.tracks import Grid, Rolling, Track
 from workbench.charts.style import Style
 from workbench.charts.time_axis import Positions
-from workbench.charts.tracks import Grid, Rolling, Track
 from workbench.plots._gaps import Gaps
 from workbench.plots._pairing import Pairing
 from workbench.plots._segments import Segments, alternating

@@ -12,8 +12,8 @@ from workbench.charts import drawn
 from workbench.charts.arrays import Array
 from workbench.charts.drawn import MOST_DEVICES, device_order
 from workbench.charts.plot import Run, note_beside_title
+from workbench.charts.series.tracks import Grid, Track
 from workbench.charts.time_axis import RunningSamples
-from workbench.charts.tracks import Grid, Track
 
 if TYPE_CHECKING:
     from workbench.charts.canvas import Canvas

@@ -11,8 +11,9 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
 
 from sessions.model import Study
-from sessions.studies.attribution_words import rows
-from workbench.charts.layers import Entry, Frame, Layer
+from sessions.studies.attribution.words import rows
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer
 from workbench.charts.style import Style, shade
 from workbench.charts.units import RATIO
 

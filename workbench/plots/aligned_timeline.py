@@ -13,11 +13,11 @@ import numpy as np
 from sessions.model import Segment
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Band, Line, Look
+from workbench.charts.layers.curves import Band, Line, Look
 from workbench.charts.plot import Plot, Run
-from workbench.charts.sources import Moved
+from workbench.charts.series.sources import Moved
+from workbench.charts.series.tracks import Rolling
 from workbench.charts.style import Style
-from workbench.charts.tracks import Rolling
 from workbench.charts.units import MILLISECONDS, SECONDS, STEPS
 from workbench.plots._steps import no_steps, rolling, rolling_of, time_column
 

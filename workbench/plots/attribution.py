@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sessions.model import Study
-from sessions.studies.attribution_words import attributions, is_measured
+from sessions.studies.attribution.words import attributions, is_measured
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.plot import Plot, Run

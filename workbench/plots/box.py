@@ -14,7 +14,8 @@ from PySide6.QtGui import QFontMetricsF, QPainter, QPen
 
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Frame, Layer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import MILLISECONDS, STEPS

@@ -13,10 +13,11 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPainter
 
 from sessions.verdicts.statistics import ecdf
-from workbench.charts import strokes
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.layers import strokes
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import MILLISECONDS, PERCENT

@@ -17,7 +17,8 @@ from sessions.history import Point, history
 from sessions.verdicts.ratios import PAIRED
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Frame, Layer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import RATIO, STEPS

@@ -20,7 +20,8 @@ from sessions.studies.kernel_names import brief
 from sessions.studies.timeline import HOST_MODULES, Lane, Timeline
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import STEPS

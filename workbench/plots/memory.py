@@ -15,7 +15,7 @@ from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.drawn import is_cpu
-from workbench.charts.layers import Line, Look
+from workbench.charts.layers.curves import Line, Look
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import BYTES, SECONDS

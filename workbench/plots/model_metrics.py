@@ -15,11 +15,11 @@ from sessions.model import MetricSeries
 from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Line, Look
+from workbench.charts.layers.curves import Line, Look
 from workbench.charts.plot import Plot, Run
+from workbench.charts.series.tracks import Grid, Track
 from workbench.charts.style import Style
 from workbench.charts.time_axis import Positions
-from workbench.charts.tracks import Grid, Track
 from workbench.charts.units import SECONDS
 from workbench.plots._metrics import (
     Number,

@@ -17,7 +17,8 @@ from sessions.model import MetricSeries
 from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.scale import scale_color
 from workbench.charts.style import Style

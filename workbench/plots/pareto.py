@@ -18,13 +18,14 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen, QPolygonF
 
 from sessions.model import Study
-from sessions.studies.attribution_words import rows
-from sessions.studies.optimization_rows import BEST, START
-from sessions.studies.optimization_space import RACED
-from sessions.studies.optimization_words import CANDIDATES, changed_options, optimizations
+from sessions.studies.attribution.words import rows
+from sessions.studies.optimization.rows import BEST, START
+from sessions.studies.optimization.space import RACED
+from sessions.studies.optimization.words import CANDIDATES, changed_options, optimizations
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Entry, Frame, Layer, dot
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer, dot
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import BYTES, MILLISECONDS, STEPS, Unit

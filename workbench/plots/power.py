@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Line, Look
+from workbench.charts.layers.curves import Line, Look
 from workbench.charts.plot import Plot, Run
-from workbench.charts.sources import Moved, Source
+from workbench.charts.series.sources import Moved, Source
 from workbench.charts.style import Style
 from workbench.charts.units import CELSIUS, MEGAHERTZ, SECONDS, WATTS, nice_step
 from workbench.plots._steps import add_timeline

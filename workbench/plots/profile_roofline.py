@@ -20,7 +20,8 @@ from sessions.studies.breakdown import RoofPoint
 from sessions.studies.kernels import Roof
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Frame, Layer, dot
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Layer, dot
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import Logarithmic

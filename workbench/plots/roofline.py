@@ -17,10 +17,11 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
 
 from sessions.studies.kernels import Rated, Roof, rated, roofs
-from workbench.charts import strokes
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Entry, Frame, Layer, dot
+from workbench.charts.layers import strokes
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer, dot
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import Logarithmic, Unit

@@ -15,10 +15,10 @@ import numpy as np
 from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Band, Line, Look, Samples
+from workbench.charts.layers.curves import Band, Line, Look, Samples
 from workbench.charts.plot import Plot, Run
+from workbench.charts.series.tracks import Rolling
 from workbench.charts.style import Style
-from workbench.charts.tracks import Rolling
 from workbench.charts.units import MILLISECONDS, SECONDS
 from workbench.plots._steps import (
     add_timeline,

@@ -18,7 +18,8 @@ from sessions.studies import sweep as found_sweep
 from sessions.studies.sweep import Curve
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Frame, Layer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.scale import scale_color
 from workbench.charts.style import Style, shade

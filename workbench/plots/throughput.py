@@ -14,11 +14,11 @@ from sessions.model import Segment
 from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Band, Line, Look, Samples
+from workbench.charts.layers.curves import Band, Line, Look, Samples
 from workbench.charts.plot import Plot, Run
-from workbench.charts.sources import Inverse
+from workbench.charts.series.sources import Inverse
+from workbench.charts.series.tracks import Track
 from workbench.charts.style import Style
-from workbench.charts.tracks import Track
 from workbench.charts.units import SECONDS, STEPS_PER_SECOND, TOKENS_PER_SECOND
 from workbench.plots._steps import (
     add_timeline,

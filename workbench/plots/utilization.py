@@ -21,10 +21,11 @@ from workbench.charts import time_axis
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.drawn import is_cpu
-from workbench.charts.layers import Entry, Layer, Line, Look
+from workbench.charts.layers.curves import Line, Look
+from workbench.charts.layers.layer import Entry, Layer
 from workbench.charts.plot import Plot, Run
+from workbench.charts.series.tracks import Track
 from workbench.charts.style import Style, shade
-from workbench.charts.tracks import Track
 from workbench.charts.units import PERCENT, SECONDS
 from workbench.plots._steps import add_timeline
 from workbench.plots._telemetry import (

@@ -123,7 +123,7 @@ class Attribute(Command, tag="attribute"):
     """Run a base and what toggles make of it in interleaved rounds: which of them gave what.
 
     ``toggles``: option by name, in the order of the ladder. ``mode`` as in
-    ``attribution_design.MODES``; ``orders`` are how many it samples, where it does. ``budget_s``:
+    ``attribution.design.MODES``; ``orders`` are how many it samples, where it does. ``budget_s``:
     seconds of alternating, without what building takes. ``build_s``: seconds that building may
     take, compiling included; the arms that are not reached by then are left out, with the reason.
     ``timed``: "step", or "backward" for the backward pass of training steps alone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.errors import SessionError
-from sessions.reproduce import repeatable, session_commands
+from sessions.reproduction.command_lines import repeatable, session_commands
 from workbench.plots import Run
 from workbench.report._section import WARNING, Heading, Parts, Script, Section, Words
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.studies.attribution_words import KIND, arms_table, effects_table, headline, remarks
+from sessions.studies.attribution.words import (
+    KIND,
+    arms_table,
+    effects_table,
+    headline,
+    remarks,
+)
 from workbench.plots import Run
 from workbench.report._section import Chart, Heading, Parts, Section, Words, studies, titled_studies
 

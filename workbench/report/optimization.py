@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.studies.optimization_words import (
+from sessions.studies.optimization.words import (
     EFFECTS,
     KIND,
     candidates_table,

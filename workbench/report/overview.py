@@ -9,14 +9,14 @@ from sessions import numerics
 from sessions.model import Session, Study
 from sessions.numbers import moment, number
 from sessions.studies import (
-    attribution_words,
     breakdown,
     checklist,
     claims,
     next_steps,
-    optimization_words,
     sweep,
 )
+from sessions.studies.attribution import words as attribution_words
+from sessions.studies.optimization import words as optimization_words
 from sessions.verdicts import statistics
 from sessions.verdicts.background import is_background
 from sessions.verdicts.multiple_comparisons import side_by_side

@@ -8,9 +8,9 @@ import numpy as np
 
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Line, Look
+from workbench.charts.layers.curves import Line, Look
 from workbench.charts.plot import Plot, Run
-from workbench.charts.sources import Inverse
+from workbench.charts.series.sources import Inverse
 from workbench.charts.style import Style
 from workbench.charts.units import SECONDS, Unit
 from workbench.plots._steps import add_timeline, key, no_steps, rolling_of, step_table

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sessions.model import Numerics, PairedComparison, Study
-from sessions.studies import attribution_words
-from sessions.studies.attribution_rows import Arm, arm_rows
+from sessions.studies.attribution import words as attribution_words
+from sessions.studies.attribution.rows import Arm, arm_rows
 from sessions.verdicts.arm_results import unchecked_arms, wrong_arms
 from sessions.verdicts.verdict_tables import verdicts_table
 from sessions.verdicts.verdict_words import headline, numerics_lines

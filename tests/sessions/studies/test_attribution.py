@@ -14,8 +14,9 @@ import pytest
 from scipy import signal
 
 from sessions.model import Study
-from sessions.studies import attribution, attribution_design, attribution_words
-from sessions.studies.attribution_rows import Arm, arm_rows
+from sessions.studies.attribution import design, estimation
+from sessions.studies.attribution import words as attribution_words
+from sessions.studies.attribution.rows import Arm, arm_rows
 from sessions.verdicts import verdict
 
 STEPS = 20
@@ -47,15 +48,15 @@ def measured(truth, disturbance="none", *, trials=1, rounds=20, seed=1):
     return truth + np.take_along_axis(medians, order, axis=-1)
 
 
-def design(mode, count, orders=(), missing=None):
-    arms = attribution_design.subsets(mode, count, orders)
-    return arms, attribution_design.contrasts(mode, NAMES[:count], arms, missing or {}, orders)
+def design_arms(mode, count, orders=(), missing=None):
+    arms = design.subsets(mode, count, orders)
+    return arms, design.contrasts(mode, NAMES[:count], arms, missing or {}, orders)
 
 
 def judge(contrasts, logs, mean_logs=None, **options):
     unknown = np.full_like(logs, np.nan)
     means = None if mean_logs is None else np.exp(mean_logs)
-    return attribution.measure(contrasts, np.exp(logs), unknown, means, **options)
+    return estimation.measure(contrasts, np.exp(logs), unknown, means, **options)
 
 
 def by_name(effects, kind):
@@ -66,16 +67,16 @@ def by_name(effects, kind):
 
 @pytest.mark.parametrize("rounds", [8, 10, 12])
 def test_how_much_longer_would_decide_is_told_of_what_is_undecided(rounds):
-    _, contrasts = design("ladder", 2)
+    _, contrasts = design_arms("ladder", 2)
     truth, spent_s = [0.0, -0.05, -0.07], 10.0
     few = judge(contrasts, measured(truth, rounds=rounds)[0], seconds=spent_s)
     clear, close = (by_name(few, "step")[name] for name in "ab")
     assert (clear.verdict, close.verdict) == ("FASTER", "UNDECIDED")
-    assert clear.more_s is None and attribution.more_s(few) == close.more_s > 0
+    assert clear.more_s is None and estimation.more_s(few) == close.more_s > 0
     pairs_needed = math.ceil(rounds * (1 + close.more_s / spent_s))
     enough = judge(contrasts, measured(truth, rounds=2 * pairs_needed)[0], seconds=2 * spent_s)
     assert by_name(enough, "step")["b"].verdict == "FASTER"
-    assert attribution.more_s(enough) is None
+    assert estimation.more_s(enough) is None
 
 
 def test_the_words_tell_the_seconds_more_and_the_budget_that_they_make():
@@ -102,8 +103,8 @@ def test_the_words_say_that_ratios_are_of_the_builds_that_ran(facts, says):
 
 
 def test_what_the_orders_leave_open_is_not_said_to_be_decided_by_more_rounds():
-    orders = attribution_design.sampled_orders(6, 4, 3)
-    arms, contrasts = design("shapley", 6, orders)
+    orders = design.sampled_orders(6, 4, 3)
+    arms, contrasts = design_arms("shapley", 6, orders)
     logs = measured(np.random.default_rng(5).normal(0, 0.05, len(arms)), rounds=12)[0]
     effects = judge(contrasts, logs, seconds=10.0)
     shares = [effect.judgement for effect in effects if effect.contrast.orders]
@@ -122,10 +123,10 @@ def test_toggles_that_do_nothing_are_rarely_said_to_do_something(mode, disturban
     An interval that ever leaves 0 outside, for each effect: found 0.5 to 3.5 %. Called FASTER or
     SLOWER beyond +-1 %: none. Builds that differ as much as on an H100 are not called different.
     """
-    arms, contrasts = design(mode, 3)
+    arms, contrasts = design_arms(mode, 3)
     logs = measured(np.zeros(len(arms)), disturbance, trials=400, rounds=40)
     for contrast in contrasts:
-        mean, half = verdict.paths(attribution.values(contrast.weights, logs))
+        mean, half = verdict.paths(estimation.values(contrast.weights, logs))
         mean, half = mean[:, verdict.MIN_PAIRS - 1 :], half[:, verdict.MIN_PAIRS - 1 :]
         if disturbance != "builds":  # the intervals are those of the builds
             assert (np.abs(mean) > half).any(axis=1).mean() <= 0.05, contrast
@@ -138,12 +139,12 @@ def test_the_interval_of_a_fixed_number_of_rounds_covers_in_about_95_percent(dis
     from scipy import stats
 
     truth = np.array([0.0, -0.1, -0.1, -0.4])
-    _, contrasts = design("ladder", 3)
+    _, contrasts = design_arms("ladder", 3)
     logs = measured(truth, disturbance, trials=600, rounds=12, seed=3)
     for contrast in contrasts:
-        mean, half = verdict.paths(attribution.values(contrast.weights, logs))
+        mean, half = verdict.paths(estimation.values(contrast.weights, logs))
         fixed = half[:, -1] / verdict.critical(12) * stats.t.ppf(0.975, 11)
-        covered = np.abs(mean[:, -1] - attribution.values(contrast.weights, truth)) <= fixed
+        covered = np.abs(mean[:, -1] - estimation.values(contrast.weights, truth)) <= fixed
         assert 0.93 <= covered.mean() <= 0.98, contrast
 
 
@@ -152,7 +153,7 @@ def test_the_interval_of_a_fixed_number_of_rounds_covers_in_about_95_percent(dis
 
 def test_a_ladder_finds_each_rung_and_the_total_is_their_product():
     truth = np.array([0.0, -0.2, -0.2, 0.05, -0.5])
-    _, contrasts = design("ladder", 4)
+    _, contrasts = design_arms("ladder", 4)
     effects = judge(contrasts, measured(truth, "drift", rounds=150)[0])
     steps = by_name(effects, "step")
     assert [steps[name].verdict for name in "abcd"] == ["FASTER", "SAME", "SLOWER", "FASTER"]
@@ -165,7 +166,7 @@ def test_a_ladder_finds_each_rung_and_the_total_is_their_product():
 @pytest.mark.parametrize("disturbance", ["none", "drift"])
 def test_a_factorial_finds_additive_effects_and_no_interaction_between_them(disturbance):
     sizes = (-0.3, 0.1, 0.0)
-    arms, contrasts = design("factorial", 3)
+    arms, contrasts = design_arms("factorial", 3)
     truth = [sum(sizes[toggle] for toggle in subset) for subset in arms]
     effects = judge(contrasts, measured(truth, disturbance, rounds=150)[0])
     shares = by_name(effects, "share")
@@ -179,7 +180,7 @@ def test_a_factorial_finds_additive_effects_and_no_interaction_between_them(dist
 
 def test_a_planted_interaction_is_found_and_only_that_one():
     """Option b gives nothing alone, and 20 % more once a is on; Shapley halves it between them."""
-    arms, contrasts = design("factorial", 3)
+    arms, contrasts = design_arms("factorial", 3)
     truth = [-0.1 * (0 in s) - 0.2 * ({0, 1} <= s) for s in arms]
     effects = judge(contrasts, measured(truth, "clock", rounds=150)[0])
     interactions = by_name(effects, "interaction")
@@ -196,7 +197,7 @@ def test_a_planted_interaction_is_found_and_only_that_one():
 
 def test_leaving_one_out_shows_what_each_still_gives_beside_the_others():
     """Options a and b do the same: either alone gives all of it, so leaving one out is free."""
-    arms, contrasts = design("leave-one-out", 3)
+    arms, contrasts = design_arms("leave-one-out", 3)
     truth = [-0.3 * bool(s & {0, 1}) - 0.1 * (2 in s) for s in arms]
     effects = judge(contrasts, measured(truth, rounds=150)[0])
     remaining = by_name(effects, "without")
@@ -223,15 +224,15 @@ def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
             true[own] += (log(before | {own}) - log(before)) / len(orders)
     covered, narrow = [], []
     for seed in range(40):
-        sample = attribution_design.sampled_orders(count, 6, seed)
-        arms, contrasts = design("shapley", count, sample)
+        sample = design.sampled_orders(count, 6, seed)
+        arms, contrasts = design_arms("shapley", count, sample)
         logs = measured([log(subset) for subset in arms], rounds=12, seed=seed)[0]
         shares = by_name(judge(contrasts, logs), "share")
         for name, truth in zip(NAMES[:count], true, strict=True):
             effect = shares[name]
             covered.append(math.log(effect.low) <= truth <= math.log(effect.high))
             plain = next(c for c in contrasts if c.name == name)
-            own = verdict.interval(attribution.values(plain.weights, logs))
+            own = verdict.interval(estimation.values(plain.weights, logs))
             narrow.append(own.low <= truth <= own.high)
     assert np.mean(covered) >= 0.93
     assert np.mean(narrow) < 0.6
@@ -239,7 +240,7 @@ def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
 
 @pytest.mark.parametrize("rounds", [7, 20])
 def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
-    arms, contrasts = design("shapley", 6, attribution_design.sampled_orders(6, 6, 0))
+    arms, contrasts = design_arms("shapley", 6, design.sampled_orders(6, 6, 0))
     logs = np.random.default_rng(0).normal(0, 0.06, (rounds, len(arms)))
     reasons = by_name(judge(contrasts, logs), "share")["a"].reasons
     open_ = "7 of at least 8 rounds were measured" if rounds == 7 else "the interval reaches over"
@@ -252,19 +253,19 @@ def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_shares_add_up_to_the_total_whatever_the_arms_took(count):
-    orders = attribution_design.sampled_orders(count, 5, count)
+    orders = design.sampled_orders(count, 5, count)
     for mode in ("factorial", "shapley"):
-        arms, contrasts = design(mode, count, orders)
+        arms, contrasts = design_arms(mode, count, orders)
         logs = np.random.default_rng(count).normal(size=len(arms))
-        shares = [attribution.values(c.weights, logs) for c in contrasts if c.kind == "share"]
-        (total,) = (attribution.values(c.weights, logs) for c in contrasts if c.kind == "total")
+        shares = [estimation.values(c.weights, logs) for c in contrasts if c.kind == "share"]
+        (total,) = (estimation.values(c.weights, logs) for c in contrasts if c.kind == "total")
         assert math.isclose(sum(shares), total, abs_tol=1e-9)
 
 
-@pytest.mark.parametrize("mode", attribution_design.MODES)
+@pytest.mark.parametrize("mode", design.MODES)
 def test_what_all_arms_share_is_no_effect(mode):
-    orders = attribution_design.sampled_orders(4, 5, 0)
-    arms, contrasts = design(mode, 4, orders)
+    orders = design.sampled_orders(4, 5, 0)
+    arms, contrasts = design_arms(mode, 4, orders)
     for contrast in contrasts:
         assert abs(sum(contrast.weights.values())) < 1e-12
         assert all(abs(sum(part.values())) < 1e-12 for part in contrast.orders)
@@ -285,16 +286,16 @@ def test_a_toggle_that_needs_another_one_has_a_share_beside_it_whatever_their_or
         def can_be(chosen, back=back):
             return needs({back[toggle] for toggle in chosen})
 
-        orders = attribution_design.sampled_orders(3, 6, 0, can_be)
-        arms = attribution_design.subsets(mode, 3, orders, can_be)
+        orders = design.sampled_orders(3, 6, 0, can_be)
+        arms = design.subsets(mode, 3, orders, can_be)
         assert all(map(can_be, arms)) and len(arms) == 6
         names = ["abc"[back[toggle]] for toggle in range(3)]
-        contrasts = attribution_design.contrasts(mode, names, arms, {}, orders)
+        contrasts = design.contrasts(mode, names, arms, {}, orders)
         logs = np.array([sum({0: -1.0, 1: -0.2, 2: -3.0}[back[toggle]] for toggle in arm)
                          for arm in arms])  # fmt: skip
         shares_by_order.append(
             {
-                contrast.name: float(attribution.values(contrast.weights, logs))
+                contrast.name: float(estimation.values(contrast.weights, logs))
                 for contrast in contrasts
                 if contrast.kind == "share" and not contrast.reason
             }
@@ -304,30 +305,30 @@ def test_a_toggle_that_needs_another_one_has_a_share_beside_it_whatever_their_or
 
 
 def test_an_interaction_of_which_no_square_can_be_says_so_and_the_others_are_measured():
-    arms = attribution_design.subsets("factorial", 3, (), needs)
-    contrasts = attribution_design.contrasts("factorial", NAMES[:3], arms, {})
+    arms = design.subsets("factorial", 3, (), needs)
+    contrasts = design.contrasts("factorial", NAMES[:3], arms, {})
     reasons = {
         contrast.name: contrast.reason for contrast in contrasts if contrast.kind == "interaction"
     }
     assert reasons["a x c"] == "a and c cannot each be switched without the other"
     assert not reasons["a x b"] and not reasons["b x c"]
     logs = np.array([-2.0 * ({1, 2} <= arm) for arm in arms])
-    values = {contrast.name: attribution.values(contrast.weights, logs) for contrast in contrasts}
+    values = {contrast.name: estimation.values(contrast.weights, logs) for contrast in contrasts}
     assert values["b x c"] == -2.0, "where a is on"
     assert values["a x b"] == 0.0
 
 
 def test_a_toggle_is_left_out_together_with_what_needs_it():
-    arms = attribution_design.subsets("leave-one-out", 3, (), needs)
-    contrasts = attribution_design.contrasts("leave-one-out", NAMES[:3], arms, {})
+    arms = design.subsets("leave-one-out", 3, (), needs)
+    contrasts = design.contrasts("leave-one-out", NAMES[:3], arms, {})
     assert [contrast.name for contrast in contrasts] == ["a + c", "b", "c", "all together"]
     logs = np.array([-float(len(arm)) for arm in arms])
-    values = [float(attribution.values(contrast.weights, logs)) for contrast in contrasts]
+    values = [float(estimation.values(contrast.weights, logs)) for contrast in contrasts]
     assert values == [-2.0, -1.0, -1.0, -3.0]
 
 
 def test_many_effects_are_corrected_for_their_number():
-    _, contrasts = design("ladder", 8)
+    _, contrasts = design_arms("ladder", 8)
     rng = np.random.default_rng(2)
     rounds = 8
     logs = np.cumsum(np.zeros((rounds, 9)), axis=1)
@@ -340,38 +341,38 @@ def test_many_effects_are_corrected_for_their_number():
 
 
 def test_a_rung_that_could_not_be_measured_counts_with_the_next_one():
-    _, contrasts = design("ladder", 3, missing={2: "out of memory"})
+    _, contrasts = design_arms("ladder", 3, missing={2: "out of memory"})
     steps = [contrast for contrast in contrasts if contrast.kind == "step"]
     assert [contrast.name for contrast in steps] == ["a", "b", "b + c"]
     assert steps[1].reason == "out of memory"
-    assert attribution.values(steps[2].weights, np.array([0.0, 1.0, np.nan, 5.0])) == 4.0
+    assert estimation.values(steps[2].weights, np.array([0.0, 1.0, np.nan, 5.0])) == 4.0
     effects = judge(contrasts, measured([0, 0, np.nan, -0.5])[0])
     assert effects[1].judgement is None and effects[1].reason == "out of memory"
     assert effects[2].judgement.verdict == "FASTER"
 
 
 def test_an_effect_that_needs_a_missing_arm_says_why_it_is_not_known():
-    arms, contrasts = design("factorial", 2, missing={3: "out of memory"})
+    arms, contrasts = design_arms("factorial", 2, missing={3: "out of memory"})
     assert arms[3] == {0, 1}
     assert {contrast.reason for contrast in contrasts} == {"out of memory"}
 
 
 def test_void_blocks_leave_a_hole_that_only_effects_with_their_arm_see():
-    table = attribution.rounds(
+    table = estimation.rounds(
         [0, 0, 0, 2, 2, 2], [1, 1, 0, 0, 1, 2], [9, 2, 1, 3, 4, 5], ["void"] + [""] * 5, 3
     )
     np.testing.assert_array_equal(table, [[1, 2, np.nan], [3, 4, 5]])
-    first, second, third = attribution.against_first(table)
+    first, second, third = estimation.against_first(table)
     assert (first.n, second.n, third.n) == (2, 2, 1)
     paired = np.log([2, 4 / 3])
     assert second.deviation == pytest.approx(paired.std(ddof=1)), "within rounds, not over all"
 
 
 def test_memory_is_counted_and_its_effects_are_exact():
-    _, contrasts = design("ladder", 2)
-    ratios = attribution.memory(contrasts, [1000.0, 500.0, 400.0])
+    _, contrasts = design_arms("ladder", 2)
+    ratios = estimation.memory(contrasts, [1000.0, 500.0, 400.0])
     assert ratios == pytest.approx([0.5, 0.8, 0.4])
-    assert np.isnan(attribution.memory(contrasts, [1000.0, math.nan, 400.0])[:2]).all()
+    assert np.isnan(estimation.memory(contrasts, [1000.0, math.nan, 400.0])[:2]).all()
 
 
 @pytest.mark.parametrize(
@@ -384,11 +385,11 @@ def test_memory_is_counted_and_its_effects_are_exact():
 )
 def test_what_cannot_be_attributed_is_refused_in_one_sentence(mode, count, sentence):
     with pytest.raises(ValueError, match=sentence):
-        attribution_design.subsets(mode, count)
+        design.subsets(mode, count)
 
 
 def test_what_only_the_median_step_gains_is_no_effect():
-    _, contrasts = design("ladder", 1)
+    _, contrasts = design_arms("ladder", 1)
     scatter = 0.001 * np.random.default_rng(3).normal(size=(12, 2))
     logs = np.array([0.0, math.log(0.67)]) + scatter
     claimed = by_name(judge(contrasts, logs), "total")["all together"]

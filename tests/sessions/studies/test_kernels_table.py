@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sessions import reproduce
 from sessions.columns import Columns
 from sessions.model import KERNELS, STEP_COLUMNS, Configuration, Phase, Segment, Session
 from sessions.numbers import text
+from sessions.reproduction import command_lines
 from sessions.studies.kernels import kernels_table, rated, roofs, speedup, speedups
 from sessions.tables import segments_table
 
@@ -112,7 +112,7 @@ def test_no_ratio_is_told_of_another_operator_case_or_direction(session):
 
 
 def test_one_command_times_an_operator_again_with_all_its_contenders(session):
-    script = reproduce.session_commands(session)
+    script = command_lines.session_commands(session)
     calls = [line for line in script.splitlines() if line.startswith("workbench ")]
     assert calls == ["workbench bench swiglu --every-case --dtype bfloat16 -o again-0000.h5"]
 

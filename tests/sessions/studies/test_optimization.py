@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_bench import GIB, SimulatedBench
 
-from sessions.studies.optimization import NO_TIME, Goal, Search, StartFailed
-from sessions.studies.optimization_space import (
+from sessions.studies.optimization.search import NO_TIME, Goal, Search, StartFailed
+from sessions.studies.optimization.space import (
     MEMORY,
     NO_EFFECT,
     OUT_OF_MEMORY,
@@ -21,7 +21,13 @@ from sessions.studies.optimization_space import (
     Measurement,
     pareto_front,
 )
-from sessions.studies.optimization_verdicts import GAIN, RUNNER_UP, WITHOUT, Verdicts, payoff_steps
+from sessions.studies.optimization.verdicts import (
+    GAIN,
+    RUNNER_UP,
+    WITHOUT,
+    Verdicts,
+    payoff_steps,
+)
 
 SMALL_LOSS = 0.014  # of an option that helps only together with another one
 

@@ -11,7 +11,7 @@ import pytest
 import session_samples as samples
 
 from sessions.model import Configuration, PairedComparison, Segment, Session
-from sessions.reproduce import session_hint
+from sessions.reproduction.command_lines import session_hint
 from sessions.tables import segments_table, text
 from sessions.verdicts import ratios, repeats, verdict, work
 from sessions.verdicts.comparison import compare, compare_segments

@@ -27,7 +27,7 @@ from workbench.runner.wire import PIPE_BYTES
 from workbench.ui.connection.runner_clock import RunnerClock
 
 HERE = Path(__file__).parents[1]
-STAND_IN = (sys.executable, "-S", str(HERE / "ssh_stand_in.py"))
+STAND_IN = (sys.executable, "-S", str(HERE / "processes" / "ssh_stand_in.py"))
 HELLO = protocol.encode(wire_samples.catalogue()).decode()
 # The real wire without torch: says hello, then does what a test wants of it.
 WIRED = f"""

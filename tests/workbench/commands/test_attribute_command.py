@@ -10,7 +10,7 @@ import wire_samples
 
 from sessions.model import Configuration
 from sessions.storage import hdf5
-from sessions.studies.attribution_words import newest
+from sessions.studies.attribution.words import newest
 from workbench import protocol
 from workbench.cli import main
 

@@ -14,7 +14,7 @@ import wire_samples
 
 from sessions.exports import exportable
 from sessions.model import Phase, Session
-from sessions.reproduce import session_commands
+from sessions.reproduction.command_lines import session_commands
 from sessions.studies import sweep
 from workbench import protocol
 from workbench.client.recorder import Recorder

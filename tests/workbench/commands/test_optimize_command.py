@@ -10,7 +10,7 @@ import wire_samples
 from optimization_samples import RESULT
 
 from sessions.storage import hdf5
-from sessions.studies.optimization_words import newest
+from sessions.studies.optimization.words import newest
 from workbench import presets, protocol
 from workbench.cli import main
 

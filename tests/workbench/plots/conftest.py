@@ -1,13 +1,8 @@
-"""Qt offscreen, generated sessions on the path, and the window's state without a runner."""
+"""The application, and the window's state without a runner."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.workspace import Workspace

@@ -10,7 +10,7 @@ from synthetic import cpu_session, gpu_session
 from sessions.columns import Columns
 from sessions.model import STEP_COLUMNS, Session
 from workbench import plot_export
-from workbench.charts.layers import Frame
+from workbench.charts.layers.frame import Frame
 from workbench.charts.style import paper_style
 from workbench.plots import PLOTS, Run
 from workbench.plots._segments import Segments, alternating

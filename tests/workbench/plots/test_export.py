@@ -265,7 +265,7 @@ def test_export_needs_no_application_no_window_and_no_display(tmp_path):
         for name, value in os.environ.items()
         if name not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
     }
-    folders = str(Path(__file__).resolve().parents[1]), str(Path.cwd())
+    folders = str(Path(__file__).resolve().parents[1] / "samples"), str(Path.cwd())
     done = subprocess.run(
         [sys.executable, "-c", code, *folders, str(tmp_path / "chart.pdf")],
         env=environment,

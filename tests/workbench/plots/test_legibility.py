@@ -14,7 +14,8 @@ from sessions.model import Event
 from sessions.studies import sweep
 from sessions.studies.scaling import Scaling
 from workbench.charts.header import Header
-from workbench.charts.layers import Entry, Frame
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry
 from workbench.plots import PLOTS, Run
 from workbench.plots._distributions import MOST
 from workbench.plots._waterfall import Bar, Bars

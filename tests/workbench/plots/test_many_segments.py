@@ -11,9 +11,10 @@ from synthetic import gpu_session
 
 from sessions.columns import Columns
 from workbench import plot_export
-from workbench.charts.layers import Frame, Line, Look
+from workbench.charts.layers.curves import Line, Look
+from workbench.charts.layers.frame import Frame
+from workbench.charts.series.tracks import Track
 from workbench.charts.style import paper_style
-from workbench.charts.tracks import Track
 from workbench.charts.units import MILLISECONDS
 from workbench.plots import PLOTS, Run
 from workbench.theming import svg

@@ -11,7 +11,7 @@ from test_plots import STYLES, painted
 from sessions.columns import Columns
 from sessions.model import MetricSeries
 from workbench import plot_export
-from workbench.charts.layers import Line
+from workbench.charts.layers.curves import Line
 from workbench.plots import PLOTS, Run
 from workbench.plots.model_metrics_map import Heat
 from workbench.theming.theme import LIGHT

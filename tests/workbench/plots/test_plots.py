@@ -34,9 +34,9 @@ from sessions.model import (
 )
 from workbench import plot_export
 from workbench.charts.canvas import Canvas, canvas_view
-from workbench.charts.layers import Line
-from workbench.charts.markers import marks
-from workbench.charts.phases import Phases
+from workbench.charts.layers.curves import Line
+from workbench.charts.layers.markers import marks
+from workbench.charts.layers.phases import Phases
 from workbench.charts.style import paper_style, screen_style
 from workbench.plots import PLOTS, Plot, Run
 from workbench.plots._telemetry import devices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessions.reproduce import session_commands
+from sessions.reproduction.command_lines import session_commands
 
 SLEEP = """
 import os, time, workbench

@@ -15,7 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[up]) for up in (0, 1, 2, 3)]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "samples"), str(HERE.parents[2])]
 
 import attribution_samples  # noqa: E402
 import msgspec  # noqa: E402

@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def draw(arguments: argparse.Namespace) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
+    sys.path[:0] = [str(HERE), str(HERE.parent / "samples"), str(HERE.parents[2])]
     from PySide6.QtWidgets import QApplication
 
     application = QApplication([])

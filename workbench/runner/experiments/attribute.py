@@ -18,8 +18,8 @@ import msgspec
 
 from models import ConfigurationError
 from sessions.model import Scalar
-from sessions.studies import attribution, attribution_design
-from sessions.studies.attribution_rows import Arm, arm_rows, effect_rows
+from sessions.studies.attribution import design, estimation
+from sessions.studies.attribution.rows import Arm, arm_rows, effect_rows
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.protocol.catalogue import expected
@@ -58,14 +58,14 @@ class AttributeRun:
         self._alternation.when_alone = lambda: self._tell(**self._alternation.rebuilding())
         self._names: list[str] = []  # of the toggles that can be used
         self._blocked: dict[str, str] = {}
-        self._can_be: Callable[[attribution_design.Subset], bool] = bool  # by places of the names
+        self._can_be: Callable[[design.Subset], bool] = bool  # by places of the names
         self._orders: list[tuple[int, ...]] = []
         self._arms: list[Arm] = []
         self._study = -1
         self._began = 0.0
         self._building_since = 0.0
         self._blocks: list[tuple[int, int, TimedBlock]] = []  # round, arm, block
-        self._effects: list[attribution.Effect] = []
+        self._effects: list[estimation.Effect] = []
 
     @property
     def steps(self) -> int:
@@ -99,17 +99,15 @@ class AttributeRun:
         if not 1 <= command.orders <= MOST_ORDERS:
             raise Mistake(f"orders = {command.orders} is outside of 1 to {MOST_ORDERS}")
         (base,) = demand(rig.wire, rig.device, command.base)
-        if command.timed == attribution.BACKWARD and not base.workload.trains:
+        if command.timed == estimation.BACKWARD and not base.workload.trains:
             raise Mistake("timed: only a training step has a backward pass; choose workload train")
         self._check_names(base)
         self._find_usable(base)
         count = len(self._names)
         if command.mode == "shapley" and count:
-            self._orders = attribution_design.sampled_orders(
-                count, command.orders, command.seed, self._can_be
-            )
+            self._orders = design.sampled_orders(count, command.orders, command.seed, self._can_be)
         try:
-            subsets = attribution_design.subsets(command.mode, count, self._orders, self._can_be)
+            subsets = design.subsets(command.mode, count, self._orders, self._can_be)
         except ValueError as error:
             reasons = "; ".join(f"{name}: {why}" for name, why in self._blocked.items())
             raise Mistake(f"{error}{'; ' if reasons else ''}{reasons}") from None
@@ -142,7 +140,7 @@ class AttributeRun:
 
         requested = self._command.toggles
         catalogue = [name for name in all_toggles() if name in requested]
-        usable = attribution_design.in_turn(catalogue, lambda names: not why_not(names))
+        usable = design.in_turn(catalogue, lambda names: not why_not(names))
         self._names = [name for name in requested if name in usable]
         self._blocked = {
             name: why_not(frozenset([*usable, name])) for name in requested if name not in usable
@@ -160,7 +158,7 @@ class AttributeRun:
         require_unblocked(situation)
         return situation
 
-    def _add_arm(self, base: Situation, number: int, subset: attribution_design.Subset) -> None:
+    def _add_arm(self, base: Situation, number: int, subset: design.Subset) -> None:
         names = [self._names[toggle] for toggle in sorted(subset)]
         arm = Arm(subset, self._title(names))
         self._arms.append(arm)
@@ -201,12 +199,12 @@ class AttributeRun:
             "half_width": command.half_width,
             "seed": command.seed,
         }
-        if command.timed != attribution.WHOLE_STEP:
+        if command.timed != estimation.WHOLE_STEP:
             question["timed"] = command.timed
         if self._orders:
             question["orders"] = len(self._orders)
         title = f"{configuration.family} {configuration.workload}: {command.mode}"
-        if command.timed == attribution.BACKWARD:
+        if command.timed == estimation.BACKWARD:
             title += " of the backward pass"
         rig.wire.send(
             protocol.StudyStarted(
@@ -342,7 +340,7 @@ class AttributeRun:
                 )
             )
             hopeless = number >= HOPELESS_ROUNDS and not any(e.judgement for e in self._effects)
-            if attribution.settled(self._effects) or spent_s >= budget_s or hopeless:
+            if estimation.settled(self._effects) or spent_s >= budget_s or hopeless:
                 return
 
     def _block(self, number: int, contender: Contender) -> None:
@@ -378,12 +376,12 @@ class AttributeRun:
         missing = {n: arm.reason for n, arm in enumerate(self._arms) if arm.state != "measured"}
         titles = [f"{name}={command.toggles[name]}" for name in self._names]
         subsets = [arm.on for arm in self._arms]
-        wanted = attribution_design.contrasts(command.mode, titles, subsets, missing, self._orders)
+        wanted = design.contrasts(command.mode, titles, subsets, missing, self._orders)
         medians = self._table([block.median_ms for _, _, block in self._blocks])
         clocks = self._table([block.clock_mhz for _, _, block in self._blocks])
         means = self._table([block.mean_ms for _, _, block in self._blocks])
         seconds = self._alternation.now() - self._began if self._began else 0.0
-        self._effects = attribution.measure(
+        self._effects = estimation.measure(
             wanted,
             medians,
             clocks,
@@ -394,27 +392,27 @@ class AttributeRun:
             seconds=seconds,
         )
         peaks = [arm.peak_bytes for arm in self._arms]
-        memory = attribution.memory(wanted, peaks) if self._counts_memory else []
+        memory = estimation.memory(wanted, peaks) if self._counts_memory else []
         self._send("effects", effect_rows(self._effects, memory))
         self._send_arms(medians)
         if final:
-            more_s = attribution.more_s(self._effects)
+            more_s = estimation.more_s(self._effects)
             self._tell(
                 final=True,
                 seconds=seconds,
                 **({} if more_s is None else {"more_s": more_s}),
                 rounds=len(medians),
-                settled=attribution.settled(self._effects),
+                settled=estimation.settled(self._effects),
                 **self._alternation.rebuilding(),
             )
 
-    def _send_arms(self, medians: attribution.Table | None = None) -> None:
+    def _send_arms(self, medians: estimation.Table | None = None) -> None:
         table = self._table([]) if medians is None else medians
         self._send("arms", arm_rows(self._arms, table))
 
-    def _table(self, values: Sequence[float | None]) -> attribution.Table:
+    def _table(self, values: Sequence[float | None]) -> estimation.Table:
         """Return a value of each block as (rounds, arms)."""
-        return attribution.rounds(
+        return estimation.rounds(
             [number for number, _, _ in self._blocks],
             [arm for _, arm, _ in self._blocks],
             [math.nan if value is None else value for value in values],

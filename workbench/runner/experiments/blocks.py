@@ -15,7 +15,7 @@ from typing import Any
 
 from sessions.ceilings import impossible
 from sessions.model import PairedComparison, Phase
-from sessions.studies.attribution import WHOLE_STEP
+from sessions.studies.attribution.estimation import WHOLE_STEP
 from sessions.verdicts.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench import protocol
 from workbench.runner.context import Rig

@@ -11,16 +11,28 @@ import math
 import msgspec
 
 from sessions.model import Scalar
-from sessions.studies.optimization import Goal, Search, StartFailed
-from sessions.studies.optimization_rows import (
+from sessions.studies.optimization.rows import (
     candidate_rows,
     final_facts,
     option_rows,
     verdict_rows,
 )
-from sessions.studies.optimization_space import BATCH, ENERGY, MEMORY, Candidate, Dimension
-from sessions.studies.optimization_verdicts import Verdicts
-from sessions.studies.optimization_words import BLOCKS, CANDIDATES, EFFECTS, KIND, OPTIONS
+from sessions.studies.optimization.search import Goal, Search, StartFailed
+from sessions.studies.optimization.space import (
+    BATCH,
+    ENERGY,
+    MEMORY,
+    Candidate,
+    Dimension,
+)
+from sessions.studies.optimization.verdicts import Verdicts
+from sessions.studies.optimization.words import (
+    BLOCKS,
+    CANDIDATES,
+    EFFECTS,
+    KIND,
+    OPTIONS,
+)
 from sessions.verdicts import verdict
 from sessions.verdicts.work import MODEL_TOGGLES
 from workbench import protocol

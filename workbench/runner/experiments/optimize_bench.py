@@ -14,7 +14,7 @@ import msgspec
 from models import ConfigurationError
 from sessions.ceilings import impossible
 from sessions.model import Configuration, Numerics
-from sessions.studies.optimization_space import (
+from sessions.studies.optimization.space import (
     BATCH,
     ENERGY,
     FAILED,
@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 
 
 class RunnerBench:
-    """Implements ``sessions.studies.optimization.Bench`` with warm arms that take turns."""
+    """Implements ``sessions.studies.optimization.search.Bench`` with warm arms that take turns."""
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ import msgspec
 from PySide6.QtCore import QObject
 
 from sessions.model import Study
-from sessions.studies import attribution_words
-from sessions.studies.attribution_design import MOST_FACTORIAL
+from sessions.studies.attribution import words as attribution_words
+from sessions.studies.attribution.design import MOST_FACTORIAL
 from workbench import calibration, protocol
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel

@@ -8,8 +8,8 @@ from typing import Any
 from PySide6.QtCore import QObject
 
 from sessions.model import Study
-from sessions.studies import optimization_words
-from sessions.studies.optimization_space import BATCH, TIME
+from sessions.studies.optimization import words as optimization_words
+from sessions.studies.optimization.space import BATCH, TIME
 from sessions.verdicts.work import MODEL_TOGGLES
 from workbench import calibration, protocol
 from workbench.ui.controllers.presets import Presets

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Study
 from sessions.numbers import MISSING, text
-from sessions.studies.attribution_words import (
+from sessions.studies.attribution.words import (
     BLOCKED,
     EFFECT,
     HIGH,

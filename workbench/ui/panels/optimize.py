@@ -18,8 +18,14 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Study
-from sessions.studies.attribution_words import HIGH, LOW, RATIO, VERDICT, rows
-from sessions.studies.optimization_words import (
+from sessions.studies.attribution.words import (
+    HIGH,
+    LOW,
+    RATIO,
+    VERDICT,
+    rows,
+)
+from sessions.studies.optimization.words import (
     CANDIDATES,
     best_row,
     candidates_table,

@@ -23,11 +23,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions import reproduce
 from sessions.columns import row_count
 from sessions.errors import SessionError
 from sessions.model import Configuration, Segment, Session
 from sessions.plain_text import clip
+from sessions.reproduction import command_lines
 from sessions.storage import open_files
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
 from workbench.protocol import Failure
@@ -333,7 +333,7 @@ class SegmentsPanel(QWidget):
     def _copy_command(self, segment: Segment) -> None:
         """Put the command on the clipboard, or say why there is none."""
         try:
-            QGuiApplication.clipboard().setText(reproduce.segment_command(segment))
+            QGuiApplication.clipboard().setText(command_lines.segment_command(segment))
         except SessionError as refusal:
             self._failures.report(Failure(kind="mistake", sentence=str(refusal)))
 

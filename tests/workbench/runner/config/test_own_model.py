@@ -12,8 +12,8 @@ import torch
 from runner_driver import Driver
 
 from models import ConfigurationError
-from sessions import reproduce
 from sessions.model import Configuration
+from sessions.reproduction import command_lines
 from workbench import protocol
 from workbench.runner.config import resolve, user_model
 
@@ -159,7 +159,7 @@ def test_a_model_made_of_bundled_operators_has_their_toggles(runner, workload):
 def test_a_session_runs_it_again_and_a_changed_file_is_told(runner, tmp_path):
     path = Path(shutil.copy(EXAMPLE, tmp_path / "copy.py"))
     _, _, segment = outcome(runner, owned(path), 3)
-    command = reproduce.arguments(segment.configuration, 3)
+    command = command_lines.arguments(segment.configuration, 3)
     assert f"source={path}:build" in command
     path.write_text(path.read_text() + "\n# edited\n")
     finished, (failure,), _ = outcome(runner, segment.configuration)

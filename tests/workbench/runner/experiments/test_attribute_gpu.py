@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sessions.studies.attribution_words import rows
+from sessions.studies.attribution.words import rows
 from workbench import protocol
 
 pytestmark = pytest.mark.gpu

@@ -16,8 +16,8 @@ from recording_wire import RecordingWire
 from sessions.model import Phase
 from sessions.storage import hdf5
 from sessions.storage.study_schema import columns_of
-from sessions.studies import attribution
-from sessions.studies.attribution_words import headline, rows
+from sessions.studies.attribution import estimation
+from sessions.studies.attribution.words import headline, rows
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
@@ -84,7 +84,7 @@ def test_a_ladder_is_measured_round_by_round_and_kept_and_blocked_rungs_say_why(
     assert all(sorted(set(order)) == [0, 1, 2] for order in first[:-1])
     if len(first) > 8:
         assert len({tuple(order) for order in first}) > 1, "the order is random"
-    medians = attribution.rounds(
+    medians = estimation.rounds(
         blocks["round"], blocks["arm"], blocks["median_ms"], [str(v) for v in blocks["void"]], 3
     )
     steps = [row for row in rows(study, "effects") if row["kind"] == "step"]

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from sessions.studies.attribution_words import rows
-from sessions.studies.optimization_words import CANDIDATES, best_row
+from sessions.studies.attribution.words import rows
+from sessions.studies.optimization.words import CANDIDATES, best_row
 from workbench import protocol
 
 pytestmark = pytest.mark.gpu

@@ -14,8 +14,8 @@ from recording_wire import RecordingWire
 from sessions.model import Numerics
 from sessions.storage import hdf5
 from sessions.storage.study_schema import columns_of
-from sessions.studies.attribution_words import rows
-from sessions.studies.optimization_words import (
+from sessions.studies.attribution.words import rows
+from sessions.studies.optimization.words import (
     BLOCKS,
     CANDIDATES,
     EFFECTS,

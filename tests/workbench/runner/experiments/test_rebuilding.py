@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recording_wire import RecordingWire
 
-from sessions import reproduce
+from sessions.reproduction import command_lines
 from sessions.storage import hdf5
 from sessions.verdicts.verdict_words import remarks
 from workbench import protocol
@@ -118,7 +118,7 @@ def test_blocks_are_kept_with_their_build_and_the_command_repeats_them(
     hdf5.save(session, path)
     again = hdf5.load(path)
     assert again.comparisons[0].builds == comparison.builds
-    assert f"--builds {count}" in reproduce.session_commands(again)
+    assert f"--builds {count}" in command_lines.session_commands(again)
 
 
 def test_a_file_from_before_builds_were_kept_opens_as_one_build(rig, small, tmp_path):

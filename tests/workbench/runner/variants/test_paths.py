@@ -8,7 +8,7 @@ from built_arms import CPU, configuration, stepped
 from recording_wire import RecordingWire
 from test_attribute_run import attribute
 
-from sessions.studies.attribution_words import rows
+from sessions.studies.attribution.words import rows
 from workbench.claims import adaattn, moe
 from workbench.claims._claim import Results, Unmeasured
 from workbench.claims._read import memory_share, speed_up, with_effect

@@ -8,7 +8,7 @@ from optimization_samples import RESULT
 from PySide6.QtCore import Qt
 
 from sessions.model import Session
-from sessions.studies.optimization_words import question
+from sessions.studies.optimization.words import question
 from workbench import protocol
 from workbench.plot_export import export_plot
 from workbench.plots import PLOTS, Run

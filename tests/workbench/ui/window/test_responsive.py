@@ -241,7 +241,7 @@ os.write(1, protocol.encode(wire_samples.catalogue()))
 
 def heard(act: str, tests) -> list[protocol.AnyMessage]:
     """What a client hears of a runner that does this after its catalogue."""
-    program = UNREADABLE.format(folder=str(tests), act=act)
+    program = UNREADABLE.format(folder=str(tests / "samples"), act=act)
     runner = Runner(command=[sys.executable, "-c", program])
     found = list(runner.messages())
     runner.close()

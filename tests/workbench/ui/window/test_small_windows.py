@@ -26,7 +26,8 @@ from PySide6.QtWidgets import (
 from sessions.model import Session
 from sessions.tables import Column, Table
 from workbench.charts.header import Header
-from workbench.charts.layers import Entry, Frame
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry
 from workbench.charts.style import Style
 from workbench.charts.units import MILLISECONDS
 from workbench.client.recorder import Recorder

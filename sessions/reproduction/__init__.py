@@ -1,0 +1,1 @@
+"""Command lines and Python code that repeat what a session measured."""

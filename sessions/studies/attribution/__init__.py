@@ -1,0 +1,1 @@
+"""Attribution: which toggle gave what, from arms that ran in interleaved rounds."""

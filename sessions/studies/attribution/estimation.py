@@ -1,0 +1,219 @@
+"""Which optimization gave what: effects of toggles from arms that ran in interleaved rounds.
+
+A *round* runs every arm once, in random order; an *arm* is the set of toggles that it switches on.
+An *effect* is a contrast: a weighted sum, with weights that sum to 0, of the logarithms of the
+arms' step times within one round. What a round's blocks share (clock, temperature, drift) cancels,
+and the random order gives what is left a random sign, so that the rounds' values behave as the
+pairs of ``sessions.verdicts.verdict`` do and get its interval, which holds however often one looks.
+
+* **ladder**: toggles added one after the other; each rung against the one before.
+* **leave-one-out**: everything on, against everything on but one.
+* **factorial**: every subset of up to five toggles. The *share* of a toggle is its Shapley value:
+  its effect averaged over all orders in which the toggles can be added (Shapley, 1953), so that the
+  shares of all toggles add up to the total. The *interaction* of two is how much more they do
+  together than the product of each, averaged over the settings of the others.
+* **shapley**: shares from some random orders, for more toggles than that. The interval is widened
+  by what the choice of the orders may have done (t over the orders; half of alpha for each).
+
+A toggle may need another one: then some arms cannot be, and it waits in every order until what it
+needs is there. Shares are averaged over those orders and still add up to the total, interactions
+over the settings in which both can be switched, and a toggle is left out with what needs it.
+
+Effects are ratios: 0.8 means that 20 % of the step time went away. Peak memory is counted by the
+allocator and repeats exactly, so that its ratios have no interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sessions.model import Judgement
+from sessions.studies.attribution.design import Contrast, Weights
+from sessions.verdicts import verdict
+
+WHOLE_STEP, BACKWARD = TIMED = ("step", "backward")  # what of a step is timed
+
+Table = NDArray  # (rounds, arms): a number of each block, NaN where none counts
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The result of a contrast. ``judgement`` is None if it could not be measured."""
+
+    contrast: Contrast
+    judgement: Judgement | None
+    reason: str = ""
+
+
+def values(weights: Weights, logs: NDArray) -> NDArray:
+    """Return the contrast in each round: logs (..., arms) to (...), NaN if an arm has no block."""
+    total = np.zeros(logs.shape[:-1])
+    for arm, weight in weights.items():
+        if weight:
+            total = total + weight * logs[..., arm]
+    return total
+
+
+def rounds(
+    number: ArrayLike, arm: ArrayLike, value: ArrayLike, voids: Sequence[str], arms: int
+) -> Table:
+    """Return blocks as a table (rounds, arms) in the order of rounds; NaN where no block counts."""
+    numbers, places = np.asarray(number, int), np.asarray(arm, int)
+    rounds_run, rows = np.unique(numbers, return_inverse=True)
+    table = np.full((len(rounds_run), arms), np.nan)
+    counts = np.array([not void for void in voids], bool)
+    table[rows[counts], places[counts]] = np.asarray(value, np.float64)[counts]
+    return table
+
+
+def measure(
+    wanted: Sequence[Contrast],
+    medians_ms: Table,
+    clocks_mhz: Table,
+    means_ms: Table | None = None,
+    *,
+    region: float = verdict.REGION,
+    floor: float = 0.0,
+    half_width: float = verdict.HALF_WIDTH,
+    seconds: float = math.nan,
+    builds: NDArray | None = None,
+    least_builds: int = 1,
+) -> list[Effect]:
+    """Return the effects on step time of rounds of block medians (rounds, arms).
+
+    The SM clocks, and the blocks' means if known, have the same shape.
+
+    FASTER and SLOWER are corrected for their number (Holm); the intervals are each 95 %.
+    ``seconds`` is how long the rounds took, from which follows how much longer would decide.
+    ``builds``: the build of all arms that each round ran in; ``least_builds`` are needed for a
+    claim.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = np.log(medians_ms)
+        means = np.full_like(logs, np.nan) if means_ms is None else np.log(means_ms)
+        cycles = logs + np.log(clocks_mhz)
+    built = np.zeros(len(logs), int) if builds is None else np.asarray(builds)
+    limits = {
+        "region": region,
+        "floor": floor,
+        "half_width": half_width,
+        "seconds": seconds,
+    }
+    judgements = [
+        None
+        if contrast.reason
+        else _judge(contrast, logs, cycles, means, built, least_builds, limits)
+        for contrast in wanted
+    ]
+    judged = iter(
+        verdict.corrected([judgement for judgement in judgements if judgement is not None])
+    )
+    return [
+        Effect(contrast, None if contrast.reason else next(judged), contrast.reason)
+        for contrast in wanted
+    ]
+
+
+def memory(wanted: Sequence[Contrast], peak_bytes: ArrayLike) -> list[float]:
+    """Return the same effects on peak memory, as ratios: bytes (arms); NaN if unknown."""
+    logs = np.log(np.asarray(peak_bytes, np.float64))
+    return [
+        math.nan if contrast.reason else float(np.exp(values(contrast.weights, logs)))
+        for contrast in wanted
+    ]
+
+
+def typical_ms(medians_ms: Table) -> list[float]:
+    """Return the median of each arm's block medians; NaN if there are none."""
+    there = [column[np.isfinite(column)] for column in medians_ms.T]
+    return [float(np.median(column)) if len(column) else math.nan for column in there]
+
+
+def against_first(medians_ms: Table) -> list[verdict.Interval]:
+    """Compute each arm's log ratio to the first, paired within rounds."""
+    logs = np.log(medians_ms)
+    differences = logs - logs[:, :1]
+    return [verdict.interval(column[np.isfinite(column)]) for column in differences.T]
+
+
+def settled(effects: Sequence[Effect]) -> bool:
+    """Return True if every measurable effect is as narrow as requested."""
+    judged = [effect.judgement for effect in effects if effect.judgement is not None]
+    return bool(judged) and all(judgement.settled for judgement in judged)
+
+
+def more_s(effects: Sequence[Effect]) -> float | None:
+    """Return how much longer should decide every effect that time can decide; None without any."""
+    judged = [effect.judgement for effect in effects if effect.judgement is not None]
+    return max(
+        (judgement.more_s for judgement in judged if judgement.more_s is not None), default=None
+    )
+
+
+def _judge(
+    contrast: Contrast,
+    logs: NDArray,
+    cycles: NDArray,
+    means: NDArray,
+    builds: NDArray,
+    least_builds: int,
+    limits: Mapping[str, float],
+) -> Judgement:
+    own = values(contrast.weights, logs)
+    there = np.isfinite(own)
+    cycle_logs, mean_logs = (values(contrast.weights, table)[there] for table in (cycles, means))
+    alpha = verdict.ALPHA / 2 if contrast.orders else verdict.ALPHA
+    judgement = verdict.judge_pairs(
+        verdict.Pairs(np.flatnonzero(there), own[there], cycle_logs, mean_logs, builds[there]),
+        (),
+        alpha=alpha,
+        least_builds=least_builds,
+        **limits,
+    )
+    # What is a pair there is a round here.
+    judgement = msgspec.structs.replace(
+        judgement,
+        reasons=[reason.replace(" pairs were", " rounds were") for reason in judgement.reasons],
+    )
+    if len(contrast.orders) < 2 or judgement.low is None:
+        return judgement
+    return _widened(contrast, logs, judgement, math.log1p(max(limits["region"], limits["floor"])))
+
+
+def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: float) -> Judgement:
+    """Return the judgement with the interval of the orders added, by Bonferroni's inequality.
+
+    ``settled`` stays that of the rounds: what the orders add does not shrink with more of them.
+    """
+    from scipy import stats  # slow to load, and the window imports this package
+
+    marginals = [np.nanmean(values(order, logs)) for order in contrast.orders]
+    count = len(marginals)
+    error = float(np.std(marginals, ddof=1)) / math.sqrt(count)
+    reach = float(stats.t.ppf(1 - verdict.ALPHA / 4, count - 1)) * error
+    assert judgement.ratio is not None and judgement.low is not None and judgement.high is not None
+    mean, low, high = (math.log(end) for end in (judgement.ratio, judgement.low, judgement.high))
+    wide = verdict.Interval(judgement.pairs, mean, low - reach, high + reach, error)
+    said, reasons = verdict.decide(wide, margin)
+    if judgement.verdict == "UNDECIDED":
+        said, reasons = "UNDECIDED", []  # its reasons stay: too few, or clocks or means disagree
+    distance = max(0.0, (abs(mean) - margin) / 2)
+    p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
+    own = values(contrast.weights, logs)
+    p_rounds = verdict.p_value(verdict.interval(own[np.isfinite(own)]), margin + distance)
+    reasons.append(f"{count} sampled orders of the toggles widen it by {100 * reach:.2g} %")
+    return msgspec.structs.replace(
+        judgement,
+        verdict=said,
+        low=math.exp(wide.low),
+        high=math.exp(wide.high),
+        p=min(1.0, p_orders + p_rounds),
+        more_s=None,  # what the orders leave open, more rounds of them leave open too
+        reasons=[*judgement.reasons, *reasons],
+    )

@@ -1,0 +1,246 @@
+"""An attribution in words and tables, for the command line, the window and reports alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sessions.columns import row_count
+from sessions.model import Session, Study
+from sessions.numbers import STEP_TIME, Cell, interval_cells
+from sessions.sizes import sized
+from sessions.studies.attribution.estimation import WHOLE_STEP
+from sessions.tables import PEAK, Column, Table
+from sessions.verdicts.verdict import REGION
+from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
+from sessions.verdicts.work import DIFFERENT_MODELS, makes_other_model
+
+KIND = "attribution"
+
+ONE_BUILD = (
+    "Each arm was built once: the ratios are those of these builds, and two builds of one step "
+    "may differ, by 0.14 % on one H100."
+)
+TOGETHER, BLOCKED = "all together", "blocked"
+# Columns of the effects.
+EFFECT, RATIO, LOW, HIGH, VERDICT = "effect", "time ratio", "from", "to", "verdict"
+_KINDS = {
+    "step": "adds",
+    "without": "gives beside the others",
+    "share": "share",
+    "interaction": "together beyond each",
+    "runner-up": "against the runner-up",
+    "total": TOGETHER,
+}
+
+
+def attributions(session: Session) -> list[Study]:
+    """Return the session's attributions, the oldest first."""
+    return [study for study in session.studies if study.kind == KIND]
+
+
+def newest(session: Session) -> Study | None:
+    """Return the session's last attribution."""
+    return next(reversed(attributions(session)), None)
+
+
+def rows(study: Study, table: str) -> list[dict[str, Any]]:
+    """Return the rows of one of a study's tables; none if it has no such table."""
+    columns: Mapping[str, Any] = study.tables.get(table, {})
+    if not columns:
+        return []
+    return [{name: column[row] for name, column in columns.items()}
+            for row in range(row_count(columns))]  # fmt: skip
+
+
+def headline(study: Study) -> str:
+    """Return what all toggles did together, in a few words; wrong results come first."""
+    wrong, unchecked = wrong_arms(study), unchecked_arms(study)
+    said = "nothing was measured yet"
+    for row in rows(study, "effects"):
+        if row["kind"] == "total" and row["quantity"] == "time":
+            said = f"all together: {_said(study, row)}"
+    if wrong:
+        said = f"{', '.join(wrong)} computed wrong numbers; {said}"
+    return f"{said}; numbers of {', '.join(unchecked)} not checked" if unchecked else said
+
+
+def arms_table(study: Study) -> Table:
+    """Return one row for each arm: step time, ratio to the base, peak memory, path, state."""
+    arms = rows(study, "arms")
+    has_paths = any(path_of(row) for row in arms)
+    unit, peaks = sized(float(row["peak_bytes"]) for row in arms)
+    columns = [
+        Column("arm"),
+        Column("median", "ms"),
+        *(Column(name, _unit(study)) for name in ("ratio", LOW, HIGH)),
+        Column("rounds"),
+        Column(PEAK, unit),
+        Column("numbers"),
+        *([Column("path")] if has_paths else []),
+        Column("note"),
+    ]
+    made: list[list[Cell]] = []
+    for row, peak in zip(arms, peaks, strict=True):
+        note = row["state"] if row["state"] != "measured" else ""
+        if row["reason"]:
+            note += f": {row['reason']}"
+        made.append(
+            [
+                row["title"],
+                float(row["step_ms"]),
+                *_ratio_cells(study, row),
+                int(row["rounds"]),
+                peak,
+                {0.0: "right", 1.0: "WRONG"}.get(
+                    float(row["wrong"]), "not checked" if is_unchecked(row) else ""
+                ),
+                *([path_of(row)] if has_paths else []),
+                note,
+            ]
+        )
+    return Table(f"{study.title}: arms", columns, made)
+
+
+def effects_table(study: Study) -> Table:
+    """Return one row for each effect: on time with interval and verdict, and on memory, exact."""
+    columns = [
+        Column("toggle"),
+        Column(EFFECT),
+        *(Column(name, _unit(study)) for name in (RATIO, LOW, HIGH)),
+        Column(VERDICT),
+        Column("memory ratio"),
+        Column("note"),
+    ]
+    memory = {
+        (row["kind"], row["name"]): float(row["ratio"])
+        for row in rows(study, "effects")
+        if row["quantity"] == "memory"
+    }
+    made: list[list[Cell]] = [
+        [
+            row["name"],
+            _KINDS.get(row["kind"], row["kind"]),
+            *_ratio_cells(study, row),
+            _verdict_of(study, row),
+            memory.get((row["kind"], row["name"]), math.nan),
+            row["reason"],
+        ]
+        for row in rows(study, "effects")
+        if row["quantity"] == "time"
+    ]
+    for row in rows(study, "blocked"):
+        made.append([row["toggle"], BLOCKED, None, None, None, "not measured", None,
+                     row["reason"]])  # fmt: skip
+    return Table(f"{study.title}: effects", columns, made)
+
+
+def remarks(study: Study) -> list[str]:
+    """Return sentences on how it was measured that a reader must know."""
+    facts = study.facts
+    said = [
+        f"Ratios of {timed_words(study)} with 95 % intervals, each; FASTER and SLOWER are "
+        "corrected for the number of effects (Holm). Below 1 is less.",
+        f"Peak memory: {facts.get('memory', 'not measured')}.",
+    ]
+    if facts.get("final"):
+        seconds = float(facts["seconds"])
+        count = facts["rounds"]
+        if count and not facts.get("rebuilt_each_block"):
+            said.append(ONE_BUILD)
+        said.append(f"{count} round{'s' * (count != 1)} in {duration(seconds)}.")
+        if facts.get("more_s") is not None:
+            said.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
+    if note := study.request.get("floor_note"):
+        said.append(sentence(note))
+    said += rebuilding(facts)
+    for clause, arms in [*_paths(study).items(), *_without_effect(study).items()]:
+        said.append(f"{clause} ({', '.join(arms)}).")
+    return said
+
+
+def _paths(study: Study) -> dict[str, list[str]]:
+    """Return each path that ran, and the arms that took it."""
+    paths: dict[str, list[str]] = {}
+    for row in rows(study, "arms"):
+        if path := path_of(row):
+            paths.setdefault(path, []).append(str(row["title"]))
+    return paths
+
+
+def _without_effect(study: Study) -> dict[str, list[str]]:
+    """Return the requested options that did nothing, and in which arms."""
+    arms: dict[str, list[str]] = {}
+    for row in rows(study, "arms"):
+        for line in str(row["evidence"]).split("; "):
+            if ": no effect: " in line:
+                arms.setdefault(line, []).append(str(row["title"]))
+    return arms
+
+
+def wrong_arms(study: Study) -> list[str]:
+    """Return the titles of the arms whose numbers are out of tolerance."""
+    return [row["title"] for row in rows(study, "arms") if row["wrong"] == 1]
+
+
+def unchecked_arms(study: Study) -> list[str]:
+    """Return the titles of the arms whose numbers could not be checked."""
+    return [row["title"] for row in rows(study, "arms") if is_unchecked(row)]
+
+
+def path_of(row: Mapping[str, Any]) -> str:
+    """Return what computed an arm's experts, and its heads' ranks; older files do not say."""
+    return str(row.get("path", ""))
+
+
+def is_unchecked(row: Mapping[str, Any]) -> bool:
+    """Return True if an arm's results were looked at and could not be checked."""
+    return math.isnan(row["wrong"]) and bool(row["numerics"])
+
+
+def is_measured(study: Study) -> bool:
+    """Return True if any effect on time is known."""
+    return any(
+        row["quantity"] == "time" and math.isfinite(row["ratio"]) for row in rows(study, "effects")
+    )
+
+
+def timed_words(study: Study) -> str:
+    """Return what the study timed, for a sentence."""
+    timed = str(study.request.get("timed", WHOLE_STEP))
+    return "step time" if timed == WHOLE_STEP else f"{timed} pass's time"
+
+
+def _said(study: Study, row: Mapping[str, Any]) -> str:
+    """Describe one effect in words that claim no more than its verdict does."""
+    if not math.isfinite(row["ratio"]):
+        return "not measured"
+    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+    said = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
+    said = said.replace(STEP_TIME, _unit(study))
+    timed = str(study.request.get("timed", WHOLE_STEP))
+    return said if timed == WHOLE_STEP or timed in said else f"{said} in the {timed} pass"
+
+
+def _unit(study: Study) -> str:
+    """Return the unit of ratios: what the study timed."""
+    return f"x {timed_words(study)}"
+
+
+def _verdict_of(study: Study, row: Mapping[str, Any]) -> str:
+    """Return the verdict of an effect, or "different models" if a toggle makes another."""
+    toggles = study.request.get("toggles", [])
+    own = toggles if row["kind"] == "total" else str(row["name"]).replace("=", " ").split()
+    is_other = any(makes_other_model(str(name).partition("=")[0]) for name in own)
+    verdict = str(row["verdict"]) or "not measured"
+    return DIFFERENT_MODELS if is_other and row["verdict"] else verdict
+
+
+def _region(study: Study) -> float:
+    return float(max(study.request.get("region", REGION), study.request.get("floor", 0.0)))
+
+
+def _ratio_cells(study: Study, row: Mapping[str, Any]) -> list[Cell]:
+    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+    return interval_cells(ratio, low, high, _region(study))

@@ -1,0 +1,1 @@
+"""The search for the best configuration: its space, races, verdicts, tables and words."""

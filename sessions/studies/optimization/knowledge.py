@@ -1,0 +1,70 @@
+"""The knowledge of a search about single options: effects, predictions, costs and refusals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from sessions.studies.optimization.space import Candidate, Point
+
+Option = tuple[int, str]  # index of a dimension, and one of its options
+
+
+@dataclass
+class Knowledge:
+    """The effects of single options, as log ratios to the start's option of their dimension."""
+
+    effects: dict[Option, float] = field(default_factory=dict)  # as measured last
+    predicted: dict[Option, float] = field(default_factory=dict)  # by the roofline
+    refused: dict[Option, str] = field(default_factory=dict)  # not to try elsewhere, and why
+    costs: dict[Option, float] = field(default_factory=dict)  # seconds that building took at least
+
+    def effect(self, option: Option) -> float:
+        """Return the effect of an option: measured, predicted, or 0."""
+        if option in self.effects:
+            return self.effects[option]
+        predicted = self.predicted.get(option, math.nan)
+        return predicted if math.isfinite(predicted) else 0.0
+
+    def score(self, point: Point, best: Point) -> float:
+        """Return the expected log ratio of a point to another one, if effects are additive."""
+        pairs = zip(enumerate(point), enumerate(best), strict=True)
+        return sum(self.effect(own) - self.effect(other) for own, other in pairs if own != other)
+
+    def cost(self, point: Point, start: Point) -> float:
+        """Return the seconds that building a point should take, by its options; 0 if unknown.
+
+        The start's options do not count: its build also loads libraries.
+        """
+        options = changed_options(point, start)
+        return max((self.costs.get(option, 0.0) for option in options), default=0.0)
+
+    def learn_cost(self, point: Point, start: Point, seconds: float) -> None:
+        """Keep how long a point took to build."""
+        for option in changed_options(point, start):
+            self.costs[option] = min(seconds, self.costs.get(option, math.inf))
+
+    def learn_effect(self, candidate: Candidate, incumbent: Candidate) -> None:
+        """Keep the effect of an option where it is the only difference."""
+        own = difference(candidate.point, incumbent.point)
+        gain = candidate.value - incumbent.value
+        if own is not None and not math.isnan(gain):
+            other = own[0], incumbent.point[own[0]]
+            self.effects[own] = self.effects.get(other, 0.0) + gain
+
+    def refuse(self, candidate: Candidate, beside: Candidate, reason: str) -> None:
+        """Try an option in no other configuration, if it is the only difference."""
+        own = difference(candidate.point, beside.point)
+        if own is not None:
+            self.refused[own] = f"{reason} in {candidate.title}"
+
+
+def changed_options(point: Point, other: Point) -> list[Option]:
+    """Return the options in which a point differs from another one."""
+    return [own for own, its in zip(enumerate(point), other, strict=True) if own[1] != its]
+
+
+def difference(point: Point, other: Point) -> Option | None:
+    """Return the only option in which a point differs; None if there are several, or none."""
+    options = changed_options(point, other)
+    return options[0] if len(options) == 1 else None

@@ -1,0 +1,499 @@
+"""The search for the best configuration: proposals, races, elimination, and what was left out.
+
+* **Proposals.** The search begins at the configuration that a person has. It proposes single
+  changes of the best candidate so far, the most promising first: by the measured effect of the
+  option elsewhere, else by the roofline's prediction. All changes that help are also proposed
+  together, and at the end pairs of changes that lose little.
+* **Races.** Up to ``BATCH`` candidates and the incumbent run blocks of steps in random order, round
+  by round. A candidate is eliminated when the interval of its paired log ratios shows that it
+  cannot be better by more than ``MATTERS``. The interval holds at every look, so that looking after
+  each round costs nothing.
+* **Budget.** Builds, compiles, checks and races all count. What does not fit, does not build or
+  computes wrong numbers is a data point. A candidate becomes the incumbent only after its numbers
+  were checked and are right.
+
+The ratios of a search belong to the best of many, so that they flatter it (the winner's curse).
+``sessions.studies.optimization.verdicts`` measures the result again with new blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sessions.model import Numerics
+from sessions.studies.optimization.knowledge import Knowledge, difference
+from sessions.studies.optimization.space import (
+    BLOCKED,
+    ENERGY,
+    FAILED,
+    LEAST_ROUNDS,
+    MEMORY,
+    NO_EFFECT,
+    NOT_TRIED,
+    OUT_OF_MEMORY,
+    RACED,
+    TIME,
+    TOO_LARGE,
+    Built,
+    Candidate,
+    Dimension,
+    Failure,
+    Measurement,
+    Point,
+    changes,
+    replaced,
+    title_of,
+)
+
+BATCH = 4  # candidates of a race; more would compete for memory
+MATTERS = 0.0025  # of a log ratio: a smaller improvement is not worth a race
+MOST_ROUNDS = 16  # of a race; an open candidate races again once all others had their turn
+MOST_TURNS = 6  # races of a candidate against one incumbent
+SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried again
+# Changes that lose more together are not tried as a pair. Losses are estimated in short races: the
+# limit leaves room for their error.
+PAIR_REACH = math.log(1.05)
+FINAL_SHARE = 0.3  # of the budget, for the verdicts
+PREDICTION_SHARE = 0.05  # of the budget, for predictions
+IDLE = ("no effect", "as default")  # evidence that an option changes nothing
+NO_TIME = "no time was left"
+BETTER, WORSE, OPEN = "better", "worse", "open"
+
+
+class StartFailed(Exception):  # noqa: N818 - the configuration failed, not the program
+    """The configuration that all others are measured against cannot run: a sentence."""
+
+
+class Bench(Protocol):
+    """Builds and measures candidates: a device, or a simulation of one."""
+
+    def now(self) -> float:
+        """Return the seconds of a clock."""
+
+    def usable(self, point: Point) -> tuple[Point | None, str]:
+        """Return the point, or with what its changes need; None and why if it cannot be used."""
+
+    def predict(self, point: Point) -> float:
+        """Return the predicted log ratio of step time to the start's; NaN if there is none."""
+
+    def build(self, candidate: Candidate) -> Built | Failure:
+        """Build and warm up a candidate, unless it is ready."""
+
+    def release(self, candidate: Candidate) -> None:
+        """Allow that the memory of a candidate is used for others."""
+
+    def round(self, candidates: Sequence[Candidate]) -> dict[int, Measurement | Failure]:
+        """Run a block of every candidate in random order; a void block has no entry."""
+
+    def rebuild(self, candidates: Sequence[Candidate]) -> None:
+        """Build candidates again, at other addresses; what fails then fails in its next block."""
+
+    def check(self, candidate: Candidate) -> Numerics | Failure:
+        """Compare the numbers of a candidate with a reference."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The quantity to minimise, and the limits that a proposed configuration keeps."""
+
+    objective: str = TIME
+    memory_limit: float = math.inf  # bytes
+    max_error: float = math.inf  # largest absolute error of an output
+    budget_s: float = 600.0
+
+
+@dataclass
+class Search:
+    """One search. ``report`` is called with a text after each build, check and round."""
+
+    dimensions: Sequence[Dimension]
+    bench: Bench
+    goal: Goal
+    report: Callable[[str], None] = lambda text: None
+    candidates: list[Candidate] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # by activity
+    left_out: dict[Point, str] = field(default_factory=dict)  # points with the reason
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    is_complete: bool = False  # every change of the best candidate within reach was decided
+    rounds: int = 0  # of all races
+    block_s: float = math.nan  # that a block takes, at last
+
+    def __post_init__(self) -> None:
+        self._by_point: dict[Point, Candidate] = {}
+        self._turns: dict[tuple[int, int], int] = {}  # races of two candidates, by their numbers
+        self._began = self.bench.now()
+        self.best = self.candidate(tuple(dimension.start for dimension in self.dimensions))
+
+    @property
+    def start(self) -> Candidate:
+        """The configuration at which the search began."""
+        return self.candidates[0]
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the search began."""
+        return self.bench.now() - self._began
+
+    def run(self) -> None:
+        """Search until nothing is left to try or the time is spent; raises ``StartFailed``."""
+        self.start.value = self.start.time = 0.0
+        failure = self.build(self.start)
+        if failure is not None:
+            raise StartFailed(failure.reason)
+        self.start.state = RACED
+        self.check(self.start)
+        self._predict()
+        while batch := self._next_batch():
+            self._race(batch)
+        self.is_complete = not self._is_over and not any(
+            reason.startswith(NO_TIME) for reason in self.left_out.values()
+        )
+
+    # Candidates
+
+    def candidate(self, point: Point) -> Candidate:
+        """Return the candidate of a point, which is made if there is none yet."""
+        if point not in self._by_point:
+            candidate = Candidate(len(self.candidates), point, title_of(self.dimensions, point))
+            if len(changed := changes(self.dimensions, point)) == 1:
+                options = (o for o in enumerate(point) if self.dimensions[o[0]].name in changed)
+                candidate.predicted = self.knowledge.predicted.get(next(options), math.nan)
+            self._by_point[point] = candidate
+            self.candidates.append(candidate)
+        return self._by_point[point]
+
+    def proposable(self, candidate: Candidate) -> bool:
+        """Return True if a candidate was measured, is right, and keeps the limits."""
+        return candidate.state == RACED and not self.objection(candidate)
+
+    def objection(self, candidate: Candidate) -> str:
+        """Return why a candidate that was measured cannot be proposed; empty if it can."""
+        numerics = candidate.numerics
+        if candidate.peak_bytes > self.goal.memory_limit:
+            return TOO_LARGE
+        if numerics is None:
+            return "its numbers were not checked"
+        if numerics.ok is None:
+            return f"its numbers could not be checked: {numerics.text}"
+        if not numerics.ok:
+            return f"wrong numbers: {numerics.text}"
+        if candidate.max_error > self.goal.max_error:
+            return f"its largest error is {candidate.max_error:.2g}"
+        return ""
+
+    def build(self, candidate: Candidate) -> Failure | None:
+        """Build a candidate and keep what it showed; return the failure, if it is one."""
+        with self.timed("build"):
+            built = self.bench.build(candidate)
+        if isinstance(built, Failure):
+            candidate.state, candidate.reason = built.state, built.reason
+        else:
+            if math.isnan(candidate.build_s):  # a later build finds its compiled code in a cache
+                candidate.build_s = built.seconds
+                self.knowledge.learn_cost(candidate.point, self.start.point, built.seconds)
+            if not math.isnan(built.peak_bytes):
+                candidate.peak_bytes = built.peak_bytes
+            candidate.evidence = built.evidence
+        self.report(candidate.title)
+        return built if isinstance(built, Failure) else None
+
+    def check(self, candidate: Candidate) -> bool:
+        """Check the numbers of a candidate once; return True if they are right."""
+        if candidate.numerics is None:
+            with self.timed("check"):
+                numerics = self.bench.check(candidate)
+            if isinstance(numerics, Failure):  # the reference may need more memory than the steps
+                text = f"not checked: {numerics.reason}"
+                numerics = Numerics(reference="", ok=None, text=text)
+            candidate.numerics = numerics
+            self.report(candidate.title)
+        return candidate.is_right
+
+    def cost(self, point: Point) -> float:
+        """Return the seconds that building a point should take."""
+        return self.knowledge.cost(point, self.start.point)
+
+    @contextlib.contextmanager
+    def timed(self, activity: str) -> Iterator[None]:
+        """Count the seconds of an activity."""
+        began = self.bench.now()
+        try:
+            yield
+        finally:
+            spent = self.bench.now() - began
+            self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
+
+    @property
+    def _left_s(self) -> float:
+        return (1 - FINAL_SHARE) * self.goal.budget_s - self.spent_s
+
+    @property
+    def _is_over(self) -> bool:
+        return self._left_s <= 0
+
+    # Proposals
+
+    def _predict(self) -> None:
+        """Predict every single change of the start, as far as the time for it allows."""
+        until = self.spent_s + PREDICTION_SHARE * self.goal.budget_s
+        with self.timed("prediction"):
+            for axis, dimension in enumerate(self.dimensions):
+                for option in dimension.options:
+                    point = replaced(self.start.point, [(axis, option)])
+                    if point == self.start.point or self.spent_s > until:
+                        continue
+                    if self.bench.usable(point)[0] == point:
+                        self.knowledge.predicted[axis, option] = self.bench.predict(point)
+
+    def _next_batch(self) -> list[Candidate]:
+        """Return the candidates of the next race; none when nothing is left or time is over."""
+        for proposals in (self._together, self._singles, self._smaller, self._open, self._pairs):
+            if batch := self._built(proposals()):
+                return batch
+        if self._is_over:
+            for point in self._singles():
+                self._leave_out(point, f"{NO_TIME} to try it")
+        return []
+
+    def _built(self, points: Sequence[Point]) -> list[Candidate]:
+        """Return the first candidates of these points that can be built and race."""
+        batch: list[Candidate] = []
+        for point in points:
+            if len(batch) == BATCH or self._is_over:
+                break
+            if (cost := self.cost(point)) > self._left_s:
+                self._leave_out(point, f"{NO_TIME} to build it, which takes about {cost:.0f} s")
+                continue
+            candidate = self.candidate(point)
+            if self.build(candidate) is not None:
+                if candidate.state == FAILED:
+                    self.knowledge.refuse(candidate, self.best, "it failed")
+            elif self._can_race(candidate):
+                batch.append(candidate)
+        return batch
+
+    def _can_race(self, candidate: Candidate) -> bool:
+        """Return True unless a candidate is too large or is equivalent to the best one."""
+        pairs = zip(self.dimensions, candidate.point, self.best.point, strict=True)
+        changed = {dimension.name: own for dimension, own, best in pairs if own != best}
+        idle = {
+            evidence.toggle: evidence.text
+            for evidence in candidate.evidence
+            if evidence.status in IDLE and changed.get(evidence.toggle) == evidence.requested
+        }
+        if candidate.peak_bytes > self.goal.memory_limit:
+            candidate.state, candidate.reason = TOO_LARGE, "its peak memory is over the limit"
+        elif changed and idle.keys() == changed.keys():
+            candidate.state, candidate.reason = NO_EFFECT, "; ".join(idle.values())
+            self.knowledge.refuse(candidate, self.best, "it had no effect")
+        else:
+            return True
+        self.bench.release(candidate)
+        return False
+
+    def _together(self) -> list[Point]:
+        """Propose at once all options that are better than the best candidate's.
+
+        They are better by what was measured, or else by what was predicted.
+        """
+        point, effect = self.best.point, self.knowledge.effect
+        for axis, dimension in enumerate(self.dimensions):
+            options = [o for o in dimension.options if (axis, o) not in self.knowledge.refused]
+            option = min(options, key=lambda o: effect((axis, o)), default=point[axis])
+            if effect((axis, point[axis])) - effect((axis, option)) > MATTERS:
+                point = replaced(point, [(axis, option)])
+        return self._untried([point])
+
+    def _singles(self) -> list[Point]:
+        """Propose the single changes of the best candidate that nothing speaks against."""
+        points = []
+        for axis, dimension in enumerate(self.dimensions):
+            for option in dimension.options:
+                point = replaced(self.best.point, [(axis, option)])
+                if point == self.best.point:
+                    continue
+                score = self.knowledge.score(point, self.best.point)
+                if (reason := self.knowledge.refused.get((axis, option))) is not None:
+                    self._leave_out(point, reason)
+                elif (axis, option) in self.knowledge.effects and score > SINGLE_REACH:
+                    percent = 100 * math.expm1(score)
+                    self._leave_out(point, f"it lost {percent:.0f} % in another configuration")
+                else:
+                    points.append(point)
+        return self._untried(points)
+
+    def _smaller(self) -> list[Point]:
+        """Propose what is too large alone beside each change that saves enough memory."""
+        best, points = self.best, []
+        apart = [
+            (c, option) for c in self.candidates if (option := difference(c.point, best.point))
+        ]
+        large = [(c, o) for c, o in apart if c.state in (TOO_LARGE, OUT_OF_MEMORY)]
+        savers = [(c, o) for c, o in apart if c.state == RACED and c.peak_bytes < best.peak_bytes]
+        for candidate, option in large:
+            for saver, saving in savers:
+                peak = candidate.peak_bytes * saver.peak_bytes / best.peak_bytes
+                if option[0] != saving[0] and not peak > self.goal.memory_limit:
+                    points.append(replaced(best.point, [option, saving]))
+        return self._untried(points)
+
+    def _open(self) -> list[Point]:
+        """Propose again what may be better than the best candidate by what is known so far."""
+        candidates = [
+            candidate
+            for candidate in self.candidates
+            if candidate.state == RACED
+            and candidate is not self.best
+            and self._may_be_better(candidate)
+        ]
+        return [candidate.point for candidate in sorted(candidates, key=lambda c: c.value)]
+
+    def _pairs(self) -> list[Point]:
+        """Propose pairs of changes that lose little together, if effects are additive."""
+        options = [
+            (axis, option)
+            for axis, dimension in enumerate(self.dimensions)
+            for option in dimension.options
+            if option != self.best.point[axis]
+            and (axis, option) in self.knowledge.effects
+            and (axis, option) not in self.knowledge.refused
+        ]
+        points = [
+            replaced(self.best.point, pair)
+            for pair in itertools.combinations(options, 2)
+            if pair[0][0] != pair[1][0]
+        ]
+        best = self.best.point
+        return self._untried([p for p in points if self.knowledge.score(p, best) <= PAIR_REACH])
+
+    def _untried(self, points: Sequence[Point]) -> list[Point]:
+        """Return the points that can be used and were not tried, the most promising first."""
+        untried: dict[Point, None] = {}
+        for point in points:
+            if point in self._by_point or point in self.left_out:
+                continue
+            usable, reason = self.bench.usable(point)
+            if usable is None:
+                self._leave_out(point, f"{BLOCKED}: {reason}")
+            elif usable not in self._by_point and usable not in self.left_out:
+                untried[usable] = None
+        return sorted(untried, key=lambda p: self.knowledge.score(p, self.best.point))
+
+    def _leave_out(self, point: Point, reason: str) -> None:
+        if point not in self._by_point:
+            self.left_out.setdefault(point, reason)
+
+    # Races
+
+    def _race(self, batch: Sequence[Candidate]) -> None:
+        """Alternate the best candidate and a batch until each is decided, or rounds are spent."""
+        live = list(batch)
+        for candidate in batch:
+            pair = candidate.number, self.best.number
+            self._turns[pair] = self._turns.get(pair, 0) + 1
+        with self.timed("race"):
+            for _ in range(MOST_ROUNDS):
+                if not live or self._is_over:
+                    break
+                self._round(live)
+                live = [candidate for candidate in live if self._is_live(candidate)]
+                self.report(f"{len(live)} of {len(batch)} candidates race")
+        self._settle(batch)
+        for candidate in batch:
+            if candidate.state == NOT_TRIED and not self._is_over:
+                candidate.state, candidate.reason = FAILED, "none of its blocks counts"
+            if candidate is not self.best:
+                self.bench.release(candidate)
+
+    def _round(self, live: Sequence[Candidate]) -> None:
+        began = self.bench.now()
+        blocks = self.bench.round([self.best, *live])
+        self.rounds += 1
+        self.block_s = (self.bench.now() - began) / (1 + len(live))
+        base = self._take(self.best, blocks)
+        for candidate in live:
+            own = self._take(candidate, blocks)
+            if base is not None and own is not None:
+                candidate.state = RACED
+                candidate.add(self.best.number, base, own)
+
+    def _take(
+        self, candidate: Candidate, blocks: dict[int, Measurement | Failure]
+    ) -> Measurement | None:
+        """Take a candidate's block of a round; return None where there is none that counts."""
+        block = blocks.get(candidate.number)
+        if isinstance(block, Failure):
+            candidate.state, candidate.reason = block.state, block.reason
+            if candidate is self.best:
+                self._fall_back(block)
+            return None
+        if block is not None:
+            candidate.measurements.append(block)
+        return block
+
+    def _fall_back(self, failure: Failure) -> None:
+        """Go on with the next-best candidate, because the best one failed while it raced."""
+        proposable = [candidate for candidate in self.candidates if self.proposable(candidate)]
+        if not proposable:
+            raise StartFailed(failure.reason)
+        self.best = min(proposable, key=lambda candidate: candidate.value)
+
+    def _is_live(self, candidate: Candidate) -> bool:
+        return candidate.state in (RACED, NOT_TRIED) and self._outcome(candidate) == OPEN
+
+    def _outcome(self, candidate: Candidate) -> str:
+        """Return whether a candidate is better or worse than the best one, or open."""
+        objective = self.goal.objective
+        race = candidate.race(self.best.number, ENERGY if objective == ENERGY else TIME)
+        if race.n < LEAST_ROUNDS:
+            return OPEN
+        if objective == MEMORY:
+            gain = math.log(self.best.peak_bytes / candidate.peak_bytes)
+            return BETTER if gain > MATTERS else WORSE
+        if race.low > -MATTERS:
+            return WORSE
+        return BETTER if race.high < 0 else OPEN
+
+    def _may_be_better(self, candidate: Candidate) -> bool:
+        """Return True if another race against the best candidate may show that this is better."""
+        if self.goal.objective == MEMORY:  # which is counted exactly
+            return False
+        race = candidate.race(self.best.number, self.goal.objective)
+        if self._turns.get((candidate.number, self.best.number), 0) >= MOST_TURNS:
+            return False
+        if race.n:
+            return self._outcome(candidate) == OPEN and race.mean < 0
+        if candidate.numerics is not None and self.objection(candidate):
+            return False
+        before = candidate.race(candidate.against, self.goal.objective)
+        reach = before.half if math.isfinite(before.half) else 0.0
+        return candidate.value - reach < self.best.value - MATTERS
+
+    def _settle(self, batch: Sequence[Candidate]) -> None:
+        """Estimate values, learn effects, and make the best right candidate the incumbent."""
+        objective, incumbent = self.goal.objective, self.best
+        outcomes = {}
+        for candidate in batch:
+            if candidate.state != RACED or not candidate.race(incumbent.number).n:
+                continue
+            candidate.time = incumbent.time + candidate.race(incumbent.number, TIME).mean
+            if objective == MEMORY:
+                candidate.value = math.log(candidate.peak_bytes / self.start.peak_bytes)
+            else:
+                mean = candidate.race(incumbent.number, objective).mean
+                candidate.value = incumbent.value + mean
+            outcomes[candidate] = self._outcome(candidate)
+            self.knowledge.learn_effect(candidate, incumbent)
+        for candidate in sorted(outcomes, key=lambda c: c.value):
+            if outcomes[candidate] != BETTER and self.proposable(incumbent):
+                continue
+            if not self.check(candidate) and candidate.numerics and incumbent.is_right:
+                self.knowledge.refuse(candidate, incumbent, "its numbers were not right")
+            if self.proposable(candidate):
+                self.best = candidate
+                return

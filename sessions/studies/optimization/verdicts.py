@@ -1,0 +1,319 @@
+"""The verdicts of an optimization, from new blocks: what the search promised is measured again.
+
+The start, the best candidate, the runner-up and the best candidate without each of its changes
+alternate in rounds. The blocks of the search do not count: the best of many was chosen by them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sessions.studies.attribution import estimation
+from sessions.studies.attribution.design import Contrast
+from sessions.studies.attribution.estimation import Effect
+from sessions.studies.optimization.knowledge import changed_options
+from sessions.studies.optimization.search import Search
+from sessions.studies.optimization.space import (
+    ENERGY,
+    MEMORY,
+    RACED,
+    Candidate,
+    Failure,
+    Measurement,
+    pareto_front,
+    replaced,
+)
+from sessions.verdicts import verdict
+from sessions.verdicts.verdict_words import duration
+
+MOST_CHECKS = 4  # of candidates that may be the runner-up
+BUILDS = verdict.LEAST_BUILDS + 1  # of all arms, for the last may not end
+REBUILD_SHARE = 0.5  # of the time of the verdicts, at most
+SEARCH_SHARE = 0.25  # of the time that the search took, at most, for all builds and their rounds
+LEAST_ROUNDS = 2  # of a build
+MOST_FRONT = 6  # candidates that are checked because they may be on the Pareto front
+GROWTH = 1.25  # of the rounds between two looks
+GAIN, RUNNER_UP, WITHOUT = KINDS = ("total", "runner-up", "without")
+
+
+@dataclass
+class Verdicts:
+    """The final measurement of one search, which has ended."""
+
+    search: Search
+    region: float = verdict.REGION
+    floor: float = 0.0
+    half_width: float = verdict.HALF_WIDTH
+    runner_up: Candidate | None = None
+    arms: list[Candidate] = field(default_factory=list)
+    contrasts: list[Contrast] = field(default_factory=list)
+    rounds: list[dict[int, Measurement]] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)  # on step time
+    energy: list[Effect] = field(default_factory=list)  # on the energy of a step, where counted
+    builds: list[int] = field(default_factory=list)  # of all arms, by round
+    slice_s: float = math.inf  # after which all arms are built again
+    one_build: str = ""  # why they are built once, as a clause
+    seconds: float = 0.0  # of alternating
+
+    @property
+    def best(self) -> Candidate | None:
+        """The candidate that is proposed; None where no candidate can be.
+
+        It is the start if the new blocks show that the search's best one is slower or needs more.
+        """
+        best, start, objective = self.search.best, self.search.start, self.search.goal.objective
+        gain = None if objective == MEMORY else self.gain(objective)
+        is_refuted = (
+            gain is not None and gain.judgement is not None and gain.judgement.verdict == "SLOWER"
+        )
+        if is_refuted and self.search.proposable(start):
+            return start
+        return best if self.search.proposable(best) else None
+
+    @property
+    def is_settled(self) -> bool:
+        """True if more rounds would change nothing."""
+        return estimation.settled(self.effects)
+
+    def run(self) -> None:
+        """Check what the front needs, choose the arms, and alternate until the verdicts settle."""
+        self._check_front()
+        self.runner_up = self._find_runner_up()
+        with self.search.timed("verdicts"):
+            self._choose_arms()
+            self._alternate()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of the budget."""
+        return self.search.goal.budget_s - self.search.spent_s
+
+    def front(self) -> list[Candidate]:
+        """Return the Pareto front of what can be proposed, the fastest first.
+
+        The best candidate is on it: no race showed another one to be better. Estimates of near ties
+        may order them otherwise.
+        """
+        front = pareto_front([c for c in self.search.candidates if self.search.proposable(c)])
+        if self.best is not None and self.best not in front:
+            front.append(self.best)
+        return sorted(front, key=lambda candidate: candidate.time)
+
+    def _unchecked(self) -> list[Candidate]:
+        """Return what was measured and not checked, the best first."""
+        candidates = [
+            c for c in self.search.candidates
+            if c.state == RACED and c.numerics is None
+            and not c.peak_bytes > self.search.goal.memory_limit
+        ]  # fmt: skip
+        return sorted(candidates, key=lambda c: c.value)
+
+    def _can_check(self, candidate: Candidate) -> bool:
+        """Return True if there is time to build and check one candidate more."""
+        checks = sum(c.numerics is not None for c in self.search.candidates)
+        needed = self.search.seconds.get("check", 0.0) / max(checks, 1)
+        return self.left_s > 2 * (needed + self.search.cost(candidate.point))
+
+    def _check(self, candidate: Candidate) -> None:
+        if self._can_check(candidate) and self.search.build(candidate) is None:
+            self.search.check(candidate)
+
+    def _check_front(self) -> None:
+        """Check the candidates that only their numbers keep from the Pareto front."""
+        for candidate in self._unchecked()[:MOST_FRONT]:
+            if math.isnan(candidate.peak_bytes):
+                return  # by time alone, the best candidate is the front
+            if candidate in pareto_front([*self.front(), candidate]):
+                self._check(candidate)
+
+    def _find_runner_up(self) -> Candidate | None:
+        """Return the second-best candidate whose numbers are right, other than the start."""
+        search = self.search
+        rest = [c for c in search.candidates if c not in (search.best, search.start)]
+        ranked = sorted((c for c in rest if c.state == RACED), key=lambda c: c.value)
+        for candidate in ranked[:MOST_CHECKS]:
+            if candidate.numerics is None:
+                self._check(candidate)
+            if search.proposable(candidate):
+                return candidate
+        return None
+
+    def _choose_arms(self) -> None:
+        """Build the arms, the most important first, as far as time allows."""
+        search = self.search
+        start, best = search.start, search.best
+        if not self._add(best) or (best is not start and not self._add(start)):
+            return
+        if best is not start:
+            self._contrast(GAIN, "best against start", start)
+        if self.runner_up is not None and self._add(self.runner_up):
+            self._contrast(RUNNER_UP, f"best against {self.runner_up.title}", self.runner_up)
+        changed = [axis for axis, _ in changed_options(best.point, start.point)]
+        for axis in changed if len(changed) > 1 else []:
+            self._add_without(axis)
+
+    def _add_without(self, axis: int) -> None:
+        """Add the best candidate without one change, and without what needs that change."""
+        search, best = self.search, self.search.best
+        dimension = search.dimensions[axis]
+        name = f"{dimension.name}={best.point[axis]}"
+        point = replaced(best.point, [(axis, dimension.start)])
+        usable, reason = search.bench.usable(point)
+        if usable is None:
+            self.contrasts.append(Contrast(WITHOUT, name, {}, reason=reason))
+            return
+        names = [
+            f"{dimension.name}={own}"
+            for dimension, own, other in zip(search.dimensions, best.point, usable, strict=True)
+            if own != other
+        ]
+        name = " + ".join(names)
+        if any(contrast.name == name for contrast in self.contrasts):
+            return
+        if search.cost(usable) > self.left_s or not self._fits(len(self.arms) + 1):
+            reason = "no time was left to measure it"
+            self.contrasts.append(Contrast(WITHOUT, name, {}, reason=reason))
+            return
+        candidate = search.candidate(usable)
+        if self._add(candidate):
+            self._contrast(WITHOUT, name, candidate)
+        else:
+            self.contrasts.append(Contrast(WITHOUT, name, {}, reason=candidate.reason))
+
+    def _fits(self, count: int) -> bool:
+        """Return True if as many arms can run enough rounds in the time that is left."""
+        needed = verdict.MIN_PAIRS * count * self.search.block_s
+        return not needed > self.left_s
+
+    def _add(self, candidate: Candidate) -> bool:
+        if candidate not in self.arms:
+            if self.search.build(candidate) is not None:
+                return False
+            self.arms.append(candidate)
+        return True
+
+    def _contrast(self, kind: str, name: str, other: Candidate) -> None:
+        weights = {self.arms.index(self.search.best): 1.0, self.arms.index(other): -1.0}
+        self.contrasts.append(Contrast(kind, name, weights))
+
+    def _alternate(self) -> None:
+        """Run rounds of all arms until the verdicts settle or the budget is spent."""
+        search, began = self.search, self.search.bench.now()
+        arms = list(self.arms)
+        self._plan_builds()
+        build, built = 0, began
+        while len(arms) > 1 and any(contrast.weights for contrast in self.contrasts):
+            if self._should_rebuild(build, search.bench.now() - built):
+                search.report(f"building {len(arms)} configurations again")
+                search.bench.rebuild(arms)
+                build, built = build + 1, search.bench.now()
+            arms = self._round(arms)
+            self.builds.append(build)
+            count, self.seconds = len(self.rounds), search.bench.now() - began
+            if is_look(count):
+                self.judge()
+                search.report(f"{count} rounds of {len(arms)} configurations")
+                if self.is_settled:
+                    return
+            is_hopeless = count >= verdict.MIN_PAIRS and not any(self.rounds)
+            if self.left_s <= 0 or is_hopeless:
+                break
+        self.judge()
+
+    def _plan_builds(self) -> None:
+        """Build all arms several times if that is cheap: builds of one configuration differ."""
+        rebuild_s = sum(arm.build_s for arm in self.arms)
+        rounds_s = LEAST_ROUNDS * len(self.arms) * self.search.block_s
+        slice_s = max((1 / REBUILD_SHARE - 1) * rebuild_s, rounds_s)
+        room_s = min(self.left_s, SEARCH_SHARE * self.search.spent_s)
+        if BUILDS * (slice_s + rebuild_s) <= room_s:  # never of NaN
+            self.slice_s = slice_s
+        else:
+            again = duration(rebuild_s) if math.isfinite(rebuild_s) else "an unknown time"
+            self.one_build = (
+                f"building all arms again takes {again}, too long for the time of this search"
+            )
+
+    @property
+    def least_builds(self) -> int:
+        """Number of builds of all arms that a claim needs."""
+        return 1 if math.isinf(self.slice_s) else verdict.LEAST_BUILDS
+
+    def _should_rebuild(self, build: int, seconds: float) -> bool:
+        return self.builds.count(build) >= LEAST_ROUNDS and seconds >= self.slice_s
+
+    def _round(self, arms: list[Candidate]) -> list[Candidate]:
+        """Run a block of each arm; return the arms that still run."""
+        blocks = self.search.bench.round(arms)
+        self.rounds.append({n: b for n, b in blocks.items() if isinstance(b, Measurement)})
+        running = []
+        for arm in arms:
+            if isinstance(failure := blocks.get(arm.number), Failure):
+                arm.state, arm.reason = failure.state, failure.reason
+            else:
+                running.append(arm)
+        return running
+
+    def judge(self) -> None:
+        """Judge every contrast by the rounds so far."""
+        blank = Measurement(math.nan)
+        table = [[row.get(arm.number, blank) for arm in self.arms] for row in self.rounds]
+        medians, means, clocks, joules = (
+            np.array([[getattr(block, name) for block in row] for row in table])
+            .reshape(len(table), len(self.arms))
+            for name in ("median_ms", "mean_ms", "clock_mhz", "joules")
+        )  # fmt: skip
+        measure = functools.partial(
+            estimation.measure,
+            self.contrasts,
+            region=self.region,
+            floor=self.floor,
+            half_width=self.half_width,
+            seconds=self.seconds,
+            builds=np.array(self.builds, int),
+            least_builds=self.least_builds,
+        )
+        self.effects = measure(medians, clocks, means)
+        if np.isfinite(joules).any():
+            self.energy = measure(joules, np.full_like(joules, math.nan))
+
+    def gain(self, quantity: str = "") -> Effect | None:
+        """Return the effect of the best candidate against the start; None where there is none."""
+        effects = self.energy if quantity == ENERGY else self.effects
+        return next((e for e in effects if e.contrast.kind == GAIN), None)
+
+    def payoff_steps(self) -> float:
+        """Return after how many steps the longer build of the best candidate has paid off.
+
+        Infinite if its steps are not faster, 0 if it is also built sooner; NaN if nothing is known.
+        """
+        effect, start, best = self.gain(), self.search.start, self.search.best
+        judgement = None if effect is None else effect.judgement
+        if judgement is None or judgement.ratio is None:
+            return math.nan
+        return payoff_steps(best.build_s - start.build_s, start.step_ms, judgement.ratio)
+
+
+def is_look(rounds: int) -> bool:
+    """Return True if the verdicts are judged after so many rounds, a look each quarter more.
+
+    A look costs as much as some blocks.
+    """
+    if rounds <= verdict.MIN_PAIRS:
+        return rounds == verdict.MIN_PAIRS
+    look, before = (
+        math.floor(math.log(n / verdict.MIN_PAIRS, GROWTH)) for n in (rounds, rounds - 1)
+    )
+    return look > before
+
+
+def payoff_steps(extra_s: float, step_ms: float, ratio: float) -> float:
+    """Return after how many steps ``extra_s`` of building are saved by a ratio of step times."""
+    if not extra_s > 0:
+        return 0.0 if ratio < 1 else math.nan
+    saved_ms = step_ms * (1 - ratio)
+    return math.ceil(1000 * extra_s / saved_ms) if saved_ms > 0 else math.inf

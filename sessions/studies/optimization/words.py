@@ -1,0 +1,242 @@
+"""An optimization in words and tables, for the command line, the window and reports alike."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sessions.model import Session, Study
+from sessions.numbers import STEP_TIME, Cell, number
+from sessions.sizes import sized
+from sessions.studies.attribution import words as attribution_words
+from sessions.studies.attribution.words import rows
+from sessions.studies.optimization.rows import BEST, START
+from sessions.studies.optimization.space import BATCH, ENERGY, MEMORY, RACED
+from sessions.studies.optimization.verdicts import GAIN
+from sessions.tables import PEAK, Column, Table
+from sessions.verdicts.verdict import REGION
+from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
+
+KIND = "optimization"
+CANDIDATES, OPTIONS, EFFECTS, BLOCKS = "candidates", "options", "effects", "blocks"
+_ACTIVITIES = ("build", "race", "check", "prediction", "verdicts")
+
+
+def optimizations(session: Session) -> list[Study]:
+    """Return the session's optimizations, the oldest first."""
+    return [study for study in session.studies if study.kind == KIND]
+
+
+def newest(session: Session) -> Study | None:
+    """Return the session's last optimization."""
+    return next(reversed(optimizations(session)), None)
+
+
+def best_row(study: Study) -> dict[str, Any] | None:
+    """Return the row of the candidate that is proposed; None if none can be."""
+    return next((row for row in rows(study, CANDIDATES) if row["role"] == BEST), None)
+
+
+def toggles_of(study: Study, row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of a candidate, for every toggle of its configuration; no batch."""
+    asking = question(study)
+    try:
+        base = msgspec.json.decode(str(asking.get("base", "{}")), type=dict[str, str])
+    except msgspec.MsgspecError:  # another version may have written it
+        base = {}
+    options = [text.partition("=") for text in asking.get("start", [])]
+    options += [text.partition("=") for text in sorted(changed_options(row))]
+    return base | {name: option for name, _, option in options if name != BATCH}
+
+
+def batch_of(study: Study, row: Mapping[str, Any]) -> int | None:
+    """Return the batch size of a candidate; None where it was not searched."""
+    options = [*question(study).get("start", []), *changed_options(row)]
+    batches = [text.partition("=")[2] for text in options if text.startswith(f"{BATCH}=")]
+    return int(batches[-1]) if batches and batches[-1].isdecimal() else None
+
+
+def changed_options(row: Mapping[str, Any]) -> set[str]:
+    """Return the options of a configuration that are not the start's: NAME=OPTION."""
+    title = str(row["title"])
+    return set() if title == START else set(title.split(", "))
+
+
+def headline(study: Study) -> str:
+    """Say what the best configuration gives, in words that claim no more than its verdict."""
+    candidates = rows(study, CANDIDATES)
+    tried = sum(row["state"] == RACED for row in candidates)
+    counted = f"{tried} configuration{'s' * (tried != 1)} measured"
+    best = best_row(study)
+    if best is None:
+        reason = next((row["reason"] for row in candidates if row["candidate"] == 0), "")
+        return f"no configuration can be proposed: {reason or 'nothing was measured yet'}"
+    if best["candidate"] == 0:
+        return f"nothing is better than the start among {counted}"
+    gains = [row for row in rows(study, EFFECTS) if row["kind"] == GAIN]
+    gain = {row["quantity"]: row for row in gains}
+    if not study.facts.get("final") or "time" not in gain:
+        return f"best so far: {best['title']}, {counted}"
+    words = [f"{best['title']}: {_claim(study, gain['time'])}"]
+    objective = str(question(study).get("objective"))
+    if objective in (MEMORY, ENERGY) and objective in gain:
+        words.insert(1, f"{number(float(gain[objective]['ratio']))} x the start's {objective}")
+    return ", ".join(words)
+
+
+def candidates_table(study: Study) -> Table:
+    """Return one row for each candidate: estimates of the search, which are no verdicts."""
+    candidates = rows(study, CANDIDATES)
+    unit, peaks = sized(float(row["peak_bytes"]) for row in candidates)
+    has_energy = any(math.isfinite(row["joules"]) for row in candidates)
+    columns = [
+        Column("configuration"),
+        Column("role"),
+        Column("estimate", STEP_TIME),
+        Column("median", "ms"),
+        Column(PEAK, unit),
+        *([Column("energy", "J")] if has_energy else []),
+        Column("largest error"),
+        Column("rounds"),
+        Column("build", "s"),
+        Column("numbers"),
+        Column("front"),
+        Column("note"),
+    ]
+    table: list[list[Cell]] = []
+    for row, peak in zip(candidates, peaks, strict=True):
+        state = "" if row["state"] == RACED else str(row["state"])
+        table.append(
+            [
+                row["title"],
+                row["role"],
+                float(row["estimate"]),
+                float(row["step_ms"]),
+                peak,
+                *([float(row["joules"])] if has_energy else []),
+                float(row["max_error"]),
+                int(row["rounds"]),
+                float(row["build_s"]),
+                {0.0: "right", 1.0: "WRONG"}.get(float(row["wrong"]), "not checked"),
+                "yes" if row["front"] == 1 else "",
+                ": ".join(filter(None, (state, str(row["reason"])))),
+            ]
+        )
+    return Table(f"{study.title}: configurations", columns, table)
+
+
+def options_table(study: Study) -> Table:
+    """Return one row for each option: whether it was tried, and why not."""
+    columns = [
+        Column("option"),
+        Column("state"),
+        Column("configurations"),
+        Column("estimate", STEP_TIME),
+        Column("note"),
+    ]
+    table: list[list[Cell]] = [
+        [
+            f"{row['toggle']}={row['option']}",
+            row["state"],
+            int(row["tried"]),
+            float(row["estimate"]),
+            row["reason"],
+        ]
+        for row in rows(study, OPTIONS)
+    ]
+    return Table(f"{study.title}: options", columns, table)
+
+
+def verdicts_table(study: Study) -> Table:
+    """Return one row for each verdict, from new blocks."""
+    table = attribution_words.effects_table(study)
+    energy = {
+        (row["kind"], row["name"]): float(row["ratio"])
+        for row in rows(study, EFFECTS)
+        if row["quantity"] == ENERGY
+    }
+    columns, cells = list(table.columns), [list(row) for row in table.rows]
+    if energy:
+        times = [(r["kind"], r["name"]) for r in rows(study, EFFECTS) if r["quantity"] == "time"]
+        columns.insert(-1, Column("energy ratio"))
+        for row, effect in itertools.zip_longest(cells, times):
+            row.insert(-1, energy.get(effect, math.nan))
+    return Table(f"{study.title}: verdicts", columns, cells)
+
+
+def remarks(study: Study) -> list[str]:
+    """Return what a reader must know of the result and of how sure it is, the briefest first."""
+    facts = study.facts
+    words = []
+    if facts.get("final"):
+        words.append(f"{payoff_words(facts)} {_certainty(study)}".strip())
+        words.append(_spent(facts))
+        seconds = float(facts["seconds"])
+        words.append(
+            f"The verdicts use {facts['rounds']} rounds of new blocks in {duration(seconds)}, "
+            f"none from the search{_builds(facts)}."
+        )
+        if facts.get("more_s") is not None:
+            words.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
+    if memory := facts.get("memory"):
+        words.append(f"Peak memory: {memory}.")
+    if note := question(study).get("floor_note"):
+        words.append(sentence(str(note)))
+    return words + rebuilding(facts)
+
+
+def _builds(facts: Mapping[str, Any]) -> str:
+    """Say how many builds the verdicts hold for, as the end of a sentence."""
+    if (builds := facts.get("builds", 1)) > 1:
+        return f", and {builds} builds of every configuration"
+    why = f": {facts['one_build']}" if facts.get("one_build") else ""
+    return f", and hold for the builds that were measured{why}"
+
+
+def payoff_words(facts: Mapping[str, Any]) -> str:
+    """Say after how many steps the build of the best configuration pays off; empty if unknown."""
+    steps = facts.get("payoff_steps")
+    if steps is None or math.isnan(steps):
+        return ""
+    if steps == 0:
+        return "It takes no longer to build than the start."
+    return f"Its longer build pays off after {steps:,.0f} steps."
+
+
+def question(study: Study) -> Mapping[str, Any]:
+    """Return what the command of a study names."""
+    return study.request
+
+
+def _certainty(study: Study) -> str:
+    """Say how much of the space was tried."""
+    options, facts = rows(study, OPTIONS), study.facts
+    tried = sum(row["tried"] > 0 for row in options)
+    words = f"{tried} of {len(options)} options were measured"
+    if facts.get("complete"):
+        return (
+            f"Search complete: {words}, and so was every single change of the result that may help."
+        )
+    return f"Search not complete, because the budget was spent: {words}; a larger one tries more."
+
+
+def _spent(facts: Mapping[str, Any]) -> str:
+    parts = [
+        f"{activity} {duration(float(facts[f'{activity}_s']))}"
+        for activity in _ACTIVITIES
+        if facts.get(f"{activity}_s")
+    ]
+    return f"Time: {', '.join(parts)}."
+
+
+def _claim(study: Study, row: Mapping[str, Any]) -> str:
+    if not math.isfinite(row["ratio"]):
+        return "not measured"
+    region = float(max(question(study).get("region", REGION), question(study).get("floor", 0.0)))
+    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+    words = claim_words(str(row["verdict"]), ratio, low, high, region)
+    return f"{words} against the start"
