@@ -17,7 +17,8 @@ from workbench.protocol import MOST_PAIRING_SHARE, OR, Availability, Blocked, Fi
 from workbench.protocol.catalogue import expected
 from workbench.runner.config import user_model
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, Toggle, all_toggles
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import Toggle, all_toggles
 from workbench.runner.toggles._ranks import layout_of
 from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.toggles.data_parallel import ranks_of

@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 
 from workbench.runner.distributed import mesh
-from workbench.runner.distributed.connection import Connection, RankError, Worker
+from workbench.runner.distributed.connection import Connection, Worker
 from workbench.runner.distributed.messages import Answer, Forget, Hello, Order, Ready, Step
+from workbench.runner.failures import RankError
 
 TOKEN = "WORKBENCH_RANK_TOKEN"  # the variable with the secret of a run
 ADDRESS = "WORKBENCH_RANK_0"  # the variable, and the store's key, with HOST:PORT for messages

@@ -32,12 +32,13 @@ from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender, TimedBlock
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.failures import Mistake, unwritten
+from workbench.runner.interfaces import Situation
 from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.variants.graph_pools import resident_bytes
-from workbench.runner.variants.variant import Arm, label
+from workbench.runner.variants.labels import label
+from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Step
 
 MOST_STEPS = 100
@@ -130,8 +131,9 @@ class ProfileRun:
         # They may be slower, and so are no steady steps of the segment.
         while (after := blocks.run_block(rig, contender, 0)) is None:
             turns.take_commands()
-        notes = findings.notes(arm, before, recorded)
-        if situation.on_gpu and (disturbed := findings.disturbed(before, after)):
+        notes = findings.notes(arm, before.void, recorded)
+        disturbed = findings.disturbed(before.median_ms, after.median_ms)
+        if situation.on_gpu and disturbed:
             notes.append(disturbed)
             rig.wire.send(protocol.Note(kind="warning", text=disturbed))
         busy_us = sums.busy_us(recorded) / len(recorded.steps) if situation.on_gpu else math.nan

@@ -40,6 +40,7 @@ from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.instruments.memory import free_bytes
+from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import forward, layer_errors, structure_check, training_curve
 from workbench.runner.numerics.deviation import (
     Deviation,
@@ -57,7 +58,6 @@ from workbench.runner.numerics.state.run_state import NotRecordable
 from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
-from workbench.runner.toggles import Situation
 from workbench.runner.variants.training import forget_graph
 from workbench.runner.variants.variant import Arm
 

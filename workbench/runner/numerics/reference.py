@@ -18,10 +18,11 @@ from models import Model
 from models.layers.fake_quantized import fake_quantize_as
 from models.layers.quantized_linear import quantize_linears
 from models.model import Promise
+from workbench.runner.batches import Tensors
 from workbench.runner.config import user_model
-from workbench.runner.config.data import Tensors
 from workbench.runner.failures import Mistake, is_fatal
 from workbench.runner.instruments.memory import free_bytes
+from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import routing_ties
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.routing_ties import Nudge, nudged
@@ -30,7 +31,6 @@ from workbench.runner.numerics.state.carried_state import NotCarried
 from workbench.runner.numerics.state.isolation import constants_of, kept_state, share
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors, tensors
-from workbench.runner.toggles import Situation
 from workbench.runner.variants.compiles import eager
 from workbench.runner.variants.variant import Arm
 from workbench.runner.variants.weights import Parameters

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.runner.config.data import Tensors
+from workbench.runner.batches import Tensors
 from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import plain_kernels, take_choices
 from workbench.runner.numerics.routing_ties import Nudge

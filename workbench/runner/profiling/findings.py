@@ -12,11 +12,10 @@ from sessions.studies import breakdown
 from sessions.tracing import trace
 from sessions.tracing.trace import Trace
 from workbench.runner.config.resolve import footprint
-from workbench.runner.experiments.blocks import TimedBlock
+from workbench.runner.interfaces import Situation
 from workbench.runner.profiling import provenance
 from workbench.runner.profiling.compiled import name_compiled
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.variants.variant import Arm
 
@@ -43,8 +42,11 @@ def read(path: Path, arm: Arm) -> Trace:
     return result
 
 
-def notes(arm: Arm, before: TimedBlock, result: Trace) -> list[Scalar]:
-    """Return what a reader of the tables must know; ``before`` ran without the profiler."""
+def notes(arm: Arm, void: str, result: Trace) -> list[Scalar]:
+    """Return what a reader of the tables must know.
+
+    ``void``: why the steps that ran without the profiler do not count; empty if they do.
+    """
     lines: list[Scalar] = []
     if is_compiled(arm):
         lines.append(
@@ -65,14 +67,14 @@ def notes(arm: Arm, before: TimedBlock, result: Trace) -> list[Scalar]:
             "its memory by role, by comparison with the same step without the graph. Memory that "
             "the graph's pool has beyond that step is listed as private pools."
         )
-    if before.void:
-        lines.append(f"The steps that were timed without the profiler do not count: {before.void}.")
+    if void:
+        lines.append(f"The steps that were timed without the profiler do not count: {void}.")
     return lines
 
 
-def disturbed(before: TimedBlock, after: TimedBlock) -> str:
+def disturbed(before_ms: float, after_ms: float) -> str:
     """Return a warning if steps after the profiler differ in speed from those before, else ""."""
-    ratio = after.median_ms / before.median_ms
+    ratio = after_ms / before_ms
     if abs(ratio - 1) <= BACK_TO_NORMAL:
         return ""
     return (

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workbench.runner.variants.compiles import eager
 
 if TYPE_CHECKING:
-    from workbench.runner.config.data import Batches
+    from workbench.runner.batches import Batches
     from workbench.runner.variants.variant import Arm
     from workbench.runner.workloads import Compute, Workload
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from models import Model
-from workbench.runner.config.data import Tensors
+from workbench.runner.batches import Tensors
 from workbench.runner.config.user_model import OwnModel
 from workbench.runner.variants.compiles import eager
 from workbench.runner.workloads import Compute

@@ -13,9 +13,9 @@ from sessions.studies import prediction
 from sessions.studies.prediction import Least
 from workbench.runner.config import user_model
 from workbench.runner.config.resolve import require_unblocked, resolve
+from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
-from workbench.runner.toggles import Situation
 
 # Options, other than the first, whose least time of a step is unknown, and why.
 _UNKNOWN = {

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from sessions.model import Scalar
 from workbench.runner.config import user_model
+from workbench.runner.interfaces import Situation
 from workbench.runner.roofline import sdpa_flops
-from workbench.runner.toggles import Situation
 
 
 def model_flops(situation: Situation) -> dict[str, Scalar]:

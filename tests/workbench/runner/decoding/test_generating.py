@@ -22,7 +22,7 @@ from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments import timing
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 from workbench.runner.workloads import Bench, all_workloads
 
 CPU = torch.device("cpu")

@@ -33,7 +33,7 @@ from workbench.runner.distributed.worker import WorkerLoop
 from workbench.runner.failures import explain
 from workbench.runner.numerics import training_curve
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 SLOW = pytest.mark.slow
 
@@ -159,8 +159,8 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(configuration, mon
     arm = stepped(configuration, arms=Arms(), **{toggle: "2"})
     assemble = Parallel._assemble
 
-    def then_killed(self, arm):
-        ranks = assemble(self, arm)
+    def then_killed(self):
+        ranks = assemble(self)
         os.kill(ranks.pids[1], signal.SIGKILL)
         return ranks
 

@@ -23,7 +23,8 @@ from workbench.runner.experiments import checks
 from workbench.runner.numerics import training_curve
 from workbench.runner.profiling import roles
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.variant import Arm
 
 pytestmark = needs_cores
 OPTIONS = ("gradients", "full", "offload")

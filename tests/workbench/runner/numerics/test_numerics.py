@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.runner.config.resolve import resolve
-from workbench.runner.distributed.connection import RankError
-from workbench.runner.failures import explain
+from workbench.runner.failures import RankError, explain
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, distances, training_curve
 from workbench.runner.numerics import reference as plain
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 DECODES = ("decode", "generate")

@@ -23,7 +23,7 @@ from workbench.runner.config.user_model import FAMILY
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 FILE = """

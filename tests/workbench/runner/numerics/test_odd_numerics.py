@@ -18,7 +18,8 @@ from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
 from workbench.runner.numerics.state import carried_state
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.variant import Arm
 
 CPU = torch.device("cpu")
 ODD = Path(__file__).parents[3] / "examples" / "odd_models.py"

@@ -20,7 +20,8 @@ from workbench.runner.config.resolve import (
     switched,
 )
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import all_toggles
 
 ALL = [
     (family, workload)

@@ -14,7 +14,7 @@ from sessions.model import Configuration
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling import instrumented
 from workbench.runner.variants import optimizers
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 pytestmark = pytest.mark.gpu
 

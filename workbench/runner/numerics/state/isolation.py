@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.numerics.routing_ties import nudged
 from workbench.runner.numerics.state import carried_state as carried
 from workbench.runner.numerics.state import rng, variables
-from workbench.runner.numerics.state.carried_state import Carried
+from workbench.runner.numerics.state.carried_state import Carried, Remembered
 from workbench.runner.numerics.state.run_state import RunState, recorded
 from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.variants.compiles import eager
@@ -28,14 +27,6 @@ if TYPE_CHECKING:
 
 Parameters = Mapping[str, torch.nn.Parameter]
 _OTHER_WEIGHTS = (0.1, 1)  # a nudge, so large that what depends on weights shows it
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """The state of an arm's model, and constants among its parameters as the file gives them."""
-
-    carried: Carried
-    exact: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
