@@ -177,7 +177,7 @@ class ProfileRun:
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
         gradients: list[set[int]] = []
         with arm.entered():
-            known = roles.known(arm, rig.device)
+            known = known_memory(arm, rig.device)
             profiler = torch.profiler.profile(activities=activities, profile_memory=True)
             with _marked(arm, gradients), profiler:
                 self._step(arm, step)  # in which the profiler sets itself up
@@ -270,6 +270,19 @@ class ProfileRun:
         self._rig.wire.send(protocol.Progress(task="profiling", fraction=fraction))
 
 
+def known_memory(arm: Arm, device: torch.device) -> roles.Known:
+    """Return the memory of an arm between two steps."""
+    replicate = None if arm.divided is None else arm.divided.replicate
+    return roles.known(
+        device,
+        arm.model,
+        None if arm.trainer is None else arm.trainer.optimizer,
+        () if replicate is None else replicate.tensors(),
+        (arm.batches.inputs, arm.batches.targets),
+        resident_bytes(arm) if device.type == "cuda" else 0,
+    )
+
+
 @contextlib.contextmanager
 def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
     """Mark modules where that disturbs nothing, and note where the gradients of each step lie."""
@@ -281,7 +294,8 @@ def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
         if arm.trainer is not None:
             stack.enter_context(
                 marks.before_updates(
-                    arm.trainer.optimizer, lambda: gradients.append(roles.gradient_addresses(arm))
+                    arm.trainer.optimizer,
+                    lambda: gradients.append(roles.gradient_addresses(arm.model.parameters())),
                 )
             )
         yield

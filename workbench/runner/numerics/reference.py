@@ -121,9 +121,9 @@ class Plain:
         weights: dict[str, torch.Tensor] = dict(self.weights)
         if dtype is not None:
             cast = {n: x.detach().to(user_model.kind(x, dtype)) for n, x in self.weights.items()}
-            cast = constants_of(self.arm, cast, dtype)
+            cast = constants_of(self.arm.remembered, cast, dtype)
             weights = {n: nudged(x, nudge, index) for index, (n, x) in enumerate(cast.items())}
-        model = share(self.arm, weights, dtype)
+        model = share(self.situation, self.arm.model, self.arm.remembered, weights, dtype)
         fake_quantize_as(model, self.arm.model)
         model.train(self.situation.workload.trains)
         rng.take_modes(model, self.arm.model)
@@ -136,13 +136,13 @@ class Plain:
         batch: tuple[Tensors, Tensors] | None = None,
     ) -> Outputs:
         """Return what a model gives for a batch (the arm's current one) without any cache."""
-        arm, workload = self.arm, self.situation.workload
+        batches, workload = self.arm.batches, self.situation.workload
         dtype = user_model.precision(model.parameters())
-        given, targets = batch or (arm.batches.inputs, arm.batches.targets)
+        given, targets = batch or (batches.inputs, batches.targets)
         inputs = self.inputs(cast_floats(given, dtype))
         # What a person's file compiles by itself has one budget of recompiles for all copies of it.
         with torch.no_grad(), eager():
-            put_back = kept_state(model, arm)
+            put_back = kept_state(model, batches, self.situation.device)
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
             before = rng.states(model, self.situation.device)
             hooks = count_hooks(model)

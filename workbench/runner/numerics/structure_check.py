@@ -81,7 +81,7 @@ def _error(model: Plain) -> float:
         with plain_kernels(), fp32_products(tf32=False):
             plain = model.model(torch.float32)
             take_choices(plain, arm.model)
-            restore = kept_state(plain, arm)
+            restore = kept_state(plain, arm.batches, arm.situation.device)
             # Of each call its own, which a model may overwrite.
             inputs = [map_tensors(cast_floats(model.inputs(), torch.float32), torch.clone)
                       for _ in range(2)]  # fmt: skip
