@@ -114,9 +114,8 @@ sessions | psutil pynvml torch
 .runner.numerics .runner.numerics .runner.batches .runner.config .runner.failures \
 .runner.instruments .runner.interfaces .runner.profiling .runner.roofline .runner.structures \
 .runner.toggles .runner.variants .runner.workloads kernels models sessions | msgspec torch
-.runner.profiling .runner.profiling .runner.batches .runner.config .runner.interfaces \
-.runner.source_lines .runner.structures .runner.toggles .runner.variants .runner.workloads \
-kernels models sessions | torch
+.runner.profiling .runner.profiling .runner.batches .runner.interfaces .runner.source_lines \
+.runner.structures .runner.workloads kernels models sessions | torch
 .runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches .runner.config \
 .runner.environment .runner.failures .runner.instruments .runner.interfaces .runner.numerics \
 .runner.structures .runner.toggles .runner.variants .runner.wire .runner.workloads kernels models \

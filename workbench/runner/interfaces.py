@@ -14,7 +14,7 @@ import torch
 
 from kernels import hardware
 from models import Family, Model
-from sessions.model import Configuration
+from sessions.model import OWN, Configuration
 from workbench.protocol import LeftOut
 from workbench.runner.batches import Batches
 from workbench.runner.workloads import Compute, Workload
@@ -36,6 +36,11 @@ class Situation:
     def on_gpu(self) -> bool:
         """Whether the model runs on a CUDA device."""
         return bool(self.device.type == "cuda")
+
+    @property
+    def is_own_model(self) -> bool:
+        """Whether the model is that of a person's own file."""
+        return self.family.name == OWN
 
     @property
     def hardware(self) -> hardware.Hardware:
@@ -60,6 +65,21 @@ class DividedBuild(Protocol):
     gradient_compression: str
     schedule: str
     micro_batches: int
+
+
+class MarkedVariant(Protocol):
+    """The part of a built configuration that a call beside its steps reads."""
+
+    situation: Situation
+    model: Model
+    batches: Batches
+
+    @property
+    def compute(self) -> Compute:
+        """The computation of a step, without its update."""
+
+    def restart(self) -> None:
+        """Begin the round of steps anew, if there are rounds."""
 
 
 class DividedVariant(Protocol):

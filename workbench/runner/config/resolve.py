@@ -111,7 +111,7 @@ def _handles(situation: Situation) -> int:
 def _fused(situation: Situation) -> bool:
     """Return True if the library's kernels run: all, or the one that decides on memory."""
     decisive = ""
-    if situation.family is not user_model.FAMILY:
+    if not situation.is_own_model:
         decisive = situation.family.costs(situation.config).decisive
     chosen = situation.option(f"triton_{decisive}") if decisive else "follow"
     return (situation.option("triton") if chosen == "follow" else chosen) in ("on", "triton")
@@ -173,7 +173,7 @@ def _why(name: str, option: str, situation: Situation) -> Blocked | None:
     toggle = all_toggles()[name]
     if option == toggle.off:
         return None
-    if situation.family is user_model.FAMILY and (why := _not_of(toggle, situation)):
+    if situation.is_own_model and (why := _not_of(toggle, situation)):
         return Blocked(*why, {name: toggle.off}, absent=True)
     return toggle.blocked(option, situation)
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.initialisation import keep_marks
-from workbench.runner.config import user_model
 from workbench.runner.distributed.local_weights import LocalWeights, local
 from workbench.runner.structures import listed_modules
 from workbench.runner.variants.training import Weights
@@ -132,7 +131,7 @@ def _hook(compression: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
 def _may_leave_unused(build: DividedBuild) -> bool:
     """Return True if some parameter may have no gradient on one rank: an expert without a token."""
     situation = build.situation
-    if situation.family is user_model.FAMILY:
+    if situation.is_own_model:
         return True
     return situation.family.name not in ("hydra", "mamba2") or getattr(
         situation.config, "mixture_of_recursions", False

@@ -25,7 +25,7 @@ from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
 from sessions.tracing.trace import Trace
 from workbench import protocol
-from workbench.runner.config.resolve import demand
+from workbench.runner.config.resolve import demand, footprint
 from workbench.runner.context import Rig
 from workbench.runner.environment import host
 from workbench.runner.experiments import blocks
@@ -35,7 +35,7 @@ from workbench.runner.failures import Mistake, unwritten
 from workbench.runner.interfaces import Situation
 from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles.compile import repeated_blocks
+from workbench.runner.toggles.compile import WITH_GRAPHS, repeated_blocks
 from workbench.runner.variants.graph_pools import resident_bytes
 from workbench.runner.variants.labels import label
 from workbench.runner.variants.variant import Arm
@@ -111,7 +111,7 @@ class ProfileRun:
             known, profiled_us = self._record(arm, path, arm.step, self._command.steps)
             turns.take_commands()
             rig.state("running", "Reading the trace")
-            recorded = findings.read(path, arm)
+            recorded = _read(path, arm)
             if file is not None:
                 try:
                     findings.keep(path, file)
@@ -120,7 +120,7 @@ class ProfileRun:
                     file = None
             course = roles.course(recorded, known)
             if (beside := self._without_graphs(arm, path)) is not None:
-                plain = findings.read(path, arm)
+                plain = _read(path, arm)
                 sums.name_replayed(recorded, plain)
                 recorded.untold = recorded.untold or plain.untold
                 course = roles.replayed(roles.course(plain, beside), known)
@@ -131,7 +131,7 @@ class ProfileRun:
         # They may be slower, and so are no steady steps of the segment.
         while (after := blocks.run_block(rig, contender, 0)) is None:
             turns.take_commands()
-        notes = findings.notes(arm, before.void, recorded)
+        notes = findings.notes(_compilation(arm), rig.device, before.void, recorded)
         disturbed = findings.disturbed(before.median_ms, after.median_ms)
         if situation.on_gpu and disturbed:
             notes.append(disturbed)
@@ -162,7 +162,7 @@ class ProfileRun:
         if uncaptured := getattr(arm.step, "uncaptured", None):
             return self._record(arm, path, uncaptured, 1)[0]
         index = self._rig.device.index
-        if not (findings.has_inductors_graphs(arm) and recordings.can_launch(index)):
+        if not (_compilation(arm).recorded and recordings.can_launch(index)):
             return None
         with recordings.launched(index):
             return self._record(arm, path, arm.step, 1)[0]
@@ -254,7 +254,9 @@ class ProfileRun:
             }
         self._rows(index, "gaps", sums.gap_columns(recorded))
         self._rows(index, "memory", {name: [*values] for name, values in course.items()})
-        self._rows(index, "peak", findings.peak_by_role(course, situation))
+        trains = situation.workload.trains
+        peak = findings.peak_by_role(course, footprint(situation), trains=trains)
+        self._rows(index, "peak", peak)
         for table, columns in timeline.tables(recorded).items():
             self._rows(index, table, columns)
         if file is not None:
@@ -268,6 +270,20 @@ class ProfileRun:
 
     def _tell(self, fraction: float) -> None:
         self._rig.wire.send(protocol.Progress(task="profiling", fraction=fraction))
+
+
+def _compilation(arm: Arm) -> findings.Compilation:
+    mode, compiles = arm.situation.option("compile"), arm.compiles
+    return findings.Compilation(
+        modules=mode != "off" and compiles.graphs > 0,
+        recorded=mode in WITH_GRAPHS and compiles.recordings > 0,
+        captured=bool(getattr(arm.step, "uncaptured", None)),
+    )
+
+
+def _read(path: Path, arm: Arm) -> trace.Trace:
+    compiled, trains = _compilation(arm).modules, arm.situation.workload.trains
+    return findings.read(path, arm.model, arm.situation.device, compiled=compiled, trains=trains)
 
 
 def known_memory(arm: Arm, device: torch.device) -> roles.Known:
@@ -287,7 +303,7 @@ def known_memory(arm: Arm, device: torch.device) -> roles.Known:
 def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
     """Mark modules where that disturbs nothing, and note where the gradients of each step lie."""
     with contextlib.ExitStack() as stack:
-        if not findings.is_compiled(arm):
+        if not _compilation(arm).modules:
             stack.enter_context(marks.modules_marked(arm.model))
         elif arm.situation.option("compile_scope") == "blocks":
             stack.enter_context(marks.blocks_marked(arm.model, repeated_blocks(arm.model)))

@@ -29,9 +29,9 @@ from workbench.runner.numerics.routing_ties import Nudge, nudged
 from workbench.runner.numerics.state import rng
 from workbench.runner.numerics.state.carried_state import NotCarried
 from workbench.runner.numerics.state.isolation import constants_of, kept_state, share
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors, tensors
-from workbench.runner.variants.compiles import eager
 from workbench.runner.variants.variant import Arm
 from workbench.runner.variants.weights import Parameters
 from workbench.runner.workloads import Compute

@@ -21,9 +21,9 @@ from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Plain, plain_kernels, take_choices
 from workbench.runner.numerics.state.isolation import kept_state
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.variants.compiles import eager
 
 LARGEST = 1e-4  # relative; FP32 kernels are off by 1e-6
 

@@ -35,9 +35,9 @@ from workbench.runner.numerics.training_copies import (
     put_back,
 )
 from workbench.runner.numerics.updates import Steps, Updates
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.variants.compiles import eager
 from workbench.runner.variants.training import Trainer
 from workbench.runner.variants.variant import Arm
 from workbench.runner.variants.weights import Parameters

@@ -11,7 +11,6 @@ import msgspec
 from sessions.model import Ceilings, Configuration, Prediction
 from sessions.studies import prediction
 from sessions.studies.prediction import Least
-from workbench.runner.config import user_model
 from workbench.runner.config.resolve import require_unblocked, resolve
 from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.ceilings import Roof
@@ -117,7 +116,7 @@ class Predictor:
         for name, why in _UNKNOWN.items():
             if situation.option(name) != "off":
                 return why
-        if situation.family is user_model.FAMILY:
+        if situation.is_own_model:
             return "which operators a model of your own calls is not known before it runs"
         key = _key(situation.configuration)
         if key not in self._known:

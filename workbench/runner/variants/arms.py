@@ -44,7 +44,7 @@ FREE_SHARE = 0.3  # of a GPU's memory, for the next arm
 def _tokens(situation: Situation) -> int:
     """Return the tokens of a step; samples of a model whose inputs are no tokens."""
     tokens = int(situation.workload.tokens(situation.configuration.settings))
-    if situation.family is user_model.FAMILY:
+    if situation.is_own_model:
         tokens *= user_model.tokens_of_sample(situation.config)
     return tokens
 
@@ -155,7 +155,7 @@ class Arms:
         began = time.perf_counter()
         configuration, workload = situation.configuration, situation.workload
         build = Build(situation, phases)
-        if situation.family is user_model.FAMILY:  # ours switch nothing
+        if situation.is_own_model:  # ours switch nothing
             build.flags.insert(0, global_flags.put_back)
         apply_toggles(build)
         sets, dtype = self._weights, build.weights_dtype
@@ -196,7 +196,7 @@ class Arms:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
             with probed(model, situation.device):
-                observed = probe(model, batches.few, cast)
+                observed = probe(model, batches.few, cast, compiles_itself=situation.is_own_model)
             made = assemble(build, model, weights, batches, divided)
         bench, compute = made.bench, made.compute
         if divided is not None:

@@ -148,16 +148,6 @@ def keep_records() -> None:
     torch._dynamo.utils.set_compilation_metrics_limit(RECORDS)
 
 
-@contextlib.contextmanager
-def eager() -> Iterator[None]:
-    """Compile nothing inside, and run nothing compiled, if a compiler is loaded at all."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 def without_id(reason: str) -> str:
     """Return a guard's failure without the number of the graph that it guards."""
     return re.sub(r"^\W*\d+/\d+: ", "", reason)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 import kernels
 from models import Model
 from models.layers.quantized_linear import Codes, quantizable, quantize_linears
-from workbench.runner.config import user_model
 from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.distributed.mesh import Layout
 from workbench.runner.distributed.world import rank
@@ -275,11 +274,7 @@ class WeightSets:
         made: dict[str, nn.Parameter] = situation.family.weights(
             situation.config, situation.device, dtype, seed, take
         )
-        if (
-            situation.family is user_model.FAMILY
-            and not into
-            and not all(c.is_of(made) for c in sets)
-        ):
+        if situation.is_own_model and not into and not all(c.is_of(made) for c in sets):
             raise Mistake(
                 f"own: build() gives other weights now than when they were quantized, under the "
                 f"same seed {seed}; let it draw all of them from torch's own generator"

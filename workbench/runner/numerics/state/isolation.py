@@ -21,8 +21,8 @@ from workbench.runner.numerics.state import carried_state as carried
 from workbench.runner.numerics.state import rng, variables
 from workbench.runner.numerics.state.carried_state import Carried, Remembered
 from workbench.runner.numerics.state.run_state import RunState, recorded
+from workbench.runner.profiling.eager import eager
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.variants.compiles import eager
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
