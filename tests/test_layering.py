@@ -77,9 +77,9 @@ PySide6 numpy msgspec
 .__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
 .runner.__init__                                               |
-.runner.variants.optimizers | torch torchao bitsandbytes
+.runner.training.optimizers | torch torchao bitsandbytes
 .runner.export._onnx_operators | onnxscript torch
-.runner.__main__ .runner.distributed .runner.main |
+.runner.__main__ .runner.main .runner.rank_worker |
 .runner.catalogue .plugins .protocol .runner.config .runner.environment .runner.toggles \
 .runner.workloads kernels models sessions | torch
 .runner.components .runner.components kernels models | torch
@@ -98,7 +98,8 @@ kernels sessions | torch
 .runner.experiments .runner.experiments .protocol .runner.config .runner.context .runner.decoding \
 .runner.environment .runner.failed_options .runner.failures .runner.instruments \
 .runner.interfaces .runner.numerics .runner.profiling .runner.suggested_fixes .runner.toggles \
-.runner.variants .runner.wire .runner.workloads kernels models sessions | msgspec torch
+.runner.training .runner.variants .runner.wire .runner.workloads kernels models sessions | \
+msgspec torch
 .runner.export .runner.export .runner.batches .runner.config .runner.failures kernels models \
 sessions | msgspec onnxruntime torch
 .runner.failed_options .runner.failures .runner.toggles models sessions |
@@ -107,22 +108,26 @@ models sessions | msgspec torch
 .runner.batches .runner.failures .runner.structures | torch
 .runner.interfaces .protocol .runner.batches .runner.workloads kernels models sessions | torch
 .runner.source_lines | torch
+.runner.training .runner.training models | torch
+.runner.rank_worker .runner.config .runner.distributed .runner.environment .runner.failures \
+.runner.instruments .runner.interfaces .runner.numerics .runner.toggles .runner.variants \
+.runner.wire | torch
 .runner.revision sessions |
 .runner.instruments .runner.instruments .protocol .runner.revision .runner.wire kernels models \
 sessions | psutil pynvml torch
 .runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
 .runner.numerics .runner.numerics .runner.batches .runner.config .runner.failures \
 .runner.instruments .runner.interfaces .runner.profiling .runner.roofline .runner.structures \
-.runner.toggles .runner.variants .runner.workloads kernels models sessions | msgspec torch
+.runner.toggles .runner.training .runner.variants .runner.workloads kernels models sessions | \
+msgspec torch
 .runner.profiling .runner.profiling .runner.batches .runner.interfaces .runner.source_lines \
 .runner.structures .runner.workloads kernels models sessions | torch
-.runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches .runner.config \
-.runner.environment .runner.failures .runner.instruments .runner.interfaces .runner.numerics \
-.runner.structures .runner.toggles .runner.variants .runner.wire .runner.workloads kernels models \
-sessions | msgspec psutil torch
+.runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches .runner.failures \
+.runner.interfaces .runner.structures .runner.training .runner.workloads kernels models sessions \
+| msgspec psutil torch
 .runner.roofline .runner.roofline .ceilings .protocol .runner.config .runner.environment \
-.runner.instruments .runner.interfaces .runner.toggles .runner.variants .runner.wire kernels \
-models sessions | msgspec torch
+.runner.instruments .runner.interfaces .runner.toggles .runner.training .runner.variants \
+.runner.wire kernels models sessions | msgspec torch
 .runner.foreign .runner.foreign kernels | torch transformers
 .runner.script .runner.script .instrument .protocol .runner.instruments .runner.wire sessions | \
 psutil pynvml
@@ -131,13 +136,13 @@ psutil pynvml
 .runner.toggles sessions | msgspec torch
 .runner.toggles .runner.toggles .plugins .protocol .runner.batches .runner.config \
 .runner.distributed .runner.failures .runner.foreign .runner.interfaces .runner.numerics \
-.runner.profiling .runner.roofline .runner.structures .runner.variants .runner.workloads kernels \
-models sessions | torch
+.runner.profiling .runner.roofline .runner.structures .runner.training .runner.variants \
+.runner.workloads kernels models sessions | torch
 .runner.triton_cache |
 .runner.variants .runner.variants .runner.batches .runner.config .runner.decoding \
 .runner.distributed .runner.failures .runner.instruments .runner.interfaces .runner.numerics \
-.runner.profiling .runner.revision .runner.roofline .runner.toggles .runner.workloads kernels \
-models sessions | msgspec torch
+.runner.profiling .runner.revision .runner.roofline .runner.toggles .runner.training \
+.runner.workloads kernels models sessions | msgspec torch
 .runner.wire .descendants .protocol |
 .runner.workloads .runner.workloads .plugins .protocol .runner.batches .runner.decoding models \
 sessions | torch

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from models.initialisation import keep_marks
 from workbench.runner.distributed.local_weights import LocalWeights, local
 from workbench.runner.structures import listed_modules
-from workbench.runner.variants.training import Weights
+from workbench.runner.training.trainer import Weights
 
 if TYPE_CHECKING:
     from models import Model

@@ -26,7 +26,7 @@ from workbench.runner.distributed import mesh as meshes
 from workbench.runner.distributed.collectives import AcrossRanks, AlongSequence
 from workbench.runner.distributed.mesh import Layout, Mesh
 from workbench.runner.distributed.world import rank
-from workbench.runner.variants.training import Weights
+from workbench.runner.training.trainer import Weights
 
 if TYPE_CHECKING:
     from workbench.runner.interfaces import Situation

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from sessions.model import Configuration
     from workbench.runner.batches import Batches
     from workbench.runner.interfaces import DividedBuild, DividedVariant
-    from workbench.runner.variants.training import Trainer
-    from workbench.runner.variants.weights import Parameters
+    from workbench.runner.training.trainer import Parameters, Trainer
     from workbench.runner.workloads import Compute
     from workbench.runner.workloads import Step as ArmStep
 

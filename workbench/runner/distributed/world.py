@@ -40,7 +40,7 @@ TIMEOUT = timedelta(minutes=10)  # of a collective: ranks may compile before it
 SILENCE_S = 2.5  # without a heartbeat between steady steps, until a worker counts as lost
 LONG_SILENCE_S = 60.0  # the same while a worker may build or compile
 STEADY_STEPS = 3
-_COMMAND = (sys.executable, "-P", "-m", "workbench.runner.distributed.worker")
+_COMMAND = (sys.executable, "-P", "-m", "workbench.runner.rank_worker")
 _POLL_S = 0.05
 _HELLO_S = 10.0
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

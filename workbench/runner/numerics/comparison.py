@@ -58,7 +58,7 @@ from workbench.runner.numerics.state.run_state import NotRecordable
 from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
-from workbench.runner.variants.training import forget_graph
+from workbench.runner.training.trainer import forget_graph
 from workbench.runner.variants.variant import Arm
 
 

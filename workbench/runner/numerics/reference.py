@@ -32,8 +32,8 @@ from workbench.runner.numerics.state.isolation import constants_of, kept_state, 
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors, tensors
+from workbench.runner.training.trainer import Parameters
 from workbench.runner.variants.variant import Arm
-from workbench.runner.variants.weights import Parameters
 from workbench.runner.workloads import Compute
 
 _ROOM = 4  # times the reference's weights and outputs must be free for it

@@ -16,9 +16,8 @@ from workbench.runner.config.user_model import kind
 from workbench.runner.numerics.routing_ties import Nudge, nudged
 from workbench.runner.numerics.state import rng
 from workbench.runner.numerics.state.isolation import constants_of, share
-from workbench.runner.variants.training import Trainer, plain_optimizer
+from workbench.runner.training.trainer import Parameters, Trainer, plain_optimizer
 from workbench.runner.variants.variant import Arm
-from workbench.runner.variants.weights import Parameters
 
 
 def distinct(weights: Parameters) -> list[nn.Parameter]:

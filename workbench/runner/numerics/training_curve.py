@@ -38,9 +38,8 @@ from workbench.runner.numerics.updates import Steps, Updates
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.variants.training import Trainer
+from workbench.runner.training.trainer import Parameters, Trainer
 from workbench.runner.variants.variant import Arm
-from workbench.runner.variants.weights import Parameters
 
 STEPS = 8
 SLACK = 2.0  # as of a single step

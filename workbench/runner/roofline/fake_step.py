@@ -20,9 +20,9 @@ from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.counter import Tally
 from workbench.runner.toggles import Stage
+from workbench.runner.training.trainer import Weights
 from workbench.runner.variants.assembly import apply_toggles, assemble
 from workbench.runner.variants.build import Build
-from workbench.runner.variants.training import Weights
 
 
 def count(situation: Situation) -> Tally:

@@ -26,6 +26,7 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics.state.isolation import probed
 from workbench.runner.profiling.probe import probe
 from workbench.runner.revision import source_facts
+from workbench.runner.training.trainer import Weights
 from workbench.runner.variants import evidence, measured_choices
 from workbench.runner.variants.assembly import apply_toggles, assemble, autocast
 from workbench.runner.variants.build import Build
@@ -33,7 +34,6 @@ from workbench.runner.variants.flops import model_flops
 from workbench.runner.variants.footprints import others_bytes
 from workbench.runner.variants.graph_pools import captures_graphs
 from workbench.runner.variants.labels import label
-from workbench.runner.variants.training import Weights
 from workbench.runner.variants.variant import Arm
 from workbench.runner.variants.weights import Quantized, Use, WeightSets, structure_key
 

@@ -11,8 +11,8 @@ from models import Model
 from workbench.runner.batches import Batches
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.toggles import Stage, all_toggles
+from workbench.runner.training.trainer import Trainer, Weights
 from workbench.runner.variants.build import Build
-from workbench.runner.variants.training import Trainer, Weights
 from workbench.runner.variants.weights import Quantized
 from workbench.runner.workloads import Bench, Compute, Step
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from workbench.runner.failures import Mistake
-from workbench.runner.variants.training import forget_graph
+from workbench.runner.training.trainer import forget_graph
 from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Step
 

@@ -21,7 +21,7 @@ import torch
 from workbench.runner.profiling.probes import graphs as graph_probe
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.profiling.probes.graphs import Break
-from workbench.runner.variants.optimizers import EIGHT_BIT
+from workbench.runner.training.optimizers import EIGHT_BIT
 
 RECORDS = 4096  # that Dynamo keeps; its own limit is 64
 _SHOWN = 3  # of each kind, in a sentence

@@ -21,11 +21,11 @@ from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics.state.carried_state import Remembered
 from workbench.runner.profiling.probe import Probe
+from workbench.runner.training.trainer import Parameters, Trainer, Weights
 from workbench.runner.variants.attention_facts import attention_facts
 from workbench.runner.variants.compiles import Compiles
 from workbench.runner.variants.flops import counting_flops
-from workbench.runner.variants.training import Trainer, Weights
-from workbench.runner.variants.weights import Parameters, Quantized, WeightSets
+from workbench.runner.variants.weights import Quantized, WeightSets
 from workbench.runner.workloads import Compute, Step
 
 

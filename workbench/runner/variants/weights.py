@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -25,9 +25,7 @@ from workbench.runner.distributed.mesh import Layout
 from workbench.runner.distributed.world import rank
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
-from workbench.runner.variants.training import Weights
-
-Parameters = Mapping[str, nn.Parameter]
+from workbench.runner.training.trainer import Parameters, Weights
 
 
 class Use(NamedTuple):

@@ -29,9 +29,9 @@ from workbench.runner.distributed import world
 from workbench.runner.distributed.connection import Connection
 from workbench.runner.distributed.messages import Build, Enter, Leave, Order
 from workbench.runner.distributed.parallel import Parallel
-from workbench.runner.distributed.worker import WorkerLoop
 from workbench.runner.failures import explain
 from workbench.runner.numerics import training_curve
+from workbench.runner.rank_worker import WorkerLoop
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.variants.arms import Arms
 

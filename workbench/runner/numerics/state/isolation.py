@@ -27,7 +27,6 @@ from workbench.runner.structures import cast_floats, map_tensors
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
 
-Parameters = Mapping[str, torch.nn.Parameter]
 _OTHER_WEIGHTS = (0.1, 1)  # a nudge, so large that what depends on weights shows it
 
 

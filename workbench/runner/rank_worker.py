@@ -1,4 +1,4 @@
-"""``python -m workbench.runner.distributed.worker``: a rank that follows rank 0's messages."""
+"""``python -m workbench.runner.rank_worker``: a rank that follows rank 0's messages."""
 
 from __future__ import annotations
 
