@@ -15,7 +15,6 @@ from sessions.model import Configuration, Scalar
 from workbench import protocol
 from workbench.protocol import MOST_PAIRING_SHARE, OR, Availability, Blocked, Field, Start
 from workbench.protocol.catalogue import expected
-from workbench.runner.config import user_model
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import Toggle, all_toggles
@@ -24,6 +23,7 @@ from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.pipeline_parallel import of_stages
 from workbench.runner.toggles.tensor_parallel import of_shares
+from workbench.runner.user_models import user_model
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
 
@@ -227,14 +227,19 @@ def _settle(
     return tuple(left_out)
 
 
+def resolve_runnable(configuration: Configuration, device: torch.device) -> Situation:
+    """Return the situation of a configuration; raise ``ValueError`` if it cannot run."""
+    situation = resolve(configuration, device)
+    require_unblocked(situation)
+    return situation
+
+
 def demand(wire: Wire, device: torch.device, *configurations: Configuration) -> list[Situation]:
     """Return the usable situations of a request; raises as ``resolve`` and ``require_unblocked``.
 
     The wire reports what a preset leaves out.
     """
-    situations = [resolve(configuration, device) for configuration in configurations]
-    for situation in situations:
-        require_unblocked(situation)
+    situations = [resolve_runnable(configuration, device) for configuration in configurations]
     tell_left_out(wire, situations)
     return situations
 

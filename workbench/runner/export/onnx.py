@@ -24,8 +24,8 @@ from models import FAMILIES, ConfigurationError, Family, Model
 from sessions.model import Scalar
 from sessions.storage import atomic_write
 from workbench.runner.batches import SYNTHETIC, Tensors
-from workbench.runner.config.data import make_batches
 from workbench.runner.config.installed_plugins import register_plugins
+from workbench.runner.data import make_batches
 from workbench.runner.failures import Mistake
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")

@@ -28,7 +28,6 @@ import kernels
 from kernels import Operator, watched
 from models import Model
 from models.layers.quantized_linear import quantize_linears
-from workbench.runner.config.user_model import OwnModel
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics.state import rng
@@ -37,6 +36,7 @@ from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline import sdpa_flops
 from workbench.runner.roofline.counter import PLAIN, is_view
 from workbench.runner.toggles import Stage
+from workbench.runner.user_models.user_model import OwnModel
 from workbench.runner.variants.assembly import apply_toggles, make_bench, make_compute
 from workbench.runner.variants.assembly import autocast as build_autocast
 from workbench.runner.variants.build import Build

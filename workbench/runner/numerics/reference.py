@@ -19,7 +19,6 @@ from models.layers.fake_quantized import fake_quantize_as
 from models.layers.quantized_linear import quantize_linears
 from models.model import Promise
 from workbench.runner.batches import Tensors
-from workbench.runner.config import user_model
 from workbench.runner.failures import Mistake, is_fatal
 from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.interfaces import Situation
@@ -33,6 +32,7 @@ from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors, tensors
 from workbench.runner.training.trainer import Parameters
+from workbench.runner.user_models import user_model
 from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Compute
 

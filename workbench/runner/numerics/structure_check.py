@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch.func import functional_call
 
-from workbench.runner.config.user_model import OwnModel
 from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.outputs import measurable
@@ -24,6 +23,7 @@ from workbench.runner.numerics.state.isolation import kept_state
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
+from workbench.runner.user_models.user_model import OwnModel
 
 LARGEST = 1e-4  # relative; FP32 kernels are off by 1e-6
 

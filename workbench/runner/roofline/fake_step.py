@@ -15,7 +15,7 @@ from torch import nn
 import kernels
 from models import Model
 from models.layers.quantized_linear import quantize_linears
-from workbench.runner.config.data import batches_of
+from workbench.runner.data import batches_of
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.counter import Tally

@@ -15,8 +15,7 @@ import torch
 
 import kernels
 from sessions.model import Numerics
-from workbench.runner.config import global_flags, user_model
-from workbench.runner.config.data import batches_of
+from workbench.runner.data import batches_of
 from workbench.runner.distributed import world
 from workbench.runner.distributed.mesh import ONE_RANK
 from workbench.runner.distributed.parallel import Parallel
@@ -27,6 +26,7 @@ from workbench.runner.numerics.state.isolation import probed
 from workbench.runner.profiling.probe import probe
 from workbench.runner.revision import source_facts
 from workbench.runner.training.trainer import Weights
+from workbench.runner.user_models import global_flags, user_model
 from workbench.runner.variants import evidence, measured_choices
 from workbench.runner.variants.assembly import apply_toggles, assemble, autocast
 from workbench.runner.variants.build import Build

@@ -12,9 +12,9 @@ from models import FAMILIES, sample
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.client.recorder import Recorder
-from workbench.runner.config.data import make_batches
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
+from workbench.runner.data import make_batches
 from workbench.runner.decoding.generated_text import Spelling
 from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.experiments import run

@@ -18,7 +18,6 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from workbench.runner.config.user_model import OwnModel, kind
 from workbench.runner.numerics.state.run_state import are_same
 from workbench.runner.numerics.state.variables import (
     CODE,
@@ -28,6 +27,7 @@ from workbench.runner.numerics.state.variables import (
     variables,
 )
 from workbench.runner.structures import is_named_tuple, tensors
+from workbench.runner.user_models.user_model import OwnModel, kind
 
 
 class NotCarried(Exception):  # noqa: N818 - a reason, not an error

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from models import Model
 from workbench.runner.batches import Batches
-from workbench.runner.config import global_flags, user_model
-from workbench.runner.config.user_model import OwnModel
 from workbench.runner.failures import is_fatal
 from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.interfaces import Situation
@@ -23,6 +21,8 @@ from workbench.runner.numerics.state.carried_state import Carried, Remembered
 from workbench.runner.numerics.state.run_state import RunState, recorded
 from workbench.runner.profiling.eager import eager
 from workbench.runner.structures import cast_floats, map_tensors
+from workbench.runner.user_models import global_flags, user_model
+from workbench.runner.user_models.user_model import OwnModel
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm

@@ -8,7 +8,7 @@ import torch
 
 from models import hydra
 from workbench.runner.batches import RING
-from workbench.runner.config.data import make_batches
+from workbench.runner.data import make_batches
 
 
 def batches(family, source="synthetic", seed=0, dtype=torch.float32):
