@@ -43,7 +43,8 @@ def text_reader(wire: Wire, segment: int, arm: Arm) -> TextReader | None:
     """Return the reader of the text that an arm writes; None if it writes none."""
     if arm.text is None or arm.rounds is None:
         return None
-    return TextReader(wire, segment, arm.text, arm.rounds, arm.batches, arm.configuration.data)
+    data = arm.situation.configuration.data
+    return TextReader(wire, segment, arm.text, arm.rounds, arm.batches, data)
 
 
 def _identity(situation: Situation) -> dict[str, Any]:

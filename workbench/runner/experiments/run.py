@@ -366,7 +366,12 @@ class Run:
     def _infinities(self, batch: int) -> masked_inf.Counts | None:
         """Return the counts that one batch's outputs may have, in a pause between two steps."""
         rig, arm = self._rig, self._arm
-        if arm is None or arm.trainer is not None or not arm.feeds or arm.rounds is not None:
+        if (
+            arm is None
+            or arm.trainer is not None
+            or not arm.situation.workload.feeds
+            or arm.rounds is not None
+        ):
             return None  # a loss, or tokens
         with rig.unwatched():
             try:

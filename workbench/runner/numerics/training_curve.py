@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.runner.batches import Tensors
+from workbench.runner.batches import Batches, Tensors
 from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import plain_kernels, take_choices
 from workbench.runner.numerics.routing_ties import Nudge
@@ -258,10 +258,12 @@ def _plain_course(
             take_choices(model, arm.model)
             trainer.scaler = _scaler(arm.keeper, arm.situation.device)
         losses = []
+        parts = 1 if arm.divided is None else arm.divided.parts
         arm.batches.rewind()
         for _ in range(STEPS):
             arm.batches.advance()
-            inputs = [_turned(share) if turned else share for share in arm.shares()]
+            shares = _shares(arm.all_batches, parts)
+            inputs = [_turned(share) if turned else share for share in shares]
             loss = torch.stack([wrap(model.loss)(*_cast(share, dtype)) for share in inputs]).mean()
             trainer.update(loss)
             losses.append(loss.detach().double())
@@ -272,6 +274,12 @@ def _plain_course(
             if parameter.requires_grad
         }
     return Course([float(loss) for loss in losses], steps)
+
+
+def _shares(batches: Batches, count: int) -> list[Tensors]:
+    """Return inputs and targets of each of so many parts of the current batch."""
+    parts = (batches.part(index, count) for index in range(count))
+    return [part.inputs + part.targets for part in parts]
 
 
 def _turned(batch: Tensors) -> Tensors:

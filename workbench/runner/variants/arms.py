@@ -33,7 +33,6 @@ from workbench.runner.variants.build import Build
 from workbench.runner.variants.flops import model_flops
 from workbench.runner.variants.footprints import others_bytes
 from workbench.runner.variants.graph_pools import captures_graphs
-from workbench.runner.variants.labels import label
 from workbench.runner.variants.variant import Arm
 from workbench.runner.variants.weights import Quantized, Use, WeightSets, structure_key
 
@@ -203,9 +202,7 @@ class Arms:
             weights = divided.weights.own
         named = weights.parameters if divided is None else divided.full or weights.parameters
         return Arm(
-            configuration=configuration,
             situation=situation,
-            label=label(configuration, situation.device),
             model=model,
             batches=batches,
             all_batches=all_batches,
@@ -214,7 +211,6 @@ class Arms:
             step=made.step,
             compute=compute,
             autocast=cast,
-            feeds=workload.feeds,
             rounds=workload.rounds(bench, compute) if workload.rounds else None,
             text=workload.text(bench) if workload.text else None,
             decoder=bench.decoder if workload.decodes else None,

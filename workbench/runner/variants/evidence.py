@@ -18,7 +18,7 @@ def look(arm: Arm) -> list[Evidence]:
 
 
 def _evidence_of(toggle: Toggle, arm: Arm) -> Evidence | None:
-    option = arm.configuration.toggles[toggle.name]
+    option = arm.situation.option(toggle.name)
     if option == toggle.off and not (toggle.chooses and toggle.chooses(arm)):
         return None
     try:

@@ -13,8 +13,8 @@ import torch
 import kernels
 from models import Model
 from models.execution.checkpointing import kept_operators, reset_kept_operators
-from sessions.model import Configuration, Evidence, Scalar
-from workbench.runner.batches import Batches, Tensors
+from sessions.model import Evidence, Scalar
+from workbench.runner.batches import Batches
 from workbench.runner.decoding.decoder import Decoder
 from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.distributed.parallel import Parallel
@@ -33,9 +33,7 @@ from workbench.runner.workloads import Compute, Step
 class Arm:
     """A configuration that is ready to step. Call ``step`` only inside ``entered()``."""
 
-    configuration: Configuration
     situation: Situation
-    label: str
     model: Model
     batches: Batches  # of this rank
     all_batches: Batches  # of all ranks, in the same buffers
@@ -44,7 +42,6 @@ class Arm:
     step: Step
     compute: Compute  # what the step computes, autocast and compiled, without its update
     autocast: Callable[[Compute], Compute]  # runs a function in the arm's precision
-    feeds: bool  # whether each step reads a new batch
     rounds: Rounds | None  # what begins every so many steps
     text: torch.Tensor | None  # tokens that steps write, as in ``Decoder.written``
     decoder: Decoder | None  # of a workload that decodes
@@ -88,7 +85,7 @@ class Arm:
         """Be ready for the next step; True where that took time that is not the step's."""
         if self.rounds is not None:
             return self.rounds.ready()
-        if self.feeds:
+        if self.situation.workload.feeds:
             self.batches.advance()
         return False
 
@@ -96,12 +93,6 @@ class Arm:
     def keeper(self) -> Trainer | None:
         """Its trainer; where ranks have shares, that of the whole, which other arms go on from."""
         return self.trainer if self.divided is None else self.divided.keeper or self.trainer
-
-    def shares(self) -> list[Tensors]:
-        """Return inputs and targets of each part of the batch, in the buffers of ``batches``."""
-        count = 1 if self.divided is None else self.divided.parts
-        parts = (self.all_batches.part(index, count) for index in range(count))
-        return [part.inputs + part.targets for part in parts]
 
     def plain_weights(self) -> Parameters:
         """Return full-precision, unsharded parameters; outside of ``entered()`` these are current.

@@ -143,7 +143,7 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
     sentence = explain(ended.value).sentence
     assert sentence.startswith("Divided step: rank 1 (in step ")
     assert sentence.endswith(" was ended by SIGKILL, as the system does when memory runs out")
-    offered = cure(explain(ended.value), arm.configuration, CPU)
+    offered = cure(explain(ended.value), arm.situation.configuration, CPU)
     assert offered.set == {"data_parallel": "off"} and "one device continues alone" in offered.fix
     assert world.current() is None
     again = stepped(configuration, arms=arms, steps=2, data_parallel="2")
