@@ -24,7 +24,7 @@ from runner_driver import Driver
 
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.distributed import worker as worker_module
+from workbench.runner import rank_worker as worker_module
 from workbench.runner.distributed import world
 from workbench.runner.distributed.connection import Connection
 from workbench.runner.distributed.messages import Build, Enter, Leave, Order
