@@ -34,7 +34,8 @@ from workbench.runner.config.resolve import footprint, require_unblocked, resolv
 from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.variant import Arm
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS, STEPS, WARM_UP, LOSSES = 3, 8, 3, 4

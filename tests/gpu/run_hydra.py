@@ -228,7 +228,7 @@ def disturbance() -> dict:
     from workbench.runner.config.resolve import resolve
     from workbench.runner.context import Rig
     from workbench.runner.instruments.phases import PhaseTracker
-    from workbench.runner.variants.variant import Arms
+    from workbench.runner.variants.arms import Arms
 
     class Silent:
         def __init__(self) -> None:

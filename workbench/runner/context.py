@@ -18,6 +18,8 @@ from sessions.ceilings import FASTEST
 from sessions.model import Ceilings, Phase, Scalar
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
+from workbench.runner.config.resolve import resolve_runnable
+from workbench.runner.distributed import world
 from workbench.runner.failures import Cancelled
 from workbench.runner.instruments import timing
 from workbench.runner.instruments.clocks import ClockMeter
@@ -31,8 +33,10 @@ from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_c
 from workbench.runner.instruments.watchdog import Watchdog
 from workbench.runner.roofline.ceilings import Roof, matrix_dtype
 from workbench.runner.roofline.predict import Predictor
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.graph_pools import resident_bytes
 from workbench.runner.variants.steady_segment import SteadySegment
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.variant import Arm
 from workbench.runner.wire import Wire
 
 SAMPLES = 1200  # of telemetry that are kept: a minute
@@ -55,7 +59,7 @@ class Rig:
     samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     clock: HostClock | GpuClock = field(init=False)
     clocks: ClockMeter = field(init=False)  # how fast the GPU ran
-    memory: GpuMemory | HostMemory = field(init=False)
+    memory: GpuMemory[Arm] | HostMemory = field(init=False)
     phases: PhaseTracker = field(init=False)
     watchdog: Watchdog = field(init=False)
     roof: Roof = field(init=False)
@@ -64,13 +68,13 @@ class Rig:
     def __post_init__(self) -> None:
         self.clock = make_clock(self.device)
         self.clocks = ClockMeter(self.device, self._no_cycles)
-        self.memory = make_memory(self.device, self.arms.others_bytes)
+        self.memory = make_memory(self.device, resident_bytes, self.arms.others_bytes)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
         self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
-        self.predictor = Predictor(self.roof)
+        self.predictor = Predictor(self.roof, resolve_runnable)
         self._alarm = Alarm()
-        self._companions = Companions(self.wire, self.device)
+        self._companions = Companions(self.wire, self.device, world.current)
         self._arm: weakref.ref[Arm] | None = None  # that steps
         self._sampler: Sampler | None = None
         self._own_peaks: dict[int, float] = {}  # by segment

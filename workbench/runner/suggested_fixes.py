@@ -17,7 +17,8 @@ from sessions.verdicts.verdict_words import judgement_words
 from workbench import protocol
 from workbench.runner.config.resolve import footprint, require_unblocked, resolve
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles.compile import WITH_GRAPHS
 
 BATCH = "batch"  # the one setting that a cure may change

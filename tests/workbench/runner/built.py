@@ -12,7 +12,8 @@ from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.profiling.probes import allocations
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.variant import Arm
 
 
 def stepped(

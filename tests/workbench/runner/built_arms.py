@@ -8,7 +8,8 @@ from sessions.model import Configuration, Evidence
 from workbench.protocol import Blocked
 from workbench.runner.config.resolve import blocked_options, resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.variant import Arm
 
 CPU = torch.device("cpu")
 

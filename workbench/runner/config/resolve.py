@@ -15,14 +15,15 @@ from sessions.model import Configuration, Scalar
 from workbench import protocol
 from workbench.protocol import MOST_PAIRING_SHARE, OR, Availability, Blocked, Field, Start
 from workbench.protocol.catalogue import expected
-from workbench.runner.config import user_model
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, Toggle, all_toggles
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import Toggle, all_toggles
 from workbench.runner.toggles._ranks import layout_of
 from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.pipeline_parallel import of_stages
 from workbench.runner.toggles.tensor_parallel import of_shares
+from workbench.runner.user_models import user_model
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
 
@@ -110,7 +111,7 @@ def _handles(situation: Situation) -> int:
 def _fused(situation: Situation) -> bool:
     """Return True if the library's kernels run: all, or the one that decides on memory."""
     decisive = ""
-    if situation.family is not user_model.FAMILY:
+    if not situation.is_own_model:
         decisive = situation.family.costs(situation.config).decisive
     chosen = situation.option(f"triton_{decisive}") if decisive else "follow"
     return (situation.option("triton") if chosen == "follow" else chosen) in ("on", "triton")
@@ -172,7 +173,7 @@ def _why(name: str, option: str, situation: Situation) -> Blocked | None:
     toggle = all_toggles()[name]
     if option == toggle.off:
         return None
-    if situation.family is user_model.FAMILY and (why := _not_of(toggle, situation)):
+    if situation.is_own_model and (why := _not_of(toggle, situation)):
         return Blocked(*why, {name: toggle.off}, absent=True)
     return toggle.blocked(option, situation)
 
@@ -226,14 +227,19 @@ def _settle(
     return tuple(left_out)
 
 
+def resolve_runnable(configuration: Configuration, device: torch.device) -> Situation:
+    """Return the situation of a configuration; raise ``ValueError`` if it cannot run."""
+    situation = resolve(configuration, device)
+    require_unblocked(situation)
+    return situation
+
+
 def demand(wire: Wire, device: torch.device, *configurations: Configuration) -> list[Situation]:
     """Return the usable situations of a request; raises as ``resolve`` and ``require_unblocked``.
 
     The wire reports what a preset leaves out.
     """
-    situations = [resolve(configuration, device) for configuration in configurations]
-    for situation in situations:
-        require_unblocked(situation)
+    situations = [resolve_runnable(configuration, device) for configuration in configurations]
     tell_left_out(wire, situations)
     return situations
 

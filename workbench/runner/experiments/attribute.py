@@ -31,9 +31,10 @@ from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import all_toggles
+from workbench.runner.variants.labels import label
 from workbench.runner.variants.paths import path_text
-from workbench.runner.variants.variant import label
 
 HOPELESS_ROUNDS = 8  # so many without a whole pair of blocks end the run
 MOST_ORDERS = 64

@@ -22,7 +22,7 @@ from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.suggested_fixes import slower_when_compiled
-from workbench.runner.variants.variant import title
+from workbench.runner.variants.labels import title
 
 ORDERS = ("random", "abba")
 HOPELESS_PAIRS = 8  # so many pairs given up in a row, and none ever whole, end the comparison

@@ -32,7 +32,8 @@ from workbench.runner.failures import (
 )
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arm, label
+from workbench.runner.variants.labels import label
+from workbench.runner.variants.variant import Arm
 
 TRIES = 3  # of a block that is void, before its pair is given up
 WARM_UP_S = 10.0  # at most, for an arm that does not become steady

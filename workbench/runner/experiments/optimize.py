@@ -42,8 +42,9 @@ from workbench.runner.context import Rig
 from workbench.runner.experiments.blocks import TimedBlock
 from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, all_toggles
-from workbench.runner.variants.variant import label
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import all_toggles
+from workbench.runner.variants.labels import label
 
 PERIOD_S = 0.5  # between two reports, while rounds run
 COUNTED = "counted by the allocator, without what is held for other configurations"

@@ -35,9 +35,9 @@ from workbench.runner.experiments.blocks import Contender
 from workbench.runner.experiments.interleaving import WARM_UP_S, Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
-from workbench.runner.toggles import Situation
-from workbench.runner.variants.variant import label
+from workbench.runner.variants.labels import label
 
 MOST_POINTS = 2000
 BLOCKS = 10  # of a point: as long as the time allows, so that they hardly depend on one another

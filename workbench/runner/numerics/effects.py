@@ -28,16 +28,18 @@ import kernels
 from kernels import Operator, watched
 from models import Model
 from models.layers.quantized_linear import quantize_linears
-from workbench.runner.config.user_model import OwnModel
 from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import Situation
 from workbench.runner.numerics.state import rng
 from workbench.runner.profiling import instrumented
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline import sdpa_flops
 from workbench.runner.roofline.counter import PLAIN, is_view
-from workbench.runner.toggles import Situation, Stage
-from workbench.runner.variants.build import Build, apply_toggles, make_bench, make_compute
-from workbench.runner.variants.build import autocast as build_autocast
-from workbench.runner.variants.compiles import eager
+from workbench.runner.toggles import Stage
+from workbench.runner.user_models.user_model import OwnModel
+from workbench.runner.variants.assembly import apply_toggles, make_bench, make_compute
+from workbench.runner.variants.assembly import autocast as build_autocast
+from workbench.runner.variants.build import Build
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm

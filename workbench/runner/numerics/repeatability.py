@@ -71,7 +71,7 @@ def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:
     put_back()
     off = max(distance(y, x).relative_error for y, x in zip(first.all, other.all, strict=True))
     loss = abs((first.loss or 0.0) - (other.loss or 0.0))
-    most = max(ALIKE, *(rounding_of(arm, y) for y in first.all))
+    most = max(ALIKE, *(rounding_of(arm.weights_dtype, y) for y in first.all))
     alike = off <= most and loss <= most * abs(first.loss or 0.0)
     if alike or not (math.isfinite(off) and math.isfinite(loss)):
         return ""

@@ -18,7 +18,7 @@ from workbench.runner.environment import driver
 from workbench.runner.wire import Wire
 
 if TYPE_CHECKING:
-    from workbench.runner.toggles import Situation
+    from workbench.runner.interfaces import Situation
 
 # The matrix rate that each option of the precision toggle is set against.
 COMPUTES = {

@@ -15,12 +15,14 @@ from torch import nn
 import kernels
 from models import Model
 from models.layers.quantized_linear import quantize_linears
-from workbench.runner.config.data import batches_of
+from workbench.runner.data import batches_of
 from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.counter import Tally
-from workbench.runner.toggles import Situation, Stage
-from workbench.runner.variants.build import Build, apply_toggles, assemble
-from workbench.runner.variants.training import Weights
+from workbench.runner.toggles import Stage
+from workbench.runner.training.trainer import Weights
+from workbench.runner.variants.assembly import apply_toggles, assemble
+from workbench.runner.variants.build import Build
 
 
 def count(situation: Situation) -> Tally:
@@ -52,7 +54,7 @@ def count(situation: Situation) -> Tally:
             batches_of(build.situation, build.weights_dtype),
         )
         made = assemble(build, model, weights, batches)
-        trainer = made.bench.trainer
+        trainer = made.trainer
         with tally.counting(None if trainer is None else trainer.optimizer):
             made.step()
     return tally

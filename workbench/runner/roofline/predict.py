@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import torch
 
 from sessions.model import Ceilings, Configuration, Prediction
 from sessions.studies import prediction
 from sessions.studies.prediction import Least
-from workbench.runner.config import user_model
-from workbench.runner.config.resolve import require_unblocked, resolve
+from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
-from workbench.runner.toggles import Situation
 
 # Options, other than the first, whose least time of a step is unknown, and why.
 _UNKNOWN = {
@@ -53,10 +52,16 @@ class Row:
 
 
 class Predictor:
-    """Counts each configuration once; one runner asks about few."""
+    """Counts each configuration once; one runner asks about few.
 
-    def __init__(self, roof: Roof) -> None:
-        self._roof = roof
+    ``resolve`` returns the situation of a configuration on a device; it raises ``ValueError`` for
+    one that cannot run.
+    """
+
+    def __init__(
+        self, roof: Roof, resolve: Callable[[Configuration, torch.device], Situation]
+    ) -> None:
+        self._roof, self._resolve = roof, resolve
         self._known: dict[bytes, Tally | str] = {}
         self._idle: dict[bytes, float] = {}  # by ``profiled``
 
@@ -64,12 +69,9 @@ class Predictor:
         """Return the prediction for two configurations; one that cannot run has none."""
         device = self._roof.device
         try:
-            situations = [resolve(configuration, device) for configuration in (base, other)]
-            for situation in situations:
-                require_unblocked(situation)
+            a, b = (self._resolve(configuration, device) for configuration in (base, other))
         except ValueError as error:
             return prediction.none(str(error))
-        a, b = situations
         if a.configuration == b.configuration:
             return Prediction(ratio=1.0, text="A and B are the same configuration")
         for name, why in _UNSEEN.items():
@@ -117,7 +119,7 @@ class Predictor:
         for name, why in _UNKNOWN.items():
             if situation.option(name) != "off":
                 return why
-        if situation.family is user_model.FAMILY:
+        if situation.is_own_model:
             return "which operators a model of your own calls is not known before it runs"
         key = _key(situation.configuration)
         if key not in self._known:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels import hardware
-from models import Family
-from sessions.model import Configuration, Scalar
-from workbench.protocol import Blocked, LeftOut, OptionInfo, ToggleInfo
+from sessions.model import Scalar
+from workbench.protocol import Blocked, OptionInfo, ToggleInfo
+from workbench.runner.interfaces import Situation as Situation  # for files of toggles
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
-    from workbench.runner.workloads import Workload
 
 
 class Stage(enum.IntEnum):
@@ -31,33 +29,6 @@ class Stage(enum.IntEnum):
     OPTIMIZER = 5
     COMPILE = 6
     GRAPHS = 7
-
-
-@dataclass(frozen=True)
-class Situation:
-    """What an option's availability depends on; ``configuration`` names every toggle's option."""
-
-    configuration: Configuration
-    device: torch.device
-    family: Family
-    config: Any  # the family's configuration dataclass, as toggles have changed it
-    workload: Workload
-    base: Any  # the same before any toggle changed it
-    left_out: tuple[LeftOut, ...] = ()  # options that were preferred to the ones it has
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the model runs on a CUDA device."""
-        return bool(self.device.type == "cuda")
-
-    @property
-    def hardware(self) -> hardware.Hardware:
-        """The device's capabilities."""
-        return hardware.of(self.device)
-
-    def option(self, toggle: str) -> str:
-        """The option requested of another toggle."""
-        return self.configuration.toggles[toggle]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from workbench.protocol import Blocked
 from workbench.runner.failures import Mistake
 from workbench.runner.profiling import provenance
 from workbench.runner.profiling.probes import recordings
+from workbench.runner.structures import listed_modules
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -83,21 +84,13 @@ def _compiled(compute: Compute, build: Build) -> Compute:
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The entries of the model's outermost lists of modules; raises ``Mistake`` if it has none."""
-    blocks = list(_listed(model))
+    blocks = list(listed_modules(model))
     if not blocks:
         raise Mistake(
             f"compile_scope: {type(model).__name__} has no nn.ModuleList, whose entries would be "
             "compiled one by one; choose the whole model"
         )
     return blocks
-
-
-def _listed(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
-        else:
-            yield from _listed(child)
 
 
 def _gave_up(arm: Arm) -> bool:

@@ -17,6 +17,7 @@ import torch
 from workbench.protocol import Blocked
 from workbench.runner.numerics.state import rng
 from workbench.runner.profiling import instrumented
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -28,7 +29,7 @@ from workbench.runner.toggles._toggle import (
     no_effect,
     unknown,
 )
-from workbench.runner.variants.compiles import counted, eager
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.config import user_model
 from workbench.runner.toggles import data_parallel
 from workbench.runner.toggles._ranks import RANKS, alike, layout_of
 from workbench.runner.toggles._toggle import (
@@ -30,6 +29,7 @@ from workbench.runner.toggles._toggle import (
     Toggle,
     no_effect,
 )
+from workbench.runner.user_models import user_model
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

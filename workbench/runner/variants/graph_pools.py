@@ -9,15 +9,17 @@ it captures in a process: configurations that share it are each told all of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from workbench.runner.interfaces import Situation
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.variants.variant import Arm
 
-if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+
+def captures_graphs(situation: Situation) -> bool:
+    """Return True if a situation's steps are replayed as CUDA graphs, its own or Inductor's."""
+    return situation.option("cuda_graphs") == "on" or situation.option("compile") in WITH_GRAPHS
 
 
 def resident_bytes(arm: Arm) -> int:

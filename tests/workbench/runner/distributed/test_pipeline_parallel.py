@@ -24,7 +24,8 @@ from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.experiments import checks
 from workbench.runner.failures import explain
 from workbench.runner.toggles.micro_batches import suited
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.variant import Arm
 
 ON = {"pipeline_parallel": "2"}
 

@@ -14,7 +14,7 @@ from sessions.model import Configuration
 from workbench.runner.config import resolve
 from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 pytestmark = on_gpus
 TENSOR = {"tensor_parallel": "2"}

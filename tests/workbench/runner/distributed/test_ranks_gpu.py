@@ -9,7 +9,7 @@ from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
 from workbench.runner.distributed import world
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 pytestmark = on_gpus
 

@@ -31,7 +31,8 @@ from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.variant import Arm
 
 FREE = resource.RLIM_INFINITY
 pytestmark = needs_cores

@@ -11,7 +11,8 @@ from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
 from workbench.runner.distributed import world
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.variant import Arm
 
 pytestmark = on_gpus
 

@@ -37,7 +37,7 @@ from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled
 from workbench.runner.instruments import timing
 from workbench.runner.instruments.timing import make_clock
-from workbench.runner.variants.variant import title
+from workbench.runner.variants.labels import title
 
 
 def with_(configuration, **changes):

@@ -12,7 +12,7 @@ import torch
 from workbench.runner.config.resolve import resolve
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 WORKLOADS = ["forward", "train", "prefill", "decode"]

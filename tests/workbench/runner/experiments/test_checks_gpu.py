@@ -11,7 +11,7 @@ from workbench import protocol
 from workbench.runner.config.resolve import resolve
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 pytestmark = pytest.mark.gpu
 

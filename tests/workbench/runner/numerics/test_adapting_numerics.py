@@ -17,7 +17,7 @@ from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 SMALL = {"n_layers": 2, "dim": 64, "n_heads": 2, "refresh_every": 2}
 

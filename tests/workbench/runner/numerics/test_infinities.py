@@ -17,7 +17,7 @@ from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import masked_inf, nan_watch
 from workbench.runner.numerics.nan_watch import FiniteWatch
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 # The mask is of each batch's own inputs, so that every batch has infinities in other places.

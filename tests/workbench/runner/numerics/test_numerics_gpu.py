@@ -10,7 +10,7 @@ from workbench.runner.config.resolve import resolve
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from workbench.runner.numerics import comparison, distances
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.structures import tensors
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 FILE = """

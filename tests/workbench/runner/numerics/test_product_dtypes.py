@@ -8,7 +8,7 @@ import torch
 from sessions.model import Configuration
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 FILE = """

@@ -13,7 +13,7 @@ from kernels.core.dispatch import watched
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, deviation, routing_ties, training_curve
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 TOKEN = 5

@@ -13,7 +13,7 @@ from models import FAMILIES
 from sessions.ceilings import describe
 from sessions.model import Ceilings, Configuration
 from workbench import protocol
-from workbench.runner.config.resolve import resolve
+from workbench.runner.config.resolve import resolve, resolve_runnable
 from workbench.runner.context import Rig
 from workbench.runner.roofline import counter
 from workbench.runner.roofline import predict as predictors
@@ -39,7 +39,7 @@ def configured(workload="train", batch=8, **toggles):
 
 @pytest.fixture(scope="module")
 def predictor():
-    return Predictor(SimpleNamespace(device=CPU, ceilings=ROOF))
+    return Predictor(SimpleNamespace(device=CPU, ceilings=ROOF), resolve_runnable)
 
 
 def test_a_toggle_that_changes_no_work_is_predicted_to_change_nothing(predictor):
@@ -66,9 +66,9 @@ def test_an_attention_that_writes_its_scores_is_predicted_to_be_slower(predictor
 def test_a_fused_kernel_is_predicted_to_be_faster_than_its_plain_operators(monkeypatch):
     roof = SimpleNamespace(device=CPU, ceilings=ROOF)
     situation = resolve(configured("forward"), CPU)
-    plain = Predictor(roof).least(situation).us
+    plain = Predictor(roof, resolve_runnable).least(situation).us
     monkeypatch.setattr(counter, "PLAIN", frozenset())  # as if every operator ran as one kernel
-    fused = Predictor(roof).least(situation).us
+    fused = Predictor(roof, resolve_runnable).least(situation).us
     assert 0 < fused < plain
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_known_beforehand_has_a_reason_and_no_number(predictor, b
 def test_a_rate_that_was_not_measured_is_named_and_not_replaced():
     no_bf16 = Ceilings(**{**{f: getattr(ROOF, f) for f in ROOF.__struct_fields__},
                           "flops_per_s": {"float32": 5e13}})  # fmt: skip
-    made = Predictor(SimpleNamespace(device=CPU, ceilings=no_bf16)).of(
+    made = Predictor(SimpleNamespace(device=CPU, ceilings=no_bf16), resolve_runnable).of(
         configured("forward"), configured("forward", precision="bf16")
     )
     assert made.ratio is None and "matrix rate of bfloat16 is not among" in made.text
@@ -109,7 +109,7 @@ def test_a_rate_that_was_not_measured_is_named_and_not_replaced():
 def test_the_int8_rate_decides_what_quantized_layers_are_predicted_to_take(rate, faster):
     rates = {**ROOF.flops_per_s, "int8": rate}
     roof = msgspec.structs.replace(ROOF, flops_per_s=rates, bytes_per_s=1e15)  # bound by products
-    made = Predictor(SimpleNamespace(device=CPU, ceilings=roof)).of(
+    made = Predictor(SimpleNamespace(device=CPU, ceilings=roof), resolve_runnable).of(
         configured("forward"), configured("forward", quantization="int8_dynamic")
     )
     assert made.ratio is not None and (made.ratio < 1) == faster, made
@@ -120,7 +120,7 @@ def test_a_rate_that_the_device_lacks_has_its_reason_and_one_not_yet_measured_th
     for lacking, said in (({"int8": "there are no units"}, "ceilings: there are no units"),
                           ({}, "workbench ceilings --measure measures it")):  # fmt: skip
         roof = msgspec.structs.replace(ROOF, lacking=lacking)
-        made = Predictor(SimpleNamespace(device=CPU, ceilings=roof)).of(*options)
+        made = Predictor(SimpleNamespace(device=CPU, ceilings=roof), resolve_runnable).of(*options)
         assert made.ratio is None and "matrix rate of int8 is not among" in made.text
         assert said in made.text
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sessions.model import Ceilings, Configuration
+from workbench.runner.config.resolve import resolve_runnable
 from workbench.runner.roofline.predict import Predictor
 
 ROOF = Ceilings(
@@ -28,7 +29,7 @@ ROOF = Ceilings(
 )
 def test_what_saves_bytes_is_predicted_to_be_faster_without_taking_memory(family, change):
     device = torch.device("cuda", 0)
-    predictor = Predictor(SimpleNamespace(device=device, ceilings=ROOF))
+    predictor = Predictor(SimpleNamespace(device=device, ceilings=ROOF), resolve_runnable)
     base = {"adamw": "fused", "triton": "on" if family == "moe" else "off"}
     before = torch.cuda.memory_allocated()
     a, b = (

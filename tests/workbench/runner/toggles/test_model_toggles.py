@@ -15,7 +15,7 @@ from models.layers.ssm import SSM
 from workbench.runner.config.resolve import resolve
 from workbench.runner.numerics import comparison
 from workbench.runner.toggles import all_toggles, ssd_chunk
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 
 def checked(asked):

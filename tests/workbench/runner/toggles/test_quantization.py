@@ -16,7 +16,7 @@ from workbench.runner.config.resolve import blocked_options, resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, deviation
 from workbench.runner.toggles import all_toggles, quantization
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 SCHEMES = list(all_toggles()["quantization"].options)[1:]

@@ -19,7 +19,7 @@ from models.layers.fake_quantized import (
 from workbench.runner.config.resolve import blocked_options, resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from sessions.model import Configuration
 from workbench.runner.config.resolve import footprint
 from workbench.runner.failures import Mistake
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 OPTION = "int8_weight_only"
 MIB = 2**20

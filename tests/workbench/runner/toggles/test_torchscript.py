@@ -13,7 +13,7 @@ from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
 from workbench.runner.toggles import torchscript
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 

@@ -19,10 +19,11 @@ from workbench.runner.context import Rig
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.memory import GpuMemory, Memory
 from workbench.runner.instruments.timing import Lap
+from workbench.runner.variants import arms as arms_module
 from workbench.runner.variants import footprints
-from workbench.runner.variants import variant as arm_module
+from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.footprints import _storages
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.graph_pools import resident_bytes
 
 CPU = torch.device("cpu")
 CODES = "int8_weight_only"
@@ -72,7 +73,7 @@ def test_it_is_counted_once_until_an_arm_comes_or_goes(monkeypatch):
         counted.append(args)
         return footprints.others_bytes(*args)
 
-    monkeypatch.setattr(arm_module, "others_bytes", count)
+    monkeypatch.setattr(arms_module, "others_bytes", count)
     arms = Arms()
     plain = stepped(requested(), arms)
     assert [arms.others_bytes(plain) for _ in range(3)] == [0] * 3 and len(counted) == 1
@@ -139,7 +140,9 @@ def test_the_allocators_peak_comes_with_what_others_hold_of_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 250)
     counted = []
     arm = stepped(requested())
-    memory = GpuMemory(torch.device("cuda:0"), lambda arm: counted.append(arm) or 120)
+    memory = GpuMemory(
+        torch.device("cuda:0"), resident_bytes, lambda arm: counted.append(arm) or 120
+    )
     assert memory.sample()[:4] == (100, 900, 300, 0), "nobody steps"
     memory.follow(arm)
     assert [memory.sample().others_bytes for _ in range(3)] == [120] * 3

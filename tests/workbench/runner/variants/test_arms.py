@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sessions.model import Configuration
-from workbench.runner.variants import variant
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants import arms as arms_module
+from workbench.runner.variants.arms import Arms
 
 
 def situation(option: str) -> SimpleNamespace:
@@ -52,13 +52,13 @@ def test_what_was_built_is_kept_while_there_is_memory(arms):
 def test_the_least_recently_used_go_while_memory_is_short(arms, monkeypatch):
     for option in "abca":
         arms.get(situation(option), None)
-    monkeypatch.setattr(variant, "is_short", lambda device: arms.count > 1)
+    monkeypatch.setattr(arms_module, "is_short", lambda device: arms.count > 1)
     arms.get(situation("d"), None)
     assert stored(arms, "abcd") == "ad"
 
 
 def test_the_number_kept_is_bounded(arms, monkeypatch):
-    monkeypatch.setattr(variant, "KEPT_ARMS", 3)
+    monkeypatch.setattr(arms_module, "KEPT_ARMS", 3)
     for option in "abcd":
         arms.get(situation(option), None)
     assert stored(arms, "abcd") == "bcd"
@@ -67,7 +67,7 @@ def test_the_number_kept_is_bounded(arms, monkeypatch):
 @pytest.mark.parametrize("which", ["model", "arm"])
 def test_one_that_holds_itself_is_gone_before_the_next_is_built(arms, monkeypatch, which):
     """Show that an arm in a cycle goes, as what was compiled holds itself in one."""
-    monkeypatch.setattr(variant, "KEPT_ARMS", 1)
+    monkeypatch.setattr(arms_module, "KEPT_ARMS", 1)
     first = arms.get(situation("a"), None)
     (first.model if which == "model" else first).itself = first
     left = weakref.ref(first.model)
@@ -88,9 +88,9 @@ def test_all_can_be_freed_at_once(arms):
 @pytest.mark.gpu
 def test_a_gpu_that_is_nearly_full_is_short_of_memory():
     device = torch.device("cuda", 0)
-    assert not variant.is_short(device)
+    assert not arms_module.is_short(device)
     free, total = torch.cuda.mem_get_info(device)
     filler = torch.empty(int(free - 0.2 * total), dtype=torch.uint8, device=device)
-    assert variant.is_short(device)
+    assert arms_module.is_short(device)
     del filler
-    assert not variant.is_short(device)
+    assert not arms_module.is_short(device)

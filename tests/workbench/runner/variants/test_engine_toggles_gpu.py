@@ -13,8 +13,8 @@ from built import blocked, collect_evidence, stepped
 from sessions.model import Configuration
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling import instrumented
-from workbench.runner.variants import optimizers
-from workbench.runner.variants.variant import Arms
+from workbench.runner.training import optimizers
+from workbench.runner.variants.arms import Arms
 
 pytestmark = pytest.mark.gpu
 

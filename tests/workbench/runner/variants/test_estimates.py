@@ -65,7 +65,8 @@ def test_each_thread_and_stream_of_a_gpu_has_a_workspace_of_its_own(workload, to
     requested = Configuration(family="hydra", preset="tiny", workload=workload, toggles=toggles)
     with hardware.imagined((9, 0)):
         situation = resolve.resolve(requested, torch.device("cuda", 0))
-        on_gpu, by_role = resolve.footprint(situation), findings._estimate(situation)
+        on_gpu = resolve.footprint(situation)
+        by_role = findings.estimate_by_role(on_gpu, trains=situation.workload.trains)
     assert on_gpu.workspaces == handles * (32 << 20)
     assert by_role["other"] == on_gpu.workspaces + on_gpu.cache
     assert resolve.footprint(resolve.resolve(requested, CPU)).workspaces == 0

@@ -10,7 +10,7 @@ from models import FAMILIES
 from sessions.model import Configuration
 from workbench.runner.config import resolve
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.variants.variant import Arms
+from workbench.runner.variants.arms import Arms
 
 DEFAULTS = [
     (name, workload)

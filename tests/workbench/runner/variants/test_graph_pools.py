@@ -82,7 +82,7 @@ def memory(monkeypatch, snapshots):
     monkeypatch.setattr(
         torch.cuda, "reset_peak_memory_stats", lambda device: counters.update(peak=200)
     )
-    return GpuMemory(torch.device("cuda:0"))
+    return GpuMemory(torch.device("cuda:0"), resident_bytes)
 
 
 def test_the_peak_is_the_allocators_and_the_pools_counted_once_a_phase(memory, snapshots):

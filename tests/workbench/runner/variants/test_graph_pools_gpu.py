@@ -46,7 +46,7 @@ def test_the_peak_of_steady_steps_is_what_the_device_lacks(small, toggles):
     del plain
     before, held_before = in_use(), torch.cuda.memory_allocated(DEVICE)
     arm = stepped(wide, "train", device="cuda", steps=5, **toggles)
-    memory = GpuMemory(DEVICE)
+    memory = GpuMemory(DEVICE, resident_bytes)
     memory.follow(arm)
     used = in_use() - before
     with arm.entered():

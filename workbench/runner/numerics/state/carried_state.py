@@ -12,13 +12,12 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from workbench.runner.config.user_model import OwnModel, kind
 from workbench.runner.numerics.state.run_state import are_same
 from workbench.runner.numerics.state.variables import (
     CODE,
@@ -28,6 +27,7 @@ from workbench.runner.numerics.state.variables import (
     variables,
 )
 from workbench.runner.structures import is_named_tuple, tensors
+from workbench.runner.user_models.user_model import OwnModel, kind
 
 
 class NotCarried(Exception):  # noqa: N818 - a reason, not an error
@@ -81,6 +81,14 @@ class Carried:
             return made
         same = _as_in_arm(self.built[name], value.dtype).to(value.device) == value
         return torch.where(same, built.to(made.device, made.dtype), made)
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The state of an arm's model, and constants among its parameters as the file gives them."""
+
+    carried: Carried
+    exact: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def find(model: OwnModel, fresh: Mapping[str, Variable], dtype: torch.dtype) -> dict[str, Any]:

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from models import Model
-from workbench.runner.config import global_flags, user_model
-from workbench.runner.config.user_model import OwnModel
+from workbench.runner.batches import Batches
 from workbench.runner.failures import is_fatal
 from workbench.runner.instruments.memory import free_bytes
+from workbench.runner.interfaces import Situation
 from workbench.runner.numerics.routing_ties import nudged
 from workbench.runner.numerics.state import carried_state as carried
 from workbench.runner.numerics.state import rng, variables
-from workbench.runner.numerics.state.carried_state import Carried
+from workbench.runner.numerics.state.carried_state import Carried, Remembered
 from workbench.runner.numerics.state.run_state import RunState, recorded
+from workbench.runner.profiling.eager import eager
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.variants.compiles import eager
+from workbench.runner.user_models import global_flags, user_model
+from workbench.runner.user_models.user_model import OwnModel
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
 
-Parameters = Mapping[str, torch.nn.Parameter]
 _OTHER_WEIGHTS = (0.1, 1)  # a nudge, so large that what depends on weights shows it
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """The state of an arm's model, and constants among its parameters as the file gives them."""
-
-    carried: Carried
-    exact: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -47,7 +39,7 @@ def undisturbed(arm: Arm) -> Iterator[Callable[[], None]]:
     model, device = arm.model, arm.situation.device
     advances = arm.batches.advances
     if not isinstance(model, OwnModel):
-        with rng.put_back(model, device), global_flags.put_back(), _choices(arm) as put_back:
+        with rng.put_back(model, device), global_flags.put_back(), _choices(model) as put_back:
             yield put_back
         return
     batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
@@ -83,23 +75,31 @@ def probed(model: Model, device: torch.device) -> Iterator[None]:
         state.__exit__(None, None, None)
 
 
-def share(arm: Arm, weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> Model:
-    """Return a plain model around ``weights`` that goes on from what the arm's model remembers.
+def share(
+    situation: Situation,
+    source: Model,
+    remembered: Remembered | None,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+) -> Model:
+    """Return a plain model around ``weights`` that goes on from what ``source`` remembers.
 
-    In ``dtype``, or in the arm's own precision.
+    In ``dtype``, or in the precision of ``source``.
     """
-    model: Model = arm.situation.family.share(arm.situation.config, weights)
-    if arm.remembered is None:
-        begin_from(model, arm.model.carried())
+    model: Model = situation.family.share(situation.config, weights)
+    if remembered is None:
+        begin_from(model, source.carried())
     else:
         assert isinstance(model, OwnModel)
-        arm.remembered.carried.put_into(model, dtype)
+        remembered.carried.put_into(model, dtype)
     return model
 
 
-def constants_of(arm: Arm, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def constants_of(
+    remembered: Remembered | None, weights: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Return ``weights`` with parameters that are constants taken from the fresh build."""
-    exact = {} if arm.remembered is None else arm.remembered.exact
+    exact = {} if remembered is None else remembered.exact
     return {
         name: exact[name].to(value.device, user_model.kind(value, dtype))
         if name in exact
@@ -114,20 +114,19 @@ def begin_from(model: Model, values: Mapping[str, Tensor]) -> None:
         model.carried()[name].copy_(tensor)
 
 
-def kept_state(model: Model, arm: Arm) -> Callable[[], None]:
-    """Return what puts a plain model's state back to where it is."""
+def kept_state(model: Model, batches: Batches, device: torch.device) -> Callable[[], None]:
+    """Return what puts a plain model's state, and the inputs, back to where they are."""
     if not isinstance(model, OwnModel):
         before = {name: tensor.clone() for name, tensor in model.carried().items()}
         return lambda: begin_from(model, before)
-    batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
-    room = free_bytes(arm.situation.device)
+    batch = ("the inputs", (batches.inputs, batches.targets))
+    room = free_bytes(device)
     return RunState([*variables.roots(model), batch], room).restore
 
 
 @contextlib.contextmanager
-def _choices(arm: Arm) -> Iterator[Callable[[], None]]:
+def _choices(model: Model) -> Iterator[Callable[[], None]]:
     """Give what puts back the choices that calls have changed; that is done at the end, too."""
-    model = arm.model
     adapted, left = (
         {name: tensor.clone() for name, tensor in state.items()}
         for state in (model.adapted(), model.carried())

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from workbench.runner.config import global_flags
 from workbench.runner.numerics.state import rng
+from workbench.runner.user_models import global_flags
 
 ROOM = 4  # times the bytes of a copy must be free for it on the device
 _MOST_OBJECTS = 500_000

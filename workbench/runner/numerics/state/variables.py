@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from workbench.runner.config.user_model import OwnModel
+from workbench.runner.user_models.user_model import OwnModel
 
 _INTERNAL = frozenset(vars(nn.Module()))
 CODE = (types.FunctionType, types.MethodType, types.ModuleType, type, nn.Module)

@@ -1,4 +1,4 @@
-"""``python -m workbench.runner.distributed.worker``: a rank that follows rank 0's messages."""
+"""``python -m workbench.runner.rank_worker``: a rank that follows rank 0's messages."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ from workbench.runner.distributed.world import ADDRESS, START_S, TOKEN, join, ra
 from workbench.runner.environment import host
 from workbench.runner.failures import explain
 from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import Situation
 from workbench.runner.numerics.forward import evaluate
-from workbench.runner.toggles import Situation
 from workbench.runner.toggles._ranks import layout_of
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.arms import Arms
+from workbench.runner.variants.variant import Arm
 from workbench.runner.wire import leave
 
 BEAT_S = 0.5

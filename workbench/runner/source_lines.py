@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-_RUNNER = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[2]
+_PROBES = Path(__file__).parent / "profiling" / "probes"
 # Frames of these files belong to libraries; the line that is sought is in the code that called
 # them.
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), sys.base_prefix, "<")
-_ROOT = Path(__file__).parents[4]
+_LIBRARIES = (str(Path(torch.__file__).parent), str(_PROBES), sys.base_prefix, "<")
 
 
 class Line(NamedTuple):

@@ -14,8 +14,8 @@ from sessions.model import Numerics
 from workbench import protocol
 from workbench.runner.context import Rig
 from workbench.runner.instruments.memory import free_memory
+from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
-from workbench.runner.toggles import Situation
 from workbench.runner.variants.variant import Arm
 
 STEADY_STEPS = 3  # after as many an option has had its chance to show an effect

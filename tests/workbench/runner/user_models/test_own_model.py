@@ -15,7 +15,8 @@ from models import ConfigurationError
 from sessions.model import Configuration
 from sessions.reproduction import command_lines
 from workbench import protocol
-from workbench.runner.config import resolve, user_model
+from workbench.runner.config import resolve
+from workbench.runner.user_models import user_model
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_model.py"
 KERNELS = EXAMPLE.with_name("own_kernels.py")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sessions.model import Evidence
-from workbench.runner.numerics.segment_check import STEADY_STEPS
+from workbench.runner.experiments.segment_check import STEADY_STEPS
 from workbench.runner.toggles._adapting import choices
 from workbench.runner.variants.variant import Arm
 

@@ -16,8 +16,8 @@ from runner_driver import Driver
 
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.config import user_model
 from workbench.runner.failures import OwnModelError
+from workbench.runner.user_models import user_model
 
 PROJECT = Path(__file__).parents[3] / "examples" / "project"
 MODEL = """

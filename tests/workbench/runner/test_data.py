@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from models import hydra
-from workbench.runner.config.data import RING, make_batches
+from workbench.runner.batches import RING
+from workbench.runner.data import make_batches
 
 
 def batches(family, source="synthetic", seed=0, dtype=torch.float32):

@@ -17,11 +17,11 @@ from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments import run
+from workbench.runner.experiments import run, segment_check
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.memory import HostMemory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import comparison, deviation, segment_check
+from workbench.runner.numerics import comparison, deviation
 from workbench.runner.numerics import reference as plain
 
 CPU = torch.device("cpu")

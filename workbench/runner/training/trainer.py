@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from models.initialisation import keep_marks
-from workbench.runner.variants.optimizers import eight_bit_adamw, parts
+from workbench.runner.training.optimizers import eight_bit_adamw, parts
 
+Parameters = Mapping[str, nn.Parameter]
 LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1

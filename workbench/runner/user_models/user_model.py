@@ -50,11 +50,11 @@ from models.family import Batch, setting
 from models.initialisation import Take
 from models.layers.quantized_linear import QuantizedLinear
 from sessions.model import OWN
-from workbench.runner.config import global_flags, hf_model, neighbour_modules
-from workbench.runner.config.example_inputs import inputs_like, with_example
 from workbench.runner.environment import host
 from workbench.runner.failures import OWN_MODULE, Mistake, OwnModelError
 from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
+from workbench.runner.user_models import global_flags, hf_model, neighbour_modules
+from workbench.runner.user_models.example_inputs import inputs_like, with_example
 
 BUILD = "build"
 _MOST_BYTES = 10_000_000

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from models import FAMILIES
-from workbench.runner.variants.training import LEARNING_RATE, WEIGHT_DECAY, Weights
+from workbench.runner.training.trainer import LEARNING_RATE, WEIGHT_DECAY, Weights
 
 PLAIN = {"fused": False, "foreach": False, "capturable": False}
 FOREACH = PLAIN | {"foreach": True}

@@ -1,0 +1,99 @@
+"""Interfaces that the packages of the runner share, below all of them.
+
+``Situation`` is what options, sizes and availability depend on. The protocols are the parts of a
+build and of a built configuration that other packages read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from kernels import hardware
+from models import Family, Model
+from sessions.model import OWN, Configuration
+from workbench.protocol import LeftOut
+from workbench.runner.batches import Batches
+from workbench.runner.workloads import Compute, Workload
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What an option's availability depends on; ``configuration`` names every toggle's option."""
+
+    configuration: Configuration
+    device: torch.device
+    family: Family
+    config: Any  # the family's configuration dataclass, as toggles have changed it
+    workload: Workload
+    base: Any  # the same before any toggle changed it
+    left_out: tuple[LeftOut, ...] = ()  # options that were preferred to the ones it has
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the model runs on a CUDA device."""
+        return bool(self.device.type == "cuda")
+
+    @property
+    def is_own_model(self) -> bool:
+        """Whether the model is that of a person's own file."""
+        return self.family.name == OWN
+
+    @property
+    def hardware(self) -> hardware.Hardware:
+        """The device's capabilities."""
+        return hardware.of(self.device)
+
+    def option(self, toggle: str) -> str:
+        """Return the option requested of a toggle."""
+        return self.configuration.toggles[toggle]
+
+
+class DividedBuild(Protocol):
+    """The part of a build that steps of several ranks depend on."""
+
+    situation: Situation
+    weights_dtype: torch.dtype
+    autocast: torch.dtype | None
+    scales_loss: bool
+    optimizer: dict[str, Any]
+    sharding: str
+    along_sequence: bool
+    gradient_compression: str
+    schedule: str
+    micro_batches: int
+
+
+class MarkedVariant(Protocol):
+    """The part of a built configuration that a call beside its steps reads."""
+
+    situation: Situation
+    model: Model
+    batches: Batches
+
+    @property
+    def compute(self) -> Compute:
+        """The computation of a step, without its update."""
+
+    def restart(self) -> None:
+        """Begin the round of steps anew, if there are rounds."""
+
+
+class DividedVariant(Protocol):
+    """The part of a built configuration that its ranks evaluate, load and report."""
+
+    model: Model
+    batches: Batches
+    usage: dict[str, dict[str, int]]
+    reasons: dict[str, tuple[str, str]]
+
+    @property
+    def compute(self) -> Compute:
+        """The computation of a step, without its update."""
+
+    @property
+    def autocast(self) -> Callable[[Compute], Compute]:
+        """A wrapper that runs a function in the precision of the steps."""
