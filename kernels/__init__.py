@@ -20,7 +20,6 @@ from kernels._hydra_names import (
 )
 from kernels.core.autograd import as_operators
 from kernels.core.dispatch import (
-    OPS,
     PREFERRED,
     REQUESTED,
     STANDARD,
@@ -36,8 +35,10 @@ from kernels.core.dispatch import (
     watched,
 )
 from kernels.core.generations import GENERATIONS, generation
-from kernels.core.measured import MEASURED, Measurement, measurements, measuring
+from kernels.core.implementation_timing import MEASURED, Measurement
+from kernels.core.measured import measurements, measuring
 from kernels.core.operator import (
+    OPS,
     Case,
     Cost,
     Implementation,

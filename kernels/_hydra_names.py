@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from kernels.core import triton_helpers
-from kernels.core.dispatch import OPS, choose, chosen, status
-from kernels.core.operator import Mistake, Unavailable
+from kernels.core.dispatch import choose, chosen, status
+from kernels.core.operator import OPS, Mistake, Unavailable
 
 # The guide's backends, and the implementations of ``attention`` that each stands for.
 BACKENDS = {

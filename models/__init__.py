@@ -10,12 +10,14 @@ import pkgutil
 
 from models.cache_file import SavedState
 from models.cache_file import read as read_state
+from models.configs.setting import ConfigField
 from models.costs.footprint import Footprint, Sharding
 from models.costs.model_costs import Costs
 from models.errors import ConfigurationError
-from models.family import ConfigField, Family
+from models.family import Family
 from models.generation import generate, pieces, prefill_in_chunks, sample
 from models.language_model import BlockOutput, Cache, LanguageModel
+from models.layers.adaptive.flash import AdaptiveFlashAttention
 from models.model import CHECKPOINTING, Metric, Model
 
 __all__ = [
@@ -64,5 +66,3 @@ for _module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.
         _family = getattr(importlib.import_module(f"{__name__}.{_module.name}"), "FAMILY", None)
         if _family is not None:
             register(_family)
-
-from models.layers.adaptive_flash import AdaptiveFlashAttention  # noqa: E402 - it is made of a family's

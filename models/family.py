@@ -8,10 +8,7 @@ makes another model of the same configuration around the *same* parameters, so t
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 import sys
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.configs.setting import ConfigField, check_choice, check_fields, fields_of, read_value
 from models.costs.footprint import Footprint, footprint
 from models.costs.model_costs import Costs, flops
 from models.errors import ConfigurationError
@@ -30,46 +28,6 @@ from models.parallel.tensor_parallel_plan import WHOLE, Region, divide
 
 Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
 WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
-
-
-@dataclass(frozen=True)
-class ConfigField:
-    """One field of a family's configuration, with its allowed values."""
-
-    name: str
-    title: str
-    help: str
-    kind: type  # bool, int, float or str
-    default: Any
-    choices: tuple[Any, ...]
-    minimum: float | None
-    maximum: float | None
-    weights: bool  # True if a model's weights depend on it
-
-
-def setting(
-    default: Any,
-    title: str,
-    help: str,
-    *,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    choices: tuple[Any, ...] = (),
-    weights: bool = True,
-) -> Any:
-    """Make a dataclass field with its title, help and allowed values.
-
-    ``weights`` False: models that differ only in it have the same weights, and can share them.
-    """
-    metadata = {
-        "title": title,
-        "help": help,
-        "minimum": minimum,
-        "maximum": maximum,
-        "choices": choices,
-        "weights": weights,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,17 +57,7 @@ class Family:
 
     def fields(self) -> list[ConfigField]:
         """Return the configuration's fields, for forms and for the command line."""
-        return list(self._fields)
-
-    @functools.cached_property
-    def _fields(self) -> tuple[ConfigField, ...]:
-        kinds = typing.get_type_hints(self.config)  # takes 2 ms: it compiles each annotation
-        return tuple(
-            ConfigField(
-                name=field.name, kind=kinds[field.name], default=field.default, **field.metadata
-            )
-            for field in dataclasses.fields(self.config)
-        )
+        return list(fields_of(self.config).values())
 
     def of_weights(self, config: Any) -> Any:
         """Return the configuration with defaults for the fields that do not affect its weights."""
@@ -125,37 +73,21 @@ class Family:
             raise ConfigurationError(
                 f"{self.name}: unknown preset {preset!r}; expected one of {tuple(self.presets)}"
             )
-        known = {field.name: field for field in self.fields()}
+        known = fields_of(self.config)
         values = {}
         for name, value in (overrides or {}).items():
             if name not in known:
                 raise ConfigurationError(
                     f"{self.name}: unknown field {name!r}; expected one of {tuple(known)}"
                 )
-            values[name] = self._read(known[name], value)
+            values[name] = read_value(self.name, known[name], value)
         config = dataclasses.replace(self.presets[preset], **values)
         self.validate(config)
         return config
 
     def validate(self, config: Any) -> None:
         """Raise ``ConfigurationError`` with one sentence unless the configuration can be built."""
-        if not isinstance(config, self.config):
-            raise ConfigurationError(
-                f"{self.name}: expected a {self.config.__name__}, got {type(config).__name__}"
-            )
-        for field in self.fields():
-            value = getattr(config, field.name)
-            if isinstance(value, str) and field.kind is not str:
-                raise self._not_of_kind(field, value)
-            if isinstance(value, float) and field.kind is int:  # not even 2.0: it is a size
-                raise self._not_of_kind(field, value)
-            self._read(field, value)
-            self._check_choice(field, value)
-            low, high = field.minimum, field.maximum
-            if (low is not None and value < low) or (high is not None and value > high):
-                raise ConfigurationError(
-                    f"{self.name}: {field.name} = {_shown(value)} is outside of {low} to {high}"
-                )
+        check_fields(self.name, self.config, config)
         self.check(config)
 
     def check_choice(self, name: str, value: Any) -> None:
@@ -163,9 +95,9 @@ class Family:
 
         Other fields and unknown names are accepted.
         """
-        for field in self.fields():
-            if field.name == name and (field.choices or field.kind is bool):
-                self._check_choice(field, self._read(field, value))
+        field = fields_of(self.config).get(name)
+        if field is not None and (field.choices or field.kind is bool):
+            check_choice(self.name, field, read_value(self.name, field, value))
 
     def check_memory(
         self,
@@ -338,71 +270,6 @@ class Family:
     def share_stage(self, config: Any, weights: Mapping[str, nn.Parameter], stage: Stage) -> Model:
         """Build a model of one ``stage``, around its ``weights`` by their names there."""
         return self.share_divided(config, weights, 1, WHOLE, stage)
-
-    def _read(self, field: ConfigField, value: Any) -> Any:
-        """Return ``value`` as the field's kind; raises ``ConfigurationError``."""
-        try:
-            return _READERS[field.kind](value)
-        except (ValueError, TypeError, OverflowError):
-            raise self._not_of_kind(field, value) from None
-
-    def _check_choice(self, field: ConfigField, value: Any) -> None:
-        if field.choices and value not in field.choices:
-            raise ConfigurationError(
-                f"{self.name}: {field.name} = {_shown(value)} is not one of {field.choices}"
-            )
-
-    def _not_of_kind(self, field: ConfigField, value: Any) -> ConfigurationError:
-        names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        return ConfigurationError(
-            f"{self.name}: {field.name} = {_shown(value)} is not {names[field.kind]}"
-        )
-
-
-def _read_bool(value: Any) -> bool:
-    words = {"true": True, "1": True, "on": True, "yes": True} | dict.fromkeys(
-        ("false", "0", "off", "no"), False
-    )
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lower() in words:
-        return words[value.strip().lower()]
-    raise ValueError
-
-
-def _read_int(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-        raise ValueError
-    return int(value)
-
-
-def _read_float(value: Any) -> float:
-    if isinstance(value, bool) or not math.isfinite(float(value)):
-        raise ValueError
-    return float(value)
-
-
-def _read_str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
-
-
-_READERS: dict[type, Callable[[Any], Any]] = {
-    bool: _read_bool,
-    int: _read_int,
-    float: _read_float,
-    str: _read_str,
-}
-
-
-def _shown(value: Any) -> str:
-    """Format the value for a sentence, shortened; Python refuses to print huge integers."""
-    try:
-        text = repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
 def _gigabytes(count: int) -> str:

@@ -21,6 +21,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
+from models.configs.mahia import MahiaConfig, check
+from models.costs.mahia import costs
 from models.errors import ConfigurationError
 from models.execution.compiled import CompilationFailed, compiled
 from models.family import Batch, Family
@@ -33,7 +35,6 @@ from models.layers.expert_mlp import ExpertMLP
 from models.layers.graph_memory import GraphDiffusionMemory, normalised_entropy
 from models.layers.meta_attention import MetaAttentionKernel
 from models.layers.neuro_fabric import DynamicNeuroFabric, depth_shares
-from models.mahia_config import MahiaConfig, check, costs
 from models.model import Metric, Model
 
 __all__ = [

@@ -28,79 +28,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from models import config_fields
+from models.configs.mamba2 import Mamba2Config, check
 from models.costs.mamba2 import costs
-from models.errors import ConfigurationError
-from models.family import Family, setting
+from models.family import Family
 from models.language_model import BlockOutput, LanguageModel, loss_operators
 from models.layers.attention import Attention, KVState, RotaryCache
 from models.layers.basic import INIT_STD, RMSNorm
-from models.layers.ssm import SSM, SSMSizes, SSMState
+from models.layers.ssm import SSM, SSMState
 from models.model import Metric
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mamba2Config(config_fields.RoundedVocabulary):
-    """Sizes of one Mamba-2 hybrid."""
-
-    vocabulary: int = config_fields.vocabulary(32768)
-    vocabulary_multiple: int = config_fields.vocabulary_multiple()
-    dim: int = config_fields.width(768)
-    n_layers: int = config_fields.layers(12)
-    expand: int = setting(
-        2, "Expansion", "Inner width of the mixer over model width.", minimum=1, maximum=16
-    )
-    head_dim: int = setting(
-        64, "Head width", "Of the mixer; must divide its inner width.", minimum=1, maximum=1024
-    )
-    d_state: int = setting(
-        128, "States", "What each channel of the mixer remembers in.", minimum=1, maximum=1024
-    )
-    n_groups: int = setting(
-        1,
-        "Groups",
-        "Sets of input and output maps of the states; must divide the mixer's heads.",
-        minimum=1,
-        maximum=1024,
-    )
-    d_conv: int = setting(4, "Convolution", "Tokens that it spans.", choices=(2, 3, 4))
-    attention_every: int = setting(
-        4,
-        "Attention every",
-        "Every so many blocks one also attends; 0: none does.",
-        minimum=0,
-        maximum=1024,
-    )
-    n_heads: int = setting(
-        32, "Query heads", "Of the attention; must divide the width.", minimum=1, maximum=1024
-    )
-    n_kv_heads: int = config_fields.kv_heads(8)
-    window: int = config_fields.window()
-    max_sequence: int = config_fields.max_sequence()
-    rope_theta: float = config_fields.rope_theta()
-    norm_eps: float = config_fields.norm_eps(1e-5)
-    tie_embeddings: bool = config_fields.tie_embeddings(False)
-
-    @property
-    def mixer(self) -> SSMSizes:
-        """Widths of a mixer."""
-        return SSMSizes(
-            dim=self.dim,
-            inner=self.expand * self.dim,
-            head_dim=self.head_dim,
-            n_groups=self.n_groups,
-            d_state=self.d_state,
-            d_conv=self.d_conv,
-        )
-
-    @property
-    def attending(self) -> int:
-        """Number of blocks that attend."""
-        return self.n_layers // self.attention_every if self.attention_every else 0
-
-    def attends(self, index: int) -> bool:
-        """Return True if block ``index`` (from 0) attends."""
-        return bool(self.attention_every) and (index + 1) % self.attention_every == 0
 
 
 @dataclass
@@ -211,42 +146,6 @@ def construct(config: Mamba2Config) -> LanguageModel:
         norm_eps=config.norm_eps,
         tie_embeddings=config.tie_embeddings,
     )
-
-
-def check(config: Mamba2Config) -> None:
-    """Raise ``ConfigurationError`` for sizes that do not fit together."""
-    size = config.mixer
-    if size.inner % size.head_dim:
-        raise ConfigurationError(
-            f"mamba2: the mixer's inner width expand * dim = {size.inner} does not divide into "
-            f"heads of head_dim = {size.head_dim}"
-        )
-    if size.n_heads % size.n_groups:
-        raise ConfigurationError(
-            f"mamba2: the mixer's expand * dim / head_dim = {size.n_heads} heads do not divide "
-            f"into n_groups = {size.n_groups} groups"
-        )
-    if not config.attention_every:
-        return
-    if config.attention_every > config.n_layers:
-        raise ConfigurationError(
-            f"mamba2: attention_every = {config.attention_every} is more than n_layers = "
-            f"{config.n_layers}, so no block would attend; 0 asks for that"
-        )
-    if config.dim % config.n_heads:
-        raise ConfigurationError(
-            f"mamba2: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads"
-        )
-    if config.n_heads % config.n_kv_heads:
-        raise ConfigurationError(
-            f"mamba2: n_heads = {config.n_heads} is not a multiple of n_kv_heads = "
-            f"{config.n_kv_heads}, so the query heads cannot share them evenly"
-        )
-    if config.dim // config.n_heads % 2:
-        raise ConfigurationError(
-            f"mamba2: dim / n_heads = {config.dim // config.n_heads} is odd, but rotary positions "
-            "turn pairs; choose an even head width"
-        )
 
 
 def operators(config: Mamba2Config, workload: str) -> frozenset[str]:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.configs.moe import SWITCHES, MoEConfig
 from models.errors import ConfigurationError
 from models.execution.compiled import MODES
 from models.execution.cuda_graph import CUDAGraphInference
-from models.moe_config import SWITCHES, MoEConfig
 from models.moe_system import MixtureOfExpertsSystem
 
 AMP_DTYPES = (torch.bfloat16, torch.float16)

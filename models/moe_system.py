@@ -5,25 +5,23 @@ Shapes: B batch, T sequence, I input width, O output width.
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.configs.moe import MoEConfig, check_blocks
+from models.configs.setting import check_fields
 from models.errors import ConfigurationError
 from models.initialisation import initialise
 from models.layers.basic import Linear, RMSNorm
 from models.layers.mixture import make_blocks
 from models.model import Model
-from models.moe_config import MoEConfig, check_blocks
 
 
 def validate(config: MoEConfig) -> None:
     """Raise ``ConfigurationError`` unless a system of this configuration can be built."""
-    from models.moe import FAMILY  # which offers what is in this file
-
-    dataclasses.replace(FAMILY, check=check_blocks).validate(config)
+    check_fields("moe", MoEConfig, config)
+    check_blocks(config)
 
 
 class MixtureOfExpertsSystem(Model):

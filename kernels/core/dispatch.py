@@ -20,9 +20,7 @@ from typing import Any
 import torch
 
 from kernels.core import launch, measured, replay
-from kernels.core.operator import Mistake, Operator, Unavailable, traced_as_constant
-
-OPS: dict[str, Operator] = {}
+from kernels.core.operator import OPS, Mistake, Operator, Unavailable, traced_as_constant
 
 REQUESTED = "requested"  # the reason recorded for an implementation that was named
 PREFERRED = "preferred"  # prefix of the reason for an implementation that was taken out of order

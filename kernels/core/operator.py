@@ -172,6 +172,9 @@ class Operator:
             ) from None
 
 
+OPS: dict[str, Operator] = {}  # all operators, by name
+
+
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """Return the precision that a reference computes in: FP32, or FP64 for FP64."""
     return torch.float64 if dtype == torch.float64 else torch.float32

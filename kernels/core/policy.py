@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernels import hardware
-from kernels.core.dispatch import OPS, usage
+from kernels.core.dispatch import usage
 from kernels.core.generations import GENERATIONS, Generation, generation
+from kernels.core.operator import OPS
 from kernels.core.triton_helpers import LARGE_BYTES
 
 # Fused attention kernels, which never hold the matrix of weights. Of the others, chunked holds

@@ -26,9 +26,11 @@ from torch import Tensor
 
 from kernels import hardware
 from kernels.core import replay, tuned_files
+from kernels.core.check import poisoned
 from kernels.core.operator import Mistake, traced_as_constant
 from kernels.core.triton_helpers import DISABLED, INSTALLED, INTERPRETED
 from kernels.core.tuned_files import Timed
+from kernels.measure.timing import forget_evictor, gpu_times_us
 
 MODES = ("off", "cached", "on")
 ROUNDS, CALLS = 3, 10  # of each candidate, in turn, so that clocks drift for all of them
@@ -295,7 +297,7 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
 
     try:
         with torch.no_grad():
-            with _poisoned():
+            with poisoned():
                 expected = run(heuristic, fresh())
                 for tile in choices[1:]:
                     reason = _why_not(partial(run, tile, fresh()), expected, key)
@@ -385,16 +387,8 @@ def timeable(x: Any) -> Any:
     return x
 
 
-def _poisoned() -> Any:
-    from kernels.core.check import poisoned
-
-    return poisoned()
-
-
 def _times_us(call: Callable[[], Any], device: int) -> list[float]:
     """Measure single calls with cold caches."""
-    from kernels.measure.timing import gpu_times_us
-
     with torch.cuda.device(device):
         return gpu_times_us(call, repeats=CALLS, device=f"cuda:{device}")
 
@@ -407,8 +401,6 @@ def synchronize() -> None:
 
 def free_memory() -> None:
     """Free the memory that timing used, so that the model can have it."""
-    from kernels.measure.timing import forget_evictor
-
     forget_evictor()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -54,11 +54,6 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
     return 2e6 * side**3 / gpu_us(lambda: a @ b, repeats=10, device=device)
 
 
-def release() -> None:
-    """Free the device memory that timing with cold caches holds."""
-    _evictor.cache_clear()
-
-
 @functools.cache
 def _evictor(device: str) -> Tensor:
     size = max(512 << 20, 4 * hardware.of(device).l2_bytes)

@@ -1,7 +1,7 @@
 """Costs of the sizes of an AdaAttn model.
 
 With all columns: fewer save at most half of what scores cost. Of the analysis no FLOPs are counted,
-``models.layers.adaptive.SAMPLES`` queries a sequence and layer against all keys.
+``models.layers.adaptive.measurements.SAMPLES`` queries a sequence and layer against all keys.
 
 PyTorch's attention holds the whole matrix of weights on a CPU, as long as that is not too large:
 torch's own FP32 kernel there would lose more than the definition does.
@@ -9,15 +9,11 @@ torch's own FP32 kernel there would lose more than the definition does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.attention.memory import prefers_full_matrix
+from models.configs.adaattn import AdaAttnConfig
 from models.costs.model_costs import Attends, Costs, How, dense_block
-from models.layers.adaptive import SAMPLES, TOKENS
+from models.layers.adaptive.measurements import SAMPLES, TOKENS
 from models.layers.basic import mlp_width
-
-if TYPE_CHECKING:
-    from models.adaattn import AdaAttnConfig
 
 
 def costs(config: AdaAttnConfig) -> Costs:

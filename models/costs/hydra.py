@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+from models.configs.hydra import HydraConfig
 from models.costs import hydra_memory
 from models.costs.model_costs import Costs, Routed
 from models.layers.basic import mlp_width
 from models.layers.token_fraction import ALL_TOKENS, TokenFraction
-
-if TYPE_CHECKING:
-    from models.hydra import HydraConfig
 
 
 @dataclass(frozen=True, kw_only=True)

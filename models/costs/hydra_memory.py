@@ -7,14 +7,12 @@ the tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from models.configs.hydra import HydraConfig
 from models.costs.model_costs import Attends, Beside, How, dense_block
 from models.layers.basic import mlp_width
 from models.layers.token_fraction import ALL_TOKENS, TokenFraction
-
-if TYPE_CHECKING:
-    from models.hydra import HydraConfig
 
 
 class Pass(NamedTuple):

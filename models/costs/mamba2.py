@@ -6,15 +6,12 @@ Shapes: E model width, H the mixer's heads, N its states, G its groups.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from kernels.ssd_scan import CHUNK, ScanMemory, scan_memory
+from models.configs.mamba2 import Mamba2Config
 from models.costs.model_costs import Attends, Beside, BlockMemory, Costs, How
-
-if TYPE_CHECKING:
-    from models.mamba2 import Mamba2Config
 
 
 def costs(config: Mamba2Config) -> Costs:

@@ -27,13 +27,13 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
+from models.configs.moe import MoEConfig
 from models.errors import ConfigurationError
 from models.initialisation import started
 from models.language_model import BlockOutput
 from models.layers.attention import Attention, KVState, RotaryCache
 from models.layers.basic import INIT_STD, RMSNorm, SwiGLUMLP, residual_std, usable
 from models.layers.token_fraction import TokenFraction
-from models.moe_config import MoEConfig
 from models.parallel.tensor_parallel_plan import WHOLE, Division, Region, experts_division
 
 

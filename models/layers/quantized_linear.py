@@ -9,18 +9,16 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import kernels
 from kernels.quantized_matmul import dequantize_weight
+from models.builder import ModelBuilder
 from models.language_model import LanguageModel
 from models.layers.basic import Linear
-
-if TYPE_CHECKING:
-    from models.family import Family
 
 Codes = tuple[Tensor, Tensor]  # as returned by ``kernels.quantize_weight``
 # The kernels for a scheme accept on any GPU: both sizes of a weight are multiples of this.
@@ -114,7 +112,7 @@ class Saving:
 
 
 @functools.cache
-def saving(family: Family, config: Any, scheme: str) -> Saving:
+def saving(family: ModelBuilder, config: Any, scheme: str) -> Saving:
     """Compute the saving for a configuration's model; only its structure is built."""
     weights = [linear.weight for linear in quantizable(family.build(config), scheme).values()]
     scales = [1 if scheme == "fp8_tensor" else len(weight) for weight in weights]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from models.costs.footprint import PRECISIONS, Footprint, cached_copies, footprint
 from models.costs.model_costs import Costs
+from models.family import Family
 from models.parallel.pipeline_stages import Stage, chain, stages
-
-if TYPE_CHECKING:
-    from models.family import Family
 
 
 def largest_stage(

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from models.family import Family
+from models.builder import ModelBuilder
 
 _BLOCKS = "blocks."
 
@@ -73,9 +72,9 @@ class Chain:
 
 
 @functools.cache
-def chain(family: Family, config: Any) -> Chain:
+def chain(family: ModelBuilder, config: Any) -> Chain:
     """Describe the chain of a configuration's model; only its structure is built."""
-    model: nn.Module = family.build(config)
+    model = family.build(config)
     if not hasattr(model, "narrow"):
         return Chain(0, f"{family.title} is not a plain chain of blocks from tokens to a loss")
     reasons = (getattr(module, "unstaged", "") for module in model.modules())

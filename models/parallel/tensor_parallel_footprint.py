@@ -8,14 +8,12 @@ completely, even if it is sharded but not described by ``Division``: that is an 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from models.costs.footprint import Footprint, footprint
 from models.costs.model_costs import BlockMemory, Costs, How
+from models.family import Family
 from models.parallel.tensor_parallel_plan import Divisible, divisible
-
-if TYPE_CHECKING:
-    from models.family import Family
 
 
 def largest_share(

@@ -18,15 +18,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from models.builder import ModelBuilder
 from models.initialisation import keep_marks
-
-if TYPE_CHECKING:
-    from models.family import Family
 
 
 class Region:
@@ -179,7 +177,7 @@ def divisions(model: nn.Module) -> Iterator[tuple[str, Division | str]]:
 
 
 @functools.cache
-def divisible(family: Family, config: Any) -> Divisible:
+def divisible(family: ModelBuilder, config: Any) -> Divisible:
     """Describe the sharding of a configuration's model; only its structure is built."""
     model = family.build(config)
     by_layer = dict(divisions(model))

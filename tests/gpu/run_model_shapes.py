@@ -35,8 +35,8 @@ import torch
 
 import kernels
 from kernels import OPS, Case
-from kernels.core import measured
 from kernels.core.check import Exact, as_tuple
+from kernels.core.implementation_timing import measure
 from kernels.measure.bench import COMPILED, Row, bench, leaves_of
 from kernels.measure.host_cost import host_costs
 from kernels.measure.model_shapes import ShapeCase, shape_cases
@@ -273,7 +273,7 @@ def chosen(
     for trains in (False,) if subject.case.forward_only else (False, True):
         arguments = tuple(leaves_of(op, inputs_of(subject, device, dtype)).values())
         with torch.set_grad_enabled(trains):
-            result = measured.measure(op, candidates, arguments)
+            result = measure(op, candidates, arguments)
         way = "trains" if trains else "infers"
         facts[way] = {
             "eager": result.text(False),

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
-from kernels.core import dispatch, measured, tuned_files
-from kernels.core.measured import Cost, Measurement
+from kernels.core import dispatch, implementation_timing, measured, tuned_files
+from kernels.core.implementation_timing import Cost, Measurement
 from kernels.core.operator import Implementation
-from kernels.measure import timing
 
 
 class Watching(TorchDispatchMode):
@@ -49,9 +48,11 @@ def raises(*_):
 def with_implementations(monkeypatch, tmp_path):
     monkeypatch.setattr(measured, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(tuned_files, "folder", lambda: tmp_path)
-    monkeypatch.setattr(measured, "_loop_us", counted_us)
+    monkeypatch.setattr(implementation_timing, "_loop_us", counted_us)
     monkeypatch.setattr(
-        timing, "times_us", lambda call, repeats, *_, **__: [counted_us(call)] * repeats
+        implementation_timing,
+        "times_us",
+        lambda call, repeats, *_, **__: [counted_us(call)] * repeats,
     )
     measured.forget()
 
@@ -80,7 +81,7 @@ def test_auto_uses_the_cheapest_and_names_the_numbers(with_implementations):
     op = with_implementations(slow=slow(0.004), fast=slow(0.0), middle=slow(0.001))
     name, why = chosen(op, 40, 8)
     assert name == "fast"
-    assert why.startswith(f"{measured.MEASURED}, GPU and host time of a call: fast 0.")
+    assert why.startswith(f"{kernels.MEASURED}, GPU and host time of a call: fast 0.")
     order = [part.split()[0] for part in why.split(": ", 1)[1].split(", ")]
     assert order == ["fast", "middle", "slow"]
 
@@ -196,7 +197,7 @@ def test_only_a_clear_gain_is_taken_over_the_first(device_us):
     ranked = known.ranking(captured=True)
     assert sorted(ranked) == sorted(device_us)
     first = min(device_us)
-    if min(device_us.values()) > measured.GAIN * device_us[first]:
+    if min(device_us.values()) > implementation_timing.GAIN * device_us[first]:
         assert ranked[0] == first
     else:
         assert device_us[ranked[0]] == min(device_us.values())
@@ -228,5 +229,5 @@ def test_under_compile_a_fused_operator_is_left_to_the_compiler():
 
 def test_a_loop_of_calls_is_long_enough_for_its_clock_and_no_longer():
     calls = []
-    us = measured._loop_us(lambda: calls.append(1))
-    assert us > 0 and len(calls) == 1 + measured.MOST_IN_LOOP
+    us = implementation_timing._loop_us(lambda: calls.append(1))
+    assert us > 0 and len(calls) == 1 + implementation_timing.MOST_IN_LOOP

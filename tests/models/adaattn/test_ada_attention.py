@@ -13,7 +13,7 @@ import kernels
 from kernels.core.triton_helpers import INSTALLED
 from models import ConfigurationError
 from models.adaattn import AdaAttention
-from models.layers.adaptive import PATIENCE
+from models.layers.adaptive.adaptation import PATIENCE
 
 DIM, HEADS = 32, 2
 TRITON_STEP = Path(__file__).parents[1] / "triton_step.py"

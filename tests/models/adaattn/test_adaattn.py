@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 from models import FAMILIES, BlockOutput, ConfigurationError
-from models.layers.adaptive import PATIENCE
+from models.layers.adaptive.adaptation import PATIENCE
 
 ADAATTN = FAMILIES["adaattn"]
 CONFIG = dataclasses.replace(

@@ -16,7 +16,7 @@ from on_gpu import (
 
 import kernels
 from models import FAMILIES
-from models.layers.adaptive import PATIENCE
+from models.layers.adaptive.adaptation import PATIENCE
 
 ADAATTN = FAMILIES["adaattn"]
 LENGTH = 64

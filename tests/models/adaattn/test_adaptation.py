@@ -10,22 +10,17 @@ from hypothesis import strategies as st
 
 import kernels
 from kernels.adaptive_attention import prepared
-from models.layers.adaptive import (
+from models.layers.adaptive.adaptation import (
     MARGIN,
     PATIENCE,
-    SAMPLES,
-    TOKENS,
     TOLERANCE,
     Adaptation,
     Chosen,
-    Rules,
-    Sight,
-    longest,
-    look,
-    sampled,
     score_error,
     settle,
 )
+from models.layers.adaptive.measurements import SAMPLES, TOKENS, Sight, longest, look, sampled
+from models.layers.adaptive.rules import Rules
 
 HEADS, DIM = 3, 16
 

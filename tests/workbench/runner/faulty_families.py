@@ -15,7 +15,7 @@ import torch
 
 import models
 from models import LanguageModel, hydra
-from models.family import setting
+from models.configs.setting import setting
 
 print("a library greets on import")
 os.write(1, b"and writes to descriptor 1\n")

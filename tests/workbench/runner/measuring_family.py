@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models import ConfigurationError, Costs, Family, Metric, Model
-from models.family import setting
+from models.configs.setting import setting
 from models.layers.basic import Linear
 
 CLASSES = 3

@@ -86,7 +86,7 @@ class Roof:
             lacking=lacking,
             disturbed=self._disturbance(began_ns, time.perf_counter_ns()),
         )
-        timing.release()
+        timing.forget_evictor()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -46,7 +46,8 @@ from torch import Tensor, nn
 
 import kernels
 from models import ConfigurationError, Costs, Family, Footprint, Model
-from models.family import Batch, setting
+from models.configs.setting import setting
+from models.family import Batch
 from models.initialisation import Take
 from models.layers.quantized_linear import QuantizedLinear
 from sessions.model import OWN

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 from typing import Any
 
-from models import config_fields
+from models.configs import fields
+from models.configs.setting import setting
 from models.errors import ConfigurationError
-from models.family import setting
 
 GATINGS = ("topk", "noisy_topk", "dense")
 SWITCHES = (
@@ -20,12 +20,12 @@ SWITCHES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEConfig(config_fields.RoundedVocabulary):
+class MoEConfig(fields.RoundedVocabulary):
     """The sizes of one mixture-of-experts model."""
 
-    vocabulary: int = config_fields.vocabulary()
-    vocabulary_multiple: int = config_fields.vocabulary_multiple()
-    input_dim: int = config_fields.width(512)
+    vocabulary: int = fields.vocabulary()
+    vocabulary_multiple: int = fields.vocabulary_multiple()
+    input_dim: int = fields.width(512)
     hidden_dim: int = setting(
         2048, "Expert width", "Feed-forward width of one expert.", minimum=1, maximum=262_144
     )
@@ -75,13 +75,13 @@ class MoEConfig(config_fields.RoundedVocabulary):
         minimum=0,
         maximum=64,
     )
-    n_heads: int = config_fields.heads(8)
-    n_kv_heads: int = config_fields.kv_heads(8)
-    window: int = config_fields.window()
-    max_sequence: int = config_fields.max_sequence()
-    rope_theta: float = config_fields.rope_theta()
-    norm_eps: float = config_fields.norm_eps()
-    tie_embeddings: bool = config_fields.tie_embeddings(True)
+    n_heads: int = fields.heads(8)
+    n_kv_heads: int = fields.kv_heads(8)
+    window: int = fields.window()
+    max_sequence: int = fields.max_sequence()
+    rope_theta: float = fields.rope_theta()
+    norm_eps: float = fields.norm_eps()
+    tie_embeddings: bool = fields.tie_embeddings(True)
     in_place: bool = setting(
         False,
         "Add in place",

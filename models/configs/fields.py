@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.family import setting
+from models.configs.setting import setting
 
 
 class RoundedVocabulary:

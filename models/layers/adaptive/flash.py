@@ -12,8 +12,8 @@ from torch import Tensor
 
 import kernels
 from kernels import hardware
-from models.adaattn import AdaAttention
 from models.errors import ConfigurationError
+from models.layers.adaptive.ada_attention import AdaAttention
 
 # The precisions of the AdaAttn document; "auto" follows the device: BF16 from Ampere on, FP16 on
 # older GPUs with tensor cores, FP32 elsewhere.

@@ -1,4 +1,4 @@
-"""Attention whose heads compute with the rank and the precision that ``adaptive`` chose.
+"""Attention whose heads compute with the rank and the precision that ``adaptation`` chose.
 
 One operator does both, ``kernels.adaptive_attention``, which never holds the matrix of weights. It
 is a pure function of its inputs and of the choice, so that it may be recomputed, compiled and
@@ -22,7 +22,9 @@ from torch.nn import functional
 
 import kernels
 from kernels.adaptive_attention import cut_and_rounded, prepared
-from models.layers.adaptive import Choice, Rules, Sight, longest, look, sampled
+from models.layers.adaptive.adaptation import Choice
+from models.layers.adaptive.measurements import Sight, longest, look, sampled
+from models.layers.adaptive.rules import Rules
 from models.layers.attention import KVState, RotaryCache
 from models.layers.basic import INIT_STD, Linear, RMSNorm
 

@@ -1,0 +1,224 @@
+"""Timing of an operator's implementations against each other, on the inputs of one call.
+
+Every implementation that accepts the inputs and that ``auto`` does not avoid is compared with the
+first of them and timed. Two numbers come out. ``device_us`` is GPU time with cold caches, launches
+hidden: the cost in a captured or compiled step. ``call_us`` is the time of a call in a loop of
+calls, where Python and launches count: the cost in any other step is the larger of both. In
+training both include the backward pass.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import hardware
+from kernels.core.check import poisoned
+from kernels.core.operator import Implementation, Operator
+from kernels.core.triton_helpers import on_device
+from kernels.core.tuning import difference, flat, free_memory, synchronize, timeable
+from kernels.measure.timing import times_us
+
+MEASURED = "measured"  # prefix of the reason for an implementation that was the fastest
+GAIN = 0.98  # of the first implementation's cost: a closer result may be noise
+ROUNDS, CALLS = 3, 5  # of single calls with cold caches, interleaved
+LOOP_US, MOST_IN_LOOP = 3000.0, 20  # of a loop of calls
+HOPELESS = 5.0  # times the fastest so far: one round is enough
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of one call: GPU time with cold caches, and time in a loop of calls."""
+
+    device_us: float
+    call_us: float
+
+    def of_step(self, captured: bool) -> float:
+        """Return what a call adds to a step that is captured or compiled, or is not."""
+        return self.device_us if captured else max(self.device_us, self.call_us)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Costs by implementation for one class of shapes; ``dropped``: which failed, and why.
+
+    ``order``: the implementations as the operator's rule orders them.
+    """
+
+    order: tuple[str, ...]
+    costs: dict[str, Cost] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+
+    def ranking(self, captured: bool) -> tuple[str, ...]:
+        """Return the implementations by cost; the rule's first, unless another is clearly ahead."""
+        cost = {name: c.of_step(captured) for name, c in self.costs.items()}
+        ranked = sorted(cost, key=lambda name: cost[name])
+        first = next((name for name in self.order if name in cost), "")
+        if first and cost[ranked[0]] > GAIN * cost[first]:
+            ranked.remove(first)
+            ranked.insert(0, first)
+        return tuple(ranked)
+
+    def text(self, captured: bool) -> str:
+        """Return the numbers in one clause, the fastest first."""
+        parts = [
+            f"{name} {self.costs[name].of_step(captured) / 1e3:.3f}"
+            for name in sorted(self.costs, key=lambda n: self.costs[n].of_step(captured))
+        ]
+        if parts:
+            parts[0] += " ms"
+        how = "GPU time" if captured else "GPU and host time"
+        dropped = "".join(f"; {name} dropped: {why}" for name, why in self.dropped.items())
+        return f"{MEASURED}, {how} of a call: {', '.join(parts)}{dropped}"
+
+
+def contenders(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> list[str]:
+    """Return the implementations that accept these inputs and that ``auto`` may use."""
+    accepted = []
+    for name in candidates:
+        implementation = op.implementations[name]
+        refuses, avoid = implementation.refuses, implementation.avoid
+        if refuses is not None and refuses(*args) is not None:
+            continue
+        if not implementation.last_resort and (avoid is None or avoid(*args) is None):
+            accepted.append(name)
+    return accepted
+
+
+def measure(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> Measurement:
+    """Time the implementations in ``contenders`` on these inputs; wrong ones are dropped."""
+    if op.prefer is not None and (preferred := op.prefer(tuple(candidates), *args)) is not None:
+        candidates = (preferred[0], *[name for name in candidates if name != preferred[0]])
+    names = contenders(op, candidates, args)
+    if op.standard is not None and "torch" in names:
+        standard = op.standard(*args)[0]  # "torch" stands for it
+        names = [name for name in names if name != "torch" or standard not in names]
+    everyone, dropped = tuple(dict.fromkeys((*names, *candidates))), dict[str, str]()
+    if len(names) < 2:
+        return Measurement(everyone, {name: Cost(0.0, 0.0) for name in names})
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    try:
+        with hooks, on_device(args[0]):  # not those of a checkpoint around the call
+            calls = _right_calls(op, names, args, dropped)
+            costs = _costs(calls, args[0].device.type, dropped)
+    except torch.OutOfMemoryError:
+        dropped = dict.fromkeys(names[1:], "memory is short")
+        costs = {names[0]: Cost(0.0, 0.0)}
+    finally:
+        free_memory()
+    return Measurement(everyone, costs, dropped)
+
+
+Call = Callable[..., list[Tensor]]
+
+
+def _call_of(op: Operator, implementation: Implementation, args: tuple[Any, ...]) -> Call:
+    """Return a call on leaves of these inputs: its outputs and, in training, its gradients.
+
+    It takes whether the results are to be compared with those of another implementation.
+    """
+    leaves = [
+        timeable(x.detach()).requires_grad_(x.requires_grad and torch.is_grad_enabled())
+        if isinstance(x, Tensor)
+        else x
+        for x in args
+    ]
+    wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    upstream: list[Tensor] = []
+
+    def call(compared: bool = False) -> list[Tensor]:
+        result = implementation.call(*leaves)
+        if compared and op.comparable is not None:
+            result = op.comparable(result)
+        outputs = [y for y in flat(result) if isinstance(y, Tensor)]
+        live = [y for y in outputs if y.requires_grad]
+        if not live:
+            return outputs
+        if not upstream:
+            # Contiguous: random numbers follow the memory, whose order implementations choose.
+            generator = torch.Generator(live[0].device).manual_seed(0)
+            make = {"generator": generator, "device": live[0].device}
+            upstream.extend(torch.randn(y.shape, dtype=y.dtype, **make) for y in live)
+        gradients = torch.autograd.grad(live, wanted, upstream, allow_unused=True)
+        return [y.detach() for y in outputs] + [g for g in gradients if g is not None]
+
+    return call
+
+
+def _right_calls(
+    op: Operator, names: list[str], args: tuple[Any, ...], dropped: dict[str, str]
+) -> dict[str, Call]:
+    """Return the calls whose results equal those of the first that runs."""
+    right: dict[str, Call] = {}
+    expected: list[Tensor] | None = None
+    tf32 = hardware.product_precision() == "high"
+    for name in names:
+        call = _call_of(op, op.implementations[name], args)
+        try:
+            with poisoned():
+                results = call(compared=True)
+            synchronize()
+            why = "" if expected is None else difference(results, expected, tf32)
+        except torch.OutOfMemoryError:
+            why = "memory is short"
+        except Exception as error:  # noqa: BLE001  libraries raise anything; the others go on
+            synchronize()  # raises again what has broken the GPU for the process
+            lines = str(error).strip().splitlines() or ["no message"]
+            why = f"failed: {type(error).__name__}: {lines[0][:200]}"
+        if why:
+            dropped[name] = why
+            continue
+        right[name] = call
+        expected = results if expected is None else expected
+    return right
+
+
+def _costs(calls: dict[str, Call], device: str, dropped: dict[str, str]) -> dict[str, Cost]:
+    """Time the calls in rounds."""
+    device_us: dict[str, list[float]] = {name: [] for name in calls}
+    call_us: dict[str, list[float]] = {name: [] for name in calls}
+    left = dict(calls)
+    for number in range(ROUNDS):
+        for name, call in [*left.items()]:
+            try:
+                if number == 0:
+                    call()
+                    call()
+                call_us[name].append(_loop_us(call))
+                # A call that keeps the host busy for long would let the GPU wait inside the events.
+                evictions = 1 + int(call_us[name][-1] / 200)
+                device_us[name] += times_us(call, CALLS, device, evictions=min(evictions, 16))
+            except torch.OutOfMemoryError:
+                dropped[name] = "memory is short"
+                del left[name]
+        best = min((statistics.median(call_us[name]) for name in left), default=0.0)
+        best_device = min((statistics.median(device_us[name]) for name in left), default=0.0)
+        for name in [*left]:
+            slow = statistics.median(call_us[name]) > HOPELESS * best
+            if slow and statistics.median(device_us[name]) > HOPELESS * best_device:
+                del left[name]
+    return {
+        name: Cost(round(statistics.median(device_us[name]), 2), round(min(us), 2))
+        for name, us in call_us.items()
+        if us and device_us[name] and name not in dropped
+    }
+
+
+def _loop_us(call: Call) -> float:
+    """Return the time of one call in a loop of calls; the GPU finishes the last one."""
+
+    def loop_us(count: int) -> float:
+        synchronize()
+        began = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        synchronize()
+        return (time.perf_counter_ns() - began) / 1e3 / count
+
+    return loop_us(int(max(2.0, min(LOOP_US / max(loop_us(1), 1.0), MOST_IN_LOOP))))

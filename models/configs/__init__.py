@@ -1,0 +1,1 @@
+"""Configurations of the families: their fields, and which sizes fit together."""

@@ -1,0 +1,109 @@
+"""Sizes of AdaAttn and the rules that its heads adapt by, and which of them fit together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.configs import fields
+from models.configs.setting import setting
+from models.errors import ConfigurationError
+from models.layers.adaptive.rules import ESTIMATIONS, PRECISIONS, Rules, check_rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaAttnConfig(fields.RoundedVocabulary):
+    """The sizes of one AdaAttn model, and the rules that its heads adapt by."""
+
+    vocabulary: int = fields.vocabulary()
+    vocabulary_multiple: int = fields.vocabulary_multiple()
+    dim: int = fields.width(512)
+    n_layers: int = fields.layers(6)
+    n_heads: int = fields.heads(8, "Heads")
+    rank_ratio: float = setting(
+        0.5,
+        "Least rank",
+        "Share of a head's columns that are always kept.",
+        minimum=0.01,
+        maximum=1,
+        weights=False,
+    )
+    rank_estimation: str = setting(
+        "entropy",
+        "Rank by",
+        "The entropies of a head's weights and spectrum, or the energy of its queries and keys.",
+        choices=ESTIMATIONS,
+    )
+    rank_threshold: float = setting(
+        0.95,
+        "Rank threshold",
+        "Normalised entropy from which on all columns are kept, or share of energy to keep.",
+        minimum=0.01,
+        maximum=1,
+    )
+    adaptive_rank: bool = setting(True, "Adaptive rank", "Each head chooses its number of columns.")
+    adaptive_precision: bool = setting(
+        True, "Adaptive precision", "Each head chooses the bits of its queries and keys."
+    )
+    default_precision: str = setting(
+        "inputs",
+        "First precision",
+        "What queries and keys are multiplied in at first, and always without adaptive precision.",
+        choices=(*PRECISIONS,),
+    )
+    allow_fp8: bool = setting(
+        False, "Allow FP8", "Heads with small scores may multiply queries and keys in FP8 E4M3."
+    )
+    refresh_every: int = setting(
+        16,
+        "Adapt every",
+        "Calls from one analysis that counts to the next.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    qk_dimensions: int = setting(
+        0,
+        "Query/key dimensions",
+        "Dimensions that queries and keys of three heads of four start in; 0 is all of a head's. "
+        "Narrow heads are what adaptive rank computes with fewer columns.",
+        minimum=0,
+        maximum=65536,
+    )
+    mlp_ratio: float = fields.mlp_ratio()
+    max_sequence: int = fields.max_sequence(8192)
+    rope_theta: float = fields.rope_theta()
+    norm_eps: float = fields.norm_eps()
+    tie_embeddings: bool = fields.tie_embeddings(True)
+
+    @property
+    def rules(self) -> Rules:
+        """Rules that decide ranks and precisions."""
+        return Rules(
+            rank_ratio=self.rank_ratio,
+            rank_estimation=self.rank_estimation,
+            rank_threshold=self.rank_threshold,
+            adaptive_rank=self.adaptive_rank,
+            adaptive_precision=self.adaptive_precision,
+            default_precision=self.default_precision,
+            allow_fp8=self.allow_fp8,
+            refresh_every=self.refresh_every,
+        )
+
+
+def check(config: AdaAttnConfig) -> None:
+    """Raise ``ConfigurationError`` for sizes that do not go together."""
+    if config.dim % config.n_heads:
+        raise ConfigurationError(
+            f"adaattn: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads"
+        )
+    head_dim = config.dim // config.n_heads
+    if head_dim % 2:
+        raise ConfigurationError(
+            f"adaattn: dim / n_heads = {head_dim} is odd, but rotary positions turn pairs; "
+            "choose an even head width"
+        )
+    if config.qk_dimensions % 2 or config.qk_dimensions > head_dim:
+        raise ConfigurationError(
+            f"adaattn: qk_dimensions = {config.qk_dimensions} is not an even number up to the head "
+            f"width {head_dim}"
+        )
+    check_rules("adaattn", config.rules)

@@ -1,0 +1,1 @@
+"""Attention whose heads adapt their rank and their precision as they run."""
