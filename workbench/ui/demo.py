@@ -47,7 +47,7 @@ class Act:
 
 @dataclass
 class Outcome:
-    """What the demo left behind: sentences, files, and what went wrong."""
+    """Result of the demo: sentences, files and failures."""
 
     session: Session
     verdicts: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class Stage(Protocol):
-    """What the demo needs of the window."""
+    """Interface of the window that the demo uses."""
 
     def caption(self, sentence: str, detail: str) -> None:
         """Explain what is happening."""

@@ -1,4 +1,4 @@
-"""Where the panels lie: docks that can be moved, floated, closed, saved and put back."""
+"""The docks of the panels: they can be moved, floated, closed, saved and put back."""
 
 from __future__ import annotations
 
@@ -152,16 +152,16 @@ class Desk(QMainWindow):
         return parts
 
     def current(self) -> str:
-        """The name of the panel that has the keyboard; "" where none has."""
+        """Return the name of the panel that has the keyboard, or ""."""
         focus = QApplication.focusWidget()
         if isinstance(focus, QTabBar) and focus in self._tab_bars():
             titles = {dock.windowTitle(): name for name, dock in self.docks.items()}
             return titles.get(_front(focus), "")
-        found = (name for name, dock in self.docks.items() if dock.isAncestorOf(focus))
-        return next(found, "") if focus is not None else ""
+        names = (name for name, dock in self.docks.items() if dock.isAncestorOf(focus))
+        return next(names, "") if focus is not None else ""
 
     def beside(self, by: int) -> str:
-        """The name of the open panel ``by`` places after the one that has the keyboard."""
+        """Return the name of the open panel ``by`` positions after the current panel."""
         names = [name for name, dock in self.docks.items() if dock.toggleViewAction().isChecked()]
         current = self.current()
         if current not in names:
@@ -169,7 +169,7 @@ class Desk(QMainWindow):
         return names[(names.index(current) + by) % len(names)]
 
     def enter(self, name: str) -> None:
-        """Bring a panel to the front and give it the keyboard; its tab where it has no control."""
+        """Bring a panel to the front and give it the keyboard, or its tab if it has no control."""
         dock = self.docks[name]
         self.bring(name)
         dock.activateWindow()
@@ -179,7 +179,7 @@ class Desk(QMainWindow):
             tab_order.give(stops[0], Qt.FocusReason.ShortcutFocusReason)
 
     def bring(self, name: str) -> None:
-        """Show a dock in front of those that it shares its place with."""
+        """Show a dock in front of the docks that share its tabs."""
         self.docks[name].show()
         self.docks[name].raise_()
 
@@ -191,34 +191,34 @@ class Desk(QMainWindow):
         return dock
 
     def _settle_titles(self) -> None:
-        """A dock in a group of tabs is named by its tab; a title as well would say it twice."""
+        """Hide the title of a dock in a group of tabs: its tab shows the name already."""
         for dock in self.docks.values():
             bar = dock.titleBarWidget()
             if isinstance(bar, DockTitle):
                 grouped = bool(self.tabifiedDockWidgets(dock)) and not dock.isFloating()
                 bar.set_slim(grouped)
-        for tabs in self._tab_bars():  # names stay whole, and arrows lead to those without room
+        for tabs in self._tab_bars():  # names are not elided; arrows scroll to the others
             tabs.setElideMode(Qt.TextElideMode.ElideNone)
             tabs.setUsesScrollButtons(True)
         self._hide_forgotten()
 
     def _tab_bars(self) -> list[QTabBar]:
-        """Those of groups of docks, which Qt makes and takes away as it likes."""
+        """Return the tab bars of groups of docks, which Qt creates and removes by itself."""
         direct = Qt.FindChildOption.FindDirectChildrenOnly
         return [bar for bar in self.findChildren(QTabBar, options=direct) if bar.isVisible()]
 
     def _hide_forgotten(self) -> None:
-        """Hide the bars of tabs that Qt made on the way to a layout, and left where they were."""
+        """Hide tab bars that Qt created on the way to a layout and left behind."""
         bars = {
-            bar: {bar.tabText(place) for place in range(bar.count())} for bar in self._tab_bars()
+            bar: {bar.tabText(index) for index in range(bar.count())} for bar in self._tab_bars()
         }
         used = [tabs for bar, tabs in bars.items() if self._in_use(bar, tabs)]
         for bar, tabs in bars.items():
-            if not self._in_use(bar, tabs) and any(tabs <= others for others in used):
+            if not self._in_use(bar, tabs) and any(tabs <= titles for titles in used):
                 bar.hide()
 
     def _in_use(self, bar: QTabBar, tabs: set[str]) -> bool:
-        """Whether it lies over one of the docks that it names."""
+        """Return True if the bar lies over a dock that it names."""
         return any(
             (dock.x(), dock.width()) == (bar.x(), bar.width())
             for dock in self.docks.values()

@@ -77,7 +77,7 @@ def window(qapp, qtbot, workspace, settings, monkeypatch):
 
 
 @pytest.fixture
-def whole(window):
+def complete_window(window):
     """The window with every panel made, those that lie behind another too."""
     for dock in window.desk.docks.values():
         if isinstance(dock.widget(), Later):

@@ -106,7 +106,7 @@ def shoot(application, situation: str, theme: str, size: tuple[int, int], path: 
 
 
 def arrange(window, situation: str) -> None:
-    """What a person did last in the situation."""
+    """Do what the user did last in the situation."""
     import msgspec
     from fake_session import compared
     from PySide6.QtCore import QPoint
@@ -141,18 +141,18 @@ def arrange(window, situation: str) -> None:
             window.workspace.compared.add(session)
         window.desk.bring("compare")
     elif situation == "verdict":
-        kept = workspace.session.shown.comparisons
-        facts = {**kept[0].facts, "p": 0.03, "numerics": {}}
+        comparisons = workspace.session.shown.comparisons
+        facts = {**comparisons[0].facts, "p": 0.03, "numerics": {}}
         doubtful = msgspec.structs.replace(
-            kept[0], ratio=0.981, low=0.974, high=0.9895, verdict="FASTER", facts=facts
+            comparisons[0], ratio=0.981, low=0.974, high=0.9895, verdict="FASTER", facts=facts
         )
         clear = msgspec.structs.replace(
             doubtful, ratio=1.12, low=1.11, high=1.13, verdict="SLOWER", facts={**facts, "p": 1e-7}
         )
-        kept[:0] = [doubtful, clear]
+        comparisons[:0] = [doubtful, clear]
         workspace.offers.dismiss()
         segments, newest = workspace.session.shown.segments, workspace.verdicts.newest
-        arms = [segments[place].configuration for place in newest.facts["segments"]]
+        arms = [segments[index].configuration for index in newest.facts["segments"]]
         workspace.offers.judged = Offer(*arms, "AdamW: Fused")
         workspace.session.comparisonsChanged.emit()
         window.desk.bring("verdict")

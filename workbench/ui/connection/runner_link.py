@@ -36,7 +36,7 @@ class RunnerLink(QObject):
 
     @property
     def open(self) -> bool:
-        """Whether there is a runner to send to."""
+        """True if there is a runner to send to."""
         return self._reader is not None
 
     def start(self, launch: Callable[[], Client]) -> None:

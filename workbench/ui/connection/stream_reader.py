@@ -21,22 +21,22 @@ from workbench.client.runner_process import NotStarted, Runner
 
 
 class Client(Protocol):
-    """What the reader needs of its source: ``client.Runner``, or a replayed journal."""
+    """Source of messages: ``client.Runner``, or a replayed journal."""
 
     def messages(self) -> Iterator[protocol.AnyMessage]:
-        """Every message until the end, blocking."""
+        """Yield every message until the end; wait for each."""
         ...
 
     def send(self, command: protocol.Command) -> bool:
-        """Send one command; False when there is nobody to take it."""
+        """Send a command; return False if there is no runner."""
         ...
 
     def cancel(self) -> None:
-        """Ask for an end of the run, and see that it comes."""
+        """Request the end of the run, and make sure that it comes."""
         ...
 
     def close(self) -> None:
-        """End the source; returns when it is gone."""
+        """End the source; return when it has ended."""
         ...
 
 

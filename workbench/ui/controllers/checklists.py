@@ -22,7 +22,7 @@ class Checklists(VerdictUser):
 
     @property
     def checking(self) -> bool:
-        """Whether the newest checklist is being done now."""
+        """True while the newest checklist is being worked through."""
         newest = self.newest
         return (
             newest is not None
@@ -33,7 +33,7 @@ class Checklists(VerdictUser):
         )
 
     def why_not(self) -> str:
-        """Why nothing can be checked; empty where it can."""
+        """Return why nothing can be checked; empty if a check is possible."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to check."
         if self.checking:

@@ -30,10 +30,10 @@ def last_verdicts(
     """
     verdicts = {}
     for comparison in comparisons:
-        places = comparison.facts.get("segments", [])
-        if is_background(comparison) or not comparison.facts.get("final") or len(places) != 2:
+        indices = comparison.facts.get("segments", [])
+        if is_background(comparison) or not comparison.facts.get("final") or len(indices) != 2:
             continue
-        base, other = (segments[place].configuration for place in places)
+        base, other = (segments[index].configuration for index in indices)
         names = [name for name, option in other.toggles.items() if base.toggles.get(name) != option]
         if len(names) != 1:
             continue

@@ -71,7 +71,7 @@ class Offers(QObject):
 
     @property
     def automatic(self) -> bool:
-        """Whether a change is judged without being asked; the run goes on after it."""
+        """True if every change is judged without a question; the run goes on after it."""
         return self._automatic
 
     def keep_in(self, settings: Settings) -> None:
@@ -80,9 +80,9 @@ class Offers(QObject):
         self._automatic = settings.auto_verdict
 
     def set_automatic(self, automatic: bool) -> None:
-        """Judge every later change without being asked, or only offer to.
+        """Judge every later change automatically, or only offer to.
 
-        What is offered already stays an offer: switching a mode measures nothing.
+        An existing offer stays an offer: changing the mode measures nothing.
         """
         self._automatic = automatic
         self._waived = self.offer
@@ -93,12 +93,12 @@ class Offers(QObject):
 
     @property
     def known(self) -> bool:
-        """Whether this session has a verdict on what is offered."""
+        """True if this session has a verdict on the offered pair."""
         offer = self.offer
         return offer is not None and self._verdicts.compared(offer.base, offer.other)
 
     def accept(self) -> None:
-        """Judge what is offered; it stays offered while the runner is not ready for that."""
+        """Judge the offered pair; the offer stays while the runner is not ready."""
         offer, verdicts = self.offer, self._verdicts
         if offer is not None and not verdicts.why_not():
             self.offer, self.judged = None, offer
@@ -115,7 +115,7 @@ class Offers(QObject):
         if comparison is None:
             return False
         segments = self._session.shown.segments
-        arms = [segments[place].configuration for place in comparison.facts["segments"]]
+        arms = [segments[index].configuration for index in comparison.facts["segments"]]
         return arms == [offer.base, offer.other]
 
     def _answer(self) -> None:

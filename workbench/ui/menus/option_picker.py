@@ -152,8 +152,8 @@ class OptionPicker(QWidget):
             button = QToolButton()
             button.setText(title)
             button.setCheckable(True)
-            place = "first" if row == 0 else "last" if row == len(options) - 1 else "middle"
-            button.setProperty("segment", place)
+            position = "first" if row == 0 else "last" if row == len(options) - 1 else "middle"
+            button.setProperty("segment", position)
             button.setProperty("strong", row > 0)
             button.setProperty("dense", self._dense)
             button.setAccessibleName(title)

@@ -47,16 +47,16 @@ class Entry:
 
 
 def match(query: str, text: str) -> float | None:
-    """How well ``text`` answers ``query``; None when its letters do not occur in their order.
+    """Return how well ``text`` matches ``query``; None if its letters do not occur in order.
 
     Letters at the start of a word and letters in a row count more, long texts a little less.
     """
     text, query = text.casefold(), query.casefold().replace(" ", "")
     best: float | None = None
-    for start in (place for place, letter in enumerate(text) if letter == query[:1]):
-        found = _match_from(query, text, start)
-        if found is not None and (best is None or found > best):
-            best = found
+    for start in (index for index, letter in enumerate(text) if letter == query[:1]):
+        score = _match_from(query, text, start)
+        if score is not None and (best is None or score > best):
+            best = score
     return 0.0 if not query else best
 
 
@@ -64,13 +64,13 @@ def _match_from(query: str, text: str, start: int) -> float | None:
     score = 0.0
     last = start - 1
     for letter in query:
-        place = text.find(letter, last + 1)
-        if place < 0:
+        index = text.find(letter, last + 1)
+        if index < 0:
             return None
-        at_word = place == 0 or not text[place - 1].isalnum()
-        in_row = place == last + 1 and place != start
+        at_word = index == 0 or not text[index - 1].isalnum()
+        in_row = index == last + 1 and index != start
         score += 1.0 + 2.0 * at_word + 1.5 * in_row
-        last = place
+        last = index
     return score - 0.01 * len(text)
 
 
@@ -135,11 +135,11 @@ class CommandPalette(QFrame):
 
     def _filter(self, query: str) -> None:
         ranked = []
-        for place, entry in enumerate(self._entries):
+        for index, entry in enumerate(self._entries):
             score = match(query, entry.text)
             if score is not None:
-                ranked.append((bool(entry.why_not), -score, place))
-        self._shown = [self._entries[place] for *_, place in sorted(ranked)]
+                ranked.append((bool(entry.why_not), -score, index))
+        self._shown = [self._entries[index] for *_, index in sorted(ranked)]
         self._model.clear()
         for entry in self._shown:
             item = QStandardItem(entry.icon, entry.text)

@@ -117,11 +117,13 @@ class SessionsTable(CalmTable):
         """
         if column not in _SHARING:
             header = self.horizontalHeader()
-            others = (header.sectionSize(at) for at in range(len(_COLUMNS)) if at not in _SHARING)
-            room = max(self.viewport().width() - sum(others), len(_SHARING) * _SHARING_PX)
+            fixed = (
+                header.sectionSize(index) for index in range(len(_COLUMNS)) if index not in _SHARING
+            )
+            room = max(self.viewport().width() - sum(fixed), len(_SHARING) * _SHARING_PX)
             title_px = max(room // 2, min(self.sizeHintForColumn(0), room - _SHARING_PX))
-            for at, width in zip(_SHARING, (title_px, room - title_px), strict=True):
-                self.setColumnWidth(at, width)
+            for index, width in zip(_SHARING, (title_px, room - title_px), strict=True):
+                self.setColumnWidth(index, width)
 
     def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
         """Fill the rows."""
@@ -156,11 +158,13 @@ class SessionsTable(CalmTable):
         self._share()
 
     def _choices(self, row: int, run: Run, arm: Arm) -> None:
-        """The row's box and button; made anew only for others, who may have the keyboard."""
-        titled, others = self._session.titled, self._compared.sessions
-        titles = [f"{one.index}: {titled(one.label)}" for one in run.session.segments]
-        removable = any(session.id == run.session.id for session in others)
-        same = id(run.session) if removable else run.session.id  # a live one's is a copy each time
+        """The row's box and button; made anew only for compared, who may have the keyboard."""
+        titled, compared = self._session.titled, self._compared.sessions
+        titles = [f"{segment.index}: {titled(segment.label)}" for segment in run.session.segments]
+        removable = any(session.id == run.session.id for session in compared)
+        same = (
+            id(run.session) if removable else run.session.id
+        )  # a live segment's is a copy each time
         offered = (same, titles, self._theme.current.name)
         if self._offered[row : row + 1] != [offered]:
             self._offered[row : row + 1] = [offered]
@@ -175,7 +179,7 @@ class SessionsTable(CalmTable):
         box = CalmComboBox()
         box.setFrame(False)
         box.addItems(titles)
-        box.activated.connect(lambda place: self.segmentChosen.emit(run.session, place))
+        box.activated.connect(lambda index: self.segmentChosen.emit(run.session, index))
         return box
 
     def _remove_button(self, run: Run, removable: bool) -> QWidget:
@@ -223,8 +227,8 @@ class SessionsTable(CalmTable):
         elif pair is not None:
             self._verdicts.judge_pair(*pair)
 
-    def _show_menu(self, place: QPoint) -> None:
-        row = self.rowAt(place.y())
+    def _show_menu(self, position: QPoint) -> None:
+        row = self.rowAt(position.y())
         if not 0 <= row < len(self._runs):
             return
         session = self._runs[row].session
@@ -238,7 +242,7 @@ class SessionsTable(CalmTable):
         menu.setToolTipsVisible(True)
         remove = menu.addAction("Take out", lambda: self.removed.emit(session))
         remove.setEnabled(any(other.id == session.id for other in self._compared.sessions))
-        menu.popup(self.viewport().mapToGlobal(place))
+        menu.popup(self.viewport().mapToGlobal(position))
 
 
 class DifferencesTable(CalmTable):
@@ -258,8 +262,8 @@ def verdict(arm: Arm) -> str:
     if arm.ratio is None:
         marks = ["baseline", *["WRONG numbers"] * wrong, *[INVALID] * is_invalid(arm.segment)]
         return "; ".join(marks)
-    found = arm.ratio
-    said = claim_words(found.verdict, found.ratio, *found.ends, found.region)
+    ratio = arm.ratio
+    said = claim_words(ratio.verdict, ratio.ratio, *ratio.ends, ratio.region)
     return f"WRONG numbers; by time {said}" if wrong else said
 
 

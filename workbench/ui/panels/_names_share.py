@@ -45,8 +45,8 @@ class NamesShare(QObject):
         header = self._view.horizontalHeader()
         if not self._names or max(self._names) >= header.count():
             return
-        others = (place for place in range(header.count()) if place not in self._names)
-        room = self._view.viewport().width() - sum(map(header.sectionSize, others))
+        fixed = (column for column in range(header.count()) if column not in self._names)
+        room = self._view.viewport().width() - sum(map(header.sectionSize, fixed))
         metrics = self._view.fontMetrics()
         least = max(0, self._view.iconSize().width()) + LETTERS * metrics.averageCharWidth()
         for name in self._names:

@@ -63,7 +63,7 @@ class PresetBar(QWidget):
             "then go on with the new one"
         )
         self.automatic.clicked.connect(offers.set_automatic)
-        self.told = Bar(presets.dismiss)
+        self.outcome = Bar(presets.dismiss)
         row = _widgets.tight(QHBoxLayout(), 6)
         row.setContentsMargins(12, 4, 12, 2)
         row.addWidget(self.filter, 1)
@@ -72,7 +72,7 @@ class PresetBar(QWidget):
         row.addWidget(self.automatic)
         layout = _widgets.tight(QVBoxLayout(self), 2)
         layout.addLayout(row)
-        layout.addWidget(self.told)
+        layout.addWidget(self.outcome)
         for changed in (presets.changed, theme.changed, session.comparisonsChanged):
             changed.connect(self._refresh)
         self._refresh()
@@ -105,15 +105,15 @@ class PresetBar(QWidget):
         preset_menu.fill(self.menu, self._presets, self.window())
 
     def _refresh(self) -> None:
-        theme, told = self._theme.current, self._presets.told
+        theme, outcome = self._theme.current, self._presets.outcome
         self.button.setIcon(icon("preset", theme))
         narrowed = self.only_changed.isChecked() or self.only_available.isChecked()
         self.show_button.setIcon(icon("filter", theme, "accent" if narrowed else "text"))
         with QSignalBlocker(self.automatic):
             self.automatic.setChecked(self._offers.automatic)
-        if told is None:
-            self.told.leave()
+        if outcome is None:
+            self.outcome.leave()
             return
-        lines: list[Line] = [(told.text, "preset", "accent")]
-        lines += [(text, "locked", "muted") for text in told.left_out]
-        self.told.say("info", lines, [], theme)
+        lines: list[Line] = [(outcome.text, "preset", "accent")]
+        lines += [(text, "locked", "muted") for text in outcome.left_out]
+        self.outcome.say("info", lines, [], theme)

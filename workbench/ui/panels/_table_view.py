@@ -22,8 +22,8 @@ class TableView(CalmTable):
     def show_table(self, table: Table) -> None:
         """Fill the rows."""
         super().show_table(table)
-        for place in range(len(table.columns)):
-            heading = self.horizontalHeaderItem(place)
+        for column in range(len(table.columns)):
+            heading = self.horizontalHeaderItem(column)
             assert heading is not None
-            heading.setTextAlignment(RIGHT if place else LEFT)
+            heading.setTextAlignment(RIGHT if column else LEFT)
         self._names.take([0])

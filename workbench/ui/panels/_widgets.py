@@ -44,7 +44,7 @@ _ENDS = (re.compile(r"[;.] "), re.compile(r"[:,] "), re.compile(" "))  # the bes
 
 
 class Budgeted(Protocol):
-    """What asks the runner for something that takes as long as it is given."""
+    """Controller whose measurement takes as long as its budget."""
 
     budget_s: float
 
@@ -70,12 +70,12 @@ class OneLine(QLabel):
         self._fit()
 
     def sizeHint(self) -> QSize:
-        """As wide as all of it."""
+        """Return the width of the complete text."""
         width = self.fontMetrics().horizontalAdvance(self._whole) + 2
         return QSize(width, super().sizeHint().height())
 
     def minimumSizeHint(self) -> QSize:
-        """It gives way to all that is beside it."""
+        """Return no width: the widgets beside it come first."""
         return QSize(0, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -127,11 +127,11 @@ def note(text: str = "", tone: str = "") -> QLabel:
 
 
 def brief_note(text: str, tone: str = "") -> QLabel:
-    """A note of whole clauses up to ``BRIEF`` characters; pointing at it shows all of the text."""
+    """Return a note shortened to ``BRIEF`` characters; its tool tip shows the complete text."""
     label = note(text, tone)
     if len(text) > BRIEF:
-        ends = ([found.start() for found in kind.finditer(text, 0, BRIEF)] for kind in _ENDS)
-        end = next((max(found) for found in ends if found and max(found) > BRIEF / 3), BRIEF)
+        ends = ([match.start() for match in kind.finditer(text, 0, BRIEF)] for kind in _ENDS)
+        end = next((max(at) for at in ends if at and max(at) > BRIEF / 3), BRIEF)
         label.setText(f"{text[:end]} …")
         label.setToolTip(wrapped(text))
     return label
@@ -187,16 +187,16 @@ def allow(button: QAbstractButton, why_not: str, tip: str = "") -> None:
     button.setToolTip(why_not or tip)
 
 
-def budget_box(held: Budgeted, most_s: float, tip: str) -> CalmDoubleSpinBox:
-    """A number of whole seconds that sets ``held.budget_s``."""
+def budget_box(controller: Budgeted, most_s: float, tip: str) -> CalmDoubleSpinBox:
+    """Return a box for seconds that sets ``controller.budget_s``."""
     box = CalmDoubleSpinBox()
     box.setRange(1, most_s)
     box.setDecimals(0)
     box.setSuffix(" s")
-    box.setValue(held.budget_s)
+    box.setValue(controller.budget_s)
     box.setToolTip(tip)
     box.setAccessibleName("Budget in seconds")
-    box.valueChanged.connect(partial(setattr, held, "budget_s"))
+    box.valueChanged.connect(partial(setattr, controller, "budget_s"))
     return box
 
 
@@ -258,18 +258,18 @@ def head(*rows: QWidget | QLayout, below: int = 8) -> QVBoxLayout:
 
 
 def split(direction: Qt.Orientation, *parts: tuple[QWidget, int]) -> QSplitter:
-    """Parts beside or above one another, each with its share of the room; none can vanish."""
+    """Return a splitter of widgets with their shares of the room; none collapses."""
     splitter = QSplitter(direction)
     splitter.setChildrenCollapsible(False)
-    for place, (part, share) in enumerate(parts):
+    for index, (part, share) in enumerate(parts):
         splitter.addWidget(part)
-        splitter.setStretchFactor(place, share)
+        splitter.setStretchFactor(index, share)
     splitter.setSizes([100 * share for _, share in parts])
     return splitter
 
 
 class _Body(QWidget):
-    """As high as its width needs: a layout's own least height is that of the narrowest lines."""
+    """Body that is as high as its width needs, not as its layout's narrowest lines need."""
 
     def minimumSizeHint(self) -> QSize:
         least = super().minimumSizeHint()
@@ -277,7 +277,7 @@ class _Body(QWidget):
 
 
 def scrolled(body: QWidget) -> QScrollArea:
-    """Room for a body that is higher than a small window: it scrolls, and covers nothing."""
+    """Return a scroll area for a body that may be higher than a small window."""
     area = QScrollArea()
     area.setProperty("panel", True)
     area.setWidgetResizable(True)
@@ -295,7 +295,7 @@ def area_of(widget: QWidget) -> QScrollArea | None:
 
 
 class Snug(QScrollArea):
-    """As high as its body needs at this width; where there is less room, the body scrolls."""
+    """Scroll area that is as high as its body needs at this width, if there is room."""
 
     def __init__(self, body: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -164,21 +164,21 @@ class AttributionPanel(QWidget):
 
     def _show(self) -> None:
         self._show_choices()
-        found = self._attributions.all
-        self._pages.setCurrentIndex(1 if found else 0)
-        self._offer(found)
-        if found:
-            self._show_study(found[self.which.currentData() - 1])
+        studies = self._attributions.all
+        self._pages.setCurrentIndex(1 if studies else 0)
+        self._offer(studies)
+        if studies:
+            self._show_study(studies[self.which.currentData() - 1])
 
-    def _offer(self, found: list[Study]) -> None:
+    def _offer(self, studies: list[Study]) -> None:
         """Name the attributions, the newest first; another one is shown when it comes."""
-        names = [self._session.shown.id, *(study.title for study in found)]
+        names = [self._session.shown.id, *(study.title for study in studies)]
         if names != self._offered:
             self._offered = names
             self.which.clear()
-            for number, study in reversed(list(enumerate(found, 1))):
+            for number, study in reversed(list(enumerate(studies, 1))):
                 self.which.addItem(self._session.titled(f"{number}: {study.title}"), number)
-        self.which.setVisible(len(found) > 1)
+        self.which.setVisible(len(studies) > 1)
 
     def _show_choices(self) -> None:
         attributions, catalogue = self._attributions, self._configuration.catalogue
@@ -245,10 +245,10 @@ class AttributionPanel(QWidget):
         if self._attributions.measuring and study is self._attributions.newest:
             said = f"Measuring: {said}"
         self.headline.setText(f"{said[:1].upper()}{said[1:]}")
-        table = _told(effects_table(study), self._session.titled)
-        place = table.column(VERDICT)
-        verdicts = [str(row[place]) for row in table.rows]
-        total = next((str(row[place]) for row in table.rows if TOGETHER in row), "")
+        table = _with_titles(effects_table(study), self._session.titled)
+        verdict_column = table.column(VERDICT)
+        verdicts = [str(row[verdict_column]) for row in table.rows]
+        total = next((str(row[verdict_column]) for row in table.rows if TOGETHER in row), "")
         tone = verdict_lines.TONES.get(total, "")
         _widgets.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
         self.about.setText(self._session.titled(" ".join(remarks(study)[1:])))
@@ -257,7 +257,7 @@ class AttributionPanel(QWidget):
         self.chart.show_runs([Run(self._session.shown, titled=self._session.titled).alone(study)])
         self.table.show_table(table)
         for row, verdict in enumerate(verdicts):
-            item = self.table.item(row, place)
+            item = self.table.item(row, verdict_column)
             assert item is not None
             name = verdict_lines.ICONS.get(verdict, "unknown")
             verdict_lines.dress(
@@ -270,8 +270,8 @@ class AttributionPanel(QWidget):
         self.table.narrow(_TEXT_PX)
 
 
-def _told(effects: Table, titled: Callable[[str], str]) -> Table:
-    """The effects as the panel shows them: by titles, and each ratio beside its interval."""
+def _with_titles(effects: Table, titled: Callable[[str], str]) -> Table:
+    """Return the effects with titles instead of names, and each ratio beside its interval."""
     table = with_interval(effects, RATIO, LOW, HIGH)
     rows = [[titled(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows]
     return Table(table.title, table.columns, rows)

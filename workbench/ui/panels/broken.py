@@ -1,4 +1,4 @@
-"""What covers a panel that could not be drawn, while the rest of the window goes on."""
+"""The cover of a panel that could not be drawn; the rest of the window goes on."""
 
 from __future__ import annotations
 

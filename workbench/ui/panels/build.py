@@ -1,4 +1,4 @@
-"""What to run: family, preset, model fields, workload and its settings, data, seed."""
+"""The form of a run: family, preset, model fields, workload and its settings, data, seed."""
 
 from __future__ import annotations
 
@@ -303,9 +303,9 @@ class BuildPanel(QWidget):
             return f"{count:,} parameters"
         model = (configuration.family, configuration.preset, configuration.model)
         for segment in reversed(self._session.shown.segments):
-            made, found = segment.configuration, segment.ledger.get("parameters")
-            if (made.family, made.preset, made.model) == model and isinstance(found, int):
-                return f"{found:,} parameters, as last built"
+            made, count = segment.configuration, segment.ledger.get("parameters")
+            if (made.family, made.preset, made.model) == model and isinstance(count, int):
+                return f"{count:,} parameters, as last built"
         return "Parameters are counted when it is built."
 
     def _show_size(self) -> None:

@@ -1,4 +1,4 @@
-"""What happened: toggles, notes, warnings and errors, with a filter; a click shows the moment."""
+"""The log of toggles, notes, warnings and errors, with a filter; a click shows the moment."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class FailurePanel(QWidget):
 
     @property
     def banners(self) -> list[Banner]:
-        """Those that are shown, the newest first."""
+        """The banners that are shown, the newest first."""
         return list(self._banners)
 
     def show_failure(self, failure: Failure) -> None:

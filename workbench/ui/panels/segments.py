@@ -154,7 +154,7 @@ class SegmentsPanel(QWidget):
 
     @property
     def current(self) -> bool:
-        """Whether it shows all that arrived, or nobody sees it."""
+        """True if everything that arrived is shown, or nobody sees it."""
         return not (self._busy or self._timer.isActive())
 
     def copy_csv(self) -> None:
@@ -206,7 +206,7 @@ class SegmentsPanel(QWidget):
         )
         self._tasks.start(
             lambda: _tabulate(frozen, baseline),
-            lambda found: self._take(session, *found),
+            lambda result: self._take(session, *result),
             self._failed,
         )
 
@@ -285,8 +285,8 @@ class SegmentsPanel(QWidget):
         else:
             verdicts.judge_pair(*pair)
 
-    def _show_menu(self, place: QPoint) -> None:
-        index = self.table.indexAt(place)
+    def _show_menu(self, position: QPoint) -> None:
+        index = self.table.indexAt(position)
         menu = QMenu(self)
         number = self.model.segment_at(index.row()) if index.isValid() else None
         if number is not None:
@@ -306,7 +306,7 @@ class SegmentsPanel(QWidget):
         menu.addAction("Copy table as CSV", self.copy_csv)
         menu.addAction("Copy table as Markdown", self.copy_markdown)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.popup(self.table.viewport().mapToGlobal(place))
+        menu.popup(self.table.viewport().mapToGlobal(position))
 
     def _add_verdict(self, menu: QMenu, text: str, *pair: Configuration) -> None:
         """Offer a verdict on two configurations; its tip says why there can be none."""

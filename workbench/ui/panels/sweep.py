@@ -110,16 +110,16 @@ class SweepPanel(QWidget):
         rows.setContentsMargins(12, 8, 12, 8)
         rows.setHorizontalSpacing(8)
         rows.setVerticalSpacing(6)
-        for place, title in enumerate(("Vary", "and")):
-            box, line = self.fields[place], self.values[place]
-            box.setAccessibleName(f"Field {place + 1}")
-            box.activated.connect(partial(self._choose_field, place))
-            line.setAccessibleName(f"Values {place + 1}")
+        for axis, title in enumerate(("Vary", "and")):
+            box, line = self.fields[axis], self.values[axis]
+            box.setAccessibleName(f"Field {axis + 1}")
+            box.activated.connect(partial(self._choose_field, axis))
+            line.setAccessibleName(f"Values {axis + 1}")
             line.setPlaceholderText("values between commas")
-            line.textEdited.connect(partial(self._sweeps.set_values, place))
-            rows.addWidget(_widgets.muted(title), place, 0)
-            rows.addWidget(box, place, 1)
-            rows.addWidget(line, place, 2)
+            line.textEdited.connect(partial(self._sweeps.set_values, axis))
+            rows.addWidget(_widgets.muted(title), axis, 0)
+            rows.addWidget(box, axis, 1)
+            rows.addWidget(line, axis, 2)
         self.seconds.setRange(0.1, 3600)
         self.seconds.setSuffix(" s a point")
         self.seconds.setValue(self._sweeps.seconds)
@@ -143,25 +143,25 @@ class SweepPanel(QWidget):
         rows.addWidget(self.said, 3, 0, 1, 4)
         return form
 
-    def _choose_field(self, place: int, row: int) -> None:
-        self._sweeps.set_field(place, str(self.fields[place].itemData(row)))
+    def _choose_field(self, axis: int, row: int) -> None:
+        self._sweeps.set_field(axis, str(self.fields[axis].itemData(row)))
 
     def _show_form(self) -> None:
         sweeps = self._sweeps
         offered = sweeps.offered()
-        for place, box in enumerate(self.fields):
-            wanted = ([("nothing else", "")] if place else []) + [
+        for axis, box in enumerate(self.fields):
+            wanted = ([("nothing else", "")] if axis else []) + [
                 (title, name) for name, title in offered.items()
             ]
             if wanted != [(box.itemText(row), box.itemData(row)) for row in range(box.count())]:
                 box.clear()
                 for title, name in wanted:
                     box.addItem(title, name)
-            box.setCurrentIndex(box.findData(sweeps.fields[place]))
-            line = self.values[place]
-            line.setEnabled(bool(sweeps.fields[place]))
-            if line.text() != sweeps.values[place] and not line.hasFocus():
-                line.setText(sweeps.values[place])
+            box.setCurrentIndex(box.findData(sweeps.fields[axis]))
+            line = self.values[axis]
+            line.setEnabled(bool(sweeps.fields[axis]))
+            if line.text() != sweeps.values[axis] and not line.hasFocus():
+                line.setText(sweeps.values[axis])
         for name, check in self.arms.items():
             with QSignalBlocker(check):
                 check.setChecked(name in sweeps.arms)
@@ -175,7 +175,7 @@ class SweepPanel(QWidget):
         self.said.setText(why_not or f"{count} point{'s' * (count != 1)}")
 
     def _show_presets(self) -> None:
-        """Every preset as an entry that can be ticked."""
+        """Add every preset as an entry that can be ticked."""
         sweeps, menu = self._sweeps, self.presets.menu()
         offered = {n: t for n, t in sweeps.offered_arms().items() if n not in ARMS}
         if list(offered) != [action.data() for action in menu.actions()]:
@@ -221,21 +221,21 @@ class SweepPanel(QWidget):
         self._pages.setCurrentIndex(0 if study is None else 1)
         if study is None:
             return
-        self.headline.setText(self._told(study))
+        self.headline.setText(self._headline(study))
         self._tabs.setTabVisible(2, sweep.dimensions(study) > 1)
         runs = [Run(self._session.shown, titled=self._session.titled)]
         for chart in self.charts.values():
             chart.show_runs(runs)
         if sweep.sweeps([study]):
-            for table, found in (
+            for view, table in (
                 (self.points, sweep.points_table(study)),
                 (self.fits, sweep.fits_table(study)),
             ):
-                table.show_table(found)
-                table.narrow(_TEXT_PX)
+                view.show_table(table)
+                view.narrow(_TEXT_PX)
 
     def _told(self, study: Study) -> str:
-        """How far it is, or what it found."""
+        """Return the progress of the sweep, or its result."""
         points = study.tables.get(sweep.POINTS)
         done = 0 if points is None else len(points["arm"])
         total = study.request.get("points", done)

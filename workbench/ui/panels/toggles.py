@@ -142,15 +142,15 @@ class TogglesPanel(QWidget):
         verdicts = last_verdicts(segments, self._verdicts.all, configuration)
         for name, row in self.rows.items():
             option = configuration.toggles.get(name, row.toggle.default)
-            found = evidence.get(name)
+            shown_evidence = evidence.get(name)
             if (
-                found is not None
-                and found.requested != option
-                and not self._gone_back(found, option)
+                shown_evidence is not None
+                and shown_evidence.requested != option
+                and not self._gone_back(shown_evidence, option)
             ):
-                found = None
+                shown_evidence = None
             blocked = self._configuration.blocked(name)
-            shown = RowState(option, blocked, found, verdicts.get(name), name in pending)
+            shown = RowState(option, blocked, shown_evidence, verdicts.get(name), name in pending)
             row.show_state(shown, self._theme.current)
         self._arrange(configuration)
         count = len(pending)
@@ -193,7 +193,7 @@ class TogglesPanel(QWidget):
         known = config_edit.of_one_run(segments[-1].configuration, edited)
         return evidence_of(segments) if known else {}
 
-    def _gone_back(self, found: Evidence, option: str) -> bool:
-        """Whether the option is still that which took the place of one that failed."""
+    def _gone_back(self, evidence: Evidence, option: str) -> bool:
+        """Return True if the option replaced an option that failed, and still runs."""
         runs = self._session.shown.segments[-1].configuration.toggles
-        return found.status == "failed" and runs.get(found.toggle) == option
+        return evidence.status == "failed" and runs.get(evidence.toggle) == option

@@ -57,7 +57,7 @@ class VerdictPanel(QWidget):
         super().__init__(parent)
         self._session, self._run, self._verdicts, self._theme = session, run, verdicts, theme
         self._chosen: int | None = None  # of the session's comparisons; None: the newest
-        self._told: object = None  # the lines that are shown
+        self._shown_details: object = None  # the lines that are shown
         self._known: tuple[str, int] = ("", 0)  # session, and how many it had when one was chosen
         self.chart = Chart(PLOTS["verdict"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
@@ -125,20 +125,20 @@ class VerdictPanel(QWidget):
         return body
 
     def minimumSizeHint(self) -> QSize:
-        """As narrow as its buttons are with their short names, and low: it covers no other dock."""
+        """Return a size that fits the short names of the buttons, and covers no other dock."""
         bar = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
         short = self.judge.fontMetrics().horizontalAdvance(JUDGE_SHORT) + _PADDING_PX
         return QSize(bar + short, LEAST_PX)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """A name of a button that has no room is said shorter."""
+        """Shorten the name of a button that has no room."""
         super().resizeEvent(event)
         self.judge.setText(self._judge_text())
 
     def _judge_text(self) -> str:
-        taken = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
-        whole = self.judge.fontMetrics().horizontalAdvance(JUDGE) + _PADDING_PX
-        return JUDGE if taken + whole <= self.width() else JUDGE_SHORT
+        used = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
+        full = self.judge.fontMetrics().horizontalAdvance(JUDGE) + _PADDING_PX
+        return JUDGE if used + full <= self.width() else JUDGE_SHORT
 
     def _choose(self, row: int) -> None:
         """Show the comparison of a row again."""
@@ -157,10 +157,10 @@ class VerdictPanel(QWidget):
         self._pages.setCurrentIndex(1 if comparisons else 0)
         if not comparisons:
             return
-        newest_place = newest_requested(comparisons)
-        place = newest_place if self._chosen is None else self._chosen
-        place = len(comparisons) - 1 if place is None else place  # all ran in the background
-        comparison, newest = comparisons[place], place == newest_place
+        newest_index = newest_requested(comparisons)
+        index = newest_index if self._chosen is None else self._chosen
+        index = len(comparisons) - 1 if index is None else index  # all ran in the background
+        comparison, newest = comparisons[index], index == newest_index
         measuring = self._verdicts.measuring
         text = headline(comparison)
         if measuring and newest:
@@ -169,9 +169,9 @@ class VerdictPanel(QWidget):
         _widgets.set_tone(self.headline, verdict_lines.tone(comparison))
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
         self.ratio.setToolTip(_basis(comparison))
-        self.table.show_comparisons(session.comparisons, place)
+        self.table.show_comparisons(session.comparisons, index)
         self._show_actions(measuring, newest)
-        self.chart.show_runs([Run(session, comparison=place)])
+        self.chart.show_runs([Run(session, comparison=index)])
         self._show_details(comparison)
 
     def _show_actions(self, measuring: bool, newest: bool) -> None:
@@ -197,16 +197,16 @@ class VerdictPanel(QWidget):
 
     def _show_details(self, comparison: PairedComparison) -> None:
         said = prediction.outcome(comparison)
-        found = [f"{said}."] if said else []
-        lines = [(text, "info", "muted") for text in [*found, *remarks(comparison)]]
+        outcome = [f"{said}."] if said else []
+        lines = [(text, "info", "muted") for text in [*outcome, *remarks(comparison)]]
         for side, arm in zip("AB", comparison.arms, strict=False):
             lines.append((f"{side}: {arm}", "", ""))
             segments, titles = self._session.shown.segments, self._session.titles
             lines += verdict_lines.of_arm(comparison, side, segments, titles)
-        told = (lines, self._theme.current.name)
-        if told == self._told:  # what is being read, or marked to be copied, is not made anew
+        shown = (lines, self._theme.current.name)
+        if shown == self._shown_details:  # the text may be read, or selected to be copied
             return
-        self._told = told
+        self._shown_details = shown
         _widgets.clear(self._rows)
         for line in lines:
             self._add(*line)
@@ -250,7 +250,7 @@ class VerdictPanel(QWidget):
 
 
 def _basis(comparison: PairedComparison) -> str:
-    """What was predicted and why, for whoever asks."""
+    """Return the prediction and its reasons, for the tool tip."""
     made = prediction.of(comparison)
     if made is None:
         return ""

@@ -1,4 +1,4 @@
-"""Whether a window can be opened here, asked before Qt is, which would end the process instead."""
+"""Check whether a window can be opened, before Qt, which would end the process instead."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def trouble(environment: Mapping[str, str] = os.environ) -> str:
     missing = _missing(PACKAGES)
     if missing:
         return missing
-    asked = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
+    platform = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
     wayland, display = environment.get("WAYLAND_DISPLAY"), environment.get("DISPLAY")
-    if asked and asked != "xcb":
-        return _unknown_platform(asked)
-    if wayland and not asked:
+    if platform and platform != "xcb":
+        return _unknown_platform(platform)
+    if wayland and not platform:
         return ""
     if not display:
         return f"there is no display: start it on a desktop or through `ssh -X`, {OTHERWISE}"
@@ -98,16 +98,16 @@ def _loads(library: str) -> bool:
     return True
 
 
-def _unknown_platform(asked: str) -> str:
+def _unknown_platform(platform: str) -> str:
     spec = importlib.util.find_spec("PySide6")
     folders = spec.submodule_search_locations if spec is not None else None
     if not folders:
         return ""
     plugins = Path(folders[0]) / "Qt" / "plugins" / "platforms"
     offered = sorted(path.stem.removeprefix("libq") for path in plugins.glob("libq*.so"))
-    if asked in offered or asked.startswith("wayland"):
+    if platform in offered or platform.startswith("wayland"):
         return ""
-    return f"QT_QPA_PLATFORM={asked} is not a platform of Qt's; there are {', '.join(offered)}"
+    return f"QT_QPA_PLATFORM={platform} is not a platform of Qt's; there are {', '.join(offered)}"
 
 
 def _unreachable(display: str) -> str:

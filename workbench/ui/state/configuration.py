@@ -107,7 +107,7 @@ class ConfigurationModel(QObject):
 
     @property
     def away(self) -> bool:
-        """Whether the run in progress is of another family or workload than what is edited."""
+        """True if the run in progress has another family or workload than is edited."""
         running, edited = self._run.continued, self.edited
         return (
             running is not None

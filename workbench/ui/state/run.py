@@ -56,17 +56,17 @@ class RunModel(QObject):
 
     @property
     def active(self) -> bool:
-        """Whether a run is in progress."""
+        """True while a run is in progress."""
         return self.state in ACTIVE
 
     @property
     def ready(self) -> bool:
-        """Whether the runner can take another command that measures."""
+        """True if the runner can take another command that measures."""
         return self.state in ("idle", "running", "paused")
 
     @property
     def connected(self) -> bool:
-        """Whether there is a runner to send to."""
+        """True if there is a runner to send to."""
         return self._link.open
 
     @property

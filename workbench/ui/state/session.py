@@ -94,7 +94,7 @@ class SessionModel(QObject):
 
     @property
     def live(self) -> bool:
-        """Whether the session that is shown is the one being recorded."""
+        """True if the shown session is the one being recorded."""
         return self.shown is self.recorder.session
 
     # Titles

@@ -22,17 +22,17 @@ def bar(qtbot, workspace, panel, monkeypatch):
 
 
 @pytest.fixture
-def asked(workspace, bar, monkeypatch):
+def commands(workspace, bar, monkeypatch):
     """The commands that the window sends."""
-    told = []
+    commands = []
     send = workspace.run.send
 
-    def hear(command):
-        told.append(command)
+    def record(command):
+        commands.append(command)
         send(command)
 
-    monkeypatch.setattr(workspace.run, "send", hear)
-    return told
+    monkeypatch.setattr(workspace.run, "send", record)
+    return commands
 
 
 def running(qtbot, workspace, segments: int = 1) -> None:
@@ -52,7 +52,7 @@ def texts(widget) -> str:
 
 
 def button(widget, text: str) -> QPushButton:
-    return next(one for one in widget.findChildren(QPushButton) if one.text() == text)
+    return next(button for button in widget.findChildren(QPushButton) if button.text() == text)
 
 
 def press(qtbot, widget, text: str) -> None:
@@ -60,14 +60,16 @@ def press(qtbot, widget, text: str) -> None:
 
 
 def compared(workspace) -> list[tuple[dict[str, str], dict[str, str]]]:
-    """What differs between the arms of each comparison: the toggles of A, and of B."""
+    """Return the toggles of A and of B that differ, of each comparison."""
     session = workspace.session.shown
-    found = []
-    for one in session.comparisons:
-        a, b = (session.segments[place].configuration.toggles for place in one.facts["segments"])
+    differences = []
+    for comparison in session.comparisons:
+        a, b = (
+            session.segments[index].configuration.toggles for index in comparison.facts["segments"]
+        )
         names = [name for name in a if a[name] != b[name]]
-        found.append(({name: a[name] for name in names}, {name: b[name] for name in names}))
-    return found
+        differences.append(({name: a[name] for name in names}, {name: b[name] for name in names}))
+    return differences
 
 
 def test_nothing_is_offered_before_a_toggle_was_changed(workspace, bar):
@@ -107,7 +109,7 @@ def test_an_offer_waits_while_another_two_are_compared(qtbot, workspace, bar, ho
     workspace.verdicts.calibrate()
     qtbot.waitUntil(lambda: workspace.verdicts.measuring)
     assert "did it help?" in texts(bar)
-    assert not [one.text() for one in bar.findChildren(QPushButton) if one.isVisible()]
+    assert not [button.text() for button in bar.findChildren(QPushButton) if button.isVisible()]
     workspace.offers.accept()
     assert workspace.offers.offer is not None and workspace.offers.judged is None
     hold.unlink()
@@ -219,7 +221,7 @@ def test_another_model_is_no_change_of_toggles(qtbot, workspace, bar):
 
 
 def test_segments_that_no_click_began_are_no_change(qtbot, workspace, bar):
-    """As those of an attribution, which builds one arm after the other."""
+    """Start an arm as an attribution does, which builds its arms in turn."""
     workspace.offers.set_automatic(True)
     toggles = {**workspace.run.running.toggles, "triton": "on"}
     arm = msgspec.structs.replace(workspace.run.running, toggles=toggles)
@@ -230,7 +232,7 @@ def test_segments_that_no_click_began_are_no_change(qtbot, workspace, bar):
 
 
 def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
-    qtbot, workspace, bar, asked
+    qtbot, workspace, bar, commands
 ):
     workspace.offers.set_automatic(True)
     workspace.configuration.set_toggle("triton", "on")
@@ -238,10 +240,12 @@ def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
     running(qtbot, workspace)
     assert compared(workspace) == [({"triton": "off"}, {"triton": "on"})]
     kinds = [
-        type(one).__name__ for one in asked if not isinstance(one, protocol.Check | protocol.Apply)
+        type(command).__name__
+        for command in commands
+        if not isinstance(command, protocol.Check | protocol.Apply)
     ]
     assert kinds == ["Compare", "Start"]
-    assert asked[-1].configuration == workspace.run.running
+    assert commands[-1].configuration == workspace.run.running
     assert workspace.run.running.toggles["triton"] == "on"
     qtbot.wait(700)
     assert len(workspace.session.shown.comparisons) == 1  # the run that goes on is no new change
@@ -270,12 +274,12 @@ def test_quick_clicks_make_one_comparison(qtbot, workspace, bar, monkeypatch):
     monkeypatch.setattr(
         verdict_prompt, "SETTLE_MS", 3_600_000
     )  # quick is what comes before it is over
-    for place, (name, option) in enumerate(
+    for index, (name, option) in enumerate(
         [("triton", "on"), ("adamw", "fused"), ("precision", "bf16")]
     ):
         workspace.configuration.set_toggle(name, option)
-        if place < 2:  # each has run before the next click
-            running(qtbot, workspace, place + 2)
+        if index < 2:  # each has run before the next click
+            running(qtbot, workspace, index + 2)
     monkeypatch.setattr(verdict_prompt, "SETTLE_MS", settle_ms)
     qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons))
     running(qtbot, workspace)
@@ -394,7 +398,7 @@ def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, wo
     hold.unlink()
     assert workspace.verdicts.newest.verdict == "UNDECIDED"
     more = workspace.verdicts.more_text()
-    qtbot.waitUntil(lambda: more in [one.text() for one in bar.findChildren(QPushButton)])
+    qtbot.waitUntil(lambda: more in [button.text() for button in bar.findChildren(QPushButton)])
     pairs = workspace.verdicts.newest.facts["pairs"]
     press(qtbot, bar, more)
     running(qtbot, workspace)
@@ -404,7 +408,7 @@ def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, wo
 
 
 def test_measuring_on_is_not_ended_by_an_interval_that_is_narrow_already(
-    qtbot, workspace, bar, asked
+    qtbot, workspace, bar, commands
 ):
     """Else an interval of 0.4 % over the edge of 1 % could never be decided."""
     workspace.configuration.set_toggle("triton", "on")
@@ -412,8 +416,8 @@ def test_measuring_on_is_not_ended_by_an_interval_that_is_narrow_already(
     workspace.verdicts.against_before()
     running(qtbot, workspace)
     workspace.verdicts.measure_more()
-    assert isinstance(asked[-1], protocol.Compare)
-    assert asked[-1].half_width == 0 and asked[-1].before
+    assert isinstance(commands[-1], protocol.Compare)
+    assert commands[-1].half_width == 0 and commands[-1].before
 
 
 def test_a_comparison_that_fails_leaves_the_run_going(qtbot, workspace, bar):

@@ -58,9 +58,9 @@ def test_text_is_shown_as_it_comes_after_its_prompt_in_another_colour(generating
     take(generating.workspace, wrote(0, "over", start=6))
     assert shown.text.toPlainText() == PROMPT + "jumps over"
     colours = []
-    for place in (1, len(PROMPT) + 3):
+    for position in (1, len(PROMPT) + 3):
         cursor = shown.text.textCursor()
-        cursor.setPosition(place)
+        cursor.setPosition(position)
         colours.append(cursor.charFormat().foreground().color())
     theme = generating.workspace.theme.current
     assert colours == [QColor(theme.muted), QColor(theme.text)]

@@ -82,11 +82,11 @@ def test_problems_stand_in_the_panel_and_keep_run_disabled(qtbot, ready):
 def test_a_user_preset_returns_with_all_that_it_had(ready, name):
     field(ready, "batch", QSpinBox).setValue(3)
     ready.workspace.configuration.set_toggle("triton", "on")
-    kept = ready.workspace.configuration.edited
-    ready.settings.save_preset(name, kept)
+    saved = ready.workspace.configuration.edited
+    ready.settings.save_preset(name, saved)
     ready.choose_preset("tiny")
     ready.workspace.configuration.edit(ready.settings.presets[name])
-    assert ready.workspace.configuration.edited == kept
+    assert ready.workspace.configuration.edited == saved
 
 
 def test_the_segments_table_condenses_what_differs(qtbot, ready):
@@ -119,7 +119,7 @@ def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, r
         segments._show_menu(segments.table.visualRect(segments.model.index(row, 0)).center())
         direct = Qt.FindChildOption.FindDirectChildrenOnly
         menu = segments.findChildren(QMenu, options=direct)[-1]
-        (use,) = (one for one in menu.actions() if one.text().startswith("Use its"))
+        (use,) = (action for action in menu.actions() if action.text().startswith("Use its"))
         taken[row] = use.isEnabled(), use.text()
         menu.close()
     assert taken[1] == (True, "Use its configuration")
@@ -170,9 +170,9 @@ def test_events_are_filtered_by_kind_and_text_and_a_click_shows_the_moment(qtbot
     events._filtered.set_kind("toggle")
     events._search.setText("adamw")
     assert events._filtered.rowCount() == 1
-    with qtbot.waitSignal(ready.workspace.session.focusRequested) as asked:
+    with qtbot.waitSignal(ready.workspace.session.focusRequested) as signal:
         events.table.clicked.emit(events._filtered.index(0, 2))
-    assert asked.args == [shown.events[2].t_s]
+    assert signal.args == [shown.events[2].t_s]
     assert not ready.workspace.session.follow
 
 
@@ -242,8 +242,8 @@ def test_a_layout_of_another_version_is_not_restored(settings):
     assert settings.layout("docks") is None
 
 
-def test_the_theme_changes_every_token_at_once(qapp, whole):
-    window = whole
+def test_the_theme_changes_every_token_at_once(qapp, complete_window):
+    window = complete_window
     window.set_theme("light")
     assert window.workspace.theme.current.name == "light"
     assert window.workspace.theme.current.surface in window.styleSheet()
@@ -252,7 +252,7 @@ def test_the_theme_changes_every_token_at_once(qapp, whole):
     assert "#ffffff" not in window.styleSheet()
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("complete_window")
 def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp, window):
     """Widgets of pyqtgraph that belong to no window took 1.3 s of every change."""
     charts = window.findChildren(Chart)

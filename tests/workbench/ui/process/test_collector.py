@@ -41,7 +41,7 @@ def test_python_collects_by_itself_again_after_the_window_is_closed(qtbot):
 
 
 def test_no_thread_of_the_window_is_left_that_could_collect_when_python_does_again(
-    whole, ready, monkeypatch
+    complete_window, ready, monkeypatch
 ):
     collecting = []
     close = ready.workspace.close

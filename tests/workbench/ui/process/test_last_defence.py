@@ -111,7 +111,7 @@ def test_a_flood_of_errors_is_counted_and_reported_once_a_second(window, errors,
         QTimer.singleShot(0, raises)
     workspace = window.workspace
     qtbot.waitUntil(
-        lambda: any("more followed" in each.sentence for each in workspace.failures.recent)
+        lambda: any("more followed" in failure.sentence for failure in workspace.failures.recent)
     )
     assert len(workspace.failures.recent) <= 3 and len(window.failures.banners) <= 3
     assert crash_log.path().read_text().count("as planted\n") <= 3

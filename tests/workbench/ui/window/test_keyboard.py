@@ -63,7 +63,7 @@ def tab_to(qtbot, wanted) -> None:
 
 
 def in_dialog() -> bool:
-    """Whether keys go to a dialog."""
+    """Return True if keys go to a dialog."""
     dialog = QApplication.activeModalWidget()
     return dialog is not None and dialog.isAncestorOf(QApplication.focusWidget() or dialog)
 
@@ -73,12 +73,12 @@ def seen(widget) -> bool:
 
 
 @pytest.fixture
-def full(qtbot, whole, ready):
+def full(qtbot, complete_window, ready):
     """The window with a session and two beside it, and what each panel shows of them."""
-    first, *others = compared()
+    first, *rest = compared()
     show(ready, first)
-    for other in others:
-        ready.workspace.compared.add(other)
+    for session in rest:
+        ready.workspace.compared.add(session)
     ready.desk.bring("compare")
     qtbot.waitUntil(lambda: ready.compare.charts["box"].isVisible())
     return ready
@@ -90,13 +90,19 @@ def test_tab_reaches_all_that_can_be_seen_and_used(qtbot, full):
         dock = full.desk.docks[name]
         full.desk.enter(name)
         qtbot.waitUntil(dock.widget().isVisible)
-        found = pressed(qtbot, full)
-        others = {one for dock in full.desk.docks.values() for one in _title_buttons(dock)}
-        others |= {one for one in full.findChildren(QWidget) if not one.focusPolicy() & TAB}
-        inside = [one for one in full.findChildren(QWidget) if isinstance(one, CONTROLS)]
-        assert not [one for one in inside if seen(one) and one not in (*found, *others)], name
-        charts = [one for one in dock.findChildren(Chart) if one.isVisible() and not one.reason]
-        assert all(chart.more in found for chart in charts)
+        stops = pressed(qtbot, full)
+        excluded = {button for dock in full.desk.docks.values() for button in _title_buttons(dock)}
+        excluded |= {
+            widget for widget in full.findChildren(QWidget) if not widget.focusPolicy() & TAB
+        }
+        inside = [widget for widget in full.findChildren(QWidget) if isinstance(widget, CONTROLS)]
+        assert not [
+            control for control in inside if seen(control) and control not in (*stops, *excluded)
+        ], name
+        charts = [
+            chart for chart in dock.findChildren(Chart) if chart.isVisible() and not chart.reason
+        ]
+        assert all(chart.more in stops for chart in charts)
         drawn += len(charts)
     assert drawn > 4
 
@@ -120,7 +126,7 @@ def test_one_sees_what_has_the_focus_in_dark_and_in_light(qtbot, full):
 def test_a_control_that_has_the_focus_is_scrolled_to(qtbot, ready):
     ready.resize(1024, 600)
     areas = ready.toggles.findChildren(QScrollArea)
-    (area,) = (one for one in areas if one.isAncestorOf(next(iter(ready.toggles.rows.values()))))
+    (area,) = (area for area in areas if area.isAncestorOf(next(iter(ready.toggles.rows.values()))))
     qtbot.waitUntil(lambda: area.verticalScrollBar().maximum() > 0)
     places = set()
     for row in ready.toggles.rows.values():
@@ -195,7 +201,7 @@ def test_configuration_run_toggle_and_verdict_need_no_mouse(qtbot, ready, hold, 
 
 def test_a_blocked_option_is_unblocked_and_its_row_keeps_the_keyboard(qtbot, ready):
     fix = ready.toggles.findChild(QPushButton, "fix")
-    (row,) = (one for one in ready.toggles.rows.values() if one.isAncestorOf(fix))
+    (row,) = (row for row in ready.toggles.rows.values() if row.isAncestorOf(fix))
     tab_to(qtbot, row.lock)
     key(qtbot, Key.Key_Space)
     tab_to(qtbot, fix)
@@ -206,23 +212,23 @@ def test_a_blocked_option_is_unblocked_and_its_row_keeps_the_keyboard(qtbot, rea
 
 @pytest.mark.slow
 def test_saving_opening_comparing_and_exporting_need_no_mouse(qtbot, full, tmp_path, monkeypatch):
-    kept, other, drawn = (tmp_path / name for name in ("kept.h5", "other.h5", "drawn.svg"))
+    saved, other, drawn = (tmp_path / name for name in ("saved.h5", "other.h5", "drawn.svg"))
     session_files.write(full.workspace.compared.sessions[0], other)
     for ask, answer in (
-        ("getSaveFileName", lambda _, title, *__: (str(drawn if "Export" in title else kept), "")),
-        ("getOpenFileName", lambda *_: (str(kept), "")),
+        ("getSaveFileName", lambda _, title, *__: (str(drawn if "Export" in title else saved), "")),
+        ("getOpenFileName", lambda *_: (str(saved), "")),
         ("getOpenFileNames", lambda *_: ([str(other)], "")),
     ):
         monkeypatch.setattr(QFileDialog, ask, answer)
     key(qtbot, Key.Key_S, CTRL)
-    qtbot.waitUntil(kept.exists)
+    qtbot.waitUntil(saved.exists)
     full.workspace.compared.clear()
     key(qtbot, Key.Key_O, CTRL)
-    qtbot.waitUntil(lambda: full.workspace.session.path == kept)
+    qtbot.waitUntil(lambda: full.workspace.session.path == saved)
     key(qtbot, Key.Key_O, CTRL | SHIFT)
     qtbot.waitUntil(lambda: len(full.workspace.compared.sessions) == 1)
     full.desk.enter("live")
-    chart = next(one for one in full.live.shown if one.reason is None)
+    chart = next(chart for chart in full.live.shown if chart.reason is None)
     tab_to(qtbot, chart.more)
     key(qtbot, Key.Key_Space)
     qtbot.waitUntil(lambda: QApplication.activePopupWidget() is not None)
@@ -248,7 +254,7 @@ def test_keys_go_from_panel_to_panel_and_come_round_and_arrows_through_tabs(qtbo
     key(qtbot, Key.Key_Tab, CTRL | SHIFT)
     assert ready.desk.current() == names[-2]
     ready.desk.bring("live")
-    bar = next(one for one in ready.desk.in_reading_order() if isinstance(one, QTabBar))
+    bar = next(stop for stop in ready.desk.in_reading_order() if isinstance(stop, QTabBar))
     tab_to(qtbot, bar)
     assert ready.desk.current() == "live"
     key(qtbot, Key.Key_Right)
@@ -289,9 +295,11 @@ def test_what_had_the_keyboard_has_it_again_after_the_palette_and_dialogs(qtbot,
 
 
 def test_every_action_of_the_tool_bar_has_a_key_or_a_menu_that_has_one(ready):
-    bar = {one for one in ready.toolbar.actions() if one.text() and not one.isSeparator()}
+    bar = {
+        action for action in ready.toolbar.actions() if action.text() and not action.isSeparator()
+    }
     menus = ready.menuBar().actions()
-    assert bar <= {one for menu in menus for one in menu.menu().actions()}
+    assert bar <= {action for menu in menus for action in menu.menu().actions()}
     keys = [menu.text().partition("&")[2][:1] for menu in menus]
     assert all(keys) and len(set(keys)) == len(keys)
 

@@ -10,7 +10,7 @@ from test_window_files import drop
 from traces import Written
 
 from sessions.model import Session
-from workbench.ui.dialogs import message_boxes
+from workbench.ui.dialogs import session_dialogs
 from workbench.ui.panels._next_steps import _Row
 
 
@@ -37,7 +37,7 @@ def test_a_trace_opens_in_the_breakdown_panel_and_its_file_stays_as_it_is(
     qtbot.waitUntil(panel.timeline.isVisible, timeout=5_000)
     assert panel.kernels.item(0, 0).text() == "nvjet_gemm"
     saved = []
-    monkeypatch.setattr(message_boxes, "save_as", lambda window, then: saved.append(window))
+    monkeypatch.setattr(session_dialogs, "save_as", lambda window, *_: saved.append(window))
     ready.actions_["save"].trigger()
     workspace.session.rename("another title")
     workspace.tasks.wait()

@@ -126,7 +126,7 @@ def name_of(control):
     return control.accessibleName() or text
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("complete_window")
 def test_every_control_has_a_name(ready):
     missing = nameless(ready)
     assert not missing, "\n".join(missing)

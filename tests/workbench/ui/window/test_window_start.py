@@ -41,7 +41,7 @@ window.close()
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory) -> list[dict[str, str]]:
-    """What several starts, one after the other, printed; the first goes on to the live plots."""
+    """Return what several starts in turn printed; the first goes on to the live plots."""
     return [open_window(tmp_path_factory.mktemp("start"), *more) for more in (["plots"], [], [])]
 
 
