@@ -43,7 +43,7 @@ TABS = (
 
 @dataclass(frozen=True)
 class Panel:
-    """One dock: its title and what makes its widget, called when the window is first shown."""
+    """A dock: its name, its title, and the function that makes its widget."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class Panel:
 
 
 class Desk(QMainWindow):
-    """The area of the docks, a main window inside the main window so that banners lie above it."""
+    """Area of the docks: a main window inside the main window, so that banners lie above it."""
 
     def __init__(self, theme: ThemeModel, panels: tuple[Panel, ...]) -> None:
         super().__init__()
@@ -77,18 +77,18 @@ class Desk(QMainWindow):
         self.docks["build"].installEventFilter(self)
 
     def minimumSizeHint(self) -> QSize:
-        """Small: a banner above takes its room from the docks and never makes the window grow."""
+        """Return a small size: banners take room from the docks; the window never grows."""
         return QSize(640, 360)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """A wider window is wider where the plots are: Qt would give the forms half of it."""
+        """Give additional width to the plots: Qt would give half of it to the forms."""
         super().resizeEvent(event)
         self._width = self.width()
         self._keep_left()
         self._settle.start(0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Remember how wide a person, or a kept layout, makes the forms."""
+        """Remember the width that the user, or a restored layout, gives the forms."""
         resized = event.type() == QEvent.Type.Resize and self._width == self.width()
         if resized and not self.docks["build"].isFloating():
             self._left = self.docks["build"].width()
@@ -142,7 +142,7 @@ class Desk(QMainWindow):
         self.resizeDocks([docks["live"], docks["segments"]], [height - lower, lower], down)
 
     def in_reading_order(self) -> list[QWidget]:
-        """The panels that are docked, and the tabs of each group before the one in front."""
+        """Return the docked panels, and the tabs of each group before its front panel."""
         bars = {_front(bar): bar for bar in self._tab_bars()}
         parts: list[QWidget] = []
         for dock in self.docks.values():

@@ -1,4 +1,4 @@
-"""The panels of the window: each is made from the models and controllers that it uses."""
+"""The panels of the window; each takes only the models and controllers that it uses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def text(workspace: Workspace) -> GeneratedPanel:
 
 def live(workspace: Workspace) -> QWidget:
     """Make the panel of live plots."""
-    from workbench.ui.panels.live import LivePanel  # pyqtgraph takes longer than the whole window
+    from workbench.ui.panels.live import (
+        LivePanel,
+    )  # importing pyqtgraph takes longer than the rest of the window
 
     importlib.import_module("scipy.stats")  # now, and not when the first steps arrive
     return LivePanel(workspace.session, workspace.theme, workspace.tasks)

@@ -66,7 +66,7 @@ class Settings:
         return presets
 
     def save_preset(self, name: str, configuration: Configuration) -> None:
-        """Keep a configuration under a name."""
+        """Save a configuration under a name."""
         key = quote(name, safe="")  # a slash would begin a group of the store
         self._store.setValue(f"presets/{key}", msgspec.json.encode(configuration).decode())
 
@@ -214,7 +214,7 @@ class Settings:
         return value if isinstance(value, QByteArray) else None
 
     def save_named_layout(self, name: str, state: QByteArray) -> None:
-        """Keep a dock state under a name."""
+        """Save a dock state under a name."""
         self._store.setValue(f"{_NAMED_LAYOUTS}/{quote(name, safe='')}", state)
 
     def delete_named_layout(self, name: str) -> None:
@@ -222,12 +222,12 @@ class Settings:
         self._store.remove(f"{_NAMED_LAYOUTS}/{quote(name, safe='')}")
 
     def layout(self, part: str) -> QByteArray | None:
-        """A stored geometry or dock state; None when there is none of this version."""
+        """Return a stored geometry or dock state; None if there is none of this version."""
         value = self._store.value(f"layout{LAYOUT_VERSION}/{part}")
         return value if isinstance(value, QByteArray) else None
 
     def save_layout(self, part: str, value: QByteArray) -> None:
-        """Keep a geometry or dock state."""
+        """Save a geometry or dock state."""
         self._store.setValue(f"layout{LAYOUT_VERSION}/{part}", value)
 
     def forget_layout(self) -> None:

@@ -83,7 +83,7 @@ class MainWindow(PanelWindow):
         self._restore()
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Tab goes through toolbar, banners and panels as they are laid out."""
+        """Move the keyboard focus through toolbar, banners and panels as they are laid out."""
         panels = self.desk.in_reading_order()
         return tab_order.step([self.toolbar, self.failures, *panels, self.status], forward)
 
@@ -124,7 +124,7 @@ class MainWindow(PanelWindow):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Open the first file, or compare it where a session is open; a Python file is a model."""
+        """Open dropped files: show or compare sessions, choose a Python file as the model."""
         event.acceptProposedAction()
         occupied = bool(
             self.workspace.session.shown.segments or self.workspace.session.path is not None

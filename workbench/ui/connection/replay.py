@@ -1,4 +1,4 @@
-"""A journal in place of a runner: its lines again, at the pace at which they came or faster."""
+"""Replay of a journal in place of a runner, at the recorded pace or faster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.client import journal
 
 
 class ReplayedRunner:
-    """Plays a journal's messages; commands other than an end are not heard.
+    """Source of a journal's messages; it ignores every command but the end.
 
     ``speed`` is a factor on recorded time; 0 plays without waiting.
     """

@@ -153,7 +153,7 @@ class Reproductions(QObject):
             self._run.cancel()
 
     def _lost(self) -> None:
-        """The runner has gone: a new one goes on, unless a person ended the old one."""
+        """Continue with a new runner, unless the user ended the old one."""
         course = self._course
         assert course is not None
         self._timer.stop()
@@ -178,7 +178,7 @@ class Reproductions(QObject):
         self.changed.emit()
 
     def _leave_session(self) -> None:
-        """A new session was begun: the claims of the old one are not measured any further."""
+        """Stop measuring claims: a new session was begun."""
         if self._course is not None and self._recorder is not self._session.recorder:
             self._timer.stop()
             self._end()

@@ -1,4 +1,4 @@
-"""The last verdict on each toggle, for its line in the panel."""
+"""The newest verdict on each toggle, for its row in the panel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def last_verdicts(
 ) -> dict[str, ToggleVerdict]:
     """Return the newest verdict on each toggle that was measured on this model and workload.
 
-    Only comparisons count whose sides differ in one toggle alone, and that are over.
+    A comparison counts if it is final and its two configurations differ in a single toggle.
     """
     verdicts = {}
     for comparison in comparisons:

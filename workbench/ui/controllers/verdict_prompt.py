@@ -134,7 +134,7 @@ class Offers(QObject):
         self._session.comparisonsChanged.emit()
 
     def _hear(self, message: protocol.AnyMessage) -> None:
-        """Other runs change configurations too, an attribution say; a click is told by a note."""
+        """Record clicks by their notes: an attribution changes configurations without a click."""
         if isinstance(message, protocol.Note) and message.kind == "toggle":
             self._toggled = True
         elif isinstance(message, protocol.Predicted):
@@ -144,7 +144,7 @@ class Offers(QObject):
                 self._session.comparisonsChanged.emit()
 
     def _hold(self) -> None:
-        """One more click: the change is not over. Another model: nothing is left to answer."""
+        """Wait while the user goes on clicking; drop the offer if the model changes."""
         now, card = self._configuration.edited, self.offer or self.judged
         if card is not None and now is not None:
             same = config_edit.with_toggles(now, card.other.toggles)

@@ -126,7 +126,7 @@ class Verdicts(QObject):
         )
 
     def before(self) -> Configuration | None:
-        """The configuration that ran before the one being edited: the last that differs from it."""
+        """Return the last configuration that ran and differs from the edited one."""
         now = self._configuration.edited
         for segment in reversed(self._session.recorder.session.segments):
             if now is not None and not config_edit.ran_as(now, segment.configuration):

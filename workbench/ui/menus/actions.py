@@ -1,4 +1,4 @@
-"""Every action of the window, once: menus, toolbar, shortcuts and palette are made from this."""
+"""The table of all actions: menus, toolbar, shortcuts and palette are made from it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Action:
     shortcut: str = ""
     tip: str = ""
     why_not: Callable[[Workspace], str] = _always
-    now: Callable[[Workspace], str] = _plain  # another text for what it would do now
+    now: Callable[[Workspace], str] = _plain  # text that replaces ``text`` at the moment
     checked: Callable[[Workspace], bool] | None = None
-    group: int = 0  # a line divides the groups of a menu
+    group: int = 0  # groups of a menu are separated by lines
 
 
 def _cannot_run(workspace: Workspace) -> str:
@@ -60,7 +60,7 @@ def _no_own_models(workspace: Workspace) -> str:
     if workspace.run.active:
         return "A run is in progress."
     families = [family.name for family in workspace.configuration.catalogue.families]
-    return "" if config_edit.OWN in families else "This runner takes no models from files."
+    return "" if config_edit.OWN in families else "This runner cannot load models from files."
 
 
 def _not_active(workspace: Workspace) -> str:
@@ -68,7 +68,7 @@ def _not_active(workspace: Workspace) -> str:
 
 
 def _cannot_pause(workspace: Workspace) -> str:
-    return "" if workspace.run.state in ("running", "paused") else "Nothing runs that could pause."
+    return "" if workspace.run.state in ("running", "paused") else "There is no run to pause."
 
 
 def _pause_text(workspace: Workspace) -> str:
@@ -103,7 +103,7 @@ def _nothing_to_report(workspace: Workspace) -> str:
 def _not_live(workspace: Workspace) -> str:
     if workspace.session.live:
         return ""
-    return "A note marks a moment of the live session; this one is a file."
+    return "Notes belong to the live session; this session is a file."
 
 
 def _no_undo(workspace: Workspace) -> str:
@@ -225,9 +225,9 @@ ACTIONS = (
     Action("rename", "Rename session …", "File", "rename", _rename, "F2",
            "Give the session another title", group=1),
     Action("notes", "Session notes …", "File", "note", _edit_notes, "",
-           "What a reader of this session should know", group=1),
+           "Edit the notes for readers of this session", group=1),
     Action("new", "New session", "File", "new", _begin_session, "Ctrl+Shift+N",
-           "Leave this session in its journal or file and begin another",
+           "Begin another session; this session stays in its journal or file",
            _no_runner_wanted, group=1),
     Action("export", "Export plot …", "File", "export", lambda w: w.export_plot(), "Ctrl+E",
            "Write a plot as PNG, SVG, PDF or CSV", _no_data, group=2),
@@ -237,10 +237,10 @@ ACTIONS = (
     Action("quit", "Quit", "File", "quit", lambda w: w.quit(), "Ctrl+Q",
            "End the runner and close the window", group=3),
     Action("undo", "Undo", "Edit", "undo", _undo, "Ctrl+Z",
-           "Take back the last change of toggles", _no_undo,
+           "Undo the last change of toggles", _no_undo,
            now=_undo_text),
     Action("redo", "Redo", "Edit", "redo", _redo, "Ctrl+Shift+Z",
-           "Make the change of toggles again", _no_redo,
+           "Repeat the change of toggles that was undone", _no_redo,
            now=_redo_text),
     Action("preferences", "Preferences …", "Edit", "preferences",
            lambda w: w.preferencesWanted.emit(), "Ctrl+,",
@@ -248,15 +248,15 @@ ACTIONS = (
     Action("note", "Add note …", "Edit", "note", _add_note, "Ctrl+N",
            "Mark this moment of the timeline", _not_live, group=1),
     Action("copy-image", "Copy plot as image", "Edit", "image", lambda w: w.copy_plot(),
-           "Ctrl+Shift+C", "Put a picture of the plots on the clipboard", _no_data, group=1),
+           "Ctrl+Shift+C", "Copy an image of the plots to the clipboard", _no_data, group=1),
     Action("run", "Run", "Run", "run", lambda w: w.workspace.runs.start(), "F5",
            "Build the configuration and run it", _cannot_run),
     Action("pause", "Pause", "Run", "pause", _pause, "F6",
-           "Stop stepping, keeping everything built", _cannot_pause, now=_pause_text),
+           "Pause the steps; the built model stays in memory", _cannot_pause, now=_pause_text),
     Action("stop", "Stop", "Run", "stop", lambda w: w.workspace.run.stop(), "Shift+F5",
            "End the run after the current step", _not_active),
     Action("cancel", "Cancel", "Run", "cancel", lambda w: w.workspace.run_control.cancel(),
-           "Shift+Esc", "End what is being built or run at once, by force if need be", _not_active),
+           "Shift+Esc", "End the build or the run immediately, by force if necessary", _not_active),
     Action("restart", "Start a new runner", "Run", "restart", _start_runner,
            "", "Replace the runner; the session goes on", _no_runner_wanted, group=1),
     Action("palette", "Command palette", "View", "palette", lambda w: w.paletteWanted.emit(),
@@ -268,7 +268,7 @@ ACTIONS = (
            "Hold the plots where they are; the run goes on",
            checked=lambda s: not s.session.follow, group=1),
     Action("show-live", "Show the live session", "View", "live", _show_live, "",
-           "Leave the opened file and show the session that is recorded",
+           "Close the opened file and show the session that is being recorded",
            _live_already, group=1),
     Action("next-panel", "Next panel", "View", "layout", lambda w: w.step_panel(1),
            "Ctrl+Tab", "Give the keyboard to the next panel", group=2),
@@ -277,25 +277,25 @@ ACTIONS = (
            "Give the keyboard to the panel before", group=2),
     Action("float-panel", "Float panel, or dock it again", "View", "float",
            lambda w: w.float_panel(), "Ctrl+Shift+F",
-           "Take the panel that has the keyboard out of the window, or put it back", group=2),
+           "Detach the panel that has the keyboard from the window, or dock it again", group=2),
     Action("close-panel", "Close panel", "View", "close", lambda w: w.close_panel(), "Ctrl+W",
            "Close the panel that has the keyboard; this menu brings it back", group=2),
     Action("reset-layout", "Reset layout", "View", "layout", lambda w: w.reset_layout(), "",
-           "Put every dock back to its place", group=3),
+           "Restore the default layout of the panels", group=3),
     Action("verdict", "Verdict against the configuration before", "Run", "verdict",
-           lambda w: w.judge(), "F8", "Alternate the configuration before the last change and "
-           "this one, block by block, until it is clear which is faster",
+           lambda w: w.judge(), "F8", "Run the configuration before the last change and this "
+           "configuration in alternating blocks, until it is clear which is faster",
            lambda s: s.verdicts.why_not_before(), group=2),
     Action("measure-more", "Measure more", "Run", "pending", lambda w: w.judge_longer(), "Shift+F8",
-           "Go on with the last comparison; its interval holds however often one looks",
+           "Extend the last comparison; its interval stays valid however often it is extended",
            lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
     Action("calibrate", "Calibrate (A against A)", "Run", "verdict", lambda w: w.calibrate(), "",
-           "Compare this configuration with itself: what it differs by is the machine's noise, and "
-           "no verdict claims less", lambda s: s.verdicts.why_not_calibrate(), group=2),
+           "Compare this configuration with itself to measure the machine's noise; verdicts claim "
+           "no smaller differences", lambda s: s.verdicts.why_not_calibrate(), group=2),
     Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
-           "Find which of the toggles gave what: time and memory, alone and together", group=2),
+           "Measure how much time and memory each toggle saves, alone and together", group=2),
     Action("optimize", "Optimize …", "Run", "optimize", lambda w: w.search(), "Ctrl+F9",
-           "Search for the best configuration that is right, and measure it again", group=2),
+           "Search for the best configuration with correct results, and measure it again", group=2),
     Action("sweep", "Sweep …", "Run", "sweep", lambda w: w.vary(), "Shift+F7",
            "Measure how time and memory grow with the size of model or workload", group=2),
     Action("validate", "Validation checklist", "Run", "checklist", lambda w: w.validate(), "F7",
@@ -307,16 +307,16 @@ ACTIONS = (
            "Show where the time and the memory of a step go, module by module",
            lambda s: s.breakdowns.why_not(), group=2),
     Action("auto-verdict", "Auto-verdict", "Run", "verdict", _toggle_automatic, "",
-           "Judge every change of a toggle in a run against the configuration before it, then go "
-           "on with the new one", checked=lambda s: s.offers.automatic, group=2),
+           "Compare the configurations before and after every change of a toggle, then go on with "
+           "the changed configuration", checked=lambda s: s.offers.automatic, group=2),
     Action("check-numbers", "Check each segment's numbers", "Run", "checklist", _toggle_check, "",
-           "Pause each new configuration of the runs to come, once, and compare its numbers with a "
-           "reference in FP64 or FP32", checked=lambda s: s.runs.checks_numbers, group=2),
+           "Pause each new configuration once and compare its results with a reference in FP64 or "
+           "FP32", checked=lambda s: s.runs.checks_numbers, group=2),
     Action("compare", "Compare with …", "Compare", "compare", _compare, "Ctrl+Shift+O",
-           "Put the sessions of files beside this one"),
+           "Compare the sessions of files with this session"),
     Action("clear-compared", "Clear comparison", "Compare", "close",
-           lambda w: w.workspace.compared.clear(), "", "Take every other session away",
-           _no_comparison),
+           lambda w: w.workspace.compared.clear(), "",
+           "Remove all other sessions from the comparison", _no_comparison),
     Action("help", "Usage", "Help", "help", lambda w: w.show_help("usage"), "F1",
            "How to use the window, step by step"),
     Action("help-verdict", "What a verdict is", "Help", "help", lambda w: w.show_help("verdict"),

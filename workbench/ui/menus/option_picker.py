@@ -140,7 +140,7 @@ class OptionPicker(QWidget):
                 self._items.item(row).setToolTip(reasons.get(name, ""))
 
     def focus_target(self) -> QWidget:
-        """The widget that a label's mnemonic should lead to."""
+        """Return the widget that gets the keyboard from a label's mnemonic."""
         chosen = (button for button in self._buttons.values() if button.isChecked())
         return self._combo or next(chosen, next(iter(self._buttons.values())))
 

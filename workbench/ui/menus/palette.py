@@ -1,4 +1,4 @@
-"""The command palette: any command, toggle option or preset, found by typing parts of its name."""
+"""The command palette: commands, toggle options and presets, searched by parts of their names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the palette; ``why_not`` is shown instead of the shortcut when it is set."""
+    """Entry of the palette; ``why_not``, if set, is shown instead of the shortcut."""
 
     text: str
     run: Callable[[], None]
@@ -119,7 +119,7 @@ class CommandPalette(QFrame):
         self.line.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Arrows move in the list while the line has the focus; Escape closes."""
+        """Move in the list with the arrow keys while the line has the focus; close at Escape."""
         if event.type() == QEvent.Type.FocusOut:
             self.hide()
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
@@ -149,7 +149,7 @@ class CommandPalette(QFrame):
             item.setSizeHint(QSize(0, ROW_HEIGHT))
             self._model.appendRow(item)
         if not self._shown:
-            nothing = QStandardItem("No command, toggle, preset or panel is called so")
+            nothing = QStandardItem("No command, toggle, preset or panel has this name")
             nothing.setEnabled(False)
             nothing.setSizeHint(QSize(0, ROW_HEIGHT))
             self._model.appendRow(nothing)
@@ -166,7 +166,7 @@ class CommandPalette(QFrame):
             self._shown[row].run()
 
     def _leave(self) -> None:
-        """Give the keyboard back to what had it."""
+        """Return the keyboard focus to the widget that had it."""
         if self._before is not None:
             with suppress(RuntimeError):  # it may have been deleted meanwhile
                 self._before.setFocus()
@@ -174,7 +174,7 @@ class CommandPalette(QFrame):
 
 
 class _Delegate(QStyledItemDelegate):
-    """Draws a line's shortcut, or why it cannot be used, at its right end."""
+    """Draws an entry's shortcut, or why it cannot be used, at its right end."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index) -> None:  # type: ignore[no-untyped-def]
         super().paint(painter, option, index)

@@ -342,7 +342,7 @@ class Chart(QWidget):
         ]
 
     def _start(self, work: Callable[[], _Made], done: Callable[[_Made], None]) -> None:
-        """Have it done while the window goes on: a million rows of data take seconds to write."""
+        """Do the work in the background: a million rows of data take seconds to write."""
 
         def finish(made: _Made) -> None:
             self._count(-1)
@@ -356,7 +356,7 @@ class Chart(QWidget):
         self._tasks.start(work, finish, refuse)
 
     def _count(self, tasks: int) -> None:
-        """The cursor over the plot says whether there is work on it."""
+        """Count work in progress; a busy cursor over the plot shows it."""
         self._at_work += tasks
         if self._at_work:
             self.setCursor(Qt.CursorShape.BusyCursor)

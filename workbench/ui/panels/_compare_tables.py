@@ -112,8 +112,9 @@ class SessionsTable(CalmTable):
         self._share()
 
     def _share(self, column: int = -1) -> None:
-        """Titles and segments share what the numbers leave, and stay legible; titles, by which
-        sessions are told apart, have what they need first.
+        """Give titles and segments the width that numbers leave, titles first.
+
+        Both stay legible. Titles come first because they distinguish the sessions.
         """
         if column not in _SHARING:
             header = self.horizontalHeader()
@@ -158,7 +159,7 @@ class SessionsTable(CalmTable):
         self._share()
 
     def _choices(self, row: int, run: Run, arm: Arm) -> None:
-        """The row's box and button; made anew only for compared, who may have the keyboard."""
+        """Show a row's box and button; keep them if unchanged: they may have the keyboard."""
         titled, compared = self._session.titled, self._compared.sessions
         titles = [f"{segment.index}: {titled(segment.label)}" for segment in run.session.segments]
         removable = any(session.id == run.session.id for session in compared)
@@ -198,7 +199,7 @@ class SessionsTable(CalmTable):
         return button
 
     def _pair(self, row: int) -> tuple[Configuration, Configuration] | None:
-        """The configurations of the baseline and of a row."""
+        """Return the configurations of the baseline and of a row."""
         if self._comparison is None:
             return None
         arms = self._comparison.arms

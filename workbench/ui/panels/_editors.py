@@ -77,7 +77,7 @@ class CalmDoubleSpinBox(QDoubleSpinBox):
         return _limited(self, text)
 
     def textFromValue(self, value: float) -> str:
-        """No more digits than the value has."""
+        """Return the value with no more digits than it has."""
         return f"{value:.6g}"
 
 
@@ -116,7 +116,7 @@ def _limited(box: Box, text: str) -> str:
 
 
 def editor(field: Field, changed: Changed) -> tuple[QWidget, Show]:
-    """A control for one field, and a function that shows a value in it without announcing it."""
+    """Return a control for a field, and a function that shows a value in it without a signal."""
     if field.choices:
         widget, show = _choice(field, changed)
     elif isinstance(field.default, bool):

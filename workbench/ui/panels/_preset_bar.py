@@ -1,4 +1,4 @@
-"""The head of the toggles: filter, toggle sets, auto-verdict, and what a toggle set left out."""
+"""The controls above the toggles: filter, toggle sets, auto-verdict; options left out of a set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workbench.ui.state.theme import ThemeModel
 
 
 class PresetBar(QWidget):
-    """One line of controls; below it, until dismissed, what the last toggle set left out."""
+    """Line of controls; below it, until dismissed, the options left out of the last toggle set."""
 
     filterChanged = Signal(object)  # a Filter
     collapseAll = Signal(bool)
@@ -59,8 +59,8 @@ class PresetBar(QWidget):
         self.button.setMenu(self.menu)
         self.automatic = QCheckBox("Auto-verdict")
         self.automatic.setToolTip(
-            "Judge every later change of a toggle in a run against the configuration before it, "
-            "then go on with the new one"
+            "Compare the configurations before and after every later change of a toggle, then go "
+            "on with the changed configuration"
         )
         self.automatic.clicked.connect(offers.set_automatic)
         self.outcome = Bar(presets.dismiss)

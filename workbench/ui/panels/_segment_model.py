@@ -71,12 +71,12 @@ class Shown:
     verdicts: Sequence[str] = ()  # of each row's ratio, as ``SegmentRatio`` has it
 
     def mark(self, row: int) -> tuple[str, str]:
-        """Icon and colour of what is known of a segment's numbers; empty where nothing is."""
+        """Return icon and colour for a segment's numbers; empty if nothing is known of them."""
         word = self.cells[row][self.headings.index(NUMBERS)] if NUMBERS in self.headings else ""
         return _MARKS.get(word, _UNKNOWN if word == numerics.MARKS[None] else ("", ""))
 
     def tone(self, row: int, column: int) -> str:
-        """The colour of a cell, where it has one of its own."""
+        """Return the colour of a cell; empty for the usual one."""
         heading, (_, role) = self.headings[column], self.mark(row)
         if heading == NUMBERS or (role == "bad" and heading in OF_RATIO):
             return role
@@ -219,7 +219,7 @@ class SegmentModel(QAbstractTableModel):
         return f"Model FLOPs utilization: {'; '.join(ceilings)}"
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """Return the cell's text, alignment, face and swatch."""
+        """Return the cell's text, alignment, font or swatch."""
         item, column = self.rows[index.row()], index.column()
         if isinstance(item, Group):
             return self._group_data(item, column, role)
@@ -258,7 +258,7 @@ class SegmentModel(QAbstractTableModel):
         return None
 
     def _group_data(self, group: Group, column: int, role: int) -> Any:
-        """A group's cell: its title, in bold."""
+        """Return the content of a group's cell: its title, in bold."""
         match role:
             case Qt.ItemDataRole.DisplayRole:
                 return group.cells(len(self._shown.headings))[column]
@@ -351,7 +351,7 @@ def _as_asked(name: str, value: str) -> str:
 
 
 def swatch(index: int, theme: Theme) -> QIcon:
-    """A small square in the colour in which the plots draw this segment."""
+    """Return a small square in the segment's colour in the plots."""
     pixmap = QPixmap(SWATCH * 2, SWATCH * 2)
     pixmap.setDevicePixelRatio(2)
     pixmap.fill(Qt.GlobalColor.transparent)

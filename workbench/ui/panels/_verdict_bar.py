@@ -1,4 +1,4 @@
-"""The verdict inline with the toggles: offered, as it is measured, and what came of it."""
+"""The verdict above the toggles: as an offer, during its measurement, and its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workbench.ui.state.theme import ThemeModel
 
 
 class VerdictBar(QWidget):
-    """Takes its content from the offers and the newest comparison of the live session."""
+    """Bar that shows the offer, or the newest comparison of the live session."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class VerdictBar(QWidget):
         line = f"{offers.offer.text}: did it help?"
         button = "Verdict"
         if offers.known:
-            line, button = f"{offers.offer.text}: compared already.", "Compare again"
+            line, button = f"{offers.offer.text}: already compared.", "Compare again"
         elif offers.automatic:
             line = f"{offers.offer.text}: a verdict follows."
         lines: list[Line] = [(line, "verdict", "accent")]
         if offers.prediction is not None:
             said = prediction.line(offers.prediction)
             lines.append((f"{said[:1].upper()}{said[1:]}.", "", ""))
-        # While it has to wait, for another comparison or a build, so has its button.
+        # Without a button while a comparison or a build is in progress.
         buttons = [] if self._verdicts.why_not() else [(button, offers.accept)]
         self.bar.say("info", lines, buttons, self._theme.current)
 
@@ -89,7 +89,7 @@ class VerdictBar(QWidget):
             lines = [(f"Measuring: {headline(comparison)}", "pending", "accent")]
             lines.append((ratio_line(comparison), "", ""))
             lines += self._troubles(comparison)
-        lines.append(("Toggles that are chosen now wait until it is over.", "", ""))
+        lines.append(("Toggles chosen now take effect after the measurement.", "", ""))
         enough = self._verdicts.enough
         self.bar.say("info", lines, [("Enough", enough)], self._theme.current, closes=False)
 

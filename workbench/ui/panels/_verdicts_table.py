@@ -1,4 +1,4 @@
-"""All comparisons of a session: verdicts that hold together, the newest last."""
+"""All comparisons of a session, the newest last; verdicts are corrected for their number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPENS = "double-click, or press Enter, to show it above"
 
 
 class VerdictsTable(CalmTable):
-    """One row a comparison, to be opened by a double click or Enter; hidden while there is one."""
+    """Table of comparisons; a double click or Enter opens a row. Hidden for a single comparison."""
 
     def __init__(self, theme: ThemeModel, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -37,16 +37,16 @@ class VerdictsTable(CalmTable):
         self._names = NamesShare(self)
         blank = QPixmap(self.iconSize().expandedTo(_widgets.ICON))
         blank.fill(Qt.GlobalColor.transparent)
-        self._blank = QIcon(blank)  # all rows begin at one edge
+        self._blank = QIcon(blank)  # aligns rows without an icon
         self.horizontalHeader().setStretchLastSection(False)
         self.setAccessibleName("Verdicts; a double click or Enter shows one")
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
         self.hide()
 
     def show_comparisons(self, comparisons: Sequence[PairedComparison], shown: int) -> None:
-        """Fill the rows, and mark the one that is shown above.
+        """Fill the rows, and mark the comparison that is shown above.
 
-        ``comparisons`` are the session's own, uncorrected.
+        ``comparisons`` are those of the session, without the correction.
         """
         shown %= max(1, len(comparisons))
         table = with_interval(verdicts_table(comparisons), "ratio", "ratio from", "ratio to")

@@ -91,7 +91,7 @@ class OneLine(QLabel):
 
 
 def heading(text: str) -> QLabel:
-    """The name of a group of controls."""
+    """Return a label with the name of a group of controls."""
     label = QLabel(text)
     label.setProperty("muted", True)
     label.setFont(fonts.heading())
@@ -99,7 +99,7 @@ def heading(text: str) -> QLabel:
 
 
 def title() -> QLabel:
-    """The sentence at the head of a panel: what was found."""
+    """Return a label for the sentence at the head of a panel: its result."""
     label = QLabel()
     label.setFont(fonts.title())
     label.setWordWrap(True)
@@ -107,14 +107,14 @@ def title() -> QLabel:
 
 
 def muted(text: str) -> QLabel:
-    """The name of a control, beside it."""
+    """Return a label with the name of a control, to stand beside it."""
     label = QLabel(text)
     label.setProperty("muted", True)
     return label
 
 
 def note(text: str = "", tone: str = "") -> QLabel:
-    """A line or more of small text; ``tone`` is ``good``, ``warning``, ``bad``, or none."""
+    """Return a label of small wrapped text; ``tone`` is ``good``, ``warning``, ``bad``, or none."""
     label = QLabel(text)
     label.setProperty("tone" if tone else "muted", tone or True)
     label.setFont(fonts.small())
@@ -146,7 +146,7 @@ def set_tone(label: QLabel, tone: str) -> None:
 
 
 def marked(label: QLabel, name: str, theme: Theme, role: str) -> QWidget:
-    """A note with an icon at its first line, so that colour is not its only mark."""
+    """Return a note with an icon, so that colour does not carry the meaning alone."""
     row = QWidget()
     layout = tight(QHBoxLayout(row), spacing=6)
     mark = QLabel()
@@ -158,14 +158,14 @@ def marked(label: QLabel, name: str, theme: Theme, role: str) -> QWidget:
 
 
 def rule() -> QFrame:
-    """A hairline between groups."""
+    """Return a thin line between groups."""
     frame = QFrame()
     frame.setProperty("rule", True)
     return frame
 
 
 def link(text: str) -> QPushButton:
-    """A button that looks like a link."""
+    """Return a button that looks like a link."""
     button = QPushButton(text)
     button.setProperty("link", True)
     button.setCursor(Qt.CursorShape.PointingHandCursor)
@@ -173,7 +173,7 @@ def link(text: str) -> QPushButton:
 
 
 def compact(text: str) -> QPushButton:
-    """A button that fits into a line of small text."""
+    """Return a button that fits into a line of small text."""
     button = QPushButton(text)
     button.setProperty("compact", True)
     button.setFont(fonts.small())
@@ -201,7 +201,7 @@ def budget_box(controller: Budgeted, most_s: float, tip: str) -> CalmDoubleSpinB
 
 
 def expander(text: str, theme: Theme, body: QWidget) -> QToolButton:
-    """A line that shows and hides ``body``, which begins hidden."""
+    """Return a button that shows and hides ``body``, which starts hidden."""
     button = QToolButton()
     button.setText(text)
     button.setCheckable(True)
@@ -220,14 +220,14 @@ def expander(text: str, theme: Theme, body: QWidget) -> QToolButton:
 
 
 def tight(layout: _Layout, spacing: int = 8, margin: int = 0) -> _Layout:
-    """The layout with the window's rhythm instead of the style's."""
+    """Return the layout with the window's spacing and margins instead of the style's."""
     layout.setSpacing(spacing)
     layout.setContentsMargins(margin, margin, margin, margin)
     return layout
 
 
 def inset(label: QLabel, above: int, below: int) -> QVBoxLayout:
-    """A layout that keeps a label off a panel's edges.
+    """Return a layout with margins around a widget.
 
     Margins of its own Qt takes from a label that has no room when another style sheet comes.
     """
@@ -238,7 +238,7 @@ def inset(label: QLabel, above: int, below: int) -> QVBoxLayout:
 
 
 def surface() -> QWidget:
-    """An empty page with a panel's background."""
+    """Return an empty page with a panel's background."""
     page = QWidget()
     page.setProperty("panel", True)
     page.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
@@ -246,7 +246,7 @@ def surface() -> QWidget:
 
 
 def head(*rows: QWidget | QLayout, below: int = 8) -> QVBoxLayout:
-    """The lines above what a panel shows, ``below`` pixels from it."""
+    """Return the lines at the head of a panel, ``below`` pixels above its content."""
     layout = tight(QVBoxLayout(), 4)
     layout.setContentsMargins(12, 8, 12, below)
     for row in rows:
@@ -309,14 +309,14 @@ class Snug(QScrollArea):
         self.setWidget(self._held)
 
     def sizeHint(self) -> QSize:
-        """The body's height at the width there is; none while the body is hidden."""
+        """Return the body's height at the current width; 0 while it is hidden."""
         body = self._held
         wrapped = body.hasHeightForWidth()
         height = body.heightForWidth(self.width()) if wrapped else body.sizeHint().height()
         return QSize(body.sizeHint().width(), height)
 
     def minimumSizeHint(self) -> QSize:
-        """Some lines, or what the body needs if that is less."""
+        """Return the height of a few lines, or of the body if that is less."""
         least = min(_SNUG_LINES * self.fontMetrics().height(), self.sizeHint().height())
         return QSize(0, least)
 

@@ -1,4 +1,4 @@
-"""Which toggles gave what: choose them, alternate their arms, see the waterfall and its numbers."""
+"""Attribution of time and memory to toggles: choose them, measure them, see the waterfall."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 _CHOICES_PX = 272
-_BOX_PX = 112  # of a line, beside its text: the box and two arrows
+_BOX_PX = 112  # beside the text of a line: the box and two arrows
 _ARROWS = (Qt.ArrowType.UpArrow, Qt.ArrowType.DownArrow)
 _NOTE_PX = 240  # of the notes, at least
 _TEXT_PX = 184  # of a column of names, at most: the notes have more to say
@@ -59,7 +59,7 @@ _ELIDE = Qt.TextElideMode.ElideRight
 
 
 class AttributionPanel(QWidget):
-    """The newest attribution of the session that is shown, and what the next one would ask."""
+    """Panel of the attributions of the shown session, with the controls of the next attribution."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class AttributionPanel(QWidget):
         self.table = CalmTable()
         self.table.wrap(_NOTE_PX)
         self.table.setMinimumHeight(_TABLE_PX)
-        self.which = CalmComboBox()  # of several
+        self.which = CalmComboBox()  # if there are several
         self.which.setToolTip("The attribution that is shown")
         self.which.setAccessibleName(self.which.toolTip())
         self.which.activated.connect(self._show)
@@ -95,14 +95,15 @@ class AttributionPanel(QWidget):
         self.run = QPushButton("Attribute")
         self.run.clicked.connect(attributions.run)
         self.mode = self._make_mode()
-        tip = "How long the arms may alternate; building them comes on top"
+        tip = "Time limit of the measurement; building the configurations takes additional time"
         self.budget = _widgets.budget_box(attributions, 7200, tip)
         self.empty = Empty(
             theme,
             "attribution",
             "No attribution yet",
-            "Switch several optimizations on, tick those in question, and press Attribute: each "
-            "combination runs in turn until it is clear how much time and memory each one gave.",
+            "Switch several optimizations on, tick the ones in question, and press Attribute. "
+            "Combinations run in turn until it is clear how much time and memory each optimization "
+            "saves.",
         )
         self._pages = QStackedWidget()
         self._pages.addWidget(self.empty)
@@ -120,7 +121,7 @@ class AttributionPanel(QWidget):
 
     def _make_mode(self) -> QComboBox:
         box = QComboBox()
-        box.setAccessibleName("How the toggles are told apart")
+        box.setAccessibleName("How the effects of the toggles are separated")
         for name, title in MODES.items():
             box.addItem(title, name)
         box.setMinimumContentsLength(8)
@@ -133,7 +134,7 @@ class AttributionPanel(QWidget):
         self._show_choices()
 
     def _make_choices(self) -> QWidget:
-        """The column of what to ask."""
+        """Return the column of controls for a new attribution."""
         side = QWidget()
         side.setFixedWidth(_CHOICES_PX)
         layout = _widgets.column(side)
@@ -215,7 +216,7 @@ class AttributionPanel(QWidget):
         self.why_not.setText(reason)
 
     def _make_choice(self, name: str) -> QWidget:
-        """A candidate: whether it takes part, and arrows that move it."""
+        """Return the row of a candidate: a box that includes it, and arrows that move it."""
         line = QWidget()
         row = _widgets.tight(QHBoxLayout(line), 2)
         box = QCheckBox()

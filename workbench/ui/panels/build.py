@@ -359,7 +359,7 @@ class BuildPanel(QWidget):
 
 
 def _offer(line: QWidget, text: str, act: Callable[[], None]) -> None:
-    """A button beside a line."""
+    """Show a button beside a line."""
     button = _widgets.compact(text)
     button.clicked.connect(act)
     row = line.layout()

@@ -96,7 +96,7 @@ class ClaimsPanel(QWidget):
         self._show()
 
     def table(self) -> list[Row]:
-        """The rows that a copy of the table has: those of which something is known."""
+        """Return the claims that have a result, for a copy of the table."""
         return [row for row in self._reproductions.rows() if row.final]
 
     def copy_table(self, suffix: str) -> None:

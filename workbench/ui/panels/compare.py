@@ -49,7 +49,7 @@ NOTHING = (
     "Drop two session files (.h5) onto the window, or choose Compare with … to put saved sessions "
     "beside this one.",
 )
-LIVE_MS = 3000  # between two comparisons while one of the sessions grows
+LIVE_MS = 3000  # between two comparisons while a session grows
 _ALIGNED = {"By time": "time", "By step": "step"}
 
 
@@ -227,7 +227,7 @@ class ComparePanel(QWidget):
         self._tasks.start(lambda: work_out(runs, baseline, chosen), self._worked_out, self._failed)
 
     def _run(self, session: Session, color: int) -> Run:
-        """The session's run; a live one's is a copy of what there is now."""
+        """Return the session's run; of a live session, a copy of its current data."""
         if self._session.live and session is self._session.shown:
             return Run(session_files.snapshot(session), color=color)
         run = self._runs.setdefault(session.id, Run(session))

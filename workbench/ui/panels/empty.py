@@ -71,7 +71,7 @@ class Empty(QWidget):
         self._layout.insertWidget(last, widget, 0, Qt.AlignmentFlag.AlignHCenter)
 
     def minimumSizeHint(self) -> QSize:
-        """Small, so that an empty panel never keeps its dock wide."""
+        """Return a small size: an empty panel does not widen its dock."""
         return QSize(120, 80)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

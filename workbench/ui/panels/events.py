@@ -208,7 +208,7 @@ class EventModel(QAbstractTableModel):
         self.reset()
 
     def rowCount(self, parent: Index | None = None) -> int:
-        """One row an entry."""
+        """Return the number of rows, one for each entry."""
         return 0 if parent is not None and parent.isValid() else len(self.entries)
 
     def columnCount(self, parent: Index | None = None) -> int:
@@ -216,7 +216,7 @@ class EventModel(QAbstractTableModel):
         return 0 if parent is not None and parent.isValid() else 3
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """The cell's text, icon, font and alignment."""
+        """Return the cell's text, icon, font or alignment."""
         event = self.entries[index.row()]
         self._axis.pull()  # only here: what nobody sees costs nothing
         match role, index.column():

@@ -32,7 +32,7 @@ class Later(QWidget):
         self._timer.timeout.connect(self.panel)
 
     def panel(self) -> QWidget:
-        """The panel, made now if it was not yet."""
+        """Return the panel; make it if necessary."""
         if self._panel is None:
             self._panel = self._make()
             self._layout.addWidget(self._panel)

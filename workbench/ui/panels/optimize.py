@@ -54,7 +54,7 @@ _MOST_GIB = 4096.0
 
 
 class OptimizePanel(QWidget):
-    """The form of an optimization beside the newest one of the session that is shown."""
+    """Form of an optimization, beside the newest optimization of the shown session."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class OptimizePanel(QWidget):
         self.toggles.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.toggles.setToolTip("The toggles that are searched; the others stay as they are")
         self.toggles.setMenu(QMenu(self.toggles))
-        tip = "How long everything may take: builds, compiles, checks, races and verdicts"
+        tip = "Time limit of the search, with builds, compilation, checks and verdicts"
         self.budget = _widgets.budget_box(self.optimizations, 86400, tip)
         self.empty = Empty(
             theme,
             "optimize",
             "No optimization yet",
-            "Press Optimize: configurations race in turn, what is slower, wrong or too large drops "
-            "out, and the best one is measured again before it is proposed.",
+            "Press Optimize. Configurations run in turn; slow, wrong and too large ones drop out, "
+            "and the best is measured again before it is proposed.",
         )
         self._pages = QStackedWidget()
         self._pages.addWidget(self.empty)
@@ -134,7 +134,7 @@ class OptimizePanel(QWidget):
         box.setDecimals(1)
         box.setSuffix(" GiB")
         box.setSpecialValueText("no limit")
-        box.setToolTip("Peak memory that the result keeps to")
+        box.setToolTip("Largest peak memory of the result")
         box.setAccessibleName("Memory limit in GiB")
         box.valueChanged.connect(partial(setattr, self.optimizations, "memory_limit_gib"))
         return box
@@ -259,7 +259,7 @@ class OptimizePanel(QWidget):
     # Apply and Save
 
     def _row(self) -> dict[str, Any] | None:
-        """The configuration that is selected, or else the best one."""
+        """Return the selected configuration, or else the best."""
         study = self.study
         if study is None:
             return None

@@ -78,7 +78,7 @@ class TogglesPanel(QWidget):
         self._fill()
 
     def minimumSizeHint(self) -> QSize:
-        """Small: a bar above the toggles takes its room from them, and not from other docks."""
+        """Return a small size: a bar above takes room from the toggles, not from other docks."""
         return QSize(super().minimumSizeHint().width(), MINIMUM_HEIGHT)
 
     def reveal(self, name: str) -> None:

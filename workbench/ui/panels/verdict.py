@@ -1,4 +1,4 @@
-"""The verdict of a paired comparison, live: the interval as it shrinks, the words, the evidence."""
+"""The verdict of a paired comparison, live: the shrinking interval, the verdict, the evidence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from workbench.ui.state.theme import ThemeModel
 
 JUDGE, JUDGE_SHORT = "Verdict against the configuration before", "Against the one before"
 _PADDING_PX = 56  # of the button around its name, and of the panel around its buttons
-LEAST_PX = 240  # high: its lines are wrapped to the width there is, not to the least
+LEAST_PX = 240  # lowest height; text wraps at the actual width, not at the least
 
 
 class VerdictPanel(QWidget):
@@ -58,7 +58,10 @@ class VerdictPanel(QWidget):
         self._session, self._run, self._verdicts, self._theme = session, run, verdicts, theme
         self._chosen: int | None = None  # of the session's comparisons; None: the newest
         self._shown_details: object = None  # the lines that are shown
-        self._known: tuple[str, int] = ("", 0)  # session, and how many it had when one was chosen
+        self._known: tuple[str, int] = (
+            "",
+            0,
+        )  # session, and its number of comparisons when a row was chosen
         self.chart = Chart(PLOTS["verdict"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
@@ -73,7 +76,7 @@ class VerdictPanel(QWidget):
         self.calibrate = QPushButton("Calibrate")
         self.calibrate.clicked.connect(verdicts.calibrate)
         self.floor = _widgets.note()
-        tip = "How long a new comparison may alternate"
+        tip = "Time limit of a new comparison"
         self._details_open = False
         self.budget = _widgets.budget_box(verdicts, 3600, tip)
         verdicts.defaultsChanged.connect(lambda: self.budget.setValue(verdicts.budget_s))
@@ -86,8 +89,8 @@ class VerdictPanel(QWidget):
             "verdict",
             "No verdict yet",
             "Run a configuration, change a toggle, then choose Verdict against the configuration "
-            "before (F8): both run in alternating blocks until it is clear which is faster, and "
-            "how sure that is.",
+            "before (F8). Both configurations run in alternating blocks until it is clear which is "
+            "faster.",
         )
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
@@ -185,7 +188,7 @@ class VerdictPanel(QWidget):
         ):
             button.setText(text)
             _widgets.allow(button, why_not, JUDGE if text == JUDGE_SHORT else "")
-        tip = "Compare this configuration with itself; verdicts claim nothing smaller"
+        tip = "Compare this configuration with itself; verdicts claim no smaller differences"
         _widgets.allow(self.calibrate, verdicts.why_not_calibrate(), tip)
         self.floor.setText(verdicts.floor_text())
         progress = self._run.progress
@@ -214,7 +217,7 @@ class VerdictPanel(QWidget):
         self._rows.addStretch(1)
 
     def _add_details(self, comparison: PairedComparison, texts: Sequence[str]) -> None:
-        """Add the errors with their limits, and what the lines leave out, behind one click."""
+        """Add the numerical errors with their limits, and the complete texts, behind Details."""
         table = numerics_table(comparison)
         longer = [text for text in texts if first_clause(text) != text]
         if not table.rows and not longer:

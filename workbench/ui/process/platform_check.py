@@ -40,7 +40,7 @@ CONNECT_S = 3.0
 
 
 def trouble(environment: Mapping[str, str] = os.environ) -> str:
-    """One sentence on why no window can be opened, with the fix; empty when one can."""
+    """Return why no window can be opened, with the fix; empty if a window can be opened."""
     if sys.platform != "linux":
         return ""
     missing = _missing(PACKAGES)
@@ -63,7 +63,7 @@ def is_invisible(platform: str) -> bool:
 
 
 def hush_offscreen() -> None:
-    """Leave out what Qt's offscreen platform says of itself whenever a window gets a size."""
+    """Suppress the message that Qt's offscreen platform prints whenever a window is resized."""
     from PySide6.QtCore import (
         QMessageLogContext,
         QtMsgType,
@@ -72,12 +72,12 @@ def hush_offscreen() -> None:
     )
     from PySide6.QtGui import QGuiApplication
 
-    def tell(kind: QtMsgType, context: QMessageLogContext, message: str) -> None:
+    def write(kind: QtMsgType, context: QMessageLogContext, message: str) -> None:
         if not message.startswith("This plugin does not support"):
             sys.stderr.write(f"{qFormatLogMessage(kind, context, message)}\n")
 
     if is_invisible(QGuiApplication.platformName()):
-        qInstallMessageHandler(tell)
+        qInstallMessageHandler(write)
 
 
 def _missing(packages: Mapping[str, str]) -> str:
@@ -107,7 +107,7 @@ def _unknown_platform(platform: str) -> str:
     offered = sorted(path.stem.removeprefix("libq") for path in plugins.glob("libq*.so"))
     if platform in offered or platform.startswith("wayland"):
         return ""
-    return f"QT_QPA_PLATFORM={platform} is not a platform of Qt's; there are {', '.join(offered)}"
+    return f"QT_QPA_PLATFORM={platform} is no platform of Qt; it has {', '.join(offered)}"
 
 
 def _unreachable(display: str) -> str:
@@ -116,7 +116,7 @@ def _unreachable(display: str) -> str:
     host, _, screen = display.rpartition(":")
     number = screen.split(".")[0]
     if not number.isdigit():
-        return f"DISPLAY={display} names no display: it should read like :0; or {OTHERWISE}"
+        return f"DISPLAY={display} names no display: set it to a display such as :0, or {OTHERWISE}"
     addresses: list[tuple[socket.AddressFamily, str | tuple[str, int]]]
     if host in ("", "unix"):
         path = f"/tmp/.X11-unix/X{number}"

@@ -76,7 +76,7 @@ def with_workload(catalogue: Catalogue, configuration: Configuration, name: str)
 def with_model(
     catalogue: Catalogue, configuration: Configuration, name: str, value: Scalar
 ) -> Configuration:
-    """One model field; a value equal to the preset's is no override."""
+    """Return the configuration with a model field; the preset's value is no override."""
     family = family_of(catalogue, configuration.family)
     model = {**configuration.model, name: value}
     if value == preset_value(family, configuration.preset, name):
@@ -85,7 +85,7 @@ def with_model(
 
 
 def with_setting(configuration: Configuration, name: str, value: Scalar) -> Configuration:
-    """One setting of the workload."""
+    """Return the configuration with a setting of the workload."""
     settings = {**configuration.settings, name: value}
     return msgspec.structs.replace(configuration, settings=settings)
 
@@ -154,27 +154,27 @@ def has(catalogue: Catalogue | None, family: str) -> bool:
 
 
 def family_of(catalogue: Catalogue, name: str) -> FamilyInfo:
-    """The family by name; raises ``KeyError``."""
+    """Return the family of a name; raise ``KeyError`` if there is none."""
     return _named(catalogue.families, name, "family")
 
 
 def workload_of(catalogue: Catalogue, name: str) -> WorkloadInfo:
-    """The workload by name; raises ``KeyError``."""
+    """Return the workload of a name; raise ``KeyError`` if there is none."""
     return _named(catalogue.workloads, name, "workload")
 
 
 def toggle_of(catalogue: Catalogue, name: str) -> ToggleInfo:
-    """The toggle by name; raises ``KeyError``."""
+    """Return the toggle of a name; raise ``KeyError`` if there is none."""
     return _named(catalogue.toggles, name, "toggle")
 
 
 def option_title(toggle: ToggleInfo, name: str) -> str:
-    """An option's title, or its name where the catalogue has none."""
+    """Return an option's title, or its name if the catalogue has none."""
     return next((option.title for option in toggle.options if option.name == name), name)
 
 
 def preset_value(family: FamilyInfo, preset: str, name: str) -> Scalar:
-    """A model field's value in a preset."""
+    """Return a model field's value in a preset."""
     field = _named(family.fields, name, "model field")
     return family.presets.get(preset, {}).get(name, field.default)
 

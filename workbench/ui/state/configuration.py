@@ -153,7 +153,7 @@ class ConfigurationModel(QObject):
             self._check_timer.start(CHECK_DELAY_MS)
 
     def blocked(self, toggle: str) -> dict[str, protocol.Blocked]:
-        """Options of a toggle that cannot be used now, with the reason, by name."""
+        """Return the options of a toggle that cannot be used now, with the reasons."""
         return {} if self.availability is None else self.availability.blocked.get(toggle, {})
 
     def unusable(self) -> Choices:

@@ -100,7 +100,7 @@ class SessionModel(QObject):
     # Titles
 
     def titled(self, text: str) -> str:
-        """A session's text with the toggles and fields in it by their titles."""
+        """Return a session's text with titles instead of the names of toggles and fields."""
         return self.titles.of(text)
 
     def set_runner_titles(self, titles: Mapping[str, str]) -> None:

@@ -349,7 +349,7 @@ def test_what_was_compared_is_not_compared_again_by_itself(qtbot, workspace, bar
     assert workspace.session.shown.comparisons[0].verdict == "FASTER"
     qtbot.wait(350)
     workspace.configuration.set_toggle("triton", "off")
-    qtbot.waitUntil(lambda: "compared already" in texts(bar))
+    qtbot.waitUntil(lambda: "already compared" in texts(bar))
     qtbot.wait(700)
     assert len(workspace.session.shown.comparisons) == 1
     press(qtbot, bar, "Compare again")

@@ -39,7 +39,7 @@ def offering(ready):
 
 def test_without_such_a_runner_the_action_says_why(ready):
     action = ready.actions_["open-model"]
-    assert not action.isEnabled() and "takes no models from files" in action.toolTip()
+    assert not action.isEnabled() and "cannot load models from files" in action.toolTip()
 
 
 def test_choosing_a_file_chooses_its_model_with_nothing_switched_on(offering, qtbot, monkeypatch):

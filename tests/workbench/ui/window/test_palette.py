@@ -81,6 +81,6 @@ def test_what_finds_nothing_is_said_to(ready):
     palette = ready.palette_
     palette.line.setText("zzzz")
     model = palette.list.model()
-    assert model.rowCount() == 1 and "is called so" in model.index(0, 0).data()
+    assert model.rowCount() == 1 and "has this name" in model.index(0, 0).data()
     palette._run(0)
     assert palette.isVisible()  # there is nothing to run

@@ -12,7 +12,7 @@ KNOWN = Titles(offered(catalogue()))
 
 
 @pytest.mark.parametrize(
-    ("kept", "read"),
+    ("stored", "read"),
     [
         ("+ precision=amp_bf16", "+ Precision: AMP BF16"),
         ("precision = amp_bf16, adamw=fused", "Precision: AMP BF16, AdamW: Fused"),
