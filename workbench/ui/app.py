@@ -41,7 +41,7 @@ def _open(arguments: argparse.Namespace) -> int:
     accessible_names.follow_focus(application)
     with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
         window = build(application, arguments)
-        errors = UncaughtErrors(window.workspace.failures, window.desk.panels)
+        errors = UncaughtErrors(window.workspace.failures, window.dock_area.panels)
         watch = Interrupts(window)
         if not arguments.replay:
             offer_recovery(window)

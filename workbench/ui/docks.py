@@ -50,7 +50,7 @@ class Panel:
     make: Callable[[], QWidget]
 
 
-class Desk(QMainWindow):
+class DockArea(QMainWindow):
     """Area of the docks: a main window inside the main window, so that banners lie above it."""
 
     def __init__(self, theme: ThemeModel, panels: tuple[Panel, ...]) -> None:

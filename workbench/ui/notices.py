@@ -22,7 +22,7 @@ _LONGEST_TITLE = 80  # characters
 
 
 class Notices(QObject):
-    """Shows a banner for each notice, which replaces the last banner of its kind."""
+    """Banners for notices; each replaces the last banner of its kind."""
 
     def __init__(
         self,

@@ -11,10 +11,10 @@ from PySide6.QtWidgets import QMainWindow, QVBoxLayout, QWidget
 from workbench.ui import panel_list
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import message_boxes, session_dialogs
-from workbench.ui.docks import Desk
+from workbench.ui.docks import DockArea
 from workbench.ui.panels import _widgets
 from workbench.ui.panels.failure import FailurePanel
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.panels.segments import SegmentsPanel
 from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.settings import Settings
@@ -41,23 +41,23 @@ class PanelWindow(QMainWindow):
         self.failures = FailurePanel(
             workspace.run, workspace.configuration, workspace.failures, workspace.theme
         )
-        self.desk: Desk = Desk(workspace.theme, panel_list.panels(workspace))
+        self.dock_area: DockArea = DockArea(workspace.theme, panel_list.panels(workspace))
         body = QWidget()
         layout = _widgets.tight(QVBoxLayout(body), 0)
         layout.addWidget(self.failures)
-        layout.addWidget(self.desk, 1)
+        layout.addWidget(self.dock_area, 1)
         self.setCentralWidget(body)
         self._closes = False  # the user has decided about unsaved work
         workspace.session.sessionChanged.connect(self._show_profile)
-        workspace.session.eventsWanted.connect(lambda: self.desk.bring("events"))
+        workspace.session.eventsWanted.connect(lambda: self.dock_area.bring("events"))
         workspace.compared.changed.connect(self._show_comparison)
-        workspace.verdicts.pairChosen.connect(lambda: self.desk.bring("verdict"))
+        workspace.verdicts.pairChosen.connect(lambda: self.dock_area.bring("verdict"))
         workspace.session.textChanged.connect(self._show_text)
         self._text_shown = False
 
     def settled(self) -> bool:
         """Return True if everything that arrived is shown."""
-        panel = self.desk.docks["segments"].widget()
+        panel = self.dock_area.docks["segments"].widget()
         assert isinstance(panel, SegmentsPanel)
         return panel.current
 
@@ -114,7 +114,7 @@ class PanelWindow(QMainWindow):
     @property
     def toggles(self) -> TogglesPanel:
         """The panel of the optimizations."""
-        panel = self.desk.docks["toggles"].widget()
+        panel = self.dock_area.docks["toggles"].widget()
         assert isinstance(panel, TogglesPanel)
         return panel
 
@@ -141,79 +141,79 @@ class PanelWindow(QMainWindow):
 
     def judge(self) -> None:
         """Compare with the configuration before, and show the verdict as it comes."""
-        self.desk.bring("verdict")
+        self.dock_area.bring("verdict")
         self.workspace.verdicts.against_before()
 
     def judge_longer(self) -> None:
         """Go on with the comparison that is undecided."""
-        self.desk.bring("verdict")
+        self.dock_area.bring("verdict")
         self.workspace.verdicts.measure_more()
 
     def calibrate(self) -> None:
         """Compare the configuration with itself, and store the difference as the noise floor."""
-        self.desk.bring("verdict")
+        self.dock_area.bring("verdict")
         self.workspace.verdicts.calibrate()
 
     def attribute(self) -> None:
         """Show the attribution panel, where one is started."""
-        self.desk.bring("attribution")
+        self.dock_area.bring("attribution")
 
     def search(self) -> None:
         """Show the panel that searches for the best configuration."""
-        self.desk.bring("optimize")
+        self.dock_area.bring("optimize")
 
     def vary(self) -> None:
         """Show the sweep panel, where one is started."""
-        self.desk.bring("sweep")
+        self.dock_area.bring("sweep")
 
     def reproduce(self) -> None:
         """Show the claims of the documents, where they are measured."""
-        self.desk.bring("claims")
+        self.dock_area.bring("claims")
 
     def validate(self) -> None:
         """Start the validation checklist, and show its progress."""
-        self.desk.bring("checklist")
+        self.dock_area.bring("checklist")
         self.workspace.checklists.check()
 
     def profile(self) -> None:
         """Profile the configuration, and show where its time and memory go."""
-        self.desk.bring("breakdown")
+        self.dock_area.bring("breakdown")
         self.workspace.breakdowns.profile()
 
     def enter(self, name: str) -> None:
         """Give a panel the keyboard, and bring it to the front of its tabs."""
         if name:
-            self.desk.enter(name)
+            self.dock_area.enter(name)
 
     def step_panel(self, by: int) -> None:
         """Give the keyboard to the panel ``by`` positions after the current panel."""
-        self.enter(self.desk.beside(by))
+        self.enter(self.dock_area.beside(by))
 
     def float_panel(self) -> None:
         """Float the panel that has the keyboard, or dock it again; it keeps the keyboard."""
-        name = self.desk.current()
+        name = self.dock_area.current()
         if name:
-            dock = self.desk.docks[name]
+            dock = self.dock_area.docks[name]
             dock.setFloating(not dock.isFloating())
-            self.desk.enter(name)
+            self.dock_area.enter(name)
 
     def close_panel(self) -> None:
         """Close the panel that has the keyboard, and give it to the next."""
-        name, beside = self.desk.current(), self.desk.beside(1)
+        name, beside = self.dock_area.current(), self.dock_area.beside(1)
         if name:
-            self.desk.docks[name].close()
+            self.dock_area.docks[name].close()
             self.enter(beside if beside != name else "")
 
     def reset_layout(self) -> None:
         """Put every dock back to its place."""
         self.settings.forget_layout()
-        self.desk.arrange()
+        self.dock_area.arrange()
 
     def restore_layout(self, name: str) -> None:
         """Restore the layout of the panels that was saved under a name."""
         if (state := self.settings.named_layout(name)) is not None:
-            self.desk.restoreState(state)
-            self.desk.fit_floating()
+            self.dock_area.restoreState(state)
+            self.dock_area.fit_floating()
 
     def export_plot(self) -> None:
         """Write a plot to a file."""
@@ -246,22 +246,22 @@ class PanelWindow(QMainWindow):
         self._closes = True
         self.close()
 
-    def lazy_panel(self, name: str) -> Later:
+    def lazy_panel(self, name: str) -> LazyPanel:
         """Return the panel that is made when it is first shown."""
-        panel = self.desk.docks[name].widget()
-        assert isinstance(panel, Later)
+        panel = self.dock_area.docks[name].widget()
+        assert isinstance(panel, LazyPanel)
         return panel
 
     def _show_profile(self) -> None:
         session = self.workspace.session.shown
         if session.studies and not session.segments:  # a trace: nothing else has anything to show
-            self.desk.bring("breakdown")
+            self.dock_area.bring("breakdown")
 
     def _show_comparison(self) -> None:
         if self.workspace.compared.sessions:
-            self.desk.bring("compare")
+            self.dock_area.bring("compare")
 
     def _show_text(self) -> None:
         if not self._text_shown:  # only once: the user may prefer another panel
             self._text_shown = True
-            self.desk.bring("text")
+            self.dock_area.bring("text")

@@ -44,7 +44,7 @@ _CANCELLING = ("Cancelling", "pending", "warning")
 
 
 class StatusBar(QStatusBar):
-    """One line of facts; the progress of a long operation appears in it, with Cancel."""
+    """Line of facts, with the progress of a long operation and its Cancel button."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ GAP = 10  # between a callout and what it explains
 
 @dataclass(frozen=True)
 class Stop:
-    """One callout: the name of the panel or button that it points at, a title, a sentence."""
+    """Callout: the name of the panel or button that it points at, a title, a sentence."""
 
     target: str
     title: str
@@ -55,7 +55,7 @@ STOPS = (
 
 
 class Tour(QFrame):
-    """One callout over the window at a time; Escape and Close end the tour."""
+    """Sequence of callouts over the window; Escape and Close end it."""
 
     def __init__(self, window: QWidget, targets: Mapping[str, QWidget]) -> None:
         super().__init__(window)

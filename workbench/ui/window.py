@@ -25,9 +25,9 @@ from workbench.ui.menus.palette import CommandPalette
 from workbench.ui.notices import Notices
 from workbench.ui.panel_window import PanelWindow
 from workbench.ui.panels import _widgets
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.panels.start_page import StartPage
-from workbench.ui.process.gc_timer import Collector
+from workbench.ui.process.gc_timer import GcTimer
 from workbench.ui.settings import Settings
 from workbench.ui.state import config_edit
 from workbench.ui.status import StatusBar
@@ -58,12 +58,12 @@ class MainWindow(PanelWindow):
         )
         self.setStatusBar(self.status)
         self.palette_ = CommandPalette(self)
-        for dock in self.desk.docks.values():
+        for dock in self.dock_area.docks.values():
             panel = dock.widget()
-            if isinstance(panel, Later):
+            if isinstance(panel, LazyPanel):
                 panel.made.connect(accessible_names.name_controls)
         accessible_names.name_controls(self)
-        self.collector = Collector(self)
+        self.gc_timer = GcTimer(self)
         self.notices = Notices(
             workspace.session,
             workspace.run,
@@ -84,7 +84,7 @@ class MainWindow(PanelWindow):
 
     def focusNextPrevChild(self, forward: bool) -> bool:
         """Move the keyboard focus through toolbar, banners and panels as they are laid out."""
-        panels = self.desk.in_reading_order()
+        panels = self.dock_area.in_reading_order()
         return tab_order.step([self.toolbar, self.failures, *panels, self.status], forward)
 
     def show_palette(self) -> None:
@@ -111,11 +111,11 @@ class MainWindow(PanelWindow):
             event.ignore()
             return
         self.settings.save_layout("geometry", self.saveGeometry())
-        self.settings.save_layout("docks", self.desk.saveState())
+        self.settings.save_layout("docks", self.dock_area.saveState())
         self.hide()
         self.status.close_timer()
         self.workspace.close()
-        self.collector.stop()  # only now: no thread is left in which Python could collect
+        self.gc_timer.stop()  # only now: no thread is left in which Python could collect
         super().closeEvent(event)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
@@ -158,7 +158,7 @@ class MainWindow(PanelWindow):
         for tour in self.findChildren(Tour):
             tour.end()
         self.settings.tour_shown = True
-        targets: dict[str, QWidget] = dict(self.desk.docks)
+        targets: dict[str, QWidget] = dict(self.dock_area.docks)
         for name in ("run", "verdict"):
             targets[f"{name}-button"] = self.toolbar.widgetForAction(self.actions_[name])
         Tour(self, targets)
@@ -207,7 +207,7 @@ class MainWindow(PanelWindow):
         if geometry is not None:
             self.restoreGeometry(geometry)
         if docks is not None:
-            self.desk.restoreState(docks)
-            self.desk.fit_floating()
+            self.dock_area.restoreState(docks)
+            self.dock_area.fit_floating()
         else:
-            self.desk.proportion()
+            self.dock_area.proportion()

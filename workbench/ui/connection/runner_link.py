@@ -18,7 +18,7 @@ START_S = 180.0  # importing torch from a cold disk
 
 
 class RunnerLink(QObject):
-    """One runner at a time; a replaced one ends in the background."""
+    """Link to the current runner; a replaced runner ends in the background."""
 
     arrived = Signal()  # messages wait in ``drain``
     silent = Signal(float)  # asked, and no answer for this many seconds

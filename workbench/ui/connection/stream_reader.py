@@ -41,7 +41,7 @@ class Client(Protocol):
 
 
 class StreamReader(QThread):
-    """Starts one client and reads it until its stream ends; ``close`` ends both."""
+    """Thread that starts a client and reads its stream to the end; ``close`` ends both."""
 
     arrived = Signal()
 

@@ -23,7 +23,7 @@ MODES = {
 
 
 class Attributions(QObject):
-    """Asks the runner for attributions; what comes back is in the session's ``studies``."""
+    """Requests for attributions; their results are in the session's ``studies``."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ STEPS = 3
 
 
 class Breakdowns(QObject):
-    """Asks the runner for profiles; what comes back is in the session's ``studies``."""
+    """Requests for profiles; their results are in the session's ``studies``."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from workbench.ui.controllers.verdict_user import VerdictUser
 
 
 class Checklists(VerdictUser):
-    """Asks the runner to check a configuration; what comes back is in the session's ``studies``."""
+    """Requests to check a configuration; their results are in the session's ``studies``."""
 
     expect_speedup = 0.0  # 0: not to be slower
 

@@ -23,7 +23,7 @@ OBJECTIVES = {"time": "Least step time", "memory": "Least memory", "energy": "Le
 
 
 class Optimizations(QObject):
-    """Sends optimizations to the runner; what comes back is in the session's ``studies``."""
+    """Requests for optimizations; their results are in the session's ``studies``."""
 
     def __init__(
         self,

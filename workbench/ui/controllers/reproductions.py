@@ -22,7 +22,7 @@ LIMIT_S = 0.0  # none
 
 
 class Reproductions(QObject):
-    """Drives a course of experiments; what they give is a study of the session, as they come."""
+    """Controller of the experiments behind claims; their results are a study of the session."""
 
     changed = Signal()  # a course began, went on to the next experiment, or ended
 

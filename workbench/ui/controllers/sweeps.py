@@ -29,7 +29,7 @@ _FACTORS = (0.25, 0.5, 1, 2, 4)  # of the present value: what a field's values a
 
 
 class Sweeps(QObject):
-    """Holds what a person asks for; what comes back is in the session's ``studies``."""
+    """Form and requests of sweeps; their results are in the session's ``studies``."""
 
     changed = Signal()  # what is asked for
 

@@ -32,10 +32,10 @@ class Offer:
     text: str
 
 
-class Offers(QObject):
-    """Watches the run for changes; ``offer`` is the one that waits for an answer, if any.
+class VerdictPrompt(QObject):
+    """Offer to judge a change of toggles; ``offer`` is the change that waits for an answer, if any.
 
-    ``judged`` is the one whose verdict is measured or shown, until it is dismissed.
+    ``judged`` is the change whose verdict is measured or shown, until it is dismissed.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Offers(QObject):
         self._session, self._run = session, run
         self._configuration, self._verdicts = configuration, verdicts
         self.offer: Offer | None = None
-        self.prediction: Prediction | None = None  # of what is offered, once the runner told
+        self.prediction: Prediction | None = None  # for ``offer``, once the runner has sent it
         self.judged: Offer | None = None
         self._waived: Offer | None = None  # made before automatic mode: measured only on request
-        self._asked: Offer | None = None  # whose prediction was asked for
+        self._predicted: Offer | None = None  # whose prediction was requested
         self._settings: Settings | None = None
         self._automatic = False
-        self._last: Configuration | None = None  # that ran, comparisons left out
-        self._toggled = False  # the run told of a click, whose segment is to come
+        self._last: Configuration | None = None  # that ran, other than in comparisons
+        self._toggled = False  # a click was reported; its segment follows
         self._settling = QTimer(self)
         self._settling.setSingleShot(True)
         self._settling.timeout.connect(self._look)
-        self._continued = False  # a click came in time, and its segment is to come
+        self._continued = False  # another click came in time; its segment follows
         run.received.connect(self._hear)
         session.segmentsChanged.connect(self._look)
         run.stateChanged.connect(self._look)
@@ -179,18 +179,18 @@ class Offers(QObject):
             self._ask_prediction()
 
     def _ask_prediction(self) -> None:
-        """Ask once the clicks are over; where a verdict follows at once, it brings its own."""
+        """Request a prediction after the last click, unless a verdict follows at once."""
         offer = self.offer
         ready = self._run.state in ("running", "paused") and not self._settling.isActive()
         if (
             offer is None
-            or offer == self._asked
+            or offer == self._predicted
             or self.automatic
             or not ready
             or self._configuration.pending
         ):
             return
-        self._asked = offer
+        self._predicted = offer
         self._run.send(protocol.Predict(base=offer.base, other=offer.other))
 
     def _take(self, running: Configuration) -> None:

@@ -34,7 +34,7 @@ class _Request:
 
 
 class Verdicts(QObject):
-    """Asks the runner for comparisons; what comes back is in the session's ``comparisons``."""
+    """Requests for comparisons; their results are in the session's ``comparisons``."""
 
     defaultsChanged = Signal()  # budget or region of verdicts to come
     pairChosen = Signal()  # a table's row is being compared: the verdict wants to be seen

@@ -14,7 +14,7 @@ LIST_PX = 190
 
 
 class HelpDialog(QDialog):
-    """Shows one page at a time; links between pages stay inside the dialog."""
+    """Dialog of the help pages; links between pages stay inside it."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)

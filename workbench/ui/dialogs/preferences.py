@@ -33,7 +33,7 @@ from workbench.ui.dialogs import message_boxes
 from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels import _widgets
-from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 from workbench.ui.settings import LARGEST_REGION, LONGEST_BUDGET_S, Settings
 
 _SIZE = (560, 480)
@@ -42,7 +42,7 @@ _UNITS = {"Binary (GiB = 1024³ bytes)": False, "Decimal (GB = 1000³ bytes)": T
 
 
 class Preferences(QDialog):
-    """Changes nothing until it is accepted, and then all settings at once."""
+    """Dialog that changes all settings at once when it is accepted."""
 
     def __init__(
         self,
@@ -184,8 +184,8 @@ class Preferences(QDialog):
 
 def _number(
     limits: tuple[float, float], value: float, unit: str, decimals: int
-) -> CalmDoubleSpinBox:
-    box = CalmDoubleSpinBox()
+) -> NoWheelDoubleSpinBox:
+    box = NoWheelDoubleSpinBox()
     box.setDecimals(decimals)
     box.setRange(*limits)
     box.setSuffix(unit)

@@ -46,7 +46,7 @@ _SPACING_PX = 2
 
 
 class ReportDialog(QDialog):
-    """Writes a page of the session that is shown, and of those compared with it."""
+    """Dialog that writes a page about the shown session and the sessions compared with it."""
 
     def __init__(
         self,

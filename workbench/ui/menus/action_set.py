@@ -17,7 +17,7 @@ from workbench.ui.state import config_edit
 
 
 class ActionSet(QObject):
-    """One QAction for each line of the table; ``refresh`` brings them up to date."""
+    """QActions by the ids of the table; ``refresh`` brings them up to date."""
 
     def __init__(self, window: PanelWindow) -> None:
         super().__init__(window)
@@ -91,7 +91,7 @@ class ActionSet(QObject):
         for name in CHOICES:
             choose = self._chooser(self._window.set_theme, name)
             entries.append(Entry(f"Theme: {name.capitalize()}", choose, icon("theme", theme)))
-        for name, dock in self._window.desk.docks.items():
+        for name, dock in self._window.dock_area.docks.items():
             enter = self._chooser(self._window.enter, name)
             entries.append(Entry(f"Panel: {dock.windowTitle()}", enter, icon("layout", theme)))
         catalogue, configuration = workspace.configuration.catalogue, workspace.configuration.edited

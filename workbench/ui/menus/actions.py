@@ -81,8 +81,8 @@ def _pause(window: PanelWindow) -> None:
 
 
 def _toggle_automatic(window: PanelWindow) -> None:
-    offers = window.workspace.offers
-    offers.set_automatic(not offers.automatic)
+    prompt = window.workspace.verdict_prompt
+    prompt.set_automatic(not prompt.automatic)
 
 
 def _toggle_check(window: PanelWindow) -> None:
@@ -308,7 +308,7 @@ ACTIONS = (
            lambda s: s.breakdowns.why_not(), group=2),
     Action("auto-verdict", "Auto-verdict", "Run", "verdict", _toggle_automatic, "",
            "Compare the configurations before and after every change of a toggle, then go on with "
-           "the changed configuration", checked=lambda s: s.offers.automatic, group=2),
+           "the changed configuration", checked=lambda s: s.verdict_prompt.automatic, group=2),
     Action("check-numbers", "Check each segment's numbers", "Run", "checklist", _toggle_check, "",
            "Pause each new configuration once and compare its results with a reference in FP64 or "
            "FP32", checked=lambda s: s.runs.checks_numbers, group=2),

@@ -42,7 +42,7 @@ def add_dynamic(window: PanelWindow, actions: ActionSet) -> None:
         top["Run"], "Builds of a verdict", lambda menu: _build_counts(workspace.verdicts, menu)
     )
     top["View"].addSeparator()
-    for dock in window.desk.docks.values():
+    for dock in window.dock_area.docks.values():
         top["View"].addAction(dock.toggleViewAction())
     _submenu(top["View"], "Theme", lambda menu: _themes(window, menu))
     _submenu(top["View"], "Layouts", lambda menu: _layouts(window, menu))
@@ -151,7 +151,7 @@ def _save_layout(window: PanelWindow) -> None:
     """Ask for a name and save the layout of the panels under it."""
 
     def save_under(name: str) -> None:
-        window.settings.save_named_layout(name, window.desk.saveState())
+        window.settings.save_named_layout(name, window.dock_area.saveState())
 
     message_boxes.ask(window, "Save layout", "Name of the layout", "", save_under)
 

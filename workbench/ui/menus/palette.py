@@ -174,7 +174,7 @@ class CommandPalette(QFrame):
 
 
 class _Delegate(QStyledItemDelegate):
-    """Draws an entry's shortcut, or why it cannot be used, at its right end."""
+    """Painter of an entry's shortcut, or why it cannot be used, at its right end."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index) -> None:  # type: ignore[no-untyped-def]
         super().paint(painter, option, index)

@@ -46,10 +46,10 @@ _FILTERS = {
 
 
 class Chart(QWidget):
-    """One plot of some runs.
+    """Widget of a plot.
 
-    ``cursorMoved`` gives the place of x under the mouse, None when it leaves; ``rangePicked`` says
-    that a person has zoomed or moved the plot; ``resetWanted`` that all shall be shown again.
+    ``cursorMoved`` carries x under the mouse, None when it leaves. ``rangePicked``: the user zoomed
+    or moved the plot. ``resetWanted``: the user wants to see all data again.
     """
 
     cursorMoved = Signal(object)
@@ -384,7 +384,7 @@ class Chart(QWidget):
         self._view.setCentralItem(canvas)
         canvas.vb.sigRangeChangedManually.connect(self._on_picked)
         canvas.vb.marked.connect(self.rangeMarked)
-        # Later: nothing may be hidden while it is being painted.
+        # LazyPanel: nothing may be hidden while it is being painted.
         canvas.broken.connect(self._take_error, Qt.ConnectionType.QueuedConnection)
         return canvas
 

@@ -25,10 +25,10 @@ from workbench.protocol import Failure
 from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.controllers.verdicts import Verdicts
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
-from workbench.ui.panels._table import RIGHT, CalmTable, headed
+from workbench.ui.panels._table import RIGHT, PlainTable, headed
 from workbench.ui.panels.segments import JUDGE, ROW_HEIGHT
 from workbench.ui.state.comparison import ComparisonModel
 from workbench.ui.state.failures import FailureModel
@@ -56,8 +56,8 @@ _SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least wi
 _SEEN = 3  # rows, at least: one scrolls to the others
 
 
-class SessionsTable(CalmTable):
-    """One row a session: the segment it takes part with, its steps, its ratio."""
+class SessionsTable(PlainTable):
+    """Table of sessions: the compared segment, its steps, its ratio."""
 
     segmentChosen = Signal(object, int)  # session, place of the segment
     baselineChosen = Signal(object)  # session
@@ -172,12 +172,12 @@ class SessionsTable(CalmTable):
             self.setCellWidget(row, _SEGMENT, self._segments(run, titles))
             self.setCellWidget(row, _REMOVE, self._remove_button(run, removable))
         box = self.cellWidget(row, _SEGMENT)
-        assert isinstance(box, CalmComboBox)
+        assert isinstance(box, NoWheelComboBox)
         box.setCurrentIndex(run.session.segments.index(arm.segment))
         box.setToolTip(box.currentText())
 
     def _segments(self, run: Run, titles: list[str]) -> QWidget:
-        box = CalmComboBox()
+        box = NoWheelComboBox()
         box.setFrame(False)
         box.addItems(titles)
         box.activated.connect(lambda index: self.segmentChosen.emit(run.session, index))
@@ -246,8 +246,8 @@ class SessionsTable(CalmTable):
         menu.popup(self.viewport().mapToGlobal(position))
 
 
-class DifferencesTable(CalmTable):
-    """One row for each thing that differs, one column a session."""
+class DifferencesTable(PlainTable):
+    """Table of differences between the sessions, with a column for each session."""
 
     def show_comparison(self, comparison: Comparison) -> None:
         """Fill the rows."""

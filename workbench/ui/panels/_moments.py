@@ -61,7 +61,7 @@ class MomentKey:
 
 
 class Moments(QObject):
-    """Measures ranges and explains steps for the live panel, and writes notes to its session."""
+    """Marked ranges and steps of the live panel, and notes for its session."""
 
     def __init__(self, panel: QWidget, view: TimeView, session: SessionModel) -> None:
         super().__init__(panel)

@@ -11,7 +11,7 @@ LETTERS = 18  # of a name, at least; where there is less room, one scrolls sidew
 
 
 class NamesShare(QObject):
-    """Keeps the columns ``names`` of a view as wide as the others allow.
+    """Width of a view's columns of names: the width that the other columns leave.
 
     A stretched section of Qt's would shrink to the least of all sections, and elide every name.
     """

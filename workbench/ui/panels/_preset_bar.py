@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
 
 from workbench.theming.icons import icon
 from workbench.ui.controllers.presets import Presets
-from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdict_prompt import VerdictPrompt
 from workbench.ui.menus import preset_menu
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar, Line
@@ -34,13 +34,13 @@ class PresetBar(QWidget):
     def __init__(
         self,
         session: SessionModel,
-        offers: Offers,
+        prompt: VerdictPrompt,
         presets: Presets,
         theme: ThemeModel,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._offers, self._presets, self._theme = offers, presets, theme
+        self._prompt, self._presets, self._theme = prompt, presets, theme
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.filter = QLineEdit()
@@ -62,7 +62,7 @@ class PresetBar(QWidget):
             "Compare the configurations before and after every later change of a toggle, then go "
             "on with the changed configuration"
         )
-        self.automatic.clicked.connect(offers.set_automatic)
+        self.automatic.clicked.connect(prompt.set_automatic)
         self.outcome = Bar(presets.dismiss)
         row = _widgets.tight(QHBoxLayout(), 6)
         row.setContentsMargins(12, 4, 12, 2)
@@ -110,7 +110,7 @@ class PresetBar(QWidget):
         narrowed = self.only_changed.isChecked() or self.only_available.isChecked()
         self.show_button.setIcon(icon("filter", theme, "accent" if narrowed else "text"))
         with QSignalBlocker(self.automatic):
-            self.automatic.setChecked(self._offers.automatic)
+            self.automatic.setChecked(self._prompt.automatic)
         if outcome is None:
             self.outcome.leave()
             return

@@ -107,7 +107,7 @@ Row = int | Group  # a segment's index, or a group
 
 
 class SegmentModel(QAbstractTableModel):
-    """One row a segment, with its colour in the plots before its number; a study's are grouped."""
+    """Rows of segments with their colours in the plots; segments of a study are grouped."""
 
     def __init__(self, session: SessionModel, theme: ThemeModel, parent: QWidget) -> None:
         super().__init__(parent)

@@ -32,8 +32,8 @@ RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LONGEST_CELL = 500  # characters
 
 
-class CalmTable(QTableWidget):
-    """A calm table without a grid."""
+class PlainTable(QTableWidget):
+    """Read-only table without a grid."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

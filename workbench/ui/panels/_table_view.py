@@ -7,11 +7,11 @@ from PySide6.QtWidgets import QWidget
 
 from sessions.tables import Table
 from workbench.ui.panels._names_share import NamesShare
-from workbench.ui.panels._table import LEFT, RIGHT, CalmTable
+from workbench.ui.panels._table import LEFT, RIGHT, PlainTable
 
 
-class TableView(CalmTable):
-    """One table; the first column takes what room the others leave."""
+class TableView(PlainTable):
+    """Table whose first column takes the width that the other columns leave."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

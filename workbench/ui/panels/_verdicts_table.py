@@ -15,7 +15,7 @@ from workbench.theming.icons import icon
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
-from workbench.ui.panels._table import LEFT, RIGHT, CalmTable, with_interval
+from workbench.ui.panels._table import LEFT, RIGHT, PlainTable, with_interval
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.state.theme import ThemeModel
 
@@ -27,7 +27,7 @@ SHOWN_HERE = "shown above"
 OPENS = "double-click, or press Enter, to show it above"
 
 
-class VerdictsTable(CalmTable):
+class VerdictsTable(PlainTable):
     """Table of comparisons; a double click or Enter opens a row. Hidden for a single comparison."""
 
     def __init__(self, theme: ThemeModel, parent: QWidget | None = None) -> None:

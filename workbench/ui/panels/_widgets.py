@@ -27,7 +27,7 @@ from sessions.plain_text import clip, wrapped
 from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.theming.theme import Theme
-from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 
 _Layout = TypeVar("_Layout", bound=QLayout)
 
@@ -187,9 +187,9 @@ def allow(button: QAbstractButton, why_not: str, tip: str = "") -> None:
     button.setToolTip(why_not or tip)
 
 
-def budget_box(controller: Budgeted, most_s: float, tip: str) -> CalmDoubleSpinBox:
+def budget_box(controller: Budgeted, most_s: float, tip: str) -> NoWheelDoubleSpinBox:
     """Return a box for seconds that sets ``controller.budget_s``."""
-    box = CalmDoubleSpinBox()
+    box = NoWheelDoubleSpinBox()
     box.setRange(1, most_s)
     box.setDecimals(0)
     box.setSuffix(" s")
@@ -294,7 +294,7 @@ def area_of(widget: QWidget) -> QScrollArea | None:
     return above
 
 
-class Snug(QScrollArea):
+class FittedScrollArea(QScrollArea):
     """Scroll area that is as high as its body needs at this width, if there is room."""
 
     def __init__(self, body: QWidget, parent: QWidget | None = None) -> None:
@@ -349,7 +349,7 @@ def settle(widget: QWidget) -> None:
     """Give a widget that has changed its room at once, and not some turns of the event loop later.
 
     Qt asks one layout after the other, from the inside; until the outermost has answered, what
-    came into a ``Snug`` of no height has none either, and a click on it hits nothing.
+    came into a ``FittedScrollArea`` of no height has none either, and a click on it hits nothing.
     """
     above: QWidget | None = widget
     areas = []

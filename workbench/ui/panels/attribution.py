@@ -34,12 +34,12 @@ from sessions.studies.attribution_words import (
 from sessions.tables import Table
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.attributions import MODES, Attributions
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels._table import CalmTable, with_interval
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._table import PlainTable, with_interval
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state import config_edit
@@ -81,10 +81,10 @@ class AttributionPanel(QWidget):
         self.movers: dict[str, tuple[QToolButton, QToolButton]] = {}  # earlier, later
         self.chart = Chart(PLOTS["attribution"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
-        self.table = CalmTable()
+        self.table = PlainTable()
         self.table.wrap(_NOTE_PX)
         self.table.setMinimumHeight(_TABLE_PX)
-        self.which = CalmComboBox()  # if there are several
+        self.which = NoWheelComboBox()  # if there are several
         self.which.setToolTip("The attribution that is shown")
         self.which.setAccessibleName(self.which.toolTip())
         self.which.activated.connect(self._show)
@@ -111,10 +111,10 @@ class AttributionPanel(QWidget):
         row = _widgets.tight(QHBoxLayout(self), 0)
         row.addWidget(self._make_choices())
         row.addWidget(self._pages, 1)
-        self._soon = Soon(self._show, self)
+        self._throttled = ThrottledCall(self._show, self)
         changes = (session.studiesChanged, run.stateChanged, configuration.availabilityChanged)
         for changed in (*changes, configuration.editedChanged, configuration.catalogueChanged):
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._draw)
         self._draw()

@@ -13,7 +13,7 @@ NAME = "broken"  # of the covering widget
 
 
 class Cover(QFrame):
-    """Says that the panel beneath it could not be drawn; a button shows the panel all the same."""
+    """Cover over a panel that could not be drawn; a button shows the panel anyway."""
 
     def __init__(self, panel: QWidget) -> None:
         super().__init__(panel)

@@ -27,7 +27,7 @@ from workbench.theming.icons import icon
 from workbench.ui.controllers.reproductions import Reproductions
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._claim_row import COLUMNS, STRETCH, ClaimRow
-from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
@@ -106,8 +106,8 @@ class ClaimsPanel(QWidget):
 
     def _make_seconds(
         self, suffix: str, value: float, none: str, least: float
-    ) -> CalmDoubleSpinBox:
-        box = CalmDoubleSpinBox()
+    ) -> NoWheelDoubleSpinBox:
+        box = NoWheelDoubleSpinBox()
         box.setRange(least, 36000)
         box.setSuffix(suffix)
         box.setSpecialValueText(none)

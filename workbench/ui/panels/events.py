@@ -257,7 +257,7 @@ class EventModel(QAbstractTableModel):
 
 
 class EventFilter(QSortFilterProxyModel):
-    """Rows of one kind whose text has what was typed."""
+    """Filter of entries by kind and by typed text."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)

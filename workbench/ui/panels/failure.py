@@ -37,7 +37,7 @@ PERIOD_MS = 1000  # between two reports of failures that come too fast
 
 
 class Banner(QFrame):
-    """One sentence with what to do, details on demand, and buttons."""
+    """Banner: a sentence, what to do, details on demand, and buttons."""
 
     dismissed = Signal()
 

@@ -13,7 +13,7 @@ from workbench.ui.panels import _widgets
 AFTER_PAINT_MS = 30
 
 
-class Later(QWidget):
+class LazyPanel(QWidget):
     """An empty surface until the event loop is idle, then the panel."""
 
     made = Signal(QWidget)

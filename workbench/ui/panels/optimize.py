@@ -32,13 +32,13 @@ from sessions.tables import Table
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.optimizations import OBJECTIVES, Optimizations
 from workbench.ui.controllers.presets import Presets
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.panels._table import CalmTable, with_interval
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
+from workbench.ui.panels._table import PlainTable, with_interval
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.configuration import ConfigurationModel
@@ -74,7 +74,7 @@ class OptimizePanel(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.chart = Chart(PLOTS["pareto"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
-        self.verdicts, self.candidates, self.options = CalmTable(), CalmTable(), CalmTable()
+        self.verdicts, self.candidates, self.options = PlainTable(), PlainTable(), PlainTable()
         for table in (self.verdicts, self.candidates, self.options):
             table.wrap(_NOTE_PX)
         self.candidates.itemSelectionChanged.connect(self._show_actions)
@@ -108,10 +108,10 @@ class OptimizePanel(QWidget):
         row = _widgets.tight(QHBoxLayout(self), 0)
         row.addWidget(self._make_choices())
         row.addWidget(self._pages, 1)
-        self._soon = Soon(self._show, self, PERIOD_MS)
+        self._throttled = ThrottledCall(self._show, self, PERIOD_MS)
         changes = (session.studiesChanged, run.stateChanged, configuration.availabilityChanged)
         for changed in (*changes, configuration.editedChanged, configuration.catalogueChanged):
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._draw)
         self._draw()
@@ -119,7 +119,7 @@ class OptimizePanel(QWidget):
     # The form
 
     def _make_objective(self) -> QComboBox:
-        box = CalmComboBox()
+        box = NoWheelComboBox()
         box.setAccessibleName("Objective")
         for name, title in OBJECTIVES.items():
             box.addItem(title, name)
@@ -128,8 +128,8 @@ class OptimizePanel(QWidget):
         )
         return box
 
-    def _make_limit(self) -> CalmDoubleSpinBox:
-        box = CalmDoubleSpinBox()
+    def _make_limit(self) -> NoWheelDoubleSpinBox:
+        box = NoWheelDoubleSpinBox()
         box.setRange(0.0, _MOST_GIB)
         box.setDecimals(1)
         box.setSuffix(" GiB")

@@ -24,12 +24,12 @@ from sessions.studies import sweep
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.sweeps import ARMS, Sweeps
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.panels._table import CalmTable
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
+from workbench.ui.panels._table import PlainTable
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.configuration import ConfigurationModel
@@ -61,14 +61,14 @@ class SweepPanel(QWidget):
         self._session, self._run, self._sweeps, self._theme = session, run, sweeps, theme
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.fields = [CalmComboBox(), CalmComboBox()]
+        self.fields = [NoWheelComboBox(), NoWheelComboBox()]
         self.values = [QLineEdit(), QLineEdit()]
         self.arms = {name: QCheckBox(title) for name, title in ARMS.items()}
         self.presets = QToolButton()
         self.presets.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.presets.setToolTip("Toggle sets to measure too, each applied to the configuration")
         self.presets.setMenu(QMenu(self.presets))
-        self.seconds = CalmDoubleSpinBox()
+        self.seconds = NoWheelDoubleSpinBox()
         self.run = QPushButton("Run sweep")
         self.run.clicked.connect(sweeps.run)
         self.said = _widgets.note()
@@ -76,7 +76,7 @@ class SweepPanel(QWidget):
         for chart in self.charts.values():
             chart.setMinimumSize(200, 130)
             chart.cursorMoved.connect(chart.set_cursor)
-        self.points, self.fits = CalmTable(), CalmTable()
+        self.points, self.fits = PlainTable(), PlainTable()
         self.headline = _widgets.note()
         self._pages = QStackedWidget()
         self.empty = Empty(
@@ -92,12 +92,12 @@ class SweepPanel(QWidget):
         layout.addWidget(self._make_form())
         layout.addWidget(_widgets.rule())
         layout.addWidget(self._pages, 1)
-        self._soon = Soon(self._show, self, PERIOD_MS)
+        self._throttled = ThrottledCall(self._show, self, PERIOD_MS)
         for changed in (
             session.studiesChanged, run.stateChanged, session.segmentsChanged,
             configuration.catalogueChanged, sweeps.changed, presets.changed,
         ):  # fmt: skip
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._draw)
         self._draw()

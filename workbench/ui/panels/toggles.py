@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWi
 from sessions.model import Configuration, Evidence
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.toggle_verdicts import last_verdicts
-from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdict_prompt import VerdictPrompt
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._evidence import evidence_of
@@ -28,7 +28,7 @@ LEAST_PX = 64  # of the toggles below a bar: two of them
 
 
 class TogglesPanel(QWidget):
-    """Shows and changes the toggles of the configuration, and what came of them."""
+    """Panel of the toggles: their options, and the evidence and verdicts on them."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class TogglesPanel(QWidget):
         run: RunModel,
         configuration: ConfigurationModel,
         verdicts: Verdicts,
-        offers: Offers,
+        prompt: VerdictPrompt,
         presets: Presets,
         theme: ThemeModel,
         parent: QWidget | None = None,
@@ -52,10 +52,10 @@ class TogglesPanel(QWidget):
         self._pending = self._make_pending()
         layout = _widgets.tight(QVBoxLayout(self), 0)
         self._filter = Filter()
-        self.presets = PresetBar(session, offers, presets, theme)
+        self.presets = PresetBar(session, prompt, presets, theme)
         self.presets.filterChanged.connect(self._set_filter)
         self.presets.collapseAll.connect(self._collapse)
-        self.verdict = VerdictBar(session, run, verdicts, offers, theme)
+        self.verdict = VerdictBar(session, run, verdicts, prompt, theme)
         for widget in (self.presets, self.verdict, self._pending, self._empty, self._body):
             layout.addWidget(widget, 1 if widget is self._body else 0)
         # The bars above have what they need first; the toggles scroll in the rest.

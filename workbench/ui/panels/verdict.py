@@ -26,7 +26,7 @@ from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
 from workbench.ui.panels.segments import ROW_HEIGHT
@@ -96,11 +96,11 @@ class VerdictPanel(QWidget):
         self._pages.addWidget(self._make_body())
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
-        self._soon = Soon(self._show, self)
-        session.comparisonsChanged.connect(self._soon.ask)
+        self._throttled = ThrottledCall(self._show, self)
+        session.comparisonsChanged.connect(self._throttled.schedule)
         changes = (run.stateChanged, configuration.editedChanged, session.segmentsChanged)
         for changed in (*changes, configuration.catalogueChanged):
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._draw)
         self._draw()

@@ -14,8 +14,8 @@ from PySide6.QtCore import QObject, QTimer
 PERIOD_MS = 1000
 
 
-class Collector(QObject):
-    """Switches automatic collection off and collects from a timer, until ``stop``."""
+class GcTimer(QObject):
+    """Timer that collects garbage in place of automatic collection, until ``stop``."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)

@@ -27,7 +27,7 @@ def report(error: Exception) -> None:
 
 
 class UncaughtErrors(QObject):
-    """Logs and reports exceptions in slots, painting, threads and destructors, until ``end``.
+    """Report of exceptions in slots, painting, threads and destructors, until ``end``.
 
     Errors within a second are counted and reported together, with the traceback of the first. The
     sentence covers the panel whose code raised the error, if it is one of ``panels``.

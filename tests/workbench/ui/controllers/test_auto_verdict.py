@@ -73,7 +73,7 @@ def compared(workspace) -> list[tuple[dict[str, str], dict[str, str]]]:
 
 
 def test_nothing_is_offered_before_a_toggle_was_changed(workspace, bar):
-    assert workspace.offers.offer is None and not bar.isVisible()
+    assert workspace.verdict_prompt.offer is None and not bar.isVisible()
 
 
 def test_a_click_offers_a_verdict_against_the_configuration_before_it(qtbot, workspace, bar, hold):
@@ -110,8 +110,8 @@ def test_an_offer_waits_while_another_two_are_compared(qtbot, workspace, bar, ho
     qtbot.waitUntil(lambda: workspace.verdicts.measuring)
     assert "did it help?" in texts(bar)
     assert not [button.text() for button in bar.findChildren(QPushButton) if button.isVisible()]
-    workspace.offers.accept()
-    assert workspace.offers.offer is not None and workspace.offers.judged is None
+    workspace.verdict_prompt.accept()
+    assert workspace.verdict_prompt.offer is not None and workspace.verdict_prompt.judged is None
     hold.unlink()
     running(qtbot, workspace)
     press(qtbot, bar, "Verdict")
@@ -143,7 +143,7 @@ def test_the_card_goes_when_the_workload_changes(qtbot, workspace, bar):
             workspace.configuration.catalogue, workspace.configuration.edited, "forward"
         )
     )
-    assert workspace.offers.offer is None and not bar.isVisible()
+    assert workspace.verdict_prompt.offer is None and not bar.isVisible()
 
 
 def test_the_answer_goes_when_another_run_begins(qtbot, workspace, bar):
@@ -161,7 +161,7 @@ def test_the_answer_goes_when_another_run_begins(qtbot, workspace, bar):
 def test_ticking_auto_verdict_measures_nothing_that_was_changed_before(qtbot, workspace, bar):
     workspace.configuration.set_toggle("triton", "on")
     running(qtbot, workspace, 2)
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     qtbot.wait(700)
     assert not workspace.verdicts.busy and not workspace.session.shown.comparisons
     workspace.configuration.set_toggle("adamw", "fused")
@@ -178,17 +178,17 @@ def test_an_offer_can_be_dismissed_and_the_next_click_makes_another(qtbot, works
     qtbot.wait(350)
     workspace.configuration.set_toggle("adamw", "fused")
     qtbot.waitUntil(bar.isVisible)
-    offer = workspace.offers.offer
+    offer = workspace.verdict_prompt.offer
     assert (offer.base.toggles["triton"], offer.base.toggles["adamw"]) == ("on", "loop")
 
 
 def test_a_new_session_is_not_offered_what_the_one_before_changed(qtbot, workspace, bar):
     workspace.configuration.set_toggle("adamw", "fused")
-    qtbot.waitUntil(lambda: workspace.offers.offer is not None and bar.isVisible())
+    qtbot.waitUntil(lambda: workspace.verdict_prompt.offer is not None and bar.isVisible())
     workspace.run.begin_session()
     qtbot.waitUntil(lambda: workspace.run.state == "idle")
     assert workspace.verdicts.why_not_before().startswith("No other configuration has run yet")
-    assert workspace.offers.offer is None and not bar.isVisible()
+    assert workspace.verdict_prompt.offer is None and not bar.isVisible()
 
 
 def test_an_undone_click_offers_nothing(qtbot, workspace, bar):
@@ -213,28 +213,32 @@ def test_another_model_is_no_change_of_toggles(qtbot, workspace, bar):
     running(qtbot, workspace, 3)
     workspace.configuration.set_toggle("adamw", "fused")
     qtbot.waitUntil(
-        lambda: workspace.offers.offer is not None and not workspace.configuration.pending
+        lambda: workspace.verdict_prompt.offer is not None and not workspace.configuration.pending
     )
-    offer = workspace.offers.offer
+    offer = workspace.verdict_prompt.offer
     assert (offer.base.preset, offer.other.preset) == ("tiny", "tiny")
     assert offer.base.toggles["triton"] == "off"
 
 
 def test_segments_that_no_click_began_are_no_change(qtbot, workspace, bar):
     """Start an arm as an attribution does, which builds its arms in turn."""
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     toggles = {**workspace.run.running.toggles, "triton": "on"}
     arm = msgspec.structs.replace(workspace.run.running, toggles=toggles)
     workspace.run.send(protocol.Start(configuration=arm))
     qtbot.waitUntil(lambda: len(workspace.session.shown.segments) == 2)
     qtbot.wait(400)
-    assert workspace.run.running == arm and workspace.offers.offer is None and not bar.isVisible()
+    assert (
+        workspace.run.running == arm
+        and workspace.verdict_prompt.offer is None
+        and not bar.isVisible()
+    )
 
 
 def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
     qtbot, workspace, bar, commands
 ):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons))
     running(qtbot, workspace)
@@ -252,7 +256,7 @@ def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
 
 
 def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, workspace, bar):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("compile", "reduce-overhead")
     qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons))
     running(qtbot, workspace)
@@ -269,7 +273,7 @@ def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, workspace, bar):
 
 
 def test_quick_clicks_make_one_comparison(qtbot, workspace, bar, monkeypatch):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     settle_ms = verdict_prompt.SETTLE_MS
     monkeypatch.setattr(
         verdict_prompt, "SETTLE_MS", 3_600_000
@@ -295,7 +299,7 @@ def test_quick_clicks_make_one_comparison(qtbot, workspace, bar, monkeypatch):
 def test_a_quick_click_whose_segment_is_slow_to_come_belongs_to_the_same_change(
     qtbot, workspace, bar, monkeypatch
 ):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     monkeypatch.setattr(verdict_prompt, "SETTLE_MS", 3_600_000)
     workspace.configuration.set_toggle("triton", "on")
     running(qtbot, workspace, 2)
@@ -323,7 +327,7 @@ def test_a_click_during_a_comparison_waits_and_is_judged_next(
                 workspace.run.stateChanged.emit()
 
         workspace.run.received.connect(touch)
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: workspace.verdicts.measuring)
     workspace.configuration.set_toggle("adamw", "fused")
@@ -342,7 +346,7 @@ def test_a_click_during_a_comparison_waits_and_is_judged_next(
 
 
 def test_what_was_compared_is_not_compared_again_by_itself(qtbot, workspace, bar):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: len(workspace.session.shown.comparisons) == 1)
     running(qtbot, workspace)
@@ -358,7 +362,7 @@ def test_what_was_compared_is_not_compared_again_by_itself(qtbot, workspace, bar
 
 def test_stop_ends_the_comparison_and_the_run(qtbot, workspace, bar, hold):
     hold.touch()
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: workspace.verdicts.measuring)
     workspace.run.stop()
@@ -446,10 +450,10 @@ def test_the_mode_is_remembered_and_both_switches_show_it(qtbot, ready, settings
     box = ready.toggles.findChild(QCheckBox)
     assert not box.isChecked() and not ready.actions_["auto-verdict"].isChecked()
     qtbot.mouseClick(box, Qt.MouseButton.LeftButton, pos=box.rect().center() / 4)
-    assert ready.workspace.offers.automatic
+    assert ready.workspace.verdict_prompt.automatic
     assert ready.actions_["auto-verdict"].isChecked() and settings.auto_verdict
     ready.actions_["auto-verdict"].trigger()
     assert not box.isChecked() and not settings.auto_verdict
     settings.auto_verdict = True
-    ready.workspace.offers.keep_in(settings)
-    assert ready.workspace.offers.automatic
+    ready.workspace.verdict_prompt.keep_in(settings)
+    assert ready.workspace.verdict_prompt.automatic

@@ -13,7 +13,7 @@ def test_the_empty_panel_and_the_action_ask_for_a_profile_of_what_is_chosen(
     qtbot, ready, monkeypatch
 ):
     workspace = ready.workspace
-    ready.desk.bring("breakdown")
+    ready.dock_area.bring("breakdown")
     panel = ready.breakdown
     assert panel.empty.isVisibleTo(panel)
     assert "some steps of the configuration run under the profiler" in texts(panel)

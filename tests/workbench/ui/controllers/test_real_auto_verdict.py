@@ -15,7 +15,7 @@ TINY = {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence":
 def test_a_preset_chosen_in_a_run_is_judged_and_runs_on(qapp, qtbot, settings, monkeypatch):
     monkeypatch.setattr(verdict_prompt, "SETTLE_MS", 200)
     workspace = Workspace()
-    workspace.offers.keep_in(settings)
+    workspace.verdict_prompt.keep_in(settings)
     workspace.presets.keep_in(settings)
     panel = panel_list.toggles(workspace)
     qtbot.addWidget(panel)
@@ -36,7 +36,7 @@ def _judge_a_preset(qtbot, workspace) -> None:
     workspace.configuration.edit(msgspec.structs.replace(chosen, model=TINY, settings=settings))
     latency = next(preset for preset in workspace.presets.offered if preset.name == "latency")
     workspace.verdicts.budget_s = 1.0
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.runs.start()
     qtbot.waitUntil(lambda: workspace.run.state == "running", timeout=60_000)
     with qtbot.waitSignal(workspace.presets.changed, timeout=60_000):

@@ -19,7 +19,7 @@ def bar(qtbot):
     host, bar, content = QWidget(), Bar(lambda: None), QWidget()
     qtbot.addWidget(host)
     column = QVBoxLayout(host)
-    column.addWidget(_widgets.Snug(bar))
+    column.addWidget(_widgets.FittedScrollArea(bar))
     column.addWidget(content, 1)
     content.setMinimumHeight(40)
     host.resize(320, 200)

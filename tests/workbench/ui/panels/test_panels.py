@@ -29,7 +29,7 @@ from workbench.ui.window import MainWindow
 
 
 def panel(window, name):
-    return window.desk.docks[name].widget()
+    return window.dock_area.docks[name].widget()
 
 
 def field(window, name, kind):
@@ -217,19 +217,19 @@ def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
 
 
 def test_the_layout_is_kept_for_the_next_window_and_can_be_reset(qapp, qtbot, window):
-    window.desk.docks["events"].close()
-    window.desk.docks["toggles"].setFloating(True)
+    window.dock_area.docks["events"].close()
+    window.dock_area.docks["toggles"].setFloating(True)
     workspace, settings = window.workspace, window.settings
     window.close()
     again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     again.show()
     qtbot.waitExposed(again)
-    assert again.desk.docks["events"].isHidden()
-    assert again.desk.docks["toggles"].isFloating()
+    assert again.dock_area.docks["events"].isHidden()
+    assert again.dock_area.docks["toggles"].isFloating()
     again.reset_layout()
-    qtbot.waitUntil(lambda: not any(dock.isFloating() for dock in again.desk.docks.values()))
-    assert again.desk.docks["events"] in again.desk.tabifiedDockWidgets(
-        again.desk.docks["segments"]
+    qtbot.waitUntil(lambda: not any(dock.isFloating() for dock in again.dock_area.docks.values()))
+    assert again.dock_area.docks["events"] in again.dock_area.tabifiedDockWidgets(
+        again.dock_area.docks["segments"]
     )
     again.close()
     again.deleteLater()
@@ -262,11 +262,11 @@ def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp
     assert hidden and all(chart.canvas is canvas for chart, canvas in hidden.items())
     name = next(
         name
-        for name, dock in window.desk.docks.items()
+        for name, dock in window.dock_area.docks.items()
         for chart in hidden
         if dock.isAncestorOf(chart)
     )
-    window.desk.bring(name)
+    window.dock_area.bring(name)
     shown = [chart for chart in hidden if chart.isVisible()]
     assert all(chart.canvas.chart_style.theme.name == "light" for chart in shown)
     window.set_theme("dark")
@@ -372,7 +372,7 @@ def test_a_changed_model_has_its_parameters_counted_once_it_was_built(qtbot, rea
 
 def test_the_newest_event_stays_in_sight_when_the_panel_is_made_larger_and_smaller(qtbot, ready):
     log = panel(ready, "events")
-    ready.desk.bring("events")
+    ready.dock_area.bring("events")
     for number in range(12):
         ready.workspace.session.shown.events.append(Event(float(number), "note", f"note {number}"))
     ready.workspace.session.eventsChanged.emit()

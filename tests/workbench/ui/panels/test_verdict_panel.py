@@ -324,7 +324,7 @@ def several(ready, compared):
         last, ratio=1.12, low=1.11, high=1.13, verdict="SLOWER", facts=facts
     )
     compared.comparisons.insert(0, first)
-    ready.desk.bring("verdict")
+    ready.dock_area.bring("verdict")
     ready.workspace.session.show(compared)
     return ready.verdict
 

@@ -37,7 +37,7 @@ main()
 @pytest.fixture
 def errors(window):
     """The window's last line of defence, in place of the tests' own."""
-    made = UncaughtErrors(window.workspace.failures, window.desk.panels)
+    made = UncaughtErrors(window.workspace.failures, window.dock_area.panels)
     yield made
     made.end()
 
@@ -118,13 +118,13 @@ def test_a_flood_of_errors_is_counted_and_reported_once_a_second(window, errors,
 
 
 def test_a_panel_that_cannot_draw_says_so_in_its_own_area(window, errors, qtbot, monkeypatch):
-    panel = window.desk.docks["events"].widget()
+    panel = window.dock_area.docks["events"].widget()
     monkeypatch.setattr(panel, "_keep_place", raises)
     window.workspace.session.add_note("a note")
     qtbot.waitUntil(lambda: bool(panel.findChildren(Cover)))
     (cover,) = panel.findChildren(Cover)
     assert "This panel could not be drawn." in cover.sentence.text()
-    assert [widget for widget in window.desk.panels if widget.findChildren(Cover)] == [panel]
+    assert [widget for widget in window.dock_area.panels if widget.findChildren(Cover)] == [panel]
     cover.findChild(QPushButton).click()
     assert cover.isHidden()
 

@@ -26,7 +26,7 @@ from test_tab_order import pressed
 from workbench.ui.controllers import verdict_prompt
 from workbench.ui.menus import tab_order
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.state import session_files
 
 Key = Qt.Key
@@ -79,7 +79,7 @@ def full(qtbot, complete_window, ready):
     show(ready, first)
     for session in rest:
         ready.workspace.compared.add(session)
-    ready.desk.bring("compare")
+    ready.dock_area.bring("compare")
     qtbot.waitUntil(lambda: ready.compare.charts["box"].isVisible())
     return ready
 
@@ -87,11 +87,13 @@ def full(qtbot, complete_window, ready):
 def test_tab_reaches_all_that_can_be_seen_and_used(qtbot, full):
     drawn = 0
     for name in ("live", "compare", "sweep"):
-        dock = full.desk.docks[name]
-        full.desk.enter(name)
+        dock = full.dock_area.docks[name]
+        full.dock_area.enter(name)
         qtbot.waitUntil(dock.widget().isVisible)
         stops = pressed(qtbot, full)
-        excluded = {button for dock in full.desk.docks.values() for button in _title_buttons(dock)}
+        excluded = {
+            button for dock in full.dock_area.docks.values() for button in _title_buttons(dock)
+        }
         excluded |= {
             widget for widget in full.findChildren(QWidget) if not widget.focusPolicy() & TAB
         }
@@ -112,11 +114,11 @@ def _title_buttons(dock):
 
 
 def test_one_sees_what_has_the_focus_in_dark_and_in_light(qtbot, full):
-    full.desk.enter("compare")
+    full.dock_area.enter("compare")
     for theme in ("dark", "light"):
         full.set_theme(theme)
         for stop in pressed(qtbot, full):
-            full.desk.setFocus()
+            full.dock_area.setFocus()
             before = stop.grab().toImage()
             tab_order.give(stop, Qt.FocusReason.TabFocusReason)
             assert stop.hasFocus() and not stop.visibleRegion().isEmpty()
@@ -141,7 +143,7 @@ def test_a_control_that_has_the_focus_is_scrolled_to(qtbot, ready):
 @pytest.mark.slow
 def test_a_table_scrolls_to_what_has_the_focus_in_its_cells(qtbot, full):
     full.resize(1024, 600)
-    full.desk.enter("compare")
+    full.dock_area.enter("compare")
     table = full.compare.sessions
     qtbot.waitUntil(lambda: table.verticalScrollBar().maximum() > 0)
     boxes = [table.cellWidget(row, 1) for row in range(table.rowCount())]
@@ -166,9 +168,9 @@ def test_a_comparison_that_is_worked_out_anew_leaves_the_keyboard_where_it_is(qt
 def test_configuration_run_toggle_and_verdict_need_no_mouse(qtbot, ready, hold, monkeypatch):
     monkeypatch.setattr(verdict_prompt, "SETTLE_MS", 300)
     workspace, build = ready.workspace, panel(ready, "build")
-    ready.desk.enter("text")
+    ready.dock_area.enter("text")
     key(qtbot, Key.Key_Tab, CTRL)
-    assert ready.desk.current() == "build"
+    assert ready.dock_area.current() == "build"
     for name in ("preset", "workload"):
         before = getattr(workspace.configuration.edited, name)
         tab_to(qtbot, build.findChild(QComboBox, name))
@@ -227,7 +229,7 @@ def test_saving_opening_comparing_and_exporting_need_no_mouse(qtbot, full, tmp_p
     qtbot.waitUntil(lambda: full.workspace.session.path == saved)
     key(qtbot, Key.Key_O, CTRL | SHIFT)
     qtbot.waitUntil(lambda: len(full.workspace.compared.sessions) == 1)
-    full.desk.enter("live")
+    full.dock_area.enter("live")
     chart = next(chart for chart in full.live.shown if chart.reason is None)
     tab_to(qtbot, chart.more)
     key(qtbot, Key.Key_Space)
@@ -243,35 +245,35 @@ def test_saving_opening_comparing_and_exporting_need_no_mouse(qtbot, full, tmp_p
 
 
 def test_keys_go_from_panel_to_panel_and_come_round_and_arrows_through_tabs(qtbot, ready):
-    names = list(ready.desk.docks)
-    ready.desk.enter(names[-1])
+    names = list(ready.dock_area.docks)
+    ready.dock_area.enter(names[-1])
     seen_names = []
     for _ in names:
         key(qtbot, Key.Key_Tab, CTRL)
-        seen_names.append(ready.desk.current())
+        seen_names.append(ready.dock_area.current())
         assert seen(QApplication.focusWidget())
     assert seen_names == names
     key(qtbot, Key.Key_Tab, CTRL | SHIFT)
-    assert ready.desk.current() == names[-2]
-    ready.desk.bring("live")
-    bar = next(stop for stop in ready.desk.in_reading_order() if isinstance(stop, QTabBar))
+    assert ready.dock_area.current() == names[-2]
+    ready.dock_area.bring("live")
+    bar = next(stop for stop in ready.dock_area.in_reading_order() if isinstance(stop, QTabBar))
     tab_to(qtbot, bar)
-    assert ready.desk.current() == "live"
+    assert ready.dock_area.current() == "live"
     key(qtbot, Key.Key_Right)
     qtbot.waitUntil(lambda: seen(ready.verdict))
-    assert ready.desk.current() == "verdict" and bar.hasFocus()
+    assert ready.dock_area.current() == "verdict" and bar.hasFocus()
 
 
 @pytest.mark.slow
 def test_a_panel_is_floated_docked_and_closed_from_the_keyboard(qtbot, ready):
-    ready.desk.enter("build")
-    dock = ready.desk.docks["build"]
+    ready.dock_area.enter("build")
+    dock = ready.dock_area.docks["build"]
     key(qtbot, Key.Key_F, CTRL | SHIFT)
-    qtbot.waitUntil(lambda: dock.isFloating() and ready.desk.current() == "build")
+    qtbot.waitUntil(lambda: dock.isFloating() and ready.dock_area.current() == "build")
     key(qtbot, Key.Key_F, CTRL | SHIFT)
-    qtbot.waitUntil(lambda: not dock.isFloating() and ready.desk.current() == "build")
+    qtbot.waitUntil(lambda: not dock.isFloating() and ready.dock_area.current() == "build")
     key(qtbot, Key.Key_W, CTRL)
-    assert dock.isHidden() and ready.desk.current() == "toggles"
+    assert dock.isHidden() and ready.dock_area.current() == "toggles"
 
 
 def test_what_had_the_keyboard_has_it_again_after_the_palette_and_dialogs(qtbot, ready):
@@ -291,7 +293,7 @@ def test_what_had_the_keyboard_has_it_again_after_the_palette_and_dialogs(qtbot,
     key(qtbot, Key.Key_P, CTRL | SHIFT)
     qtbot.keyClicks(ready.palette_.line, "panel: sweep")
     key(qtbot, Key.Key_Return)
-    assert ready.desk.current() == "sweep"
+    assert ready.dock_area.current() == "sweep"
 
 
 def test_every_action_of_the_tool_bar_has_a_key_or_a_menu_that_has_one(ready):
@@ -323,9 +325,9 @@ def test_no_panel_is_a_window_of_its_own_while_it_is_made(qapp, qtbot, workspace
         qtbot.waitUntil(window.isActiveWindow)
         watch = Shown(shown)
         qapp.installEventFilter(watch)
-        for name, dock in window.desk.docks.items():
-            window.desk.enter(name)
-            if isinstance(dock.widget(), Later):
+        for name, dock in window.dock_area.docks.items():
+            window.dock_area.enter(name)
+            if isinstance(dock.widget(), LazyPanel):
                 dock.widget().panel()
         qapp.removeEventFilter(watch)
         assert not shown and window.isActiveWindow()

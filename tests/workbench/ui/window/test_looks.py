@@ -23,7 +23,7 @@ from workbench.theming.theme import DARK
 from workbench.ui import panel_list
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import DifferencesTable
-from workbench.ui.panels._table import FIGURE_SPACE, POINT_SPACE, CalmTable, aligned, headed
+from workbench.ui.panels._table import FIGURE_SPACE, POINT_SPACE, PlainTable, aligned, headed
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._widgets import BRIEF, brief_note
 from workbench.ui.status import StatusBar
@@ -44,7 +44,7 @@ def _integer_px(metrics: QFontMetrics, text: str) -> int:
     return metrics.horizontalAdvance(text.strip().partition(".")[0])
 
 
-@pytest.mark.parametrize("kind", [CalmTable, TableView, DifferencesTable])
+@pytest.mark.parametrize("kind", [PlainTable, TableView, DifferencesTable])
 def test_what_is_copied_from_a_table_by_its_menu_has_no_filling(qtbot, qapp, kind):
     view = kind()
     qtbot.addWidget(view)
@@ -137,26 +137,28 @@ def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_wh
 
 
 def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
-    docks = window.desk.docks
+    docks = window.dock_area.docks
     qtbot.waitUntil(lambda: docks["build"].width() > 340)
-    window.desk.resizeDocks([docks["build"], docks["live"]], [100, 1180], Qt.Orientation.Horizontal)
+    window.dock_area.resizeDocks(
+        [docks["build"], docks["live"]], [100, 1180], Qt.Orientation.Horizontal
+    )
     qtbot.waitUntil(lambda: docks["build"].width() < 340)
     for name in ("build", "toggles"):
         assert docks[name].width() >= 300
 
 
 def test_a_wider_window_is_wider_where_the_plots_are(qtbot, window):
-    docks = window.desk.docks
+    docks = window.dock_area.docks
     qtbot.waitUntil(lambda: 410 < docks["build"].width() < 440)
     window.resize(1900, 1000)
-    qtbot.waitUntil(lambda: window.desk.width() > 1800)
+    qtbot.waitUntil(lambda: window.dock_area.width() > 1800)
     qtbot.waitUntil(lambda: docks["build"].width() < 440)
     assert docks["live"].width() > 1400
     across = Qt.Orientation.Horizontal
-    window.desk.resizeDocks([docks["build"], docks["live"]], [500, 1400], across)
+    window.dock_area.resizeDocks([docks["build"], docks["live"]], [500, 1400], across)
     qtbot.waitUntil(lambda: docks["build"].width() > 490)
     window.resize(1500, 900)
-    qtbot.waitUntil(lambda: window.desk.width() < 1600)
+    qtbot.waitUntil(lambda: window.dock_area.width() < 1600)
     qtbot.waitUntil(lambda: 480 < docks["build"].width() < 520)
 
 
@@ -229,7 +231,7 @@ def test_a_replay_of_a_benchmark_leaves_the_forms_as_they_are(offered):
 
 
 def test_long_names_of_arms_leave_the_numbers_of_a_sweep_in_sight(qtbot, qapp):
-    table = CalmTable()
+    table = PlainTable()
     qtbot.addWidget(table)
     columns = [Column("sequence"), Column("arm"), Column("step time", "ms"), Column("note")]
     arm = "Gradient checkpointing: Every block, Shared RoPE cache: Shared, AdamW: Fused"

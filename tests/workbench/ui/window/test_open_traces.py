@@ -55,7 +55,7 @@ def test_what_cannot_be_read_is_told_in_a_sentence(qtbot, ready, tmp_path):
 def test_a_suggestion_is_applied_and_its_verdict_measured(qtbot, ready, monkeypatch):
     workspace = ready.workspace
     session = Session(title="profiled", studies=[profile_samples.rich_study(blocks=2)])
-    ready.desk.bring("breakdown")
+    ready.dock_area.bring("breakdown")
     workspace.session.show(session)
     panel = ready.breakdown
     qtbot.waitUntil(lambda: bool(panel.next_steps.findChildren(_Row)))

@@ -23,7 +23,7 @@ from workbench import protocol
 from workbench.charts import drawn
 from workbench.client.runner_process import Runner
 from workbench.client.throttle import PER_PERIOD, Throttle, bounded_lines
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.workspace import Workspace
 
 LIMIT_S = 0.3
@@ -37,11 +37,11 @@ WORD = "x" * 1_000_000
 def window(qapp, qtbot, workspace, settings):
     """The window with every panel, plots too."""
     with opened(qapp, qtbot, workspace, settings) as window:
-        for dock in window.desk.docks.values():
-            if isinstance(dock.widget(), Later):
+        for dock in window.dock_area.docks.values():
+            if isinstance(dock.widget(), LazyPanel):
                 dock.widget().panel()
         for name in ("verdict", "compare", "live", "segments", "events"):
-            window.desk.bring(name)
+            window.dock_area.bring(name)
         run_loop(300)
         yield window
 

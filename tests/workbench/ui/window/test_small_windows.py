@@ -77,9 +77,9 @@ def judged(workspace):
 
 def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, complete_window, ready):
     ready.resize(1024, 700)
-    ready.desk.proportion()
-    for name, dock in ready.desk.docks.items():
-        ready.desk.bring(name)
+    ready.dock_area.proportion()
+    for name, dock in ready.dock_area.docks.items():
+        ready.dock_area.bring(name)
         qtbot.waitUntil(dock.widget().isVisible)
         panels = [dock.widget(), *dock.widget().findChildren(QStackedWidget)]
         needed = max(panel.minimumSizeHint().width() for panel in panels)
@@ -96,7 +96,7 @@ def test_a_form_whose_fields_were_changed_is_as_wide_as_its_room(qtbot, ready):
                 workspace.configuration.catalogue, workspace.configuration.edited, name, value
             )
         )
-    area = ready.desk.docks["build"].findChild(QScrollArea)
+    area = ready.dock_area.docks["build"].findChild(QScrollArea)
     body = area.widget()
     qtbot.waitUntil(lambda: area.viewport().width() < 320)
     assert len(workspace.configuration.edited.model) == 3
@@ -108,7 +108,7 @@ def test_a_bar_of_many_lines_scrolls_where_it_has_no_room_and_squeezes_none(qtbo
     host, bar = QWidget(), Bar(lambda: None)
     qtbot.addWidget(host)
     column = QVBoxLayout(host)
-    snug = _widgets.Snug(bar)
+    snug = _widgets.FittedScrollArea(bar)
     column.addWidget(snug)
     column.addStretch(1)
     bar.say("bad", [(LONG, "error", "bad")] * 2, [("More", lambda: None)], DARK)

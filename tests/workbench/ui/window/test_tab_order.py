@@ -47,12 +47,12 @@ def test_tab_goes_through_forms_toggles_and_tables_as_they_lie_and_comes_round(q
 
 
 def test_panels_behind_another_tab_have_no_stops(qtbot, complete_window, ready):
-    ready.desk.bring("checklist")
+    ready.dock_area.bring("checklist")
     qtbot.waitUntil(lambda: ready.checklist.isVisible())
-    behind = [ready.desk.docks[name].widget() for name in ("attribution", "sweep")]
-    ready.desk.bring("attribution")
+    behind = [ready.dock_area.docks[name].widget() for name in ("attribution", "sweep")]
+    ready.dock_area.bring("attribution")
     qtbot.waitUntil(lambda: bool(tab_order.chain([behind[0]])))
-    assert not tab_order.chain([behind[1], ready.desk.docks["checklist"].widget()])
+    assert not tab_order.chain([behind[1], ready.dock_area.docks["checklist"].widget()])
 
 
 def test_one_sees_what_has_the_focus_on_controls_that_stand_out_already(qtbot, ready):
@@ -68,7 +68,7 @@ def test_one_sees_what_has_the_focus_on_controls_that_stand_out_already(qtbot, r
     ready.activateWindow()
     qtbot.waitUntil(ready.isActiveWindow)
     for control in (rows["precision"].picker.focus_target(), segment, box, primary):
-        ready.desk.setFocus()
+        ready.dock_area.setFocus()
         before = control.grab().toImage()
         control.setFocus()
         assert control.hasFocus()

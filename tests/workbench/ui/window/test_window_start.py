@@ -137,7 +137,7 @@ def test_a_file_that_is_not_there_is_a_mistake_of_exit_code_2(tmp_path):
 def bars_of(window) -> list[list[str]]:
     """The tabs of each bar of docks that is seen."""
     direct = Qt.FindChildOption.FindDirectChildrenOnly
-    bars = window.desk.findChildren(QTabBar, options=direct)
+    bars = window.dock_area.findChildren(QTabBar, options=direct)
     return [[bar.tabText(at) for at in range(bar.count())] for bar in bars if bar.isVisible()]
 
 
@@ -153,7 +153,7 @@ def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
     window.resize(1500, 900)
     qtbot.wait(50)
     qtbot.waitUntil(lambda: each_once(window))
-    settings.save_layout("docks", window.desk.saveState())
+    settings.save_layout("docks", window.dock_area.saveState())
     again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     qtbot.addWidget(again)
     again.show()
