@@ -202,7 +202,7 @@ class Sitting:
                 ),
                 f"segment {number} is measured",
             )
-        self.window.desk.bring("live")
+        self.window.dock_area.bring("live")
         self.until(
             lambda: workspace.run.state == "running" and workspace.run.progress is None,
             "the run goes on",
@@ -291,9 +291,9 @@ class Sitting:
         window = self.window
         window.set_theme(theme)
         window.resize(*size)
-        window.desk.proportion()
+        window.dock_area.proportion()
         tiles: list[QPixmap] = []
-        window.desk.bring("segments")
+        window.dock_area.bring("segments")
         for name in ("live", "verdict", "attribution", "sweep", "breakdown", "memory", "checklist",
                      "compare", "text", "events", "segments"):  # fmt: skip
             self.attempt(
@@ -315,9 +315,9 @@ class Sitting:
 
     def picture(self, name: str) -> QPixmap:
         """Return the window with one panel in front."""
-        desk = self.window.desk
-        dock = desk.docks["breakdown" if name == "memory" else name]
-        desk.bring(dock.objectName())
+        dock_area = self.window.dock_area
+        dock = dock_area.docks["breakdown" if name == "memory" else name]
+        dock_area.bring(dock.objectName())
         wait(lambda: True, SETTLE_S)
         if dock.objectName() == "breakdown":
             tabs = self.window.breakdown.tabs

@@ -81,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
             demo.ended.connect(lambda: _report(demo, visible))
         if arguments.close or not visible:  # nobody could close it
             demo.ended.connect(window.close)
-        errors = UncaughtErrors(window.workspace.failures, window.desk.panels)
+        errors = UncaughtErrors(window.workspace.failures, window.dock_area.panels)
         watch = Interrupts(window)
         watch.pressed.connect(demo.interrupt)
         window.show()

@@ -41,7 +41,7 @@ def _open(arguments: argparse.Namespace) -> int:
     accessible_names.follow_focus(application)
     with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
         window = build(application, arguments)
-        errors = UncaughtErrors(window.workspace.failures, window.desk.panels)
+        errors = UncaughtErrors(window.workspace.failures, window.dock_area.panels)
         watch = Interrupts(window)
         if not arguments.replay:
             offer_recovery(window)
@@ -55,7 +55,7 @@ def _open(arguments: argparse.Namespace) -> int:
 
 
 def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ignore[no-untyped-def]
-    """The window with all that belongs to it, not yet shown."""
+    """Return the window, complete but not yet shown."""
     from workbench.ui.connection.replay import ReplayedRunner
     from workbench.ui.controllers.appearance import Appearance
     from workbench.ui.controllers.plugin_notes import PluginNotes
@@ -125,7 +125,7 @@ def _ask_to_discard(window: MainWindow, path: Path, when: str) -> None:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The window's own arguments; a mistaken one ends the process with exit code 2."""
+    """Parse the window's arguments; a mistake ends the process with exit code 2."""
     parser = argparse.ArgumentParser(prog="workbench", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="sessions: one opens, others compare")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="play a journal, no runner")

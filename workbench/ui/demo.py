@@ -38,7 +38,7 @@ PERIOD_MS = 100
 
 @dataclass
 class Act:
-    """One change of toggles: the name of what is switched on, the choices, and why they help."""
+    """Act of the demo: a name, the choices of toggles, and why they help."""
 
     title: str
     choices: dict[str, str]
@@ -47,7 +47,7 @@ class Act:
 
 @dataclass
 class Outcome:
-    """What the demo left behind: sentences, files, and what went wrong."""
+    """Result of the demo: sentences, files and failures."""
 
     session: Session
     verdicts: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class Stage(Protocol):
-    """What the demo needs of the window."""
+    """Interface of the window that the demo uses."""
 
     def caption(self, sentence: str, detail: str) -> None:
         """Explain what is happening."""
@@ -73,7 +73,7 @@ class Stage(Protocol):
 
 
 class WindowStage:
-    """Captions as a banner of the main window, one at a time."""
+    """Stage in the main window, with the caption as a banner."""
 
     def __init__(self, window: MainWindow) -> None:
         self._window = window
@@ -87,7 +87,7 @@ class WindowStage:
 
     def bring(self, panel: str) -> None:
         """Show a panel in front."""
-        self._window.desk.bring(panel)
+        self._window.dock_area.bring(panel)
 
     def reveal(self, toggle: str) -> None:
         """Scroll to a toggle."""
@@ -121,7 +121,7 @@ def acts(device: str) -> list[Act]:
 
 
 class Demo(QObject):
-    """Plays the acts one after another; ``ended`` comes last, also after a failure."""
+    """Sequence of acts; ``ended`` is emitted last, also after a failure."""
 
     ended = Signal()
 

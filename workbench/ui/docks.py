@@ -1,4 +1,4 @@
-"""Where the panels lie: docks that can be moved, floated, closed, saved and put back."""
+"""The docks of the panels: they can be moved, floated, closed, saved and put back."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ TABS = (
 
 @dataclass(frozen=True)
 class Panel:
-    """One dock: its title and what makes its widget, called when the window is first shown."""
+    """A dock: its name, its title, and the function that makes its widget."""
 
     name: str
     title: str
     make: Callable[[], QWidget]
 
 
-class Desk(QMainWindow):
-    """The area of the docks, a main window inside the main window so that banners lie above it."""
+class DockArea(QMainWindow):
+    """Area of the docks: a main window inside the main window, so that banners lie above it."""
 
     def __init__(self, theme: ThemeModel, panels: tuple[Panel, ...]) -> None:
         super().__init__()
@@ -77,18 +77,18 @@ class Desk(QMainWindow):
         self.docks["build"].installEventFilter(self)
 
     def minimumSizeHint(self) -> QSize:
-        """Small: a banner above takes its room from the docks and never makes the window grow."""
+        """Return a small size: banners take room from the docks; the window never grows."""
         return QSize(640, 360)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """A wider window is wider where the plots are: Qt would give the forms half of it."""
+        """Give additional width to the plots: Qt would give half of it to the forms."""
         super().resizeEvent(event)
         self._width = self.width()
         self._keep_left()
         self._settle.start(0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Remember how wide a person, or a kept layout, makes the forms."""
+        """Remember the width that the user, or a restored layout, gives the forms."""
         resized = event.type() == QEvent.Type.Resize and self._width == self.width()
         if resized and not self.docks["build"].isFloating():
             self._left = self.docks["build"].width()
@@ -142,7 +142,7 @@ class Desk(QMainWindow):
         self.resizeDocks([docks["live"], docks["segments"]], [height - lower, lower], down)
 
     def in_reading_order(self) -> list[QWidget]:
-        """The panels that are docked, and the tabs of each group before the one in front."""
+        """Return the docked panels, and the tabs of each group before its front panel."""
         bars = {_front(bar): bar for bar in self._tab_bars()}
         parts: list[QWidget] = []
         for dock in self.docks.values():
@@ -152,16 +152,16 @@ class Desk(QMainWindow):
         return parts
 
     def current(self) -> str:
-        """The name of the panel that has the keyboard; "" where none has."""
+        """Return the name of the panel that has the keyboard, or ""."""
         focus = QApplication.focusWidget()
         if isinstance(focus, QTabBar) and focus in self._tab_bars():
             titles = {dock.windowTitle(): name for name, dock in self.docks.items()}
             return titles.get(_front(focus), "")
-        found = (name for name, dock in self.docks.items() if dock.isAncestorOf(focus))
-        return next(found, "") if focus is not None else ""
+        names = (name for name, dock in self.docks.items() if dock.isAncestorOf(focus))
+        return next(names, "") if focus is not None else ""
 
     def beside(self, by: int) -> str:
-        """The name of the open panel ``by`` places after the one that has the keyboard."""
+        """Return the name of the open panel ``by`` positions after the current panel."""
         names = [name for name, dock in self.docks.items() if dock.toggleViewAction().isChecked()]
         current = self.current()
         if current not in names:
@@ -169,7 +169,7 @@ class Desk(QMainWindow):
         return names[(names.index(current) + by) % len(names)]
 
     def enter(self, name: str) -> None:
-        """Bring a panel to the front and give it the keyboard; its tab where it has no control."""
+        """Bring a panel to the front and give it the keyboard, or its tab if it has no control."""
         dock = self.docks[name]
         self.bring(name)
         dock.activateWindow()
@@ -179,7 +179,7 @@ class Desk(QMainWindow):
             tab_order.give(stops[0], Qt.FocusReason.ShortcutFocusReason)
 
     def bring(self, name: str) -> None:
-        """Show a dock in front of those that it shares its place with."""
+        """Show a dock in front of the docks that share its tabs."""
         self.docks[name].show()
         self.docks[name].raise_()
 
@@ -191,34 +191,34 @@ class Desk(QMainWindow):
         return dock
 
     def _settle_titles(self) -> None:
-        """A dock in a group of tabs is named by its tab; a title as well would say it twice."""
+        """Hide the title of a dock in a group of tabs: its tab shows the name already."""
         for dock in self.docks.values():
             bar = dock.titleBarWidget()
             if isinstance(bar, DockTitle):
                 grouped = bool(self.tabifiedDockWidgets(dock)) and not dock.isFloating()
                 bar.set_slim(grouped)
-        for tabs in self._tab_bars():  # names stay whole, and arrows lead to those without room
+        for tabs in self._tab_bars():  # names are not elided; arrows scroll to the others
             tabs.setElideMode(Qt.TextElideMode.ElideNone)
             tabs.setUsesScrollButtons(True)
         self._hide_forgotten()
 
     def _tab_bars(self) -> list[QTabBar]:
-        """Those of groups of docks, which Qt makes and takes away as it likes."""
+        """Return the tab bars of groups of docks, which Qt creates and removes by itself."""
         direct = Qt.FindChildOption.FindDirectChildrenOnly
         return [bar for bar in self.findChildren(QTabBar, options=direct) if bar.isVisible()]
 
     def _hide_forgotten(self) -> None:
-        """Hide the bars of tabs that Qt made on the way to a layout, and left where they were."""
+        """Hide tab bars that Qt created on the way to a layout and left behind."""
         bars = {
-            bar: {bar.tabText(place) for place in range(bar.count())} for bar in self._tab_bars()
+            bar: {bar.tabText(index) for index in range(bar.count())} for bar in self._tab_bars()
         }
         used = [tabs for bar, tabs in bars.items() if self._in_use(bar, tabs)]
         for bar, tabs in bars.items():
-            if not self._in_use(bar, tabs) and any(tabs <= others for others in used):
+            if not self._in_use(bar, tabs) and any(tabs <= titles for titles in used):
                 bar.hide()
 
     def _in_use(self, bar: QTabBar, tabs: set[str]) -> bool:
-        """Whether it lies over one of the docks that it names."""
+        """Return True if the bar lies over a dock that it names."""
         return any(
             (dock.x(), dock.width()) == (bar.x(), bar.width())
             for dock in self.docks.values()

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[1] / "pages"
 
 @dataclass(frozen=True)
 class Page:
-    """One page: its name, its title, and what makes its Markdown."""
+    """Help page: its name, its title, and the function that returns its Markdown."""
 
     name: str
     title: str
@@ -26,7 +26,7 @@ def file_text(name: str) -> str:
 
 
 def section(name: str, heading: str, title: str) -> str:
-    """Return one section of a page under another title; raises ``KeyError`` without it."""
+    """Return a section of a page under another title; raise ``KeyError`` if there is none."""
     parts = re.split(r"^## (?:\d+\. )?", file_text(name), flags=re.MULTILINE)
     for part in parts[1:]:
         first, _, text = part.partition("\n")
@@ -36,7 +36,7 @@ def section(name: str, heading: str, title: str) -> str:
 
 
 def plots_text() -> str:
-    """Return how to read each plot: the help text of every plot."""
+    """Return the page on plots: the help text of every plot."""
     from workbench.plots import PLOTS
 
     parts = [section("USAGE.md", "Watch", "How to read each plot")]

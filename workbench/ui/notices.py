@@ -5,35 +5,45 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QUrl
-from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QApplication, QSystemTrayIcon
+from PySide6.QtGui import QDesktopServices, QIcon
+from PySide6.QtWidgets import QApplication, QSystemTrayIcon, QWidget
 
 from sessions.plain_text import one_line
-from workbench.ui.panels.failure import Banner
-
-if TYPE_CHECKING:
-    from workbench.ui.window import MainWindow
+from workbench.ui.panels.failure import Banner, FailurePanel
+from workbench.ui.process.thread_pool import Tasks
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
 
 LONG_S = 30.0  # a measurement that takes so long is worth a notification
 _LONGEST_TITLE = 80  # characters
 
 
 class Notices(QObject):
-    """Shows a banner for each notice, which replaces the last banner of its kind."""
+    """Banners for notices; each replaces the last banner of its kind."""
 
-    def __init__(self, window: MainWindow) -> None:
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        tasks: Tasks,
+        panel: FailurePanel,
+        window: QWidget,
+        icon: QIcon,
+    ) -> None:
         super().__init__(window)
-        self._window, self._workspace = window, window.workspace
+        self._session, self._run, self._configuration = session, run, configuration
+        self._panel, self._window, self._icon = panel, window, icon
         self._banners: dict[str, Banner] = {}
         self._began: float | None = None  # monotonic time at which the run in progress began
         self._measures = False
         self._tray: QSystemTrayIcon | None = None
-        self._workspace.tasks.wrote.connect(self.show_written)
-        self._workspace.session.left.connect(self._show_left)
-        self._workspace.run.stateChanged.connect(self._follow_run)
+        tasks.wrote.connect(self.show_written)
+        session.left.connect(self._show_left)
+        run.stateChanged.connect(self._follow_run)
 
     def show_written(self, path: Path) -> None:
         """Say where a file was written."""
@@ -41,24 +51,23 @@ class Notices(QObject):
         banner.add("Open folder", lambda: _open(path.parent))
 
     def _show_left(self) -> None:
-        session = self._workspace.session
-        if (left := session.previous) is None:
+        if (left := self._session.previous) is None:
             return
         title = one_line(left.recorder.session.title, _LONGEST_TITLE)
         if left.saved and left.path is not None:
             text = f"New session. {title!r} is saved in {left.path}."
         elif left.journal is not None:
-            text = f"New session. {title!r} is kept in {left.journal.path}."
+            text = f"New session. {title!r} is in its journal {left.journal.path}."
         else:
             text = f"New session. {title!r} was not saved."
         banner = self._show("left", text)
         banner.add("Undo", self._restore)
 
     def _restore(self) -> None:
-        self._workspace.run.restore_session(self._workspace.configuration.catalogue)
+        self._run.restore_session(self._configuration.catalogue)
 
     def _follow_run(self) -> None:
-        run = self._workspace.run
+        run = self._run
         if run.active:
             self._began = self._began or time.monotonic()
             self._measures = self._measures or run.measures
@@ -78,13 +87,13 @@ class Notices(QObject):
         QApplication.alert(self._window)
         if QSystemTrayIcon.isSystemTrayAvailable():
             if self._tray is None:
-                self._tray = QSystemTrayIcon(self._window.actions_["run"].icon(), self)
+                self._tray = QSystemTrayIcon(self._icon, self)
             self._tray.show()
             self._tray.showMessage(self._window.windowTitle(), text)
 
     def _show(self, kind: str, text: str) -> Banner:
         self._dismiss(kind)
-        banner = self._window.failures.show_banner("info", text)
+        banner = self._panel.show_banner("info", text)
         banner.dismissed.connect(self._forgetter(kind, banner))
         self._banners[kind] = banner
         return banner

@@ -1,4 +1,4 @@
-"""The panels of the window: each is made from the models and controllers that it uses."""
+"""The panels of the window; each takes only the models and controllers that it uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.ui.docks import Panel
 from workbench.ui.panels.build import BuildPanel
 from workbench.ui.panels.events import EventsPanel
 from workbench.ui.panels.generated import GeneratedPanel
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.panels.segments import SegmentsPanel
 from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.workspace import Workspace
@@ -34,7 +34,7 @@ def toggles(workspace: Workspace) -> TogglesPanel:
         workspace.run,
         workspace.configuration,
         workspace.verdicts,
-        workspace.offers,
+        workspace.verdict_prompt,
         workspace.presets,
         workspace.theme,
     )
@@ -64,7 +64,9 @@ def text(workspace: Workspace) -> GeneratedPanel:
 
 def live(workspace: Workspace) -> QWidget:
     """Make the panel of live plots."""
-    from workbench.ui.panels.live import LivePanel  # pyqtgraph takes longer than the whole window
+    from workbench.ui.panels.live import (
+        LivePanel,
+    )  # importing pyqtgraph takes longer than the rest of the window
 
     importlib.import_module("scipy.stats")  # now, and not when the first steps arrive
     return LivePanel(workspace.session, workspace.theme, workspace.tasks)
@@ -205,16 +207,16 @@ def panels(workspace: Workspace) -> tuple[Panel, ...]:
     return (
         Panel("build", "Build", lambda: build(workspace)),
         Panel("toggles", "Toggles", lambda: toggles(workspace)),
-        Panel("live", "Live", lambda: Later(lambda: live(workspace))),
-        Panel("verdict", "Verdict", lambda: Later(lambda: verdict(workspace))),
-        Panel("breakdown", "Breakdown", lambda: Later(lambda: breakdown(workspace))),
-        Panel("attribution", "Attribution", lambda: Later(lambda: attribution(workspace))),
-        Panel("optimize", "Optimize", lambda: Later(lambda: optimize(workspace))),
-        Panel("checklist", "Checklist", lambda: Later(lambda: checklist(workspace))),
-        Panel("sweep", "Sweep", lambda: Later(lambda: sweep(workspace))),
-        Panel("kernels", "Kernels", lambda: Later(lambda: kernels(workspace))),
-        Panel("claims", "Claims", lambda: Later(lambda: claims(workspace))),
-        Panel("compare", "Compare", lambda: Later(lambda: compare(workspace))),
+        Panel("live", "Live", lambda: LazyPanel(lambda: live(workspace))),
+        Panel("verdict", "Verdict", lambda: LazyPanel(lambda: verdict(workspace))),
+        Panel("breakdown", "Breakdown", lambda: LazyPanel(lambda: breakdown(workspace))),
+        Panel("attribution", "Attribution", lambda: LazyPanel(lambda: attribution(workspace))),
+        Panel("optimize", "Optimize", lambda: LazyPanel(lambda: optimize(workspace))),
+        Panel("checklist", "Checklist", lambda: LazyPanel(lambda: checklist(workspace))),
+        Panel("sweep", "Sweep", lambda: LazyPanel(lambda: sweep(workspace))),
+        Panel("kernels", "Kernels", lambda: LazyPanel(lambda: kernels(workspace))),
+        Panel("claims", "Claims", lambda: LazyPanel(lambda: claims(workspace))),
+        Panel("compare", "Compare", lambda: LazyPanel(lambda: compare(workspace))),
         Panel("segments", "Segments", lambda: segments(workspace)),
         Panel("events", "Events", lambda: events(workspace)),
         Panel("text", "Generated text", lambda: text(workspace)),

@@ -1,4 +1,4 @@
-"""What the window remembers between two sittings: geometry, theme, recent files, own presets."""
+"""Settings that the window stores: geometry, theme, recent files, toggle sets, preferences."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ class Settings:
     @property
     def presets(self) -> dict[str, Configuration]:
         """Configurations that the person saved, by name; unreadable ones are left out."""
-        found = {}
+        presets = {}
         self._store.beginGroup("presets")
         for name in self._store.childKeys():
             try:
                 stored = str(self._store.value(name))
-                found[unquote(name)] = msgspec.json.decode(stored, type=Configuration)
+                presets[unquote(name)] = msgspec.json.decode(stored, type=Configuration)
             except msgspec.MsgspecError:
                 continue
         self._store.endGroup()
-        return found
+        return presets
 
     def save_preset(self, name: str, configuration: Configuration) -> None:
-        """Keep a configuration under a name."""
+        """Save a configuration under a name."""
         key = quote(name, safe="")  # a slash would begin a group of the store
         self._store.setValue(f"presets/{key}", msgspec.json.encode(configuration).decode())
 
@@ -86,7 +86,7 @@ class Settings:
 
     @property
     def auto_verdict(self) -> bool:
-        """Whether every change of toggles is judged without being asked."""
+        """True if every change of toggles is judged without a question."""
         return str(self._store.value("auto_verdict", "false")) == "true"
 
     @auto_verdict.setter
@@ -95,7 +95,7 @@ class Settings:
 
     @property
     def tour_shown(self) -> bool:
-        """Whether the tour of the window was begun once."""
+        """True if the tour of the window was started once."""
         return str(self._store.value("tour_shown", "false")) == "true"
 
     @tour_shown.setter
@@ -104,7 +104,7 @@ class Settings:
 
     @property
     def pairing_share(self) -> float:
-        """What part of a run's time may go to blocks of its baseline."""
+        """Share of a run's time that may go to blocks of its baseline."""
         try:
             share = float(str(self._store.value("pairing_share", protocol.PAIRING_SHARE)))
         except ValueError:
@@ -117,7 +117,7 @@ class Settings:
 
     @property
     def build_count(self) -> int:
-        """How often a verdict builds both arms; 0: several times if that is cheap."""
+        """Number of builds of both arms for a verdict; 0: several if that is cheap."""
         text = str(self._store.value("build_count", 0))
         return int(text) if text.isdecimal() else 0
 
@@ -127,7 +127,7 @@ class Settings:
 
     @property
     def check_numbers(self) -> bool:
-        """Whether a run compares the numbers of each segment with a reference."""
+        """True if a run compares the numbers of each segment with a reference."""
         return str(self._store.value("check_numbers", "true")) == "true"
 
     @check_numbers.setter
@@ -214,7 +214,7 @@ class Settings:
         return value if isinstance(value, QByteArray) else None
 
     def save_named_layout(self, name: str, state: QByteArray) -> None:
-        """Keep a dock state under a name."""
+        """Save a dock state under a name."""
         self._store.setValue(f"{_NAMED_LAYOUTS}/{quote(name, safe='')}", state)
 
     def delete_named_layout(self, name: str) -> None:
@@ -222,12 +222,12 @@ class Settings:
         self._store.remove(f"{_NAMED_LAYOUTS}/{quote(name, safe='')}")
 
     def layout(self, part: str) -> QByteArray | None:
-        """A stored geometry or dock state; None when there is none of this version."""
+        """Return a stored geometry or dock state; None if there is none of this version."""
         value = self._store.value(f"layout{LAYOUT_VERSION}/{part}")
         return value if isinstance(value, QByteArray) else None
 
     def save_layout(self, part: str, value: QByteArray) -> None:
-        """Keep a geometry or dock state."""
+        """Save a geometry or dock state."""
         self._store.setValue(f"layout{LAYOUT_VERSION}/{part}", value)
 
     def forget_layout(self) -> None:

@@ -44,7 +44,7 @@ _CANCELLING = ("Cancelling", "pending", "warning")
 
 
 class StatusBar(QStatusBar):
-    """One line of facts; the progress of a long operation appears in it, with Cancel."""
+    """Line of facts, with the progress of a long operation and its Cancel button."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class StatusBar(QStatusBar):
         self._show_numbers()
 
     def _show_device(self) -> None:
-        """What measures, and the host where a person's command put it."""
+        """Show the device, and its host if a custom command started the runner."""
         catalogue, label = self._configuration.catalogue, self._facts["device"]
         if catalogue is None:
             label.setText("")
@@ -174,8 +174,8 @@ class StatusBar(QStatusBar):
             span = float(times[-1] - times[-recent])
             if self._run.state == "running" and recent > 1 and span > 0:
                 rate = f"{number((recent - 1) / span)} steps/s"
-            held = "resident" if np.isnan(steps["reserved"][-1]) else "allocated"
-            memory = f"{size_text(float(steps['allocated'][-1]))} {held}"
+            kind = "resident" if np.isnan(steps["reserved"][-1]) else "allocated"
+            memory = f"{size_text(float(steps['allocated'][-1]))} {kind}"
         self._facts["rate"].setText(rate)
         self._facts["memory"].setText(memory)
         self._facts["elapsed"].setText(

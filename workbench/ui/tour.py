@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt
 from PySide6.QtGui import QKeyEvent
@@ -13,58 +12,41 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLay
 from workbench.theming import fonts
 from workbench.ui.panels import _widgets
 
-if TYPE_CHECKING:
-    from workbench.ui.window import MainWindow
-
 WIDTH = 300
 GAP = 10  # between a callout and what it explains
 
 
 @dataclass(frozen=True)
 class Stop:
-    """One callout: what it points at, a title and a sentence."""
+    """Callout: the name of the panel or button that it points at, a title, a sentence."""
 
-    target: Callable[[MainWindow], QWidget | None]
+    target: str
     title: str
     text: str
 
 
-def _panel(name: str) -> Callable[[MainWindow], QWidget | None]:
-    def dock(window: MainWindow) -> QWidget | None:
-        return window.desk.docks[name]
-
-    return dock
-
-
-def _action(name: str) -> Callable[[MainWindow], QWidget | None]:
-    def button(window: MainWindow) -> QWidget | None:
-        return window.toolbar.widgetForAction(window.actions_[name])
-
-    return button
-
-
 STOPS = (
     Stop(
-        _panel("build"),
+        "build",
         "Choose a model",
         "Family, size and workload. The defaults fit this machine. Your own model: File, Open "
         "model.",
     ),
-    Stop(_action("run"), "Run it", "Run (F5) builds the model. Every step is timed and plotted."),
+    Stop("run-button", "Run it", "Run (F5) builds the model. Every step is timed and plotted."),
     Stop(
-        _panel("toggles"),
+        "toggles",
         "Switch optimizations",
         "Change any toggle while the model runs. A lock says why an option is not available, and "
         "what would enable it.",
     ),
     Stop(
-        _action("verdict"),
+        "verdict-button",
         "Ask for the verdict",
         "Verdict (F8) runs both configurations in random pairs of short blocks, and says whether "
         "the change is faster and whether the results are still right.",
     ),
     Stop(
-        _panel("segments"),
+        "segments",
         "Keep and compare",
         "Each configuration that ran is one row, with its ratio to the baseline. File, Report "
         "writes everything to one page.",
@@ -73,12 +55,12 @@ STOPS = (
 
 
 class Tour(QFrame):
-    """One callout over the window at a time; Escape and Close end the tour."""
+    """Sequence of callouts over the window; Escape and Close end it."""
 
-    def __init__(self, window: MainWindow) -> None:
+    def __init__(self, window: QWidget, targets: Mapping[str, QWidget]) -> None:
         super().__init__(window)
-        self._window = window
-        self._place = -1
+        self._window, self._targets = window, targets
+        self._index = -1  # in STOPS
         self.setProperty("popup", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -109,18 +91,23 @@ class Tour(QFrame):
 
     def advance(self) -> None:
         """Show the next callout, or end after the last."""
-        self._place += 1
-        if self._place == len(STOPS):
+        self._index += 1
+        if self._index == len(STOPS):
             self.end()
             return
-        stop = STOPS[self._place]
+        stop = STOPS[self._index]
         self.title.setText(stop.title)
         self.text.setText(stop.text)
-        self.count.setText(f"{self._place + 1} of {len(STOPS)}")
-        self.next_button.setText("Done" if self._place == len(STOPS) - 1 else "Next")
+        self.count.setText(f"{self._index + 1} of {len(STOPS)}")
+        self.next_button.setText("Done" if self._index == len(STOPS) - 1 else "Next")
         self.show()
         self._point()
         self.next_button.setFocus()
+
+    @property
+    def target(self) -> QWidget:
+        """The panel or button that the callout explains."""
+        return self._targets[STOPS[self._index].target]
 
     def end(self) -> None:
         """Close the tour."""
@@ -145,12 +132,12 @@ class Tour(QFrame):
     def _point(self) -> None:
         """Frame the target, and lie beside it inside the window."""
         window = self._window
-        target = STOPS[self._place].target(window)
-        visible = target is not None and target.isVisible()
+        target = self.target
+        visible = target.isVisible()
         self._frame.setVisible(visible)
         self.adjustSize()
         area = window.rect()
-        if target is None or not visible:  # its panel is closed
+        if not visible:  # its panel is closed
             self.move(area.center() - self.rect().center())
             self.raise_()
             return

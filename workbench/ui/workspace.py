@@ -1,4 +1,4 @@
-"""All of the window but its widgets: the models and the controllers, wired with each other."""
+"""The window without widgets: models and controllers, connected with each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.ui.controllers.reproductions import Reproductions
 from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.controllers.runs import Runs
 from workbench.ui.controllers.sweeps import Sweeps
-from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdict_prompt import VerdictPrompt
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.settings import Settings
@@ -30,7 +30,7 @@ from workbench.ui.state.theme import ThemeModel
 
 
 class Workspace(QObject):
-    """Creates the models and controllers of one window; a panel takes only those that it uses."""
+    """The models and controllers of a window; a panel takes only those that it uses."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Workspace(QObject):
         self.attributions = Attributions(*models, self)
         self.checklists = Checklists(*models, self.verdicts, self)
         self.breakdowns = Breakdowns(*models, self.compared, self)
-        self.offers = Offers(*models, self.verdicts, self)
+        self.verdict_prompt = VerdictPrompt(*models, self.verdicts, self)
         self.next_steps = NextSteps(*models, self.verdicts, self)
         self.presets = Presets(self.run, self.configuration, self.failures, self)
         self.optimizations = Optimizations(*models, self.presets, self)
@@ -62,8 +62,8 @@ class Workspace(QObject):
         self.reproductions = Reproductions(*models, self)
 
     def keep_in(self, settings: Settings) -> None:
-        """Remember there what a person chose, and take what is remembered."""
-        self.offers.keep_in(settings)
+        """Store the user's choices there, and load those that are stored."""
+        self.verdict_prompt.keep_in(settings)
         self.runs.keep_in(settings)
         self.verdicts.keep_in(settings)
         self.presets.keep_in(settings)

@@ -80,10 +80,10 @@ def used_s(number: int) -> float:
 
 def make_all_panels(window: MainWindow) -> None:
     """Make and show every panel of a window that is shown."""
-    from workbench.ui.panels.lazy_panel import Later
+    from workbench.ui.panels.lazy_panel import LazyPanel
 
-    for dock in window.desk.docks.values():
-        if isinstance(panel := dock.widget(), Later):
+    for dock in window.dock_area.docks.values():
+        if isinstance(panel := dock.widget(), LazyPanel):
             panel.panel()
         dock.show()
 
@@ -115,7 +115,7 @@ def show_beside(
 def _paint_all(window: MainWindow) -> None:
     from PySide6.QtWidgets import QApplication
 
-    for dock in window.desk.docks.values():
+    for dock in window.dock_area.docks.values():
         dock.raise_()
         dock.widget().repaint()
         QApplication.processEvents()
@@ -160,7 +160,7 @@ def _main(folder: Path) -> None:
     settings = Settings(folder / "settings.ini")
     workspace = Workspace()
     window = MainWindow(workspace, settings, Appearance(application, workspace.theme, settings))
-    errors = UncaughtErrors(workspace.failures, window.desk.panels)
+    errors = UncaughtErrors(workspace.failures, window.dock_area.panels)
     window.resize(1600, 1000)
     window.show()
     QApplication.processEvents()

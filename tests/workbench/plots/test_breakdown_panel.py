@@ -21,19 +21,19 @@ from workbench.theming.theme import DARK, LIGHT, PRINT
 from workbench.ui import panel_list
 from workbench.ui.panels._names_share import LETTERS
 from workbench.ui.panels.breakdown import HINT
-from workbench.ui.process.gc_timer import Collector
+from workbench.ui.process.gc_timer import GcTimer
 
 
 @pytest.fixture
 def panel(qtbot, workspace):
     gc.collect()  # as in the window: no garbage of other tests' charts goes while this one paints
-    collector = Collector(workspace)
+    timer = GcTimer(workspace)
     panel = panel_list.breakdown(workspace)
     qtbot.addWidget(panel)
     panel.resize(900, 500)
     panel.show()
     yield panel
-    collector.stop()
+    timer.stop()
 
 
 @pytest.fixture

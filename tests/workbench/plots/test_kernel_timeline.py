@@ -20,7 +20,7 @@ from workbench.plots.kernel_timeline import Slices
 from workbench.plots.profile_roofline import Operators
 from workbench.ui import panel_list
 from workbench.ui.panels._next_steps import _Row
-from workbench.ui.process.gc_timer import Collector
+from workbench.ui.process.gc_timer import GcTimer
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +36,14 @@ def profiled() -> Session:
 @pytest.fixture
 def panel(qtbot, workspace, show, profiled):
     gc.collect()
-    collector = Collector(workspace)
+    timer = GcTimer(workspace)
     panel = panel_list.breakdown(workspace)
     qtbot.addWidget(panel)
     panel.resize(900, 560)
     panel.show()
     show(profiled)
     yield panel
-    collector.stop()
+    timer.stop()
 
 
 @pytest.mark.parametrize("style", sorted(STYLES))

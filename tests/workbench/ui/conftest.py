@@ -14,7 +14,7 @@ from shown_window import opened
 
 from workbench.client.runner_process import Runner
 from workbench.ui import panel_list
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.settings import Settings
 from workbench.ui.workspace import Workspace
 
@@ -43,7 +43,7 @@ def workspace(qapp):
 @pytest.fixture
 def panel(qtbot, workspace, settings):
     """The toggles alone, without a window around them, once the fake runner is idle."""
-    workspace.offers.keep_in(settings)
+    workspace.verdict_prompt.keep_in(settings)
     workspace.presets.keep_in(settings)
     panel = panel_list.toggles(workspace)
     qtbot.addWidget(panel)
@@ -54,7 +54,7 @@ def panel(qtbot, workspace, settings):
     return panel
 
 
-class OnceSeen(Later):
+class OnceSeen(LazyPanel):
     """Makes its panel when it comes to the front: of a dock behind another Qt paints nothing."""
 
     def showEvent(self, event):
@@ -69,7 +69,7 @@ class OnceSeen(Later):
 @pytest.fixture
 def window(qapp, qtbot, workspace, settings, monkeypatch):
     """The window without the plots, which have tests of their own and load slowly."""
-    monkeypatch.setattr("workbench.ui.panel_list.Later", OnceSeen)
+    monkeypatch.setattr("workbench.ui.panel_list.LazyPanel", OnceSeen)
     monkeypatch.setattr("workbench.ui.panel_list.live", lambda workspace: QWidget())
     monkeypatch.setattr("workbench.ui.panel_list.compare", lambda workspace: QWidget())
     with opened(qapp, qtbot, workspace, settings) as window:
@@ -77,10 +77,10 @@ def window(qapp, qtbot, workspace, settings, monkeypatch):
 
 
 @pytest.fixture
-def whole(window):
+def complete_window(window):
     """The window with every panel made, those that lie behind another too."""
-    for dock in window.desk.docks.values():
-        if isinstance(dock.widget(), Later):
+    for dock in window.dock_area.docks.values():
+        if isinstance(dock.widget(), LazyPanel):
             dock.widget().panel()
     return window
 

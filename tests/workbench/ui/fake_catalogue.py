@@ -141,7 +141,7 @@ NEEDS_FUSED = Blocked(
 
 
 def catalogue(created: float = 1_763_680_000.0) -> Catalogue:
-    """What an H200 with most libraries would tell."""
+    """Return the catalogue of an H200 with most libraries."""
     return Catalogue(
         version=VERSION,
         created=created,
@@ -185,9 +185,9 @@ def catalogue(created: float = 1_763_680_000.0) -> Catalogue:
 
 
 def availability(configuration: Configuration) -> Availability:
-    """What the catalogue's toggles block under a configuration, preferences settled as asked."""
-    asked, left_out = configuration, []
-    for name, options in asked.toggles.items():
+    """Return what the catalogue's toggles block in a configuration, preferences resolved."""
+    requested, left_out = configuration, []
+    for name, options in requested.toggles.items():
         *better, last = options.split(OR)
         configuration = chosen(configuration, name, last)
         for option in better:
@@ -196,8 +196,8 @@ def availability(configuration: Configuration) -> Availability:
             if why is None:
                 configuration = tried
                 left_out = [
-                    msgspec.structs.replace(one, taken=option) if one.toggle == name else one
-                    for one in left_out
+                    msgspec.structs.replace(item, taken=option) if item.toggle == name else item
+                    for item in left_out
                 ]
                 break
             left_out.append(
@@ -205,20 +205,20 @@ def availability(configuration: Configuration) -> Availability:
             )
     return msgspec.structs.replace(
         settled(configuration),
-        configuration=asked,
+        configuration=requested,
         toggles=configuration.toggles,
         left_out=left_out,
     )
 
 
 def chosen(configuration: Configuration, name: str, option: str) -> Configuration:
-    """The configuration with another option of one toggle."""
+    """Return the configuration with another option of one toggle."""
     toggles = {**configuration.toggles, name: option}
     return msgspec.structs.replace(configuration, toggles=toggles)
 
 
 def blocked_in(configuration: Configuration) -> dict[str, dict[str, Blocked]]:
-    """What is blocked under a configuration without preferences."""
+    """Return what is blocked in a configuration without preferences."""
     blocked: dict[str, dict[str, Blocked]] = {"attention": {"xformers": NOT_INSTALLED}}
     toggles = configuration.toggles
     if toggles["precision"] not in HALF:

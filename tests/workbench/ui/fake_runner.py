@@ -85,7 +85,7 @@ def main() -> None:
                 active = paused = False
                 begin(run, command.base, "configuration 0: start")
                 story = optimization_samples.messages(run.now, index=studies)
-                end(run, tell(story, protocol.Progress, commands))
+                end(run, send_paced(story, protocol.Progress, commands))
                 studies += 1
             case protocol.Validate():
                 if active:
@@ -103,7 +103,7 @@ def main() -> None:
                     end(run, "stopped")
                 active = paused = False
                 send(protocol.State(state="building", text="Building"))
-                end(run, tell(swept(run, command, studies), protocol.StudyRows, commands))
+                end(run, send_paced(swept(run, command, studies), protocol.StudyRows, commands))
                 studies += 1
             case protocol.Predict():
                 send(protocol.Predicted(base=command.base, other=command.other, prediction=MADE))
@@ -153,37 +153,39 @@ def end(run: FakeRun, reason: str) -> None:
 
 
 def compare(run: FakeRun, command: protocol.Compare, index: int, commands: queue.Queue) -> str:
-    """Alternate until the pairs are done, or a command comes; how it ended."""
+    """Alternate until the pairs are done, or a command comes; return how it ended."""
     send(protocol.State(state="building", text="Building A"))
     if "fails" in (command.base.data, command.other.data):
         misbehave("oom")
         return "failed"
-    told = comparison(
+    messages = comparison(
         run, command.base, command.other, command.before, pairs=12, index=index, ratio=0.8
     )
-    return tell((predicted(one, command) for one in told), protocol.BlockDone, commands)
+    return send_paced(
+        (predicted(message, command) for message in messages), protocol.BlockDone, commands
+    )
 
 
 def predicted(message, command: protocol.Compare):
-    """The message, with the prediction that was asked for."""
+    """Return the message, with the prediction that was requested."""
     if isinstance(message, protocol.ComparisonStarted) and command.predict:
         message.prediction = MADE
     return message
 
 
 def attribute(run: FakeRun, command: protocol.Attribute, index: int, commands: queue.Queue) -> str:
-    """Alternate until the rounds are done, or a command comes; how it ended."""
+    """Alternate until the rounds are done, or a command comes; return how it ended."""
     begin(run, command.base, "arm 0: base")
-    told = attribution_samples.messages(
+    messages = attribution_samples.messages(
         run.now, command.toggles, command.mode, index=index, looks=16
     )
-    return tell(told, protocol.Progress, commands)
+    return send_paced(messages, protocol.Progress, commands)
 
 
-def tell(told, paced: type[protocol.Message], commands: queue.Queue) -> str:
-    """Send the messages, at a pace, until a command comes; how it ended."""
+def send_paced(messages, paced: type[protocol.Message], commands: queue.Queue) -> str:
+    """Send the messages at a pace until a command comes; return how it ended."""
     count = 0
-    for message in told:
+    for message in messages:
         send(message)
         if isinstance(message, paced):
             count += 1

@@ -35,7 +35,7 @@ TELEMETRY_S = 0.25
 def messages(
     situation: str = "running", steps: int = 160, seed: int = 7
 ) -> Iterator[protocol.AnyMessage]:
-    """What a runner would have sent until now."""
+    """Yield what a runner would have sent until now."""
     offered = catalogue(created=time.time() - 90)
     yield offered
     first = config_edit.first(offered)
@@ -161,11 +161,11 @@ def comparison(
                 blocks.append(block)
                 run.now += 0.3
                 yield protocol.BlockDone(t_s=run.now, comparison=index, block=block)
-        found = verdict.judge(paired(blocks), seconds=0.6 * (pair + 1))
+        judgement = verdict.judge(paired(blocks), seconds=0.6 * (pair + 1))
         yield protocol.Judged(
             t_s=run.now,
             comparison=index,
-            judgement=found,
+            judgement=judgement,
             seconds=0.6 * (pair + 1),
             final=pair == first + pairs - 1,
         )

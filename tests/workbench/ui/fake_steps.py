@@ -58,7 +58,7 @@ class FakeRun:
         columns: dict[str, list[float | None]] = {name: [] for name in ("t_s", "gpu_ms", "wall_ms")}
         for name in ("allocated", "reserved", "peak", "phase"):
             columns[name] = []
-        typical, held = STEP_MS * self._factor(SPEED), 38 * GIB * self._factor(MEMORY)
+        typical, allocated = STEP_MS * self._factor(SPEED), 38 * GIB * self._factor(MEMORY)
         for _ in range(count):
             self._noise = 0.8 * self._noise + float(self._rng.normal(0, 0.006))
             warm = self._done < WARM_UP
@@ -69,9 +69,9 @@ class FakeRun:
             columns["t_s"].append(self.now)
             columns["gpu_ms"].append(gpu_ms)
             columns["wall_ms"].append(gpu_ms + 0.4)
-            columns["allocated"].append(held * float(self._rng.uniform(0.96, 1.0)))
-            columns["reserved"].append(held * 1.12)
-            columns["peak"].append(held * 1.06)
+            columns["allocated"].append(allocated * float(self._rng.uniform(0.96, 1.0)))
+            columns["reserved"].append(allocated * 1.12)
+            columns["peak"].append(allocated * 1.06)
             columns["phase"].append(Phase.WARM_UP if warm else Phase.STEADY)
             self.now += (gpu_ms + 0.4) / 1e3
             self._done += 1
@@ -101,7 +101,7 @@ class FakeRun:
     def evidence(self) -> protocol.EvidenceFound:
         """Every option took effect, except that reduce-overhead finds nothing to capture."""
         assert self.configuration is not None
-        found = []
+        evidence = []
         for toggle, option in self.configuration.toggles.items():
             if option in ("off", "fp32", "follow", "auto", "none", "per_layer", "loop"):
                 continue
@@ -110,8 +110,8 @@ class FakeRun:
                 status, text = "no effect", "no graph was captured: the step mutates its inputs"
             elif toggle == "rope_cache":
                 status, text = "unknown", "looked for after the warm-up"
-            found.append(Evidence(toggle, option, status, text))
-        return protocol.EvidenceFound(t_s=self.now, segment=self.segment, evidence=found)
+            evidence.append(Evidence(toggle, option, status, text))
+        return protocol.EvidenceFound(t_s=self.now, segment=self.segment, evidence=evidence)
 
     def _factor(self, table: dict[str, dict[str, float]]) -> float:
         assert self.configuration is not None

@@ -20,7 +20,7 @@ def swept(run: FakeRun, command: protocol.Sweep, index: int = 0) -> Iterator[pro
     sizes = list(itertools.product(*command.axes.values()))
     rng.shuffle(sizes)
     points = [(size, arm) for size in sizes for arm in range(len(arms))]
-    values = {f"values_{place}": axis for place, axis in enumerate(command.axes.values())}
+    values = {f"values_{index}": axis for index, axis in enumerate(command.axes.values())}
     yield protocol.StudyStarted(
         t_s=run.now,
         index=index,
@@ -60,8 +60,8 @@ def swept(run: FakeRun, command: protocol.Sweep, index: int = 0) -> Iterator[pro
         }
         for name, cell in row.items():
             columns.setdefault(name, []).append(cell)
-        told = {name: [cell] for name, cell in row.items()}
-        yield protocol.StudyRows(t_s=run.now, study=index, table=sweep.POINTS, columns=told)
+        columns = {name: [cell] for name, cell in row.items()}
+        yield protocol.StudyRows(t_s=run.now, study=index, table=sweep.POINTS, columns=columns)
         fitted = sweep.fits(columns)
         yield protocol.StudyRows(
             t_s=run.now, study=index, table=sweep.FITS, columns=fitted, replace=True

@@ -106,7 +106,7 @@ def shoot(application, situation: str, theme: str, size: tuple[int, int], path: 
 
 
 def arrange(window, situation: str) -> None:
-    """What a person did last in the situation."""
+    """Do what the user did last in the situation."""
     import msgspec
     from fake_session import compared
     from PySide6.QtCore import QPoint
@@ -135,33 +135,33 @@ def arrange(window, situation: str) -> None:
         window.palette_.line.setText("pre")
     elif situation == "events":
         window.workspace.session.add_note("clocks look steady now")
-        window.desk.bring("events")
+        window.dock_area.bring("events")
     elif situation == "compare":
         for session in compared():
             window.workspace.compared.add(session)
-        window.desk.bring("compare")
+        window.dock_area.bring("compare")
     elif situation == "verdict":
-        kept = workspace.session.shown.comparisons
-        facts = {**kept[0].facts, "p": 0.03, "numerics": {}}
+        comparisons = workspace.session.shown.comparisons
+        facts = {**comparisons[0].facts, "p": 0.03, "numerics": {}}
         doubtful = msgspec.structs.replace(
-            kept[0], ratio=0.981, low=0.974, high=0.9895, verdict="FASTER", facts=facts
+            comparisons[0], ratio=0.981, low=0.974, high=0.9895, verdict="FASTER", facts=facts
         )
         clear = msgspec.structs.replace(
             doubtful, ratio=1.12, low=1.11, high=1.13, verdict="SLOWER", facts={**facts, "p": 1e-7}
         )
-        kept[:0] = [doubtful, clear]
-        workspace.offers.dismiss()
+        comparisons[:0] = [doubtful, clear]
+        workspace.verdict_prompt.dismiss()
         segments, newest = workspace.session.shown.segments, workspace.verdicts.newest
-        arms = [segments[place].configuration for place in newest.facts["segments"]]
-        workspace.offers.judged = Offer(*arms, "AdamW: Fused")
+        arms = [segments[index].configuration for index in newest.facts["segments"]]
+        workspace.verdict_prompt.judged = Offer(*arms, "AdamW: Fused")
         workspace.session.comparisonsChanged.emit()
-        window.desk.bring("verdict")
+        window.dock_area.bring("verdict")
     elif situation.startswith("attribution"):
-        window.desk.bring("attribution")
+        window.dock_area.bring("attribution")
     elif situation == "checklist":
-        window.desk.bring("checklist")
+        window.dock_area.bring("checklist")
     elif situation.startswith("claims"):
-        window.desk.bring("claims")
+        window.dock_area.bring("claims")
     elif situation == "presets":
         workspace.presets.save("Of last week")
         workspace.configuration.choose({"workload": "forward"}, "Forward")
@@ -170,7 +170,7 @@ def arrange(window, situation: str) -> None:
         menu = window.toggles.presets.menu
         menu.popup(window.toggles.presets.button.mapToGlobal(QPoint(0, 30)))
     elif situation.startswith("sweep"):
-        window.desk.bring("sweep")
+        window.dock_area.bring("sweep")
         if situation == "sweep-map":
             workspace.sweeps.set_field(1, "model.n_layers")
             QTest.qWait(300)

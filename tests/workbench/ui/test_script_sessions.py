@@ -19,7 +19,7 @@ from sessions.model import (
 )
 from sessions.storage import hdf5
 from sessions.studies import breakdown
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def saved(tmp_path):
 
 
 def test_every_panel_shows_a_script(qtbot, ready, saved):
-    for dock in ready.desk.docks.values():
-        if isinstance(dock.widget(), Later):
+    for dock in ready.dock_area.docks.values():
+        if isinstance(dock.widget(), LazyPanel):
             dock.widget().panel()
         dock.show()
     ready.open_path(saved)

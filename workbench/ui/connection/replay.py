@@ -1,4 +1,4 @@
-"""A journal in place of a runner: its lines again, at the pace at which they came or faster."""
+"""Replay of a journal in place of a runner, at the recorded pace or faster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.client import journal
 
 
 class ReplayedRunner:
-    """Plays a journal's messages; commands other than an end are not heard.
+    """Source of a journal's messages; it ignores every command but the end.
 
     ``speed`` is a factor on recorded time; 0 plays without waiting.
     """
@@ -22,12 +22,12 @@ class ReplayedRunner:
         self._closed = threading.Event()
 
     def messages(self) -> Iterator[protocol.AnyMessage]:
-        """Every message at its time, then an idle state; then waits for ``close``.
+        """Yield every message at its time, then an idle state; then wait for ``close``.
 
-        A file without any is told.
+        A file without messages yields a failure.
         """
         clock_s = 0.0
-        found = False
+        any_message = False
         for message in journal.replay(self._path):
             wait_s = message.t_s - clock_s
             if isinstance(message, protocol.Catalogue):
@@ -37,16 +37,16 @@ class ReplayedRunner:
                 self._closed.wait(wait_s / self._speed)
             if self._closed.is_set():
                 return
-            found = True
+            any_message = True
             yield message
-        if not found:
+        if not any_message:
             why = journal.without_message(self._path)
             yield protocol.Failure(kind="mistake", sentence=f"{why}.")
         yield protocol.State(state="idle", text="The replay has ended")
         self._closed.wait()
 
     def send(self, command: protocol.Command) -> bool:
-        """Nobody is there to take a command."""
+        """Ignore the command: there is no runner."""
         return False
 
     def cancel(self) -> None:

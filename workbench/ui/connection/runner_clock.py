@@ -1,4 +1,4 @@
-"""The runner's session clock as its messages tell it, whatever the clocks of two hosts show."""
+"""The runner's session clock, derived from its messages; the clocks of two hosts may differ."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from workbench import protocol
 
 
 class RunnerClock:
-    """Seconds on the clock that a runner stamps its messages with, from their arrival alone.
+    """Clock of the runner's timestamps, estimated from the arrival of its messages.
 
-    A message arrives after it was stamped, so that of all differences the least is nearest to the
-    truth: it is late by the shortest way that any message had.
+    A message arrives later than its timestamp. The least difference so far is nearest to the true
+    offset: it is late only by the shortest delay of any message.
     """
 
     def __init__(self) -> None:
         self._least_s = math.inf  # between this process's monotonic clock and the runner's
 
     def hear(self, message: protocol.AnyMessage) -> None:
-        """A message has arrived; a catalogue is another runner's first, with a clock of its own."""
+        """Take a message's timestamp as it arrives; a catalogue starts another clock."""
         if isinstance(message, protocol.Catalogue):
             self._least_s = time.monotonic() - message.t_s
-        elif message.t_s > 0:  # what the window's end says itself has no time
+        elif message.t_s > 0:  # messages of the window itself have no timestamp
             self._least_s = min(self._least_s, time.monotonic() - message.t_s)
 
     def now(self) -> float:
-        """Seconds since the runner's session clock began; 0 before anything was heard."""
+        """Return the seconds since the runner's session clock began; 0 before its first message."""
         return time.monotonic() - self._least_s if math.isfinite(self._least_s) else 0.0

@@ -1,4 +1,4 @@
-"""What the window itself has to say against a runner, as failures that it shows."""
+"""Failures of the connection to the runner that the window itself detects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from workbench.protocol import VERSION, Failure
 
 
 def other_version(version: int) -> Failure:
-    """The runner speaks another version of the protocol."""
+    """Return the failure of a runner with another version of the protocol."""
     return Failure(
         kind="wire",
         sentence=f"The runner speaks version {version} of the protocol, this window version "
@@ -16,7 +16,7 @@ def other_version(version: int) -> Failure:
 
 
 def no_answer(seconds: float) -> Failure:
-    """Nothing came for so long."""
+    """Return the failure of a runner that has been silent for so long."""
     return Failure(
         kind="hang",
         sentence=f"The runner has not answered for {seconds:.0f} seconds.",
@@ -25,7 +25,7 @@ def no_answer(seconds: float) -> Failure:
 
 
 def does_not_fit(error: Exception) -> Failure:
-    """A message that the session cannot take."""
+    """Return the failure of a message that does not fit the session."""
     return Failure(
         kind="wire",
         sentence="A message of the runner does not fit the session; it was left out.",

@@ -18,7 +18,7 @@ START_S = 180.0  # importing torch from a cold disk
 
 
 class RunnerLink(QObject):
-    """One runner at a time; a replaced one ends in the background."""
+    """Link to the current runner; a replaced runner ends in the background."""
 
     arrived = Signal()  # messages wait in ``drain``
     silent = Signal(float)  # asked, and no answer for this many seconds
@@ -36,7 +36,7 @@ class RunnerLink(QObject):
 
     @property
     def open(self) -> bool:
-        """Whether there is a runner to send to."""
+        """True if there is a runner to send to."""
         return self._reader is not None
 
     def start(self, launch: Callable[[], Client]) -> None:

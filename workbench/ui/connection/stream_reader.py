@@ -1,8 +1,8 @@
 """The thread that reads the runner's stream.
 
-It blocks on the pipe; the window never does. Messages go into a queue, and one signal says that
-there are some: it is sent again only after the queue was drained, so a fast runner cannot flood
-the event loop.
+It blocks on the pipe; the window never does. Messages go into a queue, and a signal announces them.
+The signal is sent again only after the queue was drained, so a fast runner cannot flood the event
+loop.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from workbench.client.runner_process import NotStarted, Runner
 
 
 class Client(Protocol):
-    """What the reader needs of its source: ``client.Runner``, or a replayed journal."""
+    """Source of messages: ``client.Runner``, or a replayed journal."""
 
     def messages(self) -> Iterator[protocol.AnyMessage]:
-        """Every message until the end, blocking."""
+        """Yield every message until the end; wait for each."""
         ...
 
     def send(self, command: protocol.Command) -> bool:
-        """Send one command; False when there is nobody to take it."""
+        """Send a command; return False if there is no runner."""
         ...
 
     def cancel(self) -> None:
-        """Ask for an end of the run, and see that it comes."""
+        """Request the end of the run, and make sure that it comes."""
         ...
 
     def close(self) -> None:
-        """End the source; returns when it is gone."""
+        """End the source; return when it has ended."""
         ...
 
 
 class StreamReader(QThread):
-    """Starts one client and reads it until its stream ends; ``close`` ends both."""
+    """Thread that starts a client and reads its stream to the end; ``close`` ends both."""
 
     arrived = Signal()
 
@@ -102,12 +102,12 @@ class StreamReader(QThread):
         return True
 
     def cancel(self) -> None:
-        """Ask for an end of the run; the client escalates by itself."""
+        """Request the end of the run; the client escalates by itself."""
         if self._client is not None:
             self._client.cancel()
 
     def take(self) -> protocol.AnyMessage | None:
-        """The next message that has arrived; None when there is none, and ``arrived`` will tell."""
+        """Return the next message; None if there is none, then ``arrived`` announces the next."""
         with self._lock:
             if self._queue:
                 return self._queue.popleft()
@@ -126,7 +126,7 @@ class StreamReader(QThread):
             self._closer.start()
 
     def close(self) -> None:
-        """End the client and the thread; returns when both are gone."""
+        """End the client and the thread; return when both have ended."""
         self.retire()
         self.wait()
         if self._closer is not None:

@@ -17,7 +17,7 @@ CHOICES = ("system", "dark", "light")
 
 
 class Appearance(QObject):
-    """Keeps the application's look and the theme model in step with the choice."""
+    """Controller of theme, font and units; it keeps the theme model up to date."""
 
     def __init__(self, application: QApplication, theme: ThemeModel, settings: Settings) -> None:
         super().__init__(theme)

@@ -23,7 +23,7 @@ MODES = {
 
 
 class Attributions(QObject):
-    """Asks the runner for attributions; what comes back is in the session's ``studies``."""
+    """Requests for attributions; their results are in the session's ``studies``."""
 
     def __init__(
         self,
@@ -55,49 +55,50 @@ class Attributions(QObject):
 
     @property
     def measuring(self) -> bool:
-        """Whether the newest attribution is being measured now."""
+        """True while the newest attribution is being measured."""
         return self.busy and self._session.live and self.newest is not self._before
 
     @property
     def busy(self) -> bool:
-        """Whether an attribution was asked for that is not over."""
+        """True from the request of an attribution until its end."""
         return self._ends > 0
 
     def candidates(self) -> dict[str, str]:
-        """The toggles of the configuration being edited that do something: option by name.
+        """Return the toggles of the edited configuration that do something: option by name.
 
-        In the order in which a ladder adds them: the catalogue's, until a person moves one.
+        Their order is the order in which a ladder adds them: the catalogue's, unless the user
+        moved them.
         """
         catalogue, edited = self._configuration.catalogue, self._configuration.edited
         if catalogue is None or edited is None:
             return {}
         chosen = edited.toggles
-        found = [
+        names = [
             toggle.name
             for toggle in catalogue.toggles
             if chosen.get(toggle.name, toggle.options[0].name) != toggle.options[0].name
         ]
-        place = {name: number for number, name in enumerate(self._order)}
-        found.sort(key=lambda name: place.get(name, len(place)))
-        return {name: chosen[name] for name in found}
+        rank = {name: index for index, name in enumerate(self._order)}
+        names.sort(key=lambda name: rank.get(name, len(rank)))
+        return {name: chosen[name] for name in names}
 
     def move(self, name: str, by: int) -> None:
-        """Put a candidate so many places later, or earlier where it is negative."""
+        """Move a candidate down by so many rows, up if negative."""
         names = list(self.candidates())
         at = names.index(name)
         names.insert(max(0, at + by), names.pop(at))
         self._order = names
 
     def chosen(self) -> dict[str, str]:
-        """The candidates that take part, in order."""
+        """Return the candidates that take part, in order."""
         return {n: o for n, o in self.candidates().items() if n not in self._left_out}
 
     def choose(self, name: str, take_part: bool) -> None:
-        """Let a candidate take part, or leave it in the base as it is."""
+        """Include a candidate, or leave it in the base as it is."""
         (self._left_out.discard if take_part else self._left_out.add)(name)
 
     def why_not(self) -> str:
-        """Why nothing can be attributed now; empty where it can."""
+        """Return why nothing can be attributed now; empty if something can."""
         count = len(self.chosen())
         if self._run.replaying:
             return "This is a replay; open the window without --replay to measure."

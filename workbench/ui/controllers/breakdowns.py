@@ -16,7 +16,7 @@ STEPS = 3
 
 
 class Breakdowns(QObject):
-    """Asks the runner for profiles; what comes back is in the session's ``studies``."""
+    """Requests for profiles; their results are in the session's ``studies``."""
 
     def __init__(
         self,
@@ -33,25 +33,25 @@ class Breakdowns(QObject):
     @property
     def newest(self) -> Study | None:
         """The last profile of the session that is shown."""
-        found = breakdown.profiles(self._session.shown)
-        return found[-1] if found else None
+        profiles = breakdown.profiles(self._session.shown)
+        return profiles[-1] if profiles else None
 
     def comparable(self, shown: Study) -> list[tuple[str, Study]]:
         """Return the session's other profiles and those of the compared sessions, with titles."""
         own = breakdown.profiles(self._session.shown)
-        found = [
+        titled = [
             (f"{number}: {study.title}", study)
             for number, study in enumerate(own, 1)
             if study is not shown
         ]
         for session in self._compared.sessions:
-            found += [
+            titled += [
                 (f"{session.title}: {study.title}", study) for study in breakdown.profiles(session)
             ]
-        return found
+        return titled
 
     def why_not(self) -> str:
-        """Why nothing can be profiled; empty where it can."""
+        """Return why nothing can be profiled; empty if a profile is possible."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to profile."
         if not self._run.ready:

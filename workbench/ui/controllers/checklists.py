@@ -11,7 +11,7 @@ from workbench.ui.controllers.verdict_user import VerdictUser
 
 
 class Checklists(VerdictUser):
-    """Asks the runner to check a configuration; what comes back is in the session's ``studies``."""
+    """Requests to check a configuration; their results are in the session's ``studies``."""
 
     expect_speedup = 0.0  # 0: not to be slower
 
@@ -22,7 +22,7 @@ class Checklists(VerdictUser):
 
     @property
     def checking(self) -> bool:
-        """Whether the newest checklist is being done now."""
+        """True while the newest checklist is being worked through."""
         newest = self.newest
         return (
             newest is not None
@@ -33,7 +33,7 @@ class Checklists(VerdictUser):
         )
 
     def why_not(self) -> str:
-        """Why nothing can be checked; empty where it can."""
+        """Return why nothing can be checked; empty if a check is possible."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to check."
         if self.checking:

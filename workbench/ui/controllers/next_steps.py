@@ -12,7 +12,7 @@ from workbench.ui.state import config_edit
 
 
 class NextSteps(VerdictUser):
-    """Reads suggestions from a profile, and carries them out."""
+    """Suggestions from a profile, and the actions that apply or measure them."""
 
     def suggestions(self, study: Study) -> list[Suggestion]:
         """Return what to try after a profile, best first."""

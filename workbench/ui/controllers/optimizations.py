@@ -1,4 +1,4 @@
-"""Optimizations as the window requests them: the goal, the limits, the toggles; Apply and Save."""
+"""Searches for the best configuration: goal, limits and toggles of a search; Apply and Save."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBJECTIVES = {"time": "Least step time", "memory": "Least memory", "energy": "Le
 
 
 class Optimizations(QObject):
-    """Sends optimizations to the runner; what comes back is in the session's ``studies``."""
+    """Requests for optimizations; their results are in the session's ``studies``."""
 
     def __init__(
         self,
@@ -40,7 +40,9 @@ class Optimizations(QObject):
         self.objective = TIME
         self.memory_limit_gib = 0.0  # 0: no limit
         self.excluded: set[str] = set()
-        self._ends = 0  # of runs until it is over: a run in progress ends before it begins
+        self._ends = (
+            0  # runs that have yet to end: a run in progress ends before the optimization begins
+        )
         run.received.connect(self._take)
         run.stateChanged.connect(self._take_state)
 
@@ -106,8 +108,8 @@ class Optimizations(QObject):
             return "The runner is not ready."
         if (edited.family, edited.workload) != (question.get("family"), question.get("workload")):
             return (
-                f"It is of {question.get('family')} {question.get('workload')}: choose these in "
-                "the form first."
+                "It was found for another model or workload: choose "
+                f"{question.get('family')} {question.get('workload')} in the form first."
             )
         changed = optimization_words.changed_options(row)
         unknown = {option for option in changed if not option.startswith(BATCH)} - self._known()
@@ -126,7 +128,7 @@ class Optimizations(QObject):
             self._configuration.choose(choices, text)
 
     def save(self, study: Study, row: Mapping[str, Any]) -> str:
-        """Keep the toggles of a configuration as a toggle set; return its name."""
+        """Save the toggles of a configuration as a toggle set; return its name."""
         question = optimization_words.question(study)
         name = f"Best {question.get('family')} {question.get('workload')}"
         toggles = optimization_words.toggles_of(study, row)

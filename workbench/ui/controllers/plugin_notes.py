@@ -11,7 +11,7 @@ from workbench.ui.state.session import SessionModel
 
 
 class PluginNotes(QObject):
-    """Writes one warning for each plug-in that could not be used in the window's process.
+    """Warnings about plug-ins that could not be used in the window's process.
 
     The runner reports its own. Plots and sections are loaded late, so this looks again whenever a
     segment begins.

@@ -24,23 +24,23 @@ from workbench.ui.state.undo import Change, Choices
 
 
 @dataclass(frozen=True)
-class Told:
-    """What came of applying a preset: a sentence, and one for each thing that was left out."""
+class Outcome:
+    """Result of applying a toggle set: a sentence, and a sentence for each option left out."""
 
     text: str
     left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     title: str
-    configuration: Configuration  # with all that the preset prefers
-    names: tuple[str, ...]  # of the toggles that it settles
-    unknown: tuple[str, ...]  # sentences
+    configuration: Configuration  # with all options that the toggle set prefers
+    names: tuple[str, ...]  # of the toggles that it sets
+    unknown: tuple[str, ...]  # sentences about toggles that the runner lacks
 
 
 class Presets(QObject):
-    """``own`` are the person's presets by name, ``told`` what came of the last one applied."""
+    """Toggle sets: ``own`` are the user's by name, ``outcome`` what came of the last applied."""
 
     changed = Signal()
 
@@ -54,26 +54,26 @@ class Presets(QObject):
         super().__init__(parent)
         self._run, self._configuration, self._failures = run, configuration, failures
         self.own: dict[str, Choices] = {}
-        self.told: Told | None = None
-        self._chosen: Configuration | None = None  # what is told of, where a preset was applied
-        self._asked: _Asked | None = None
+        self.outcome: Outcome | None = None
+        self._chosen: Configuration | None = None  # what ``outcome`` is about
+        self._request: _Request | None = None
         self._settings: Settings | None = None
         run.received.connect(self._answered)
         configuration.editedChanged.connect(self._look)
 
     def keep_in(self, settings: Settings) -> None:
-        """Keep the person's own presets there, and take those that are."""
+        """Store the user's toggle sets there, and load those that are stored."""
         self._settings = settings
         self.own = settings.toggle_presets
 
     @property
     def offered(self) -> list[protocol.TogglePreset]:
-        """The runner's presets."""
+        """The runner's toggle sets."""
         catalogue = self._configuration.catalogue
         return [] if catalogue is None else catalogue.presets
 
     def why_not(self) -> str:
-        """Why no preset can be applied or saved; empty where one can."""
+        """Return why no toggle set can be applied or saved; empty if it is possible."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to change toggles."
         if self._configuration.edited is None or self._run.state in ("none", "starting", "dead"):
@@ -83,51 +83,51 @@ class Presets(QObject):
     # Applying
 
     def apply(self, preset: protocol.TogglePreset) -> None:
-        """Choose what a preset of the runner comes to here."""
+        """Choose the options of a toggle set of the runner that are possible here."""
         self._ask(preset.title, preset.toggles)
 
     def apply_own(self, name: str) -> None:
-        """Choose what a preset of the person's own comes to here."""
+        """Choose the options of one of the user's toggle sets that are possible here."""
         if self._configuration.catalogue is not None:
             self._ask(name, *files.fit(self.own[name], self._configuration.catalogue))
 
     def dismiss(self) -> None:
-        """Tell no longer what was left out."""
-        self._tell(None)
+        """Hide what was left out."""
+        self._set_outcome(None)
 
     def _ask(self, title: str, toggles: Mapping[str, str], unknown: Sequence[str] = ()) -> None:
         configuration = self._configuration.edited
         if configuration is None or self.why_not():
             return
-        asked = config_edit.with_toggles(configuration, dict(toggles))
-        self._asked = _Asked(title, asked, tuple(toggles), tuple(unknown))
-        self._run.send(protocol.Check(configuration=asked))
+        complete = config_edit.with_toggles(configuration, dict(toggles))
+        self._request = _Request(title, complete, tuple(toggles), tuple(unknown))
+        self._run.send(protocol.Check(configuration=complete))
 
     def _answered(self, message: protocol.AnyMessage) -> None:
-        asked = self._asked
+        request = self._request
         if (
-            asked is None
+            request is None
             or not isinstance(message, protocol.Availability)
-            or message.configuration != asked.configuration
+            or message.configuration != request.configuration
         ):
             return
-        self._asked = None
+        self._request = None
         if not message.toggles:  # nothing could be said of the toggles
             why = message.problems[0] if message.problems else "The runner has no toggle sets."
-            self._tell(Told(f"{asked.title} was not applied.", (why,)))
+            self._set_outcome(Outcome(f"{request.title} was not applied.", (why,)))
             return
-        choices = {name: message.toggles[name] for name in asked.names}
-        self._configuration.choose(choices, f"Toggle set {asked.title}")
-        left_out = (*asked.unknown, *self._sentences(message.left_out))
-        told = Told(f"{asked.title} is chosen, but for:", left_out) if left_out else None
-        self._tell(told, self._configuration.edited)
+        choices = {name: message.toggles[name] for name in request.names}
+        self._configuration.choose(choices, f"Toggle set {request.title}")
+        left_out = (*request.unknown, *self._sentences(message.left_out))
+        outcome = Outcome(f"{request.title} is chosen, except:", left_out) if left_out else None
+        self._set_outcome(outcome, self._configuration.edited)
 
-    def _tell(self, told: Told | None, chosen: Configuration | None = None) -> None:
-        self.told, self._chosen = told, chosen
+    def _set_outcome(self, outcome: Outcome | None, chosen: Configuration | None = None) -> None:
+        self.outcome, self._chosen = outcome, chosen
         self.changed.emit()
 
     def _look(self) -> None:
-        """What was chosen, and why not more, is told until something else is chosen."""
+        """Hide the outcome once something else is chosen."""
         chosen, now = self._chosen, self._configuration.edited
         if chosen is None or now is None:
             return
@@ -135,56 +135,56 @@ class Presets(QObject):
             self.dismiss()
 
     def _sentences(self, left_out: Sequence[protocol.LeftOut]) -> list[str]:
-        """One sentence for each toggle."""
+        """Return a sentence for each toggle whose preferred options were left out."""
         catalogue = self._configuration.catalogue
         assert catalogue is not None
-        said = []
-        for name in dict.fromkeys(one.toggle for one in left_out):
+        sentences = []
+        for name in dict.fromkeys(item.toggle for item in left_out):
             toggle = config_edit.toggle_of(catalogue, name)
-            passed = [one for one in left_out if one.toggle == name]
-            options = " or ".join(config_edit.option_title(toggle, one.option) for one in passed)
-            reasons = "; ".join(dict.fromkeys(one.reason for one in passed))
+            passed = [item for item in left_out if item.toggle == name]
+            options = " or ".join(config_edit.option_title(toggle, item.option) for item in passed)
+            reasons = "; ".join(dict.fromkeys(item.reason for item in passed))
             taken = config_edit.option_title(toggle, passed[-1].taken)
-            said.append(f"{toggle.title}: {taken}, and not {options}: {reasons}.")
-        return said
+            sentences.append(f"{toggle.title}: {taken}, and not {options}: {reasons}.")
+        return sentences
 
     # A person's own
 
     def save(self, name: str) -> None:
-        """Keep the toggles as they are under a name, in place of what it named before."""
+        """Store the chosen toggles under a name; an earlier set of that name is replaced."""
         if self._configuration.edited is not None:
             toggles = dict(self._configuration.edited.toggles)
             self._change(f"Save toggle set {name}", {**self.own, name: toggles})
 
     def add(self, name: str, toggles: Choices) -> str:
-        """Keep these toggles under a name, with a number after it if it is taken; return it."""
+        """Store toggles under a name, with a number after it if it is taken; return the name."""
         name = _free(name, self.own)
         self._change(f"Save toggle set {name}", {**self.own, name: dict(toggles)})
         return name
 
     def remove(self, name: str) -> None:
-        """Forget one."""
+        """Delete a toggle set of the user."""
         left = {other: toggles for other, toggles in self.own.items() if other != name}
         self._change(f"Delete toggle set {name}", left)
 
     def rename(self, name: str, to: str) -> None:
-        """Give one another name, with a number after it where that is taken."""
+        """Rename a toggle set, with a number after its new name if that is taken."""
         if to == name:
             return
         taken = self.own.keys() - {name}
         to = _free(to, taken)
-        renamed = {to if one == name else one: toggles for one, toggles in self.own.items()}
+        renamed = {to if key == name else key: toggles for key, toggles in self.own.items()}
         self._change(f"Rename toggle set {name}", renamed)
 
     def share(self, name: str, path: Path) -> None:
-        """Write one to a file that others can read."""
+        """Write a toggle set to a file for other people."""
         try:
             files.write(path, {name: self.own[name]})
         except ValueError as error:
             self._refuse(error)
 
     def take(self, path: Path) -> None:
-        """Add the presets of a file; one whose name is taken gets a number after it."""
+        """Add the toggle sets of a file; a number is appended to names that are taken."""
         try:
             shared = files.read(path)
         except ValueError as error:
@@ -196,7 +196,7 @@ class Presets(QObject):
                 own[_free(name, own)] = toggles
         self._change(f"Add toggle sets of {path.name}", own)
         names = ", ".join(shared)
-        self._tell(Told(f"{names}: now in the menu, from {path.name}."))
+        self._set_outcome(Outcome(f"{names}: added to the menu from {path.name}."))
 
     def _change(self, text: str, after: dict[str, Choices]) -> None:
         if after != self.own:
@@ -213,7 +213,7 @@ class Presets(QObject):
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """The name, or the first of ``name 2``, ``name 3`` ... that is not taken."""
+    """Return the name, or the first of ``name 2``, ``name 3`` ... that is not taken."""
     number, free = 1, name
     while free in taken:
         number += 1

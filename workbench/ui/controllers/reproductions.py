@@ -22,7 +22,7 @@ LIMIT_S = 0.0  # none
 
 
 class Reproductions(QObject):
-    """Drives a course of experiments; what they give is a study of the session, as they come."""
+    """Controller of the experiments behind claims; their results are a study of the session."""
 
     changed = Signal()  # a course began, went on to the next experiment, or ended
 
@@ -50,27 +50,27 @@ class Reproductions(QObject):
 
     @property
     def measuring(self) -> bool:
-        """Whether claims of the live session are being measured now."""
+        """True while claims of the live session are being measured."""
         return self._course is not None
 
     @property
     def doing(self) -> str:
-        """The document and the experiment that is measured now; empty where none is."""
+        """The document and the experiment being measured; empty if there is none."""
         return "" if self._course is None else self._course.doing
 
     def experiments(self, document: str = "", experiment: str = "") -> list[Chosen]:
-        """The experiments of all documents, of one, or one alone."""
+        """Return the experiments of all documents, of a single document, or a single experiment."""
         return [
-            (made, one)
+            (made, item)
             for name, made in documents().items()
-            for one in made.experiments
-            if document in ("", name) and experiment in ("", one.name)
+            for item in made.experiments
+            if document in ("", name) and experiment in ("", item.name)
         ]
 
     def rows(self) -> list[Row]:
-        """Every claim of every document as the session that is shown knows it, in their order.
+        """Return every claim of every document with what the shown session knows of it, in order.
 
-        Claims of a file that these documents do not have come last.
+        Claims of the session that these documents lack come last.
         """
         known = claims.newest(self._session.shown, self.measuring and self._session.live)
         every = Course(self.experiments(), self.budget_s).rows
@@ -78,7 +78,7 @@ class Reproductions(QObject):
         return [known.pop(row.key, row) for row in blank] + list(known.values())
 
     def why_not(self) -> str:
-        """Why no claim can be measured now; empty where it can."""
+        """Return why no claim can be measured now; empty if it is possible."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to measure."
         if self.measuring:
@@ -153,7 +153,7 @@ class Reproductions(QObject):
             self._run.cancel()
 
     def _lost(self) -> None:
-        """The runner has gone: a new one goes on, unless a person ended the old one."""
+        """Continue with a new runner, unless the user ended the old one."""
         course = self._course
         assert course is not None
         self._timer.stop()
@@ -178,7 +178,7 @@ class Reproductions(QObject):
         self.changed.emit()
 
     def _leave_session(self) -> None:
-        """A new session was begun: the claims of the old one are not measured any further."""
+        """Stop measuring claims: a new session was begun."""
         if self._course is not None and self._recorder is not self._session.recorder:
             self._timer.stop()
             self._end()

@@ -1,4 +1,4 @@
-"""Restart and cancel of a run: both go on without further clicks where that is wanted."""
+"""Restart and cancel of a run, including the run that follows without another click."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESUMED = "Cancelled; the run continues with the last configuration that worked.
 
 
 class RunControl(QObject):
-    """Ends runs on request, replaces a runner that does not react, and starts what goes on."""
+    """Controller that ends runs, replaces a runner that does not react, and resumes runs."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from workbench.ui.state.session import SessionModel
 
 
 class Runs(QObject):
-    """Starts runs of the edited configuration, and remembers how runs measure."""
+    """Starter of runs of the edited configuration, with the settings of their measurement."""
 
     def __init__(
         self,

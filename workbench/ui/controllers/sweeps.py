@@ -29,7 +29,7 @@ _FACTORS = (0.25, 0.5, 1, 2, 4)  # of the present value: what a field's values a
 
 
 class Sweeps(QObject):
-    """Holds what a person asks for; what comes back is in the session's ``studies``."""
+    """Form and requests of sweeps; their results are in the session's ``studies``."""
 
     changed = Signal()  # what is asked for
 
@@ -58,67 +58,67 @@ class Sweeps(QObject):
     # What is asked for
 
     def offered(self) -> dict[str, str]:
-        """Titles of the fields that can vary, by dotted name."""
+        """Return the titles of the fields that can vary, by dotted name."""
         catalogue, now = self._configuration.catalogue, self._configuration.edited
         if catalogue is None or now is None:
             return {}
         family = config_edit.family_of(catalogue, now.family)
         workload = config_edit.workload_of(catalogue, now.workload)
-        found = {f"settings.{field.name}": field.title for field in workload.fields}
+        titles = {f"settings.{field.name}": field.title for field in workload.fields}
         for field in family.fields:
-            found[f"model.{field.name}"] = f"Model: {field.title}"
+            titles[f"model.{field.name}"] = f"Model: {field.title}"
         if len(family.presets) > 1:
-            found["preset"] = "Preset"
-        return found
+            titles["preset"] = "Preset"
+        return titles
 
-    def set_field(self, place: int, name: str) -> None:
+    def set_field(self, axis: int, name: str) -> None:
         """Choose what varies along the first axis (0) or the second (1; may be empty)."""
-        if name != self.fields[place]:
-            self.fields[place] = name
-            self._suggest(place)
+        if name != self.fields[axis]:
+            self.fields[axis] = name
+            self._suggest(axis)
             self.changed.emit()
 
-    def set_values(self, place: int, text: str) -> None:
-        """Take values as typed."""
-        if text != self.values[place]:
-            self.values[place] = text
+    def set_values(self, axis: int, text: str) -> None:
+        """Set the values of an axis, as typed."""
+        if text != self.values[axis]:
+            self.values[axis] = text
             self.changed.emit()
 
     def set_arm(self, name: str, wanted: bool) -> None:
-        """Measure one of ``offered_arms`` too, or no longer."""
+        """Add an arm of ``offered_arms``, or remove it."""
         (self.arms.add if wanted else self.arms.discard)(name)
         self.changed.emit()
 
     def set_seconds(self, seconds: float) -> None:
-        """How long each point is measured."""
+        """Set how long each point is measured."""
         self.seconds = seconds
         self.changed.emit()
 
     def offered_arms(self) -> dict[str, str]:
-        """Titles of what can be an arm, by name: ``ARMS``, the runner's presets, a person's own."""
+        """Return titles of arms by name: ``ARMS``, the runner's toggle sets, the user's own."""
         presets = self._presets
-        offered = {f"{_PRESET}{one.name}": one.title for one in presets.offered}
+        offered = {f"{_PRESET}{preset.name}": preset.title for preset in presets.offered}
         return ARMS | offered | {f"{_OWN}{name}": name for name in presets.own}
 
     def wanted_arms(self) -> list[str]:
-        """Names of the arms that were chosen and still are there, in order."""
+        """Return the names of the chosen arms that are still offered, in order."""
         return [name for name in self.offered_arms() if name in self.arms]
 
     def points(self) -> int:
-        """How many points would be measured; 0 while something is wrong."""
+        """Return the number of points to measure; 0 if something is wrong."""
         try:
             return math.prod(map(len, self._axes().values())) * len(self.wanted_arms())
         except ValueError:
             return 0
 
     def why_not_arm(self, name: str) -> str:
-        """Why an arm cannot be measured; empty where it can."""
+        """Return why an arm cannot be measured; empty if it can."""
         if name == "before" and self._verdicts.before() is None:
             return "No other configuration has run yet."
         return ""
 
     def why_not(self) -> str:
-        """Why no sweep can be run; empty where one can."""
+        """Return why no sweep can be run; empty if it is possible."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to measure."
         if self.measuring:
@@ -151,19 +151,19 @@ class Sweeps(QObject):
     @property
     def newest(self) -> Study | None:
         """The last sweep of the session that is shown."""
-        found = [study for study in self._session.shown.studies if study.kind == sweep.KIND]
-        return found[-1] if found else None
+        sweeps = [study for study in self._session.shown.studies if study.kind == sweep.KIND]
+        return sweeps[-1] if sweeps else None
 
     @property
     def measuring(self) -> bool:
-        """Whether the newest sweep is being measured now, and not a run after it."""
+        """True while the newest sweep, and not a run after it, is being measured."""
         newest = self.newest
         if newest is None or newest is self._lost or newest.facts.get("final", False):
             return False
         return self._session.live and self._run.active
 
     def _heed(self) -> None:
-        """A sweep whose runner is gone does not go on."""
+        """Record that the newest sweep has ended with its runner."""
         if self._run.state in ("dead", "starting"):
             self._lost = self.newest
 
@@ -173,7 +173,7 @@ class Sweeps(QObject):
             return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
         presets = self._presets
         if arm.startswith(_PRESET):
-            named = {one.name: one.toggles for one in presets.offered}
+            named = {preset.name: preset.toggles for preset in presets.offered}
             return dict(named[arm.removeprefix(_PRESET)])
         if arm.startswith(_OWN) and catalogue is not None:
             return dict(files.fit(presets.own[arm.removeprefix(_OWN)], catalogue)[0])
@@ -183,46 +183,46 @@ class Sweeps(QObject):
         return {}
 
     def _axes(self) -> dict[str, list[Scalar]]:
-        """Fields and their values; raises ``ValueError`` with a sentence for a person."""
+        """Return the fields and their values; raise ``ValueError`` with a sentence for the user."""
         axes: dict[str, list[Scalar]] = {}
-        for place, name in enumerate(self.fields):
+        for axis, name in enumerate(self.fields):
             if not name:
                 continue
             if name in axes:
-                raise ValueError("Both fields are the same; choose another one, or none.")
+                raise ValueError("Both fields are the same; choose another field, or none.")
             try:
-                axes[name] = sweep.read_values(self.values[place], name)
+                axes[name] = sweep.read_values(self.values[axis], name)
             except ValueError:
                 title = self.offered().get(name, name)
                 raise ValueError(f"{title}: write values between commas, 128, 256.") from None
         return axes
 
     def _follow(self) -> None:
-        """Other families have other fields; values that were only suggested follow the form."""
+        """Replace fields that the family lacks; update values that were only suggested."""
         offered = self.offered()
-        for place, name in enumerate(self.fields):
+        for axis, name in enumerate(self.fields):
             if name and name not in offered and offered:
-                self.fields[place] = FIRST if place == 0 else ""
-            if self.values[place] == self._suggested[place]:
-                self._suggest(place)
+                self.fields[axis] = FIRST if axis == 0 else ""
+            if self.values[axis] == self._suggested[axis]:
+                self._suggest(axis)
         self.changed.emit()
 
-    def _suggest(self, place: int) -> None:
+    def _suggest(self, axis: int) -> None:
         catalogue, now, name = (
             self._configuration.catalogue,
             self._configuration.edited,
-            self.fields[place],
+            self.fields[axis],
         )
         text = ""
         if catalogue is not None and now is not None and name:
             text = ", ".join(map(sweep.shown, _around(catalogue, now, name)))
-        self.values[place] = self._suggested[place] = text
+        self.values[axis] = self._suggested[axis] = text
 
 
 def _around(
     catalogue: protocol.Catalogue, configuration: Configuration, name: str
 ) -> list[sweep.Value]:
-    """Values of a field around its present one: halves and doubles, all choices, or both ways."""
+    """Return values around the current value: halves and doubles, all choices, or on and off."""
     family = config_edit.family_of(catalogue, configuration.family)
     if name == "preset":
         return list(family.presets)
@@ -242,5 +242,7 @@ def _around(
     low, high = field.minimum or 0, field.maximum or math.inf
     around = [value * factor for factor in _FACTORS]
     if isinstance(value, int):
-        around = [round(one) for one in around]
-    return sorted({float(one) for one in around if max(low, 1e-12) <= one <= high})
+        around = [round(neighbour) for neighbour in around]
+    return sorted(
+        {float(neighbour) for neighbour in around if max(low, 1e-12) <= neighbour <= high}
+    )

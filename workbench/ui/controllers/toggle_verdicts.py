@@ -1,4 +1,4 @@
-"""The last verdict on each toggle, for its line in the panel."""
+"""The newest verdict on each toggle, for its row in the panel."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def last_verdicts(
 ) -> dict[str, ToggleVerdict]:
     """Return the newest verdict on each toggle that was measured on this model and workload.
 
-    Only comparisons count whose sides differ in one toggle alone, and that are over.
+    A comparison counts if it is final and its two configurations differ in a single toggle.
     """
     verdicts = {}
     for comparison in comparisons:
-        places = comparison.facts.get("segments", [])
-        if is_background(comparison) or not comparison.facts.get("final") or len(places) != 2:
+        indices = comparison.facts.get("segments", [])
+        if is_background(comparison) or not comparison.facts.get("final") or len(indices) != 2:
             continue
-        base, other = (segments[place].configuration for place in places)
+        base, other = (segments[index].configuration for index in indices)
         names = [name for name, option in other.toggles.items() if base.toggles.get(name) != option]
         if len(names) != 1:
             continue

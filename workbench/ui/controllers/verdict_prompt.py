@@ -32,10 +32,10 @@ class Offer:
     text: str
 
 
-class Offers(QObject):
-    """Watches the run for changes; ``offer`` is the one that waits for an answer, if any.
+class VerdictPrompt(QObject):
+    """Offer to judge a change of toggles; ``offer`` is the change that waits for an answer, if any.
 
-    ``judged`` is the one whose verdict is measured or shown, until it is dismissed.
+    ``judged`` is the change whose verdict is measured or shown, until it is dismissed.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Offers(QObject):
         self._session, self._run = session, run
         self._configuration, self._verdicts = configuration, verdicts
         self.offer: Offer | None = None
-        self.prediction: Prediction | None = None  # of what is offered, once the runner told
+        self.prediction: Prediction | None = None  # for ``offer``, once the runner has sent it
         self.judged: Offer | None = None
         self._waived: Offer | None = None  # made before automatic mode: measured only on request
-        self._asked: Offer | None = None  # whose prediction was asked for
+        self._predicted: Offer | None = None  # whose prediction was requested
         self._settings: Settings | None = None
         self._automatic = False
-        self._last: Configuration | None = None  # that ran, comparisons left out
-        self._toggled = False  # the run told of a click, whose segment is to come
+        self._last: Configuration | None = None  # that ran, other than in comparisons
+        self._toggled = False  # a click was reported; its segment follows
         self._settling = QTimer(self)
         self._settling.setSingleShot(True)
         self._settling.timeout.connect(self._look)
-        self._continued = False  # a click came in time, and its segment is to come
+        self._continued = False  # another click came in time; its segment follows
         run.received.connect(self._hear)
         session.segmentsChanged.connect(self._look)
         run.stateChanged.connect(self._look)
@@ -71,7 +71,7 @@ class Offers(QObject):
 
     @property
     def automatic(self) -> bool:
-        """Whether a change is judged without being asked; the run goes on after it."""
+        """True if every change is judged without a question; the run goes on after it."""
         return self._automatic
 
     def keep_in(self, settings: Settings) -> None:
@@ -80,9 +80,9 @@ class Offers(QObject):
         self._automatic = settings.auto_verdict
 
     def set_automatic(self, automatic: bool) -> None:
-        """Judge every later change without being asked, or only offer to.
+        """Judge every later change automatically, or only offer to.
 
-        What is offered already stays an offer: switching a mode measures nothing.
+        An existing offer stays an offer: changing the mode measures nothing.
         """
         self._automatic = automatic
         self._waived = self.offer
@@ -93,12 +93,12 @@ class Offers(QObject):
 
     @property
     def known(self) -> bool:
-        """Whether this session has a verdict on what is offered."""
+        """True if this session has a verdict on the offered pair."""
         offer = self.offer
         return offer is not None and self._verdicts.compared(offer.base, offer.other)
 
     def accept(self) -> None:
-        """Judge what is offered; it stays offered while the runner is not ready for that."""
+        """Judge the offered pair; the offer stays while the runner is not ready."""
         offer, verdicts = self.offer, self._verdicts
         if offer is not None and not verdicts.why_not():
             self.offer, self.judged = None, offer
@@ -115,7 +115,7 @@ class Offers(QObject):
         if comparison is None:
             return False
         segments = self._session.shown.segments
-        arms = [segments[place].configuration for place in comparison.facts["segments"]]
+        arms = [segments[index].configuration for index in comparison.facts["segments"]]
         return arms == [offer.base, offer.other]
 
     def _answer(self) -> None:
@@ -134,7 +134,7 @@ class Offers(QObject):
         self._session.comparisonsChanged.emit()
 
     def _hear(self, message: protocol.AnyMessage) -> None:
-        """Other runs change configurations too, an attribution say; a click is told by a note."""
+        """Record clicks by their notes: an attribution changes configurations without a click."""
         if isinstance(message, protocol.Note) and message.kind == "toggle":
             self._toggled = True
         elif isinstance(message, protocol.Predicted):
@@ -144,7 +144,7 @@ class Offers(QObject):
                 self._session.comparisonsChanged.emit()
 
     def _hold(self) -> None:
-        """One more click: the change is not over. Another model: nothing is left to answer."""
+        """Wait while the user goes on clicking; drop the offer if the model changes."""
         now, card = self._configuration.edited, self.offer or self.judged
         if card is not None and now is not None:
             same = config_edit.with_toggles(now, card.other.toggles)
@@ -179,18 +179,18 @@ class Offers(QObject):
             self._ask_prediction()
 
     def _ask_prediction(self) -> None:
-        """Ask once the clicks are over; where a verdict follows at once, it brings its own."""
+        """Request a prediction after the last click, unless a verdict follows at once."""
         offer = self.offer
         ready = self._run.state in ("running", "paused") and not self._settling.isActive()
         if (
             offer is None
-            or offer == self._asked
+            or offer == self._predicted
             or self.automatic
             or not ready
             or self._configuration.pending
         ):
             return
-        self._asked = offer
+        self._predicted = offer
         self._run.send(protocol.Predict(base=offer.base, other=offer.other))
 
     def _take(self, running: Configuration) -> None:

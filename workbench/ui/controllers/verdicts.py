@@ -25,7 +25,7 @@ MOST_MORE_S = 600.0  # that one click may ask for
 
 
 @dataclass
-class _Asked:
+class _Request:
     """A comparison that was asked for."""
 
     ends: int  # of runs until it is over: a run in progress ends before it begins
@@ -34,7 +34,7 @@ class _Asked:
 
 
 class Verdicts(QObject):
-    """Asks the runner for comparisons; what comes back is in the session's ``comparisons``."""
+    """Requests for comparisons; their results are in the session's ``comparisons``."""
 
     defaultsChanged = Signal()  # budget or region of verdicts to come
     pairChosen = Signal()  # a table's row is being compared: the verdict wants to be seen
@@ -57,28 +57,28 @@ class Verdicts(QObject):
         self._settings: Settings | None = None
         self._baseline = 0  # the segment that the runner's baseline was taken from
         self._known: list[calibration.Calibration] = []  # of the runner's machine
-        self._asked: _Asked | None = None
+        self._request: _Request | None = None
         configuration.catalogueChanged.connect(self._read_floor)
         run.received.connect(self._hear)
         run.stateChanged.connect(self._forget)
         session.segmentsChanged.connect(self._follow_baseline)
 
     def keep_in(self, settings: Settings) -> None:
-        """Remember how verdicts are measured there, and take what is remembered."""
+        """Store there how verdicts are measured, and load what is stored."""
         self._settings = settings
         self.build_count = settings.build_count
         self.budget_s, self.region = settings.budget_s, settings.region
         self.defaultsChanged.emit()
 
     def set_defaults(self, budget_s: float, region: float) -> None:
-        """Measure verdicts to come for so long, and call arms within the region the same."""
+        """Set the budget of future verdicts, and the region within which arms are the same."""
         self.budget_s, self.region = budget_s, region
         if self._settings is not None:
             self._settings.budget_s, self._settings.region = budget_s, region
         self.defaultsChanged.emit()
 
     def set_build_count(self, count: int) -> None:
-        """Build both arms of verdicts to come so often; 0: several times if that is cheap."""
+        """Set how often future verdicts build both arms; 0: several times if that is cheap."""
         self.build_count = count
         if self._settings is not None:
             self._settings.build_count = count
@@ -105,17 +105,17 @@ class Verdicts(QObject):
     def newest(self) -> PairedComparison | None:
         """The last comparison of the session that is shown; none that ran in the background."""
         comparisons = self.all
-        place = newest_requested(comparisons)
-        return None if place is None else comparisons[place]
+        index = newest_requested(comparisons)
+        return None if index is None else comparisons[index]
 
     @property
     def busy(self) -> bool:
-        """Whether a comparison was asked for that is not over; toggles chosen meanwhile wait."""
-        return self._asked is not None
+        """True from the request of a comparison until its end; toggles chosen meanwhile wait."""
+        return self._request is not None
 
     @property
     def measuring(self) -> bool:
-        """Whether the newest comparison is being measured now, and not a run after it."""
+        """True while the newest comparison, and not a run after it, is being measured."""
         newest = self.newest
         return (
             newest is not None
@@ -126,7 +126,7 @@ class Verdicts(QObject):
         )
 
     def before(self) -> Configuration | None:
-        """The configuration that ran before the one being edited: the last that differs from it."""
+        """Return the last configuration that ran and differs from the edited one."""
         now = self._configuration.edited
         for segment in reversed(self._session.recorder.session.segments):
             if now is not None and not config_edit.ran_as(now, segment.configuration):
@@ -134,7 +134,7 @@ class Verdicts(QObject):
         return None
 
     def why_not_before(self) -> str:
-        """Why nothing can be compared with the configuration before; empty where it can."""
+        """Return why nothing can be compared with the configuration before; empty if it can."""
         if reason := self.why_not():
             return reason
         if problem := self._configuration.problem():
@@ -151,12 +151,12 @@ class Verdicts(QObject):
             self.judge(base, other)
 
     def why_not_pair(self, base: Configuration, other: Configuration) -> str:
-        """Return why two rows of a table cannot be compared here; empty where they can."""
+        """Return why two rows of a table cannot be compared here; empty if they can."""
         if base == other:
             return "Both ran the same configuration; Calibrate compares one with itself."
-        for one in (base, other):
-            if not config_edit.has(self._configuration.catalogue, one.family):
-                return f"The runner has no family {one.family!r}."
+        for configuration in (base, other):
+            if not config_edit.has(self._configuration.catalogue, configuration.family):
+                return f"The runner has no family {configuration.family!r}."
         return self.why_not() or _why_not_families(base, other)
 
     def judge_pair(self, base: Configuration, other: Configuration) -> None:
@@ -165,7 +165,9 @@ class Verdicts(QObject):
         if catalogue is None or self.why_not_pair(base, other):
             return
         self.pairChosen.emit()
-        first, second = (config_edit.adopt(catalogue, one) for one in (base, other))
+        first, second = (
+            config_edit.adopt(catalogue, configuration) for configuration in (base, other)
+        )
         self.judge(first, second, self._run.running)
 
     def judge(
@@ -191,11 +193,11 @@ class Verdicts(QObject):
         self._ask(command, goes_on or other)
 
     def why_not_calibrate(self) -> str:
-        """Why the machine cannot be calibrated now; empty where it can."""
+        """Return why the machine cannot be calibrated now; empty if it can."""
         return self.why_not() or self._configuration.problem()
 
     def calibrate(self) -> None:
-        """Compare the configuration being edited with itself, and keep the floor."""
+        """Compare the edited configuration with itself, and store the noise floor."""
         both = self._configuration.edited
         if both is None or self.why_not_calibrate():
             return
@@ -205,7 +207,7 @@ class Verdicts(QObject):
         self._ask(command, both, after=len(self._session.recorder.session.comparisons))
 
     def floor_text(self) -> str:
-        """What identical arms of the kind being edited differ by here, and how old that is."""
+        """Return how much identical arms like the edited configuration differ here, and its age."""
         catalogue, configuration = self._configuration.catalogue, self._configuration.edited
         if catalogue is None or configuration is None:
             return ""
@@ -214,24 +216,24 @@ class Verdicts(QObject):
         )
 
     def compared(self, base: Configuration, other: Configuration) -> bool:
-        """Whether this session has a clear verdict on the two, in whichever order."""
+        """Return True if this session has a clear verdict on the two, in either order."""
         session = self._session.recorder.session
-        for one in session.comparisons:
-            if is_background(one):
+        for comparison in session.comparisons:
+            if is_background(comparison):
                 continue
-            arms = [session.segments[place].configuration for place in one.facts["segments"]]
-            if one.verdict != "UNDECIDED" and arms in ([base, other], [other, base]):
+            arms = [session.segments[index].configuration for index in comparison.facts["segments"]]
+            if comparison.verdict != "UNDECIDED" and arms in ([base, other], [other, base]):
                 return True
         return False
 
     def enough(self) -> None:
-        """End the comparison with what it has; the run that it interrupted goes on."""
-        if self._asked is not None:
-            self._asked.ends_early = True
+        """End the comparison with the pairs so far; the run that it interrupted goes on."""
+        if self._request is not None:
+            self._request.ends_early = True
             self._run.stop()
 
     def more_s(self) -> float:
-        """How many more seconds the newest comparison should get."""
+        """Return the number of seconds to extend the newest comparison by."""
         newest = self.newest
         wanted = None if newest is None else newest.facts.get("more_s")
         if wanted is None:
@@ -239,11 +241,11 @@ class Verdicts(QObject):
         return float(min(max(1, math.ceil(wanted)), MOST_MORE_S))
 
     def more_text(self) -> str:
-        """What measuring on is called now."""
+        """Return the text of the button that extends the newest comparison."""
         return "" if self.why_not_more() else f"Measure {self.more_s():g} more seconds"
 
     def why_not_more(self) -> str:
-        """Why the newest comparison cannot go on; empty where it can."""
+        """Return why the newest comparison cannot be extended; empty if it can."""
         if self.newest is None:
             return "Nothing has been compared yet."
         if not self._session.live:
@@ -251,12 +253,12 @@ class Verdicts(QObject):
         return self.why_not()
 
     def measure_more(self) -> None:
-        """Go on with the newest comparison; its pairs so far count."""
+        """Extend the newest comparison; its pairs so far count."""
         newest = self.newest
         if newest is None or self.why_not_more():
             return
         segments = self._session.shown.segments
-        base, other = (segments[place].configuration for place in newest.facts["segments"])
+        base, other = (segments[index].configuration for index in newest.facts["segments"])
         facts = newest.facts
         command = protocol.Compare(
             base=base,
@@ -279,43 +281,43 @@ class Verdicts(QObject):
         self, command: protocol.Compare, goes_on: Configuration | None, after: int | None = None
     ) -> None:
         active = self._run.active
-        self._asked = _Asked(ends=2 if active else 1, after=after)
+        self._request = _Request(ends=2 if active else 1, after=after)
         self._run.resumption = goes_on if active else None
         self._run.perform(command)
         self._session.comparisonsChanged.emit()
 
     def _hear(self, message: protocol.AnyMessage) -> None:
-        """A run goes on once its state is told; ``stateChanged`` may still be about what ended."""
+        """Follow the run; ``stateChanged`` may still be about the run that ended."""
         if isinstance(message, protocol.Finished):
             self._finished(message)
         elif isinstance(message, protocol.State) and message.state != "idle":
             self.resumes = False
 
     def _finished(self, message: protocol.Finished) -> None:
-        asked = self._asked
+        request = self._request
         self.resumes = False
-        if asked is None:
+        if request is None:
             return
-        asked.ends -= 1
-        if asked.ends:
+        request.ends -= 1
+        if request.ends:
             return
         resumption = self._end()
-        if asked.after is not None and message.reason in ("done", "stopped"):
-            self._keep_floor(asked.after)
+        if request.after is not None and message.reason in ("done", "stopped"):
+            self._keep_floor(request.after)
         if resumption is not None:
-            self._go_on(resumption, message.reason, asked.ends_early)
+            self._go_on(resumption, message.reason, request.ends_early)
         self._session.comparisonsChanged.emit()
 
     def _end(self) -> Configuration | None:
-        """Await the comparison no longer; return the configuration that was to run on."""
-        self._asked = None
+        """Stop waiting for the comparison; return the configuration that was to go on running."""
+        self._request = None
         resumption, self._run.resumption = self._run.resumption, None
         return resumption
 
     def _go_on(self, configuration: Configuration, reason: str, early: bool) -> None:
-        """Run again what was interrupted, with the toggles that were chosen meanwhile."""
+        """Resume the interrupted run, with the toggles that were chosen meanwhile."""
         if self._configuration.edited is None or (reason in ("stopped", "cancelled") and not early):
-            return  # it was the person who wanted it to end
+            return  # the user wanted it to end
         if config_edit.of_one_run(configuration, self._configuration.edited):
             if reason == "failed":  # perhaps of a toggle that nobody has seen running
                 self._configuration.edit(
@@ -328,23 +330,23 @@ class Verdicts(QObject):
         self._run.send(self._runs.start_command(configuration))
 
     def _keep_floor(self, after: int) -> None:
-        """Store what the comparison that has just ended says of the machine."""
+        """Store the noise floor that the comparison which has just ended shows."""
         session = self._session.recorder.session
         if self._configuration.catalogue is None or len(session.comparisons) <= after:
             return
         comparison = session.comparisons[-1]
         (first, *_) = comparison.facts["segments"]
         try:
-            found = calibration.calibrated(
+            measured = calibration.calibrated(
                 self._configuration.catalogue, comparison, session.segments[first].configuration
             )
-            calibration.store(found)
+            calibration.store(measured)
         except ValueError as error:
             self._session.write(protocol.Note(kind="warning", text=f"not calibrated: {error}"))
         except OSError as error:
             self._session.write(protocol.Note(kind="warning", text=calibration.unstored(error)))
         else:
-            self._session.write(protocol.Note(kind="info", text=calibration.describe(found)))
+            self._session.write(protocol.Note(kind="info", text=calibration.describe(measured)))
         self._read_floor()
 
     def _read_floor(self) -> None:
@@ -352,15 +354,15 @@ class Verdicts(QObject):
         self._known = [] if catalogue is None else calibration.load(catalogue)
 
     def _forget(self) -> None:
-        asked = self._asked
-        if asked is not None and asked.ends > 1 and self._run.state == "idle":
-            asked.ends, self._run.resumption = 1, None  # what it interrupts had ended by itself
+        request = self._request
+        if request is not None and request.ends > 1 and self._run.state == "idle":
+            request.ends, self._run.resumption = 1, None  # what it interrupts had ended by itself
         if self._run.state in ("starting", "dead"):
             self._end()
             self.resumes = False
 
     def why_not(self) -> str:
-        """Why no two configurations can be compared now; empty where they can."""
+        """Return why no two configurations can be compared now; empty if it is possible."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to measure."
         if self.busy or self.measuring:

@@ -14,7 +14,7 @@ LIST_PX = 190
 
 
 class HelpDialog(QDialog):
-    """Shows one page at a time; links between pages stay inside the dialog."""
+    """Dialog of the help pages; links between pages stay inside it."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -36,14 +36,14 @@ class HelpDialog(QDialog):
         self.show_page(name)
 
     def show_page(self, name: str) -> None:
-        """Turn to a page by its name."""
+        """Show a page by its name."""
         self.titles.setCurrentRow([page.name for page in PAGES].index(name))
 
     def _show_row(self, row: int) -> None:
         self.page.setMarkdown(PAGES[row].markdown())
 
     def _follow(self, url: QUrl) -> None:
-        """Turn to the page that a link names; other addresses open in the browser."""
+        """Show the page of a link; other addresses open in the browser."""
         name = FILES.get(url.path().rpartition("/")[2])
         if name is not None:
             self.show_page(name)

@@ -1,10 +1,9 @@
-"""Preferences: type, units, folders, how verdicts are measured, and the keys of all actions."""
+"""Preferences: font size, units, folders, defaults of verdicts, and the keys of all actions."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QKeySequence
@@ -27,15 +26,15 @@ from PySide6.QtWidgets import (
 )
 
 from workbench import protocol
-from workbench.ui.controllers.appearance import CHOICES
+from workbench.ui.controllers.appearance import CHOICES, Appearance
+from workbench.ui.controllers.runs import Runs
+from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.dialogs import message_boxes
+from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels import _widgets
-from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.settings import LARGEST_REGION, LONGEST_BUDGET_S
-
-if TYPE_CHECKING:
-    from workbench.ui.window import MainWindow
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
+from workbench.ui.settings import LARGEST_REGION, LONGEST_BUDGET_S, Settings
 
 _SIZE = (560, 480)
 _FONT_POINTS = (6.0, 24.0)
@@ -43,13 +42,22 @@ _UNITS = {"Binary (GiB = 1024³ bytes)": False, "Decimal (GB = 1000³ bytes)": T
 
 
 class Preferences(QDialog):
-    """Changes settings at once when it is accepted."""
+    """Dialog that changes all settings at once when it is accepted."""
 
-    def __init__(self, window: MainWindow) -> None:
-        super().__init__(window)
+    def __init__(
+        self,
+        settings: Settings,
+        appearance: Appearance,
+        verdicts: Verdicts,
+        runs: Runs,
+        actions: ActionSet,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Preferences")
-        self._window = window
+        self._settings, self._appearance = settings, appearance
+        self._verdicts, self._runs, self._actions = verdicts, runs, actions
         self._keys: dict[str, QKeySequenceEdit] = {}
         tabs = QTabWidget()
         tabs.setDocumentMode(True)
@@ -73,12 +81,11 @@ class Preferences(QDialog):
         self._check_keys()
 
     def _make_general(self) -> QWidget:
-        settings = self._window.settings
-        self.font_size = _number(_FONT_POINTS, self._window.appearance.font_points, " pt", 1)
+        self.font_size = _number(_FONT_POINTS, self._appearance.font_points, " pt", 1)
         self.units = QComboBox()
         self.units.addItems(list(_UNITS))
-        self.units.setCurrentIndex(list(_UNITS.values()).index(settings.decimal_units))
-        self.folder = QLineEdit(str(settings.folder or message_boxes.folder()))
+        self.units.setCurrentIndex(list(_UNITS.values()).index(self._settings.decimal_units))
+        self.folder = QLineEdit(str(self._settings.folder or message_boxes.folder()))
         browse = QPushButton("Browse …")
         browse.clicked.connect(self._browse)
         row = _widgets.tight(QHBoxLayout(), 6)
@@ -87,7 +94,7 @@ class Preferences(QDialog):
         self.theme = QComboBox()
         for name in CHOICES:
             self.theme.addItem(name.capitalize(), name)
-        self.theme.setCurrentIndex(CHOICES.index(self._window.appearance.choice))
+        self.theme.setCurrentIndex(CHOICES.index(self._appearance.choice))
         return _page(
             ("Font size", self.font_size),
             ("Theme", self.theme),
@@ -96,14 +103,15 @@ class Preferences(QDialog):
         )
 
     def _make_verdicts(self) -> QWidget:
-        workspace = self._window.workspace
-        verdicts = workspace.verdicts
+        verdicts = self._verdicts
         self.budget = _number((1.0, LONGEST_BUDGET_S), verdicts.budget_s, " s", 0)
         self.region = _number((0.1, 100 * LARGEST_REGION), 100 * verdicts.region, " %", 2)
-        self.region.setToolTip("Two arms within this difference of step time are the SAME")
+        self.region.setToolTip("Two configurations whose step times differ by less are the SAME")
         most = 100 * protocol.MOST_PAIRING_SHARE
-        self.share = _number((0.0, most), 100 * workspace.runs.pairing_share, " %", 1)
-        self.share.setToolTip("Part of a run's time for blocks of its baseline; 0 switches it off")
+        self.share = _number((0.0, most), 100 * self._runs.pairing_share, " %", 1)
+        self.share.setToolTip(
+            "Share of a run's time for measuring its baseline again; 0 switches it off"
+        )
         return _page(
             ("Budget", self.budget),
             ("Same within", self.region),
@@ -122,7 +130,7 @@ class Preferences(QDialog):
             item = QTableWidgetItem(title)
             item.setFlags(Qt.ItemFlag.ItemIsEnabled)
             table.setItem(row, 0, item)
-            edit = QKeySequenceEdit(self._window.actions_[action.id].shortcut())
+            edit = QKeySequenceEdit(self._actions[action.id].shortcut())
             edit.setMaximumSequenceLength(1)
             edit.setClearButtonEnabled(True)
             edit.setAccessibleName(f"Keys of {title}")
@@ -151,10 +159,10 @@ class Preferences(QDialog):
             self.folder.setText(folder)
 
     def _restore_defaults(self) -> None:
-        """Show what a fresh window has; accepting takes it."""
+        """Show the defaults; accepting the dialog applies them."""
         for action in ACTIONS:
             self._keys[action.id].setKeySequence(QKeySequence(action.shortcut))
-        self.font_size.setValue(self._window.appearance.system_points)
+        self.font_size.setValue(self._appearance.system_points)
         self.units.setCurrentIndex(0)
         self.theme.setCurrentIndex(CHOICES.index("system"))
         self.budget.setValue(20.0)
@@ -162,23 +170,22 @@ class Preferences(QDialog):
         self.share.setValue(100 * protocol.PAIRING_SHARE)
 
     def _accept(self) -> None:
-        window, workspace = self._window, self._window.workspace
         if self.folder.text() != message_boxes.folder():
-            window.settings.folder = Path(self.folder.text())
-            message_boxes.use_folder(window.settings.folder)
-        window.appearance.choose_units(_UNITS[self.units.currentText()])
-        window.appearance.choose_font(self.font_size.value())
-        window.set_theme(self.theme.currentData())
-        workspace.verdicts.set_defaults(self.budget.value(), self.region.value() / 100)
-        workspace.runs.set_pairing_share(self.share.value() / 100)
-        window.actions_.set_shortcuts(self.shortcuts())
+            self._settings.folder = Path(self.folder.text())
+            message_boxes.use_folder(self._settings.folder)
+        self._appearance.choose_units(_UNITS[self.units.currentText()])
+        self._appearance.choose_font(self.font_size.value())
+        self._appearance.choose(self.theme.currentData())
+        self._verdicts.set_defaults(self.budget.value(), self.region.value() / 100)
+        self._runs.set_pairing_share(self.share.value() / 100)
+        self._actions.set_shortcuts(self.shortcuts())
         self.accept()
 
 
 def _number(
     limits: tuple[float, float], value: float, unit: str, decimals: int
-) -> CalmDoubleSpinBox:
-    box = CalmDoubleSpinBox()
+) -> NoWheelDoubleSpinBox:
+    box = NoWheelDoubleSpinBox()
     box.setDecimals(decimals)
     box.setRange(*limits)
     box.setSuffix(unit)
@@ -187,25 +194,11 @@ def _number(
 
 
 def _page(*rows: tuple[str, QWidget] | tuple[str, QWidget, QHBoxLayout]) -> QWidget:
-    """Return a form; a row's optional third part is the layout that contains its second."""
+    """Return a form; the third item of a row, if any, is the layout that contains its widget."""
     page = QWidget()
     form = QFormLayout(page)
-    for title, widget, *company in rows:
+    for title, widget, *layout in rows:
         widget.setAccessibleName(title)
         widget.setObjectName(f"preference-{title.lower().replace(' ', '-')}")
-        form.addRow(title, company[0] if company else widget)
+        form.addRow(title, layout[0] if layout else widget)
     return page
-
-
-def open_preferences(window: MainWindow) -> None:
-    """Open the preferences."""
-    Preferences(window).open()
-
-
-def save_layout(window: MainWindow) -> None:
-    """Ask for a name and keep the layout of the panels under it."""
-
-    def keep(name: str) -> None:
-        window.settings.save_named_layout(name, window.desk.saveState())
-
-    message_boxes.ask(window, "Save layout", "Name of the layout", "", keep)

@@ -1,9 +1,8 @@
-"""The report builder: which sections a page of these sessions has, in which order."""
+"""The dialog that composes a report: its sections, their order, title, notes and colours."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSize, Qt, QUrl
 from PySide6.QtGui import QDesktopServices
@@ -23,6 +22,7 @@ from PySide6.QtWidgets import (
     QPlainTextEdit,
     QPushButton,
     QVBoxLayout,
+    QWidget,
 )
 
 from workbench.plot_export import ExportError
@@ -33,10 +33,10 @@ from workbench.theming.theme import DARK, LIGHT, PRINT
 from workbench.titles import distinct
 from workbench.ui.dialogs import message_boxes
 from workbench.ui.panels import _widgets
+from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state import session_files
-
-if TYPE_CHECKING:
-    from workbench.ui.window import MainWindow
+from workbench.ui.state.comparison import ComparisonModel
+from workbench.ui.state.session import SessionModel
 
 _NAME = Qt.ItemDataRole.UserRole
 _THEMES = {"Print": PRINT, "Light": LIGHT, "Dark": DARK}
@@ -46,15 +46,21 @@ _SPACING_PX = 2
 
 
 class ReportDialog(QDialog):
-    """Writes a page of the session that is shown, and of those compared with it."""
+    """Dialog that writes a page about the shown session and the sessions compared with it."""
 
-    def __init__(self, window: MainWindow) -> None:
-        super().__init__(window)
+    def __init__(
+        self,
+        session: SessionModel,
+        compared: ComparisonModel,
+        tasks: Tasks,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._tasks = tasks
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle("Report")
         self.resize(_SIZE)
-        session, self._tasks = window.workspace.session, window.workspace.tasks
-        sessions = [session.shown, *window.workspace.compared.sessions]
+        sessions = [session.shown, *compared.sessions]
         self.runs = [
             Run(session_files.snapshot(shown), label, color, titled=session.titled)
             for color, (shown, label) in enumerate(zip(sessions, distinct(sessions), strict=True))
@@ -62,12 +68,12 @@ class ReportDialog(QDialog):
         self.title = QLineEdit(session.shown.title)
         self.notes = QPlainTextEdit()
         self.notes.setTabChangesFocus(True)
-        self.notes.setPlaceholderText("What a reader should know, under the title")
+        self.notes.setPlaceholderText("Notes for the reader, below the title")
         self.notes.setFixedHeight(_NOTES_PX)
         self.notes.setTabChangesFocus(True)
         self.theme = QComboBox()
         self.theme.addItems(list(_THEMES))
-        self.opens = QCheckBox("Open it when it is written")
+        self.opens = QCheckBox("Open the page after writing it")
         self.opens.setChecked(True)
         self.sections = self._make_sections()
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
@@ -81,20 +87,20 @@ class ReportDialog(QDialog):
         self._renew()
 
     def chosen(self) -> list[str]:
-        """The names of the sections that are ticked, in their order."""
+        """Return the names of the ticked sections, in their order."""
         items = [self.sections.item(row) for row in range(self.sections.count())]
         ticked = [item for item in items if item.checkState() == Qt.CheckState.Checked]
         return [str(item.data(_NAME)) for item in ticked]
 
     def write_to(self, path: Path) -> None:
-        """Make the page and write it; raises ``ExportError``."""
+        """Make the page and write it; raise ``ExportError`` if that fails."""
         theme = _THEMES[self.theme.currentText()]
         notes = self.notes.toPlainText()
         content = _page.page(self.runs, self.title.text().strip(), notes, self.chosen(), theme)
         _page.write(path, content)
 
     def move_section(self, by: int) -> None:
-        """Put the selected section so many places further down."""
+        """Move the selected section down by so many rows."""
         row = self.sections.currentRow()
         if row >= 0 and 0 <= row + by < self.sections.count():
             self.sections.insertItem(row + by, self.sections.takeItem(row))
@@ -106,7 +112,7 @@ class ReportDialog(QDialog):
         box.setAccessibleName("Sections of the report")
         box.setSpacing(_SPACING_PX)
         able = {section.name for section in _page.offered(self.runs)}
-        for section in sorted(SECTIONS.values(), key=lambda one: one.name not in able):
+        for section in sorted(SECTIONS.values(), key=lambda section: section.name not in able):
             box.addItem(self._make_item(section))
         return box
 

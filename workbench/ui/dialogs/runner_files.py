@@ -1,4 +1,4 @@
-"""Asking for a file of the runner's: in a dialog, or by its path where it is on another host."""
+"""Dialogs for a file on the runner's host: a file dialog, or a path if it is another host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workbench.protocol import Catalogue
 
 
 def existing(catalogue: Catalogue | None, parent: QWidget, title: str, pattern: str = "") -> str:
-    """A file that the runner is to read; empty where none was chosen."""
+    """Ask for a file that the runner reads; return an empty text if none was chosen."""
     if runner_command.is_custom():
         return _path(catalogue, parent, title, "")
     name, _ = QFileDialog.getOpenFileName(parent, title, "", pattern)
@@ -17,7 +17,7 @@ def existing(catalogue: Catalogue | None, parent: QWidget, title: str, pattern: 
 
 
 def new(catalogue: Catalogue | None, parent: QWidget, title: str, name: str, pattern: str) -> str:
-    """A file that the runner is to write; empty where none was chosen."""
+    """Ask for a file that the runner writes; return an empty text if none was chosen."""
     if runner_command.is_custom():
         return _path(catalogue, parent, title, name)
     chosen, _ = QFileDialog.getSaveFileName(parent, title, name, pattern)

@@ -1,9 +1,8 @@
-"""The table of actions as Qt's: menus, toolbar and palette entries, kept enabled or not."""
+"""The table of actions as QActions: in menus, in the toolbar and as entries of the palette."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QSize, Qt
 from PySide6.QtGui import QAction, QKeySequence
@@ -13,16 +12,14 @@ from workbench.theming.icons import icon
 from workbench.ui.controllers.appearance import CHOICES
 from workbench.ui.menus.actions import ACTIONS, MENUS, TOOLBAR, Action
 from workbench.ui.menus.palette import Entry
+from workbench.ui.panel_window import PanelWindow
 from workbench.ui.state import config_edit
-
-if TYPE_CHECKING:
-    from workbench.ui.window import MainWindow
 
 
 class ActionSet(QObject):
-    """One QAction for each line of the table; ``refresh`` brings them up to date."""
+    """QActions by the ids of the table; ``refresh`` brings them up to date."""
 
-    def __init__(self, window: MainWindow) -> None:
+    def __init__(self, window: PanelWindow) -> None:
         super().__init__(window)
         self._window = window
         self.menus: dict[str, QMenu] = {}
@@ -65,7 +62,7 @@ class ActionSet(QObject):
                     menu.addAction(self[action.id])
 
     def fill_toolbar(self, bar: QToolBar) -> None:
-        """Fill the toolbar; Run stands out, and carries its name."""
+        """Fill the toolbar; Run is highlighted and shows its name."""
         bar.setIconSize(QSize(18, 18))
         for name in TOOLBAR:
             if not name:
@@ -78,9 +75,9 @@ class ActionSet(QObject):
         run.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
 
     def entries(self) -> list[Entry]:
-        """What the palette offers: actions, options of toggles, toggle sets, presets."""
+        """Return what the palette offers: actions, options of toggles, toggle sets, presets."""
         workspace, theme = self._window.workspace, self._window.workspace.theme.current
-        found = [
+        entries = [
             Entry(
                 action.now(workspace) or action.text,
                 self[action.id].trigger,
@@ -93,37 +90,37 @@ class ActionSet(QObject):
         ]
         for name in CHOICES:
             choose = self._chooser(self._window.set_theme, name)
-            found.append(Entry(f"Theme: {name.capitalize()}", choose, icon("theme", theme)))
-        for name, dock in self._window.desk.docks.items():
+            entries.append(Entry(f"Theme: {name.capitalize()}", choose, icon("theme", theme)))
+        for name, dock in self._window.dock_area.docks.items():
             enter = self._chooser(self._window.enter, name)
-            found.append(Entry(f"Panel: {dock.windowTitle()}", enter, icon("layout", theme)))
+            entries.append(Entry(f"Panel: {dock.windowTitle()}", enter, icon("layout", theme)))
         catalogue, configuration = workspace.configuration.catalogue, workspace.configuration.edited
         if catalogue is None or configuration is None:
-            return found
+            return entries
         for toggle in catalogue.toggles:
             blocked = workspace.configuration.blocked(toggle.name)
             for option in toggle.options:
                 why = blocked[option.name].reason if option.name in blocked else ""
                 if configuration.toggles.get(toggle.name) == option.name:
-                    why = "Chosen already."
+                    why = "Already chosen."
                 choose = self._chooser(workspace.configuration.set_toggle, toggle.name, option.name)
                 text = f"{toggle.title}: {option.title}"
-                found.append(Entry(text, choose, icon("toggle", theme), "", why))
+                entries.append(Entry(text, choose, icon("toggle", theme), "", why))
         why_not = workspace.presets.why_not()
-        for offered in workspace.presets.offered:
-            choose = self._chooser(workspace.presets.apply, offered)
-            text = f"Toggle set: {offered.title}"
-            found.append(Entry(text, choose, icon("preset", theme), "", why_not))
+        for toggle_set in workspace.presets.offered:
+            choose = self._chooser(workspace.presets.apply, toggle_set)
+            text = f"Toggle set: {toggle_set.title}"
+            entries.append(Entry(text, choose, icon("preset", theme), "", why_not))
         for name in workspace.presets.own:
             choose = self._chooser(workspace.presets.apply_own, name)
-            found.append(Entry(f"Toggle set: {name}", choose, icon("preset", theme), "", why_not))
+            entries.append(Entry(f"Toggle set: {name}", choose, icon("preset", theme), "", why_not))
         for preset in config_edit.family_of(catalogue, configuration.family).presets:
             choose = self._chooser(self._window.choose_preset, preset)
-            found.append(Entry(f"Preset: {preset}", choose, icon("preset", theme)))
-        return found
+            entries.append(Entry(f"Preset: {preset}", choose, icon("preset", theme)))
+        return entries
 
     def refresh(self) -> None:
-        """Enable what can be done now; the tool tip of the rest says why not."""
+        """Enable the actions that are possible now; the tool tip of the others says why not."""
         workspace = self._window.workspace
         for action in ACTIONS:
             made = self[action.id]
@@ -153,7 +150,7 @@ class ActionSet(QObject):
         return made
 
     def set_shortcuts(self, shortcuts: Mapping[str, str]) -> None:
-        """Give the actions these keys by their ids, and remember those that are not the usual."""
+        """Set the keys of the actions, by id, and remember those that are not the defaults."""
         for action in ACTIONS:
             self[action.id].setShortcut(QKeySequence(shortcuts[action.id]))
         self._window.settings.shortcuts = {

@@ -1,17 +1,14 @@
-"""Every action of the window, once: menus, toolbar, shortcuts and palette are made from this."""
+"""The table of all actions: menus, toolbar, shortcuts and palette are made from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from workbench.ui.dialogs import message_boxes
+from workbench.ui.dialogs import information, session_dialogs
+from workbench.ui.panel_window import PanelWindow
 from workbench.ui.state import config_edit
 from workbench.ui.workspace import Workspace
-
-if TYPE_CHECKING:
-    from workbench.ui.window import MainWindow
 
 MENUS = ("File", "Edit", "Run", "View", "Compare", "Help")
 
@@ -26,19 +23,19 @@ def _plain(_: Workspace) -> str:
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that a person can do; ``why_not`` is empty when it can be done now."""
+    """Action of the user; ``why_not`` returns an empty text if it is possible now."""
 
     id: str
     text: str
     menu: str
     icon: str
-    handler: Callable[[MainWindow], None]
+    handler: Callable[[PanelWindow], None]
     shortcut: str = ""
     tip: str = ""
     why_not: Callable[[Workspace], str] = _always
-    now: Callable[[Workspace], str] = _plain  # another text for what it would do now
+    now: Callable[[Workspace], str] = _plain  # text that replaces ``text`` at the moment
     checked: Callable[[Workspace], bool] | None = None
-    group: int = 0  # a line divides the groups of a menu
+    group: int = 0  # groups of a menu are separated by lines
 
 
 def _cannot_run(workspace: Workspace) -> str:
@@ -63,7 +60,7 @@ def _no_own_models(workspace: Workspace) -> str:
     if workspace.run.active:
         return "A run is in progress."
     families = [family.name for family in workspace.configuration.catalogue.families]
-    return "" if config_edit.OWN in families else "This runner takes no models from files."
+    return "" if config_edit.OWN in families else "This runner cannot load models from files."
 
 
 def _not_active(workspace: Workspace) -> str:
@@ -71,24 +68,24 @@ def _not_active(workspace: Workspace) -> str:
 
 
 def _cannot_pause(workspace: Workspace) -> str:
-    return "" if workspace.run.state in ("running", "paused") else "Nothing runs that could pause."
+    return "" if workspace.run.state in ("running", "paused") else "There is no run to pause."
 
 
 def _pause_text(workspace: Workspace) -> str:
     return "Resume" if workspace.run.state == "paused" else ""
 
 
-def _pause(window: MainWindow) -> None:
+def _pause(window: PanelWindow) -> None:
     run = window.workspace.run
     (run.resume if run.state == "paused" else run.pause)()
 
 
-def _toggle_automatic(window: MainWindow) -> None:
-    offers = window.workspace.offers
-    offers.set_automatic(not offers.automatic)
+def _toggle_automatic(window: PanelWindow) -> None:
+    prompt = window.workspace.verdict_prompt
+    prompt.set_automatic(not prompt.automatic)
 
 
-def _toggle_check(window: MainWindow) -> None:
+def _toggle_check(window: PanelWindow) -> None:
     runs = window.workspace.runs
     runs.set_checks_numbers(not runs.checks_numbers)
 
@@ -99,14 +96,14 @@ def _no_data(workspace: Workspace) -> str:
 
 def _nothing_to_report(workspace: Workspace) -> str:
     session = workspace.session.shown
-    found = session.segments or session.comparisons or session.studies
-    return "" if found else "Nothing has been measured yet."
+    measured = session.segments or session.comparisons or session.studies
+    return "" if measured else "Nothing has been measured yet."
 
 
 def _not_live(workspace: Workspace) -> str:
     if workspace.session.live:
         return ""
-    return "A note marks a moment of the live session; this one is a file."
+    return "Notes belong to the live session; this session is a file."
 
 
 def _no_undo(workspace: Workspace) -> str:
@@ -127,29 +124,73 @@ def _redo_text(workspace: Workspace) -> str:
     return f"Redo {undo.redoText()}" if undo.canRedo() else ""
 
 
-def _undo(window: MainWindow) -> None:
+def _undo(window: PanelWindow) -> None:
     window.workspace.configuration.undo.undo()
 
 
-def _redo(window: MainWindow) -> None:
+def _redo(window: PanelWindow) -> None:
     window.workspace.configuration.undo.redo()
 
 
-def _begin_session(window: MainWindow) -> None:
+def _begin_session(window: PanelWindow) -> None:
     window.workspace.run.begin_session(window.workspace.configuration.catalogue)
 
 
-def _open_preferences(window: MainWindow) -> None:
-    from workbench.ui.dialogs.preferences import open_preferences
-
-    open_preferences(window)
+def _open_session(window: PanelWindow) -> None:
+    session_dialogs.open_session(window, window.open_path)
 
 
-def _start_runner(window: MainWindow) -> None:
+def _open_trace(window: PanelWindow) -> None:
+    session_dialogs.open_trace(window, window.open_path)
+
+
+def _open_model(window: PanelWindow) -> None:
+    session_dialogs.open_model(window, window.workspace.configuration)
+
+
+def _save(window: PanelWindow) -> None:
+    session_dialogs.save(window, window.workspace.session, window.save_path)
+
+
+def _save_as(window: PanelWindow) -> None:
+    session_dialogs.save_as(window, window.workspace.session, window.save_path)
+
+
+def _rename(window: PanelWindow) -> None:
+    session_dialogs.rename(window, window.workspace.session)
+
+
+def _edit_notes(window: PanelWindow) -> None:
+    session_dialogs.notes(window, window.workspace.session)
+
+
+def _add_note(window: PanelWindow) -> None:
+    session_dialogs.add_note(window, window.workspace.session)
+
+
+def _report(window: PanelWindow) -> None:
+    workspace = window.workspace
+    session_dialogs.report(window, workspace.session, workspace.compared, workspace.tasks)
+
+
+def _compare(window: PanelWindow) -> None:
+    session_dialogs.compare(window, window.workspace.compared)
+
+
+def _doctor(window: PanelWindow) -> None:
+    workspace = window.workspace
+    information.doctor(window, workspace.configuration, workspace.session.titles)
+
+
+def _log(window: PanelWindow) -> None:
+    information.log(window, window.workspace.run.log)
+
+
+def _start_runner(window: PanelWindow) -> None:
     window.workspace.run.start_runner()
 
 
-def _show_live(window: MainWindow) -> None:
+def _show_live(window: PanelWindow) -> None:
     window.workspace.session.show_live()
 
 
@@ -165,59 +206,60 @@ def _live_already(workspace: Workspace) -> str:
     return "The live session is shown." if workspace.session.live else ""
 
 
-def _jump(window: MainWindow) -> None:
+def _jump(window: PanelWindow) -> None:
     window.workspace.session.show_live()
     window.workspace.session.set_follow(True)
 
 
 ACTIONS = (
-    Action("open", "Open …", "File", "folder", message_boxes.open_session, "Ctrl+O",
+    Action("open", "Open …", "File", "folder", _open_session, "Ctrl+O",
            "Show the session of a file or of a journal"),
-    Action("open-trace", "Open trace …", "File", "folder", message_boxes.open_trace, "",
+    Action("open-trace", "Open trace …", "File", "folder", _open_trace, "",
            "Show the Kineto trace or Nsight Compute report of another program"),
-    Action("open-model", "Open model …", "File", "folder", message_boxes.open_model, "",
+    Action("open-model", "Open model …", "File", "folder", _open_model, "",
            "Run a model of your own: a Python file whose build() returns it", _no_own_models),
-    Action("save", "Save", "File", "save", message_boxes.save, "Ctrl+S",
+    Action("save", "Save", "File", "save", _save, "Ctrl+S",
            "Write the session to its file", _nothing_to_report, group=1),
-    Action("save-as", "Save as …", "File", "save", message_boxes.save_as, "Ctrl+Shift+S",
+    Action("save-as", "Save as …", "File", "save", _save_as, "Ctrl+Shift+S",
            "Write the session to another file", _nothing_to_report, group=1),
-    Action("rename", "Rename session …", "File", "rename", message_boxes.rename, "F2",
+    Action("rename", "Rename session …", "File", "rename", _rename, "F2",
            "Give the session another title", group=1),
-    Action("notes", "Session notes …", "File", "note", message_boxes.notes, "",
-           "What a reader of this session should know", group=1),
+    Action("notes", "Session notes …", "File", "note", _edit_notes, "",
+           "Edit the notes for readers of this session", group=1),
     Action("new", "New session", "File", "new", _begin_session, "Ctrl+Shift+N",
-           "Leave this session in its journal or file and begin another",
+           "Begin another session; this session stays in its journal or file",
            _no_runner_wanted, group=1),
     Action("export", "Export plot …", "File", "export", lambda w: w.export_plot(), "Ctrl+E",
            "Write a plot as PNG, SVG, PDF or CSV", _no_data, group=2),
-    Action("report", "Report …", "File", "report", message_boxes.report, "Ctrl+R",
+    Action("report", "Report …", "File", "report", _report, "Ctrl+R",
            "Write one HTML page of the sessions: charts, tables, verdicts, evidence",
            _nothing_to_report, group=2),
     Action("quit", "Quit", "File", "quit", lambda w: w.quit(), "Ctrl+Q",
            "End the runner and close the window", group=3),
     Action("undo", "Undo", "Edit", "undo", _undo, "Ctrl+Z",
-           "Take back the last change of toggles", _no_undo,
+           "Undo the last change of toggles", _no_undo,
            now=_undo_text),
     Action("redo", "Redo", "Edit", "redo", _redo, "Ctrl+Shift+Z",
-           "Make the change of toggles again", _no_redo,
+           "Repeat the change of toggles that was undone", _no_redo,
            now=_redo_text),
-    Action("preferences", "Preferences …", "Edit", "preferences", _open_preferences, "Ctrl+,",
-           "Type, units, folders, defaults of verdicts, shortcuts", group=2),
-    Action("note", "Add note …", "Edit", "note", message_boxes.add_note, "Ctrl+N",
+    Action("preferences", "Preferences …", "Edit", "preferences",
+           lambda w: w.preferencesWanted.emit(), "Ctrl+,",
+           "Font size, units, folders, defaults of verdicts, shortcuts", group=2),
+    Action("note", "Add note …", "Edit", "note", _add_note, "Ctrl+N",
            "Mark this moment of the timeline", _not_live, group=1),
     Action("copy-image", "Copy plot as image", "Edit", "image", lambda w: w.copy_plot(),
-           "Ctrl+Shift+C", "Put a picture of the plots on the clipboard", _no_data, group=1),
+           "Ctrl+Shift+C", "Copy an image of the plots to the clipboard", _no_data, group=1),
     Action("run", "Run", "Run", "run", lambda w: w.workspace.runs.start(), "F5",
            "Build the configuration and run it", _cannot_run),
     Action("pause", "Pause", "Run", "pause", _pause, "F6",
-           "Stop stepping, keeping everything built", _cannot_pause, now=_pause_text),
+           "Pause the steps; the built model stays in memory", _cannot_pause, now=_pause_text),
     Action("stop", "Stop", "Run", "stop", lambda w: w.workspace.run.stop(), "Shift+F5",
            "End the run after the current step", _not_active),
     Action("cancel", "Cancel", "Run", "cancel", lambda w: w.workspace.run_control.cancel(),
-           "Shift+Esc", "End what is being built or run at once, by force if need be", _not_active),
+           "Shift+Esc", "End the build or the run immediately, by force if necessary", _not_active),
     Action("restart", "Start a new runner", "Run", "restart", _start_runner,
            "", "Replace the runner; the session goes on", _no_runner_wanted, group=1),
-    Action("palette", "Command palette", "View", "palette", lambda w: w.show_palette(),
+    Action("palette", "Command palette", "View", "palette", lambda w: w.paletteWanted.emit(),
            "Ctrl+Shift+P", "Find any command, toggle, set or preset by name"),
     Action("jump", "Jump to live", "View", "jump", _jump, "Ctrl+End",
            "Follow the newest step again", group=1),
@@ -226,7 +268,7 @@ ACTIONS = (
            "Hold the plots where they are; the run goes on",
            checked=lambda s: not s.session.follow, group=1),
     Action("show-live", "Show the live session", "View", "live", _show_live, "",
-           "Leave the opened file and show the session that is recorded",
+           "Close the opened file and show the session that is being recorded",
            _live_already, group=1),
     Action("next-panel", "Next panel", "View", "layout", lambda w: w.step_panel(1),
            "Ctrl+Tab", "Give the keyboard to the next panel", group=2),
@@ -235,25 +277,25 @@ ACTIONS = (
            "Give the keyboard to the panel before", group=2),
     Action("float-panel", "Float panel, or dock it again", "View", "float",
            lambda w: w.float_panel(), "Ctrl+Shift+F",
-           "Take the panel that has the keyboard out of the window, or put it back", group=2),
+           "Detach the panel that has the keyboard from the window, or dock it again", group=2),
     Action("close-panel", "Close panel", "View", "close", lambda w: w.close_panel(), "Ctrl+W",
            "Close the panel that has the keyboard; this menu brings it back", group=2),
     Action("reset-layout", "Reset layout", "View", "layout", lambda w: w.reset_layout(), "",
-           "Put every dock back to its place", group=3),
+           "Restore the default layout of the panels", group=3),
     Action("verdict", "Verdict against the configuration before", "Run", "verdict",
-           lambda w: w.judge(), "F8", "Alternate the configuration before the last change and "
-           "this one, block by block, until it is clear which is faster",
+           lambda w: w.judge(), "F8", "Run the configuration before the last change and this "
+           "configuration in alternating blocks, until it is clear which is faster",
            lambda s: s.verdicts.why_not_before(), group=2),
     Action("measure-more", "Measure more", "Run", "pending", lambda w: w.judge_longer(), "Shift+F8",
-           "Go on with the last comparison; its interval holds however often one looks",
+           "Extend the last comparison; its interval stays valid however often it is extended",
            lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
     Action("calibrate", "Calibrate (A against A)", "Run", "verdict", lambda w: w.calibrate(), "",
-           "Compare this configuration with itself: what it differs by is the machine's noise, and "
-           "no verdict claims less", lambda s: s.verdicts.why_not_calibrate(), group=2),
+           "Compare this configuration with itself to measure the machine's noise; verdicts claim "
+           "no smaller differences", lambda s: s.verdicts.why_not_calibrate(), group=2),
     Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
-           "Find which of the toggles gave what: time and memory, alone and together", group=2),
+           "Measure how much time and memory each toggle saves, alone and together", group=2),
     Action("optimize", "Optimize …", "Run", "optimize", lambda w: w.search(), "Ctrl+F9",
-           "Search for the best configuration that is right, and measure it again", group=2),
+           "Search for the best configuration with correct results, and measure it again", group=2),
     Action("sweep", "Sweep …", "Run", "sweep", lambda w: w.vary(), "Shift+F7",
            "Measure how time and memory grow with the size of model or workload", group=2),
     Action("validate", "Validation checklist", "Run", "checklist", lambda w: w.validate(), "F7",
@@ -265,16 +307,16 @@ ACTIONS = (
            "Show where the time and the memory of a step go, module by module",
            lambda s: s.breakdowns.why_not(), group=2),
     Action("auto-verdict", "Auto-verdict", "Run", "verdict", _toggle_automatic, "",
-           "Judge every change of a toggle in a run against the configuration before it, then go "
-           "on with the new one", checked=lambda s: s.offers.automatic, group=2),
+           "Compare the configurations before and after every change of a toggle, then go on with "
+           "the changed configuration", checked=lambda s: s.verdict_prompt.automatic, group=2),
     Action("check-numbers", "Check each segment's numbers", "Run", "checklist", _toggle_check, "",
-           "Pause each new configuration of the runs to come, once, and compare its numbers with a "
-           "reference in FP64 or FP32", checked=lambda s: s.runs.checks_numbers, group=2),
-    Action("compare", "Compare with …", "Compare", "compare", message_boxes.compare, "Ctrl+Shift+O",
-           "Put the sessions of files beside this one"),
+           "Pause each new configuration once and compare its results with a reference in FP64 or "
+           "FP32", checked=lambda s: s.runs.checks_numbers, group=2),
+    Action("compare", "Compare with …", "Compare", "compare", _compare, "Ctrl+Shift+O",
+           "Compare the sessions of files with this session"),
     Action("clear-compared", "Clear comparison", "Compare", "close",
-           lambda w: w.workspace.compared.clear(), "", "Take every other session away",
-           _no_comparison),
+           lambda w: w.workspace.compared.clear(), "",
+           "Remove all other sessions from the comparison", _no_comparison),
     Action("help", "Usage", "Help", "help", lambda w: w.show_help("usage"), "F1",
            "How to use the window, step by step"),
     Action("help-verdict", "What a verdict is", "Help", "help", lambda w: w.show_help("verdict"),
@@ -285,15 +327,15 @@ ACTIONS = (
            "How a Python file offers a model of your own"),
     Action("help-gpus", "Several GPUs", "Help", "help", lambda w: w.show_help("gpus"), "",
            "Data, tensor, sequence and pipeline parallelism"),
-    Action("tour", "Tour", "Help", "tour", lambda w: w.start_tour(), "",
+    Action("tour", "Tour", "Help", "tour", lambda w: w.tourWanted.emit(), "",
            "Explain the window in five callouts"),
-    Action("doctor", "Doctor", "Help", "doctor", message_boxes.doctor, "",
+    Action("doctor", "Doctor", "Help", "doctor", _doctor, "",
            "What this machine has, what is missing and what it would enable", group=1),
-    Action("log", "Runner log", "Help", "log", message_boxes.log, "",
+    Action("log", "Runner log", "Help", "log", _log, "",
            "What the libraries printed in the runner", group=1),
-    Action("shortcuts", "Keyboard shortcuts", "Help", "palette", message_boxes.shortcuts, "Ctrl+/",
-           "What each key does", group=1),
-    Action("about", "About", "Help", "about", message_boxes.about, "", "Version and licence",
+    Action("shortcuts", "Keyboard shortcuts", "Help", "palette",
+           lambda w: w.shortcutsWanted.emit(), "Ctrl+/", "What each key does", group=1),
+    Action("about", "About", "Help", "about", information.about, "", "Version and licence",
            group=1),
 )  # fmt: skip
 

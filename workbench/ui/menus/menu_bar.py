@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QMimeData
 from PySide6.QtGui import QAction
@@ -15,24 +14,21 @@ from sessions.tracing.files import is_foreign
 from workbench.ui.controllers.appearance import CHOICES
 from workbench.ui.controllers.runs import Runs
 from workbench.ui.controllers.verdicts import Verdicts
-from workbench.ui.dialogs import message_boxes
+from workbench.ui.dialogs import message_boxes, session_dialogs
 from workbench.ui.menus import preset_menu
+from workbench.ui.menus.action_set import ActionSet
+from workbench.ui.panel_window import PanelWindow
 from workbench.ui.state import config_edit, session_files
-from workbench.ui.state.configuration import ConfigurationModel
-
-if TYPE_CHECKING:
-    from workbench.ui.window import MainWindow
 
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a run's time
 BUILD_COUNTS = (0, 1, 3, 5, 10)
-MODEL_SUFFIX = ".py"  # of a model of one's own
+MODEL_SUFFIX = ".py"  # of a user's model
 SUFFIXES = (".h5", ".hdf5", ".journal")
 
 
-def add_dynamic(window: MainWindow) -> None:
+def add_dynamic(window: PanelWindow, actions: ActionSet) -> None:
     """Add the submenus that are filled whenever they open."""
-    top = window.actions_.menus
-    save = window.actions_["save"]
+    top, save = actions.menus, actions["save"]
     _submenu(top["File"], "Open recent", lambda menu: _recent(window, menu), save)
     _submenu(top["File"], "Recover journal", lambda menu: _journals(window, menu), save)
     _submenu(top["Run"], "Preset", lambda menu: _presets(window, menu))
@@ -46,21 +42,14 @@ def add_dynamic(window: MainWindow) -> None:
         top["Run"], "Builds of a verdict", lambda menu: _build_counts(workspace.verdicts, menu)
     )
     top["View"].addSeparator()
-    for dock in window.desk.docks.values():
+    for dock in window.dock_area.docks.values():
         top["View"].addAction(dock.toggleViewAction())
     _submenu(top["View"], "Theme", lambda menu: _themes(window, menu))
     _submenu(top["View"], "Layouts", lambda menu: _layouts(window, menu))
 
 
-def choose_preset(configuration: ConfigurationModel, name: str) -> None:
-    """Take another preset of the family that is being edited."""
-    catalogue, edited = configuration.catalogue, configuration.edited
-    assert catalogue is not None and edited is not None
-    configuration.edit(config_edit.with_preset(catalogue, edited, name))
-
-
 def dropped(data: QMimeData) -> list[Path]:
-    """Return the files among what is dragged that a window opens."""
+    """Return the dragged files that the window can open."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     return [
         path
@@ -89,27 +78,27 @@ def _submenu(
     made.aboutToShow.connect(refill)
 
 
-def _recent(window: MainWindow, menu: QMenu) -> None:
+def _recent(window: PanelWindow, menu: QMenu) -> None:
     for path in window.settings.recent:
         _item(menu, path.name, partial(window.open_path, path), tip=str(path))
 
 
-def _journals(window: MainWindow, menu: QMenu) -> None:
+def _journals(window: PanelWindow, menu: QMenu) -> None:
     for path in session_files.recoverable():
         _item(menu, path.name, partial(window.workspace.session.open, path), tip=str(path))
 
 
-def _presets(window: MainWindow, menu: QMenu) -> None:
+def _presets(window: PanelWindow, menu: QMenu) -> None:
     configuration = window.workspace.configuration
     catalogue, edited = configuration.catalogue, configuration.edited
     if catalogue is None or edited is None:
         return
     for name in config_edit.family_of(catalogue, edited.family).presets:
         chosen = name == edited.preset and not edited.model
-        _item(menu, name, partial(choose_preset, configuration, name), chosen)
+        _item(menu, name, partial(window.choose_preset, name), chosen)
 
 
-def _configurations(window: MainWindow, menu: QMenu) -> None:
+def _configurations(window: PanelWindow, menu: QMenu) -> None:
     configuration = window.workspace.configuration
     catalogue = configuration.catalogue
     if catalogue is None or configuration.edited is None:
@@ -117,15 +106,16 @@ def _configurations(window: MainWindow, menu: QMenu) -> None:
     for name, own in window.settings.presets.items():
         _item(menu, name, partial(configuration.edit, config_edit.adopt(catalogue, own)))
     menu.addSeparator()
-    _item(menu, "Save this configuration …", lambda: message_boxes.save_preset(window))
+    save = partial(session_dialogs.save_preset, window, configuration, window.settings)
+    _item(menu, "Save this configuration …", save)
 
 
 def _pairing_shares(runs: Runs, menu: QMenu) -> None:
-    """Offer parts of a run's time for blocks of its baseline."""
+    """Offer shares of a run's time for measuring its baseline again."""
     for share in dict.fromkeys((*SHARES, runs.pairing_share)):
         text = f"{100 * share:g} % of the time" if share else "Off"
         tip = (
-            "After a toggle, return to the baseline in short blocks: the ratio becomes a paired one"
+            "After a toggle, return to the baseline in short blocks, for a paired ratio"
             if share
             else "Ratios against the baseline stay unpaired until a verdict is measured"
         )
@@ -134,18 +124,18 @@ def _pairing_shares(runs: Runs, menu: QMenu) -> None:
 
 
 def _build_counts(verdicts: Verdicts, menu: QMenu) -> None:
-    """Offer how often a verdict builds both arms."""
-    tips = {0: "Several builds if building is cheap for the budget, else one",
-            1: "The interval describes the two builds that were measured"}  # fmt: skip
-    several = "The interval includes how far builds of one configuration differ"
+    """Offer numbers of builds of both configurations for a verdict."""
+    tips = {0: "Several builds if building is cheap for the budget, else a single build",
+            1: "The interval holds for the two measured builds, not for others"}  # fmt: skip
+    several = "The interval includes differences between builds of the same configuration"
     for count in dict.fromkeys((*BUILD_COUNTS, verdicts.build_count)):
         text = str(count) if count else "Automatic"
         choose = partial(verdicts.set_build_count, count)
         _item(menu, text, choose, count == verdicts.build_count, tips.get(count, several))
 
 
-def _layouts(window: MainWindow, menu: QMenu) -> None:
-    """Offer the saved layouts, to save the present one, and to delete one."""
+def _layouts(window: PanelWindow, menu: QMenu) -> None:
+    """Offer to restore, save and delete layouts."""
     names = window.settings.named_layouts
     for name in names:
         _item(menu, name, partial(window.restore_layout, name))
@@ -157,13 +147,16 @@ def _layouts(window: MainWindow, menu: QMenu) -> None:
             _item(delete, name, partial(window.settings.delete_named_layout, name))
 
 
-def _save_layout(window: MainWindow) -> None:
-    from workbench.ui.dialogs.preferences import save_layout
+def _save_layout(window: PanelWindow) -> None:
+    """Ask for a name and save the layout of the panels under it."""
 
-    save_layout(window)
+    def save_under(name: str) -> None:
+        window.settings.save_named_layout(name, window.dock_area.saveState())
+
+    message_boxes.ask(window, "Save layout", "Name of the layout", "", save_under)
 
 
-def _themes(window: MainWindow, menu: QMenu) -> None:
+def _themes(window: PanelWindow, menu: QMenu) -> None:
     for name in CHOICES:
         chosen = name == window.appearance.choice
         _item(menu, name.capitalize(), partial(window.set_theme, name), chosen)

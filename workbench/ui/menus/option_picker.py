@@ -24,8 +24,8 @@ POPUP_PADDING = 24
 SEGMENT_PADDING = 22  # left and right of a segment's text, with its border
 
 
-class CalmComboBox(QComboBox):
-    """A drop-down list that a passing mouse wheel does not change."""
+class NoWheelComboBox(QComboBox):
+    """Drop-down list that the mouse wheel does not change."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -63,7 +63,7 @@ class CalmComboBox(QComboBox):
 
 
 class OptionPicker(QWidget):
-    """Shows options by title and announces the name of the one that a person chose.
+    """Control for an option: it shows titles, and its signal carries the chosen name.
 
     The first option is the one that leaves things alone; any other is drawn with the accent.
     """
@@ -82,7 +82,7 @@ class OptionPicker(QWidget):
         self._dense = dense
         self._names = [name for name, _ in options]
         self._buttons: dict[str, QToolButton] = {}
-        self._combo: CalmComboBox | None = None
+        self._combo: NoWheelComboBox | None = None
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
@@ -91,7 +91,7 @@ class OptionPicker(QWidget):
         if letters + SEGMENT_PADDING * len(options) <= width:
             self._add_buttons(options, layout)
         else:
-            self._combo = CalmComboBox()
+            self._combo = NoWheelComboBox()
             self._combo.setProperty("dense", dense)
             self._items = QStandardItemModel(self)
             for _, title in options:
@@ -140,7 +140,7 @@ class OptionPicker(QWidget):
                 self._items.item(row).setToolTip(reasons.get(name, ""))
 
     def focus_target(self) -> QWidget:
-        """The widget that a label's mnemonic should lead to."""
+        """Return the widget that gets the keyboard from a label's mnemonic."""
         chosen = (button for button in self._buttons.values() if button.isChecked())
         return self._combo or next(chosen, next(iter(self._buttons.values())))
 
@@ -152,8 +152,8 @@ class OptionPicker(QWidget):
             button = QToolButton()
             button.setText(title)
             button.setCheckable(True)
-            place = "first" if row == 0 else "last" if row == len(options) - 1 else "middle"
-            button.setProperty("segment", place)
+            position = "first" if row == 0 else "last" if row == len(options) - 1 else "middle"
+            button.setProperty("segment", position)
             button.setProperty("strong", row > 0)
             button.setProperty("dense", self._dense)
             button.setAccessibleName(title)

@@ -1,4 +1,4 @@
-"""The command palette: any command, toggle option or preset, found by typing parts of its name."""
+"""The command palette: commands, toggle options and presets, searched by parts of their names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the palette; ``why_not`` is shown instead of the shortcut when it is set."""
+    """Entry of the palette; ``why_not``, if set, is shown instead of the shortcut."""
 
     text: str
     run: Callable[[], None]
@@ -47,16 +47,16 @@ class Entry:
 
 
 def match(query: str, text: str) -> float | None:
-    """How well ``text`` answers ``query``; None when its letters do not occur in their order.
+    """Return how well ``text`` matches ``query``; None if its letters do not occur in order.
 
     Letters at the start of a word and letters in a row count more, long texts a little less.
     """
     text, query = text.casefold(), query.casefold().replace(" ", "")
     best: float | None = None
-    for start in (place for place, letter in enumerate(text) if letter == query[:1]):
-        found = _match_from(query, text, start)
-        if found is not None and (best is None or found > best):
-            best = found
+    for start in (index for index, letter in enumerate(text) if letter == query[:1]):
+        score = _match_from(query, text, start)
+        if score is not None and (best is None or score > best):
+            best = score
     return 0.0 if not query else best
 
 
@@ -64,13 +64,13 @@ def _match_from(query: str, text: str, start: int) -> float | None:
     score = 0.0
     last = start - 1
     for letter in query:
-        place = text.find(letter, last + 1)
-        if place < 0:
+        index = text.find(letter, last + 1)
+        if index < 0:
             return None
-        at_word = place == 0 or not text[place - 1].isalnum()
-        in_row = place == last + 1 and place != start
+        at_word = index == 0 or not text[index - 1].isalnum()
+        in_row = index == last + 1 and index != start
         score += 1.0 + 2.0 * at_word + 1.5 * in_row
-        last = place
+        last = index
     return score - 0.01 * len(text)
 
 
@@ -119,7 +119,7 @@ class CommandPalette(QFrame):
         self.line.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Arrows move in the list while the line has the focus; Escape closes."""
+        """Move in the list with the arrow keys while the line has the focus; close at Escape."""
         if event.type() == QEvent.Type.FocusOut:
             self.hide()
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
@@ -135,11 +135,11 @@ class CommandPalette(QFrame):
 
     def _filter(self, query: str) -> None:
         ranked = []
-        for place, entry in enumerate(self._entries):
+        for index, entry in enumerate(self._entries):
             score = match(query, entry.text)
             if score is not None:
-                ranked.append((bool(entry.why_not), -score, place))
-        self._shown = [self._entries[place] for *_, place in sorted(ranked)]
+                ranked.append((bool(entry.why_not), -score, index))
+        self._shown = [self._entries[index] for *_, index in sorted(ranked)]
         self._model.clear()
         for entry in self._shown:
             item = QStandardItem(entry.icon, entry.text)
@@ -149,7 +149,7 @@ class CommandPalette(QFrame):
             item.setSizeHint(QSize(0, ROW_HEIGHT))
             self._model.appendRow(item)
         if not self._shown:
-            nothing = QStandardItem("No command, toggle, preset or panel is called so")
+            nothing = QStandardItem("No command, toggle, preset or panel has this name")
             nothing.setEnabled(False)
             nothing.setSizeHint(QSize(0, ROW_HEIGHT))
             self._model.appendRow(nothing)
@@ -166,7 +166,7 @@ class CommandPalette(QFrame):
             self._shown[row].run()
 
     def _leave(self) -> None:
-        """Give the keyboard back to what had it."""
+        """Return the keyboard focus to the widget that had it."""
         if self._before is not None:
             with suppress(RuntimeError):  # it may have been deleted meanwhile
                 self._before.setFocus()
@@ -174,7 +174,7 @@ class CommandPalette(QFrame):
 
 
 class _Delegate(QStyledItemDelegate):
-    """Draws a line's shortcut, or why it cannot be used, at its right end."""
+    """Painter of an entry's shortcut, or why it cannot be used, at its right end."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index) -> None:  # type: ignore[no-untyped-def]
         super().paint(painter, option, index)

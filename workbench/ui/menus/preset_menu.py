@@ -1,4 +1,4 @@
-"""The menu of toggle sets, and the few dialogs that it leads to."""
+"""The menu of toggle sets, and its dialogs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILTER = f"Toggle sets (*{SUFFIX})"
 
 
 def fill(menu: QMenu, presets: Presets, host: QWidget) -> None:
-    """Put the presets and what can be done with them into a menu; dialogs belong to host."""
+    """Fill a menu with toggle sets and their actions; ``host`` is the parent of dialogs."""
     menu.clear()
     for old in menu.findChildren(QMenu):
         old.deleteLater()
@@ -35,19 +35,19 @@ def fill(menu: QMenu, presets: Presets, host: QWidget) -> None:
 
 
 def ask_to_save(presets: Presets, host: QWidget) -> None:
-    """Ask for a name and keep the toggles under it."""
+    """Ask for a name and save the toggles as a toggle set."""
     message_boxes.ask(host, "Save toggles", "Name of the toggle set", "", presets.save)
 
 
 def ask_to_add(presets: Presets, host: QWidget) -> None:
-    """Ask for a file and add its presets."""
+    """Ask for a file and add its toggle sets."""
     name, _ = QFileDialog.getOpenFileName(host, "Add toggle sets", message_boxes.folder(), FILTER)
     if name:
         presets.take(Path(name))
 
 
 def ask_to_share(presets: Presets, host: QWidget, name: str) -> None:
-    """Ask for a file and write one of the person's own presets there."""
+    """Ask for a file and write one of the user's toggle sets there."""
     slug = re.sub(r"[^\w.-]+", "-", name).strip("-").lower() or "toggles"
     suggestion = str(Path(message_boxes.folder()) / f"{slug}{SUFFIX}")
     path = message_boxes.file_to_write(host, "Share a toggle set", suggestion, {SUFFIX: FILTER})

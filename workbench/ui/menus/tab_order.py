@@ -1,4 +1,4 @@
-"""Where the Tab key goes next: through the panels as they lie, and within one as it is laid out.
+"""The order of the Tab key: through the panels as they lie, and within each as laid out.
 
 Qt's own order is that in which widgets were made; forms that are filled later would come last.
 """
@@ -27,8 +27,8 @@ from PySide6.QtWidgets import (
 )
 
 _DIRECT = Qt.FindChildOption.FindDirectChildrenOnly
-# These take the focus themselves; what they are made of does not.
-_WHOLE = (
+# These take the focus themselves; their parts do not.
+_STOPS = (
     QAbstractButton,
     QAbstractItemView,
     QAbstractSpinBox,
@@ -41,25 +41,25 @@ _WHOLE = (
 
 
 def chain(roots: list[QWidget]) -> list[QWidget]:
-    """All that Tab stops at, in order: what can be seen and used now."""
+    """Return the visible, usable widgets that Tab stops at, in order."""
     seen = [root for root in roots if not root.visibleRegion().isEmpty()]  # behind no other tab
     return [widget for root in seen for widget in _stops(root)]
 
 
 def step(roots: list[QWidget], forward: bool) -> bool:
-    """Give the focus to the next stop, or the one before; False where there is none."""
+    """Give the focus to the next stop or the previous one; return False if there is none."""
     stops = chain(roots)
     if not stops:
         return False
-    now = held = QApplication.focusWidget()
+    now = focused = QApplication.focusWidget()
     while now is not None and now not in stops:
-        now = now.parentWidget()  # a part of a whole has it
+        now = now.parentWidget()  # its part has the focus
     if now is None:
-        place = _beside(held, stops, forward)
+        index = _beside(focused, stops, forward)
     else:
-        place = (stops.index(now) + (1 if forward else -1)) % len(stops)
+        index = (stops.index(now) + (1 if forward else -1)) % len(stops)
     reason = Qt.FocusReason.TabFocusReason if forward else Qt.FocusReason.BacktabFocusReason
-    give(stops[place], reason)
+    give(stops[index], reason)
     return True
 
 
@@ -76,20 +76,20 @@ def give(widget: QWidget, reason: Qt.FocusReason = Qt.FocusReason.OtherFocusReas
         above = above.parentWidget()
 
 
-def _beside(held: QWidget | None, stops: list[QWidget], forward: bool) -> int:
-    """The place of the stop that is nearest to what is no stop: hidden by now, say, or a plot."""
-    while held is not None:
-        inside = [place for place, stop in enumerate(stops) if held.isAncestorOf(stop)]
+def _beside(widget: QWidget | None, stops: list[QWidget], forward: bool) -> int:
+    """Return the index of the stop nearest to a widget that is no stop: hidden, or a plot."""
+    while widget is not None:
+        inside = [index for index, stop in enumerate(stops) if widget.isAncestorOf(stop)]
         if inside:
             return inside[0 if forward else -1]
-        held = held.parentWidget()
+        widget = widget.parentWidget()
     return 0 if forward else -1
 
 
 def _stops(widget: QWidget) -> Iterator[QWidget]:
     if not widget.isVisible() or not widget.isEnabled():
         return
-    if isinstance(widget, _WHOLE):
+    if isinstance(widget, _STOPS):
         if widget.focusPolicy() & Qt.FocusPolicy.TabFocus:
             yield widget
         if isinstance(widget, QAbstractItemView):
@@ -101,11 +101,11 @@ def _stops(widget: QWidget) -> Iterator[QWidget]:
 
 
 def _parts_of(widget: QWidget) -> Iterator[QWidget]:
-    """The parts of a container, in the order in which one reads them."""
+    """Yield the parts of a container in reading order."""
     if isinstance(widget, QScrollArea):
         yield from _known(widget.widget())
     elif isinstance(widget, QSplitter):
-        yield from _known(*(widget.widget(place) for place in range(widget.count())))
+        yield from _known(*(widget.widget(index) for index in range(widget.count())))
     elif isinstance(widget, QTabWidget):
         yield from _known(widget.tabBar(), widget.currentWidget())
     elif (layout := widget.layout()) is not None:
@@ -116,7 +116,7 @@ def _parts_of(widget: QWidget) -> Iterator[QWidget]:
 
 
 def _in_cells(view: QAbstractItemView) -> list[QWidget]:
-    """What lies in the cells of a table, row by row."""
+    """Return the widgets in the cells of a table, row by row."""
     parts = view.viewport().findChildren(QWidget, options=_DIRECT)
     return sorted(parts, key=lambda part: (part.y(), part.x()))
 

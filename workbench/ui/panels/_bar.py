@@ -73,13 +73,13 @@ class Bar(QFrame):
             line = _widgets.marked(label, mark, theme, role) if mark else label
             self._lines.addWidget(line, 0, Qt.AlignmentFlag.AlignVCenter)  # level with a button
             line.show()
-        self._place(tuple(self._acts), self._beside if len(lines) == 1 else self._below)
+        self._show_buttons(tuple(self._acts), self._beside if len(lines) == 1 else self._below)
         self.close_button.setIcon(icon("close", theme, "muted"))
         self.close_button.setVisible(closes)
         _widgets.settle(self)
 
-    def _place(self, texts: Sequence[str], place: QHBoxLayout) -> None:
-        """Show these buttons, of those there are and of new ones; the focus stays among them."""
+    def _show_buttons(self, texts: Sequence[str], row: QHBoxLayout) -> None:
+        """Show these buttons; make those that are missing, and keep the focus among them."""
         for layout in (self._beside, self._below):
             while layout.takeAt(0):
                 pass
@@ -87,7 +87,7 @@ class Bar(QFrame):
         for text in texts:
             button = before.pop(text, None) or self._make_button(text)
             self._buttons[text] = button
-            place.addWidget(button)
+            row.addWidget(button)
             button.show()
         self._below.addStretch(1)
         if any(button.hasFocus() for button in before.values()):

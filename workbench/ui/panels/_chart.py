@@ -46,10 +46,10 @@ _FILTERS = {
 
 
 class Chart(QWidget):
-    """One plot of some runs.
+    """Widget of a plot.
 
-    ``cursorMoved`` gives the place of x under the mouse, None when it leaves; ``rangePicked`` says
-    that a person has zoomed or moved the plot; ``resetWanted`` that all shall be shown again.
+    ``cursorMoved`` carries x under the mouse, None when it leaves. ``rangePicked``: the user zoomed
+    or moved the plot. ``resetWanted``: the user wants to see all data again.
     """
 
     cursorMoved = Signal(object)
@@ -104,13 +104,13 @@ class Chart(QWidget):
             lambda: self._show_menu(self._view.mapFromGlobal(self._button_corner()))
         )
         self._view.setFocusProxy(self.more)  # a click gives the plot the keyboard, and it is seen
-        self.keys = _plot_keys.actions(self)
+        self.keys = _plot_keys.actions(self, self)
         self.canvas = self._new_canvas()
         self._dress()
 
     @property
     def reason(self) -> str | None:
-        """Why nothing is drawn, or None."""
+        """The reason why nothing is drawn, or None."""
         return self._reason
 
     def set_theme(self, theme: Theme) -> None:
@@ -267,21 +267,21 @@ class Chart(QWidget):
         return menu
 
     def zoom(self, factor: float) -> None:
-        """Make the range of x so many times as wide, about the crosshair or else the middle."""
+        """Widen the range of x by a factor, around the visible crosshair or else the middle."""
         start, stop = self.canvas.vb.viewRange()[0]
-        place = self.canvas.cursor
-        if place is None or not start <= place <= stop:
-            place = (start + stop) / 2
+        center = self.canvas.cursor
+        if center is None or not start <= center <= stop:
+            center = (start + stop) / 2
         least = _LEAST_RANGE * max(abs(start), abs(stop))
         span = self.canvas.x_span()
         most = _MOST_SPANS * (span[1] - span[0]) if span is not None else 0.0
         factor = max(factor, least / (stop - start))
         if most > 0:
             factor = min(factor, max(1.0, most / (stop - start)))
-        self._pick(place + (start - place) * factor, place + (stop - place) * factor)
+        self._pick(center + (start - center) * factor, center + (stop - center) * factor)
 
     def pan(self, share: float) -> None:
-        """Move the range of x by a share of its width, as long as data is in its middle."""
+        """Move the range of x by a share of its width; some data stays in the middle."""
         start, stop = self.canvas.vb.viewRange()[0]
         by, middle = share * (stop - start), (start + stop) / 2
         if (span := self.canvas.x_span()) is not None:
@@ -336,13 +336,13 @@ class Chart(QWidget):
             self._tasks.wrote.emit(path)
 
     def _frozen(self) -> list[Run]:
-        """What is shown, as it is now."""
+        """Return the runs with the data that they have at this moment."""
         return [
             replace(run, session=session_files.snapshot(run.session), _kept={}) for run in self.runs
         ]
 
     def _start(self, work: Callable[[], _Made], done: Callable[[_Made], None]) -> None:
-        """Have it done while the window goes on: a million rows of data take seconds to write."""
+        """Do the work in the background: a million rows of data take seconds to write."""
 
         def finish(made: _Made) -> None:
             self._count(-1)
@@ -356,7 +356,7 @@ class Chart(QWidget):
         self._tasks.start(work, finish, refuse)
 
     def _count(self, tasks: int) -> None:
-        """The cursor over the plot says whether there is work on it."""
+        """Count work in progress; a busy cursor over the plot shows it."""
         self._at_work += tasks
         if self._at_work:
             self.setCursor(Qt.CursorShape.BusyCursor)
@@ -384,7 +384,7 @@ class Chart(QWidget):
         self._view.setCentralItem(canvas)
         canvas.vb.sigRangeChangedManually.connect(self._on_picked)
         canvas.vb.marked.connect(self.rangeMarked)
-        # Later: nothing may be hidden while it is being painted.
+        # LazyPanel: nothing may be hidden while it is being painted.
         canvas.broken.connect(self._take_error, Qt.ConnectionType.QueuedConnection)
         return canvas
 
@@ -403,19 +403,19 @@ class Chart(QWidget):
 
     def _on_mouse(self, position: QPointF) -> None:
         box = self.canvas.vb
-        place = None
+        x = None
         if box.sceneBoundingRect().contains(position):
-            place = float(box.mapSceneToView(position).x())
-        self.cursorMoved.emit(place)
+            x = float(box.mapSceneToView(position).x())
+        self.cursorMoved.emit(x)
         self.pointed.emit(self._in_axes(position))
 
     def _on_click(self, event: object) -> None:
         if event.double() and event.button() == Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
             self.reset()
         elif event.button() == Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
-            place = self._in_axes(event.scenePos())  # type: ignore[attr-defined]
-            if place is not None:
-                self.clicked.emit(place)
+            point = self._in_axes(event.scenePos())  # type: ignore[attr-defined]
+            if point is not None:
+                self.clicked.emit(point)
 
     def _in_axes(self, position: QPointF) -> QPointF | None:
         box = self.canvas.vb

@@ -25,10 +25,10 @@ from workbench.protocol import Failure
 from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.controllers.verdicts import Verdicts
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
-from workbench.ui.panels._table import RIGHT, CalmTable, headed
+from workbench.ui.panels._table import RIGHT, PlainTable, headed
 from workbench.ui.panels.segments import JUDGE, ROW_HEIGHT
 from workbench.ui.state.comparison import ComparisonModel
 from workbench.ui.state.failures import FailureModel
@@ -56,8 +56,8 @@ _SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least wi
 _SEEN = 3  # rows, at least: one scrolls to the others
 
 
-class SessionsTable(CalmTable):
-    """One row a session: the segment it takes part with, its steps, its ratio."""
+class SessionsTable(PlainTable):
+    """Table of sessions: the compared segment, its steps, its ratio."""
 
     segmentChosen = Signal(object, int)  # session, place of the segment
     baselineChosen = Signal(object)  # session
@@ -112,16 +112,19 @@ class SessionsTable(CalmTable):
         self._share()
 
     def _share(self, column: int = -1) -> None:
-        """Titles and segments share what the numbers leave, and stay legible; titles, by which
-        sessions are told apart, have what they need first.
+        """Give titles and segments the width that numbers leave, titles first.
+
+        Both stay legible. Titles come first because they distinguish the sessions.
         """
         if column not in _SHARING:
             header = self.horizontalHeader()
-            others = (header.sectionSize(at) for at in range(len(_COLUMNS)) if at not in _SHARING)
-            room = max(self.viewport().width() - sum(others), len(_SHARING) * _SHARING_PX)
+            fixed = (
+                header.sectionSize(index) for index in range(len(_COLUMNS)) if index not in _SHARING
+            )
+            room = max(self.viewport().width() - sum(fixed), len(_SHARING) * _SHARING_PX)
             title_px = max(room // 2, min(self.sizeHintForColumn(0), room - _SHARING_PX))
-            for at, width in zip(_SHARING, (title_px, room - title_px), strict=True):
-                self.setColumnWidth(at, width)
+            for index, width in zip(_SHARING, (title_px, room - title_px), strict=True):
+                self.setColumnWidth(index, width)
 
     def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
         """Fill the rows."""
@@ -156,26 +159,28 @@ class SessionsTable(CalmTable):
         self._share()
 
     def _choices(self, row: int, run: Run, arm: Arm) -> None:
-        """The row's box and button; made anew only for others, who may have the keyboard."""
-        titled, others = self._session.titled, self._compared.sessions
-        titles = [f"{one.index}: {titled(one.label)}" for one in run.session.segments]
-        removable = any(session.id == run.session.id for session in others)
-        same = id(run.session) if removable else run.session.id  # a live one's is a copy each time
+        """Show a row's box and button; keep them if unchanged: they may have the keyboard."""
+        titled, compared = self._session.titled, self._compared.sessions
+        titles = [f"{segment.index}: {titled(segment.label)}" for segment in run.session.segments]
+        removable = any(session.id == run.session.id for session in compared)
+        same = (
+            id(run.session) if removable else run.session.id
+        )  # a live segment's is a copy each time
         offered = (same, titles, self._theme.current.name)
         if self._offered[row : row + 1] != [offered]:
             self._offered[row : row + 1] = [offered]
             self.setCellWidget(row, _SEGMENT, self._segments(run, titles))
             self.setCellWidget(row, _REMOVE, self._remove_button(run, removable))
         box = self.cellWidget(row, _SEGMENT)
-        assert isinstance(box, CalmComboBox)
+        assert isinstance(box, NoWheelComboBox)
         box.setCurrentIndex(run.session.segments.index(arm.segment))
         box.setToolTip(box.currentText())
 
     def _segments(self, run: Run, titles: list[str]) -> QWidget:
-        box = CalmComboBox()
+        box = NoWheelComboBox()
         box.setFrame(False)
         box.addItems(titles)
-        box.activated.connect(lambda place: self.segmentChosen.emit(run.session, place))
+        box.activated.connect(lambda index: self.segmentChosen.emit(run.session, index))
         return box
 
     def _remove_button(self, run: Run, removable: bool) -> QWidget:
@@ -194,7 +199,7 @@ class SessionsTable(CalmTable):
         return button
 
     def _pair(self, row: int) -> tuple[Configuration, Configuration] | None:
-        """The configurations of the baseline and of a row."""
+        """Return the configurations of the baseline and of a row."""
         if self._comparison is None:
             return None
         arms = self._comparison.arms
@@ -223,8 +228,8 @@ class SessionsTable(CalmTable):
         elif pair is not None:
             self._verdicts.judge_pair(*pair)
 
-    def _show_menu(self, place: QPoint) -> None:
-        row = self.rowAt(place.y())
+    def _show_menu(self, position: QPoint) -> None:
+        row = self.rowAt(position.y())
         if not 0 <= row < len(self._runs):
             return
         session = self._runs[row].session
@@ -238,11 +243,11 @@ class SessionsTable(CalmTable):
         menu.setToolTipsVisible(True)
         remove = menu.addAction("Take out", lambda: self.removed.emit(session))
         remove.setEnabled(any(other.id == session.id for other in self._compared.sessions))
-        menu.popup(self.viewport().mapToGlobal(place))
+        menu.popup(self.viewport().mapToGlobal(position))
 
 
-class DifferencesTable(CalmTable):
-    """One row for each thing that differs, one column a session."""
+class DifferencesTable(PlainTable):
+    """Table of differences between the sessions, with a column for each session."""
 
     def show_comparison(self, comparison: Comparison) -> None:
         """Fill the rows."""
@@ -258,8 +263,8 @@ def verdict(arm: Arm) -> str:
     if arm.ratio is None:
         marks = ["baseline", *["WRONG numbers"] * wrong, *[INVALID] * is_invalid(arm.segment)]
         return "; ".join(marks)
-    found = arm.ratio
-    said = claim_words(found.verdict, found.ratio, *found.ends, found.region)
+    ratio = arm.ratio
+    said = claim_words(ratio.verdict, ratio.ratio, *ratio.ends, ratio.region)
     return f"WRONG numbers; by time {said}" if wrong else said
 
 

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QLineEdit, QSizePolicy,
 from sessions.model import Scalar
 from workbench.protocol import Field
 from workbench.theming import fonts
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 
 INT_RANGE = 2**31 - 1  # of Qt's spin box
 
@@ -20,8 +20,8 @@ Changed = Callable[[Scalar], None]
 Show = Callable[[Scalar], None]
 
 
-class CalmSpinBox(QSpinBox):
-    """A whole number that a passing mouse wheel does not change.
+class NoWheelSpinBox(QSpinBox):
+    """Integer box that the mouse wheel does not change.
 
     A number beyond its limits may be typed: it becomes the limit, which is then shown beside it.
     """
@@ -43,17 +43,17 @@ class CalmSpinBox(QSpinBox):
         return _limited(self, text)
 
 
-class CalmDoubleSpinBox(QDoubleSpinBox):
-    """A number, at the right as all are, that a passing mouse wheel does not change.
+class NoWheelDoubleSpinBox(QDoubleSpinBox):
+    """Right-aligned number box that the mouse wheel does not change.
 
-    Its limits are shown as those of ``CalmSpinBox``.
+    Its limits are shown as those of ``NoWheelSpinBox``.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setAlignment(Qt.AlignmentFlag.AlignRight)
         self._unit = ""
-        self.valueChanged.connect(lambda: super(CalmDoubleSpinBox, self).setSuffix(self._unit))
+        self.valueChanged.connect(lambda: super(NoWheelDoubleSpinBox, self).setSuffix(self._unit))
 
     def setSuffix(self, suffix: str) -> None:
         """Show this unit behind the number."""
@@ -77,11 +77,11 @@ class CalmDoubleSpinBox(QDoubleSpinBox):
         return _limited(self, text)
 
     def textFromValue(self, value: float) -> str:
-        """No more digits than the value has."""
+        """Return the value with no more digits than it has."""
         return f"{value:.6g}"
 
 
-Box = CalmSpinBox | CalmDoubleSpinBox
+Box = NoWheelSpinBox | NoWheelDoubleSpinBox
 
 
 def _typed(box: Box, text: str) -> float | None:
@@ -108,7 +108,7 @@ def _limited(box: Box, text: str) -> str:
     limit = box.maximum() if is_high else box.minimum()
     box.setValue(limit)  # type: ignore[arg-type]
     words = f"  ({'at most' if is_high else 'at least'} {box.textFromValue(limit)})"  # type: ignore[arg-type]
-    if isinstance(box, CalmDoubleSpinBox):
+    if isinstance(box, NoWheelDoubleSpinBox):
         box.show_limit(words)
     else:
         box.setSuffix(words)
@@ -116,7 +116,7 @@ def _limited(box: Box, text: str) -> str:
 
 
 def editor(field: Field, changed: Changed) -> tuple[QWidget, Show]:
-    """A control for one field, and a function that shows a value in it without announcing it."""
+    """Return a control for a field, and a function that shows a value in it without a signal."""
     if field.choices:
         widget, show = _choice(field, changed)
     elif isinstance(field.default, bool):
@@ -134,7 +134,7 @@ def editor(field: Field, changed: Changed) -> tuple[QWidget, Show]:
 
 
 def _choice(field: Field, changed: Changed) -> tuple[QWidget, Show]:
-    combo = CalmComboBox()
+    combo = NoWheelComboBox()
     for value in field.choices:
         combo.addItem(str(value))
     combo.activated.connect(lambda row: changed(field.choices[row]))
@@ -154,7 +154,7 @@ def _switch(changed: Changed) -> tuple[QWidget, Show]:
 
 
 def _whole(field: Field, changed: Changed) -> tuple[QWidget, Show]:
-    box = CalmSpinBox()
+    box = NoWheelSpinBox()
     low = -INT_RANGE if field.minimum is None else field.minimum
     high = INT_RANGE if field.maximum is None else field.maximum
     box.setRange(int(max(low, -INT_RANGE)), int(min(high, INT_RANGE)))
@@ -163,7 +163,7 @@ def _whole(field: Field, changed: Changed) -> tuple[QWidget, Show]:
 
 
 def _real(field: Field, changed: Changed) -> tuple[QWidget, Show]:
-    box = CalmDoubleSpinBox()
+    box = NoWheelDoubleSpinBox()
     box.setDecimals(9)
     box.setRange(
         -1e12 if field.minimum is None else field.minimum,

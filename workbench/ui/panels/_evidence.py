@@ -1,4 +1,4 @@
-"""How a panel marks whether an option took effect; the status itself is the word."""
+"""Icons and colours that mark in panels whether an option took effect."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _MARKS = {
 
 
 def mark_of(status: str) -> tuple[str, str]:
-    """Icon, and role of its colour."""
+    """Return the icon of a status, and the role of its colour."""
     return _MARKS.get(status, ("unknown", "muted"))
 
 
 def evidence_of(segments: Sequence[Segment]) -> dict[str, Evidence]:
-    """What is known of each toggle: of the last segment, and of the one that failed before it.
+    """Return the newest evidence of each toggle, with a failure just before the last segment.
 
-    An option that failed stays until the toggles become others than those gone back to.
+    The evidence of an option that failed is returned as long as the toggles that replaced it run.
     """
     if not segments:
         return {}
     last = segments[-1]
-    found = {item.toggle: item for item in last.evidence}
+    evidence = {item.toggle: item for item in last.evidence}
     back = len(segments) - 1
     while back and segments[back].configuration.toggles == last.configuration.toggles:
         back -= 1
     tried, gone_back = segments[back], segments[back - 1] if back else last
     if tried is last or gone_back.configuration.toggles != last.configuration.toggles:
-        return found
-    return found | {item.toggle: item for item in tried.evidence if item.status == "failed"}
+        return evidence
+    return evidence | {item.toggle: item for item in tried.evidence if item.status == "failed"}

@@ -14,7 +14,7 @@ from workbench.plots.kernel_timeline import Slices
 from workbench.ui.panels import _plot_keys, _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.theme import ThemeModel
 
@@ -49,8 +49,8 @@ class KernelTimeline(QWidget):
         self._begun: float | None = None  # x at which a range begins
         self._pressed = QPoint()
         self._matches = 0
-        self._summarize_soon = Soon(self._summarize, self)
-        self.chart.rangePicked.connect(self._summarize_soon.ask)
+        self._throttled_summary = ThrottledCall(self._summarize, self)
+        self.chart.rangePicked.connect(self._throttled_summary.schedule)
         bar = _widgets.tight(QHBoxLayout(), 8)
         bar.setContentsMargins(8, 4, 8, 4)
         bar.addWidget(self.search)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from PySide6.QtCore import QObject, QPointF, Qt
 from PySide6.QtGui import QAction, QKeySequence
-from PySide6.QtWidgets import QMenu
+from PySide6.QtWidgets import QMenu, QWidget
 
 from sessions.storage import open_files
 from workbench.charts.range_statistics import (
@@ -19,21 +19,41 @@ from workbench.charts.range_statistics import (
     nearest_step,
     slowest_step,
 )
+from workbench.plots import Run
 from workbench.ui.dialogs import message_boxes
+from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._range_bar import RangeBar
-
-if TYPE_CHECKING:
-    from workbench.ui.panels._chart import Chart
-    from workbench.ui.panels.live import LivePanel
-    from workbench.ui.state.session import SessionModel
+from workbench.ui.state.session import SessionModel
 
 _NEAR_PX = 12.0  # greatest distance of a click from its step
 _STEP_SPANS = 40.0  # width of the view after a jump to a step, in durations of that step
 
 
+class TimeView(Protocol):
+    """Plots over one time axis, and the part of it that they show."""
+
+    @property
+    def run(self) -> Run:
+        """The session as the plots show it."""
+
+    @property
+    def charts(self) -> Mapping[str, Chart]:
+        """The charts by the names of their plots."""
+
+    @property
+    def crosshair(self) -> float | None:
+        """Position of the mouse on the axis; None outside."""
+
+    def view_span(self) -> tuple[float, float] | None:
+        """Return the visible range of the axis."""
+
+    def show_span(self, start: float, stop: float) -> None:
+        """Show this range of the axis."""
+
+
 @dataclass(frozen=True)
 class MomentKey:
-    """One thing that a key does in the live plots."""
+    """Action of the live plots, and its key."""
 
     text: str
     key: str
@@ -41,11 +61,11 @@ class MomentKey:
 
 
 class Moments(QObject):
-    """Measures ranges and explains steps for the live panel, and writes notes to its session."""
+    """Marked ranges and steps of the live panel, and notes for its session."""
 
-    def __init__(self, panel: LivePanel, session: SessionModel) -> None:
+    def __init__(self, panel: QWidget, view: TimeView, session: SessionModel) -> None:
         super().__init__(panel)
-        self._panel, self._session = panel, session
+        self._panel, self._view, self._session = panel, view, session
         self.bar = RangeBar()
         self.span: tuple[float, float] | None = None  # marked, in positions on the axis
         self._anchor: float | None = None  # the first of two cursors, until the second is set
@@ -77,7 +97,7 @@ class Moments(QObject):
         """Bring the statistics of the marked range up to date."""
         if self.span is None or self._step is not None or self.span[0] == self.span[1]:
             return
-        run = self._panel.run
+        run = self._view.run
         first, last = run.axis.times_s(self.span).tolist()
         with open_files.reading(run.session):
             statistics = measure_range(run.chosen(), first, last, self.span[1] - self.span[0])
@@ -85,7 +105,7 @@ class Moments(QObject):
 
     def set_cursor(self) -> None:
         """Set the first measuring cursor where the crosshair is; then the second."""
-        position = self._panel.crosshair
+        position = self._view.crosshair
         if position is None:
             return
         if self._anchor is None:
@@ -104,12 +124,12 @@ class Moments(QObject):
     def zoom(self) -> None:
         """Show only the marked range."""
         if self.span is not None and self.span[1] > self.span[0]:
-            self._panel.show_span(*self.span)
+            self._view.show_span(*self.span)
 
     def jump_to_slowest(self) -> None:
         """Show the slowest step of the marked range, or of the view, and what happened in it."""
-        run = self._panel.run
-        span = self.span if self.span and self.span[1] > self.span[0] else self._panel.view_span()
+        run = self._view.run
+        span = self.span if self.span and self.span[1] > self.span[0] else self._view.view_span()
         if span is None:
             return
         with open_files.reading(run.session):
@@ -119,7 +139,7 @@ class Moments(QObject):
 
     def show_step(self, step: Step, *, move: bool) -> None:
         """Explain a step; ``move`` shows it, with some on either side."""
-        run, self._step = self._panel.run, step
+        run, self._step = self._view.run, step
         position = run.axis.position(step.t_s)
         with open_files.reading(run.session):
             clauses = explain_step(run.session, step)
@@ -127,17 +147,17 @@ class Moments(QObject):
         self._show_span((position, position + 1e-3 * step.ms))
         if move:
             half = _STEP_SPANS / 2 * 1e-3 * max(step.ms, 1e-3)
-            self._panel.show_span(position - half, position + half)
+            self._view.show_span(position - half, position + half)
         self.bar.show_step(step, position, list(map(run.titled, clauses)), events=events)
 
     def bookmark(self) -> None:
         """Bookmark the crosshair's moment."""
-        if (position := self._panel.crosshair) is not None:
+        if (position := self._view.crosshair) is not None:
             self._session.add_note("Bookmark", self._time_s(position), kind="bookmark")
 
     def add_note(self, position: float | None = None) -> None:
         """Ask for a note to a moment: the crosshair's, where none is given."""
-        position = self._panel.crosshair if position is None else position
+        position = self._view.crosshair if position is None else position
         if position is None:
             return
         t_s = self._time_s(position)
@@ -146,11 +166,11 @@ class Moments(QObject):
         )
 
     def _time_s(self, position: float) -> float:
-        return float(self._panel.run.axis.times_s(position))
+        return float(self._view.run.axis.times_s(position))
 
     def _show_span(self, span: tuple[float, float] | None) -> None:
         self.span = span
-        for chart in self._panel.charts.values():
+        for chart in self._view.charts.values():
             chart.canvas.mark_range(span)
 
     def _show_events(self) -> None:
@@ -160,7 +180,7 @@ class Moments(QObject):
     def _click(self, chart: Chart, point: QPointF) -> None:
         if chart.plot.name not in ("step_time", "throughput"):
             return
-        run = self._panel.run
+        run = self._view.run
         start, stop = chart.canvas.vb.viewRange()[0]
         within = _NEAR_PX * (stop - start) / max(1.0, chart.canvas.vb.rect().width())
         with open_files.reading(run.session):

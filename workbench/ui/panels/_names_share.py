@@ -11,7 +11,7 @@ LETTERS = 18  # of a name, at least; where there is less room, one scrolls sidew
 
 
 class NamesShare(QObject):
-    """Keeps the columns ``names`` of a view as wide as the others allow.
+    """Width of a view's columns of names: the width that the other columns leave.
 
     A stretched section of Qt's would shrink to the least of all sections, and elide every name.
     """
@@ -45,8 +45,8 @@ class NamesShare(QObject):
         header = self._view.horizontalHeader()
         if not self._names or max(self._names) >= header.count():
             return
-        others = (place for place in range(header.count()) if place not in self._names)
-        room = self._view.viewport().width() - sum(map(header.sectionSize, others))
+        fixed = (column for column in range(header.count()) if column not in self._names)
+        room = self._view.viewport().width() - sum(map(header.sectionSize, fixed))
         metrics = self._view.fontMetrics()
         least = max(0, self._view.iconSize().width()) + LETTERS * metrics.averageCharWidth()
         for name in self._names:

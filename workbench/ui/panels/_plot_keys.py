@@ -1,33 +1,43 @@
-"""What the keys of a plot do while it has the keyboard: a click gives it, or Tab to its menu.
+"""Keys that zoom and move a plot while it has the keyboard: after a click, or Tab to its menu.
 
-They are no keys of the window's, whose table of actions has no plot to act on, and other controls
-keep theirs.
+They are not in the window's table of actions, which does not know which plot they act on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence
-
-if TYPE_CHECKING:
-    from workbench.ui.panels._chart import Chart
+from PySide6.QtWidgets import QWidget
 
 ZOOM = 1.5  # of the range, at each press
 STEP = 0.2  # of the range
 
 
+class PlotView(Protocol):
+    """View of a plot that keys change."""
+
+    def zoom(self, factor: float) -> None:
+        """Make the range of x wider by this factor."""
+
+    def pan(self, share: float) -> None:
+        """Move the range of x by a share of its width."""
+
+    def reset(self) -> None:
+        """Show all data."""
+
+
 @dataclass(frozen=True)
 class PlotKey:
-    """One thing that a key does to a plot; the first of the ``keys`` is the one that is told."""
+    """Change of a plot's view, and the keys that trigger it; menus show the first of them."""
 
     id: str
     text: str
     keys: tuple[str, ...]
-    act: Callable[[Chart], None]
+    act: Callable[[PlotView], None]
 
 
 PLOT_KEYS = (
@@ -39,15 +49,18 @@ PLOT_KEYS = (
 )
 
 
-def actions(chart: Chart) -> dict[str, QAction]:
-    """The chart's own actions by name, whose keys count while the chart has the keyboard."""
-    found = {}
+def actions(widget: QWidget, view: PlotView) -> dict[str, QAction]:
+    """Add an action for each of the keys to a plot's widget, and return the actions by id.
+
+    The keys work while the widget or a child of it has the keyboard.
+    """
+    actions = {}
     for key in PLOT_KEYS:
-        action = QAction(key.text, chart)
-        action.setShortcuts([QKeySequence(each) for each in key.keys])
+        action = QAction(key.text, widget)
+        action.setShortcuts([QKeySequence(keys) for keys in key.keys])
         action.setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         action.setShortcutVisibleInContextMenu(True)
-        action.triggered.connect(lambda _=False, act=key.act: act(chart))
-        chart.addAction(action)
-        found[key.id] = action
-    return found
+        action.triggered.connect(lambda _=False, act=key.act: act(view))
+        widget.addAction(action)
+        actions[key.id] = action
+    return actions

@@ -1,4 +1,4 @@
-"""The head of the toggles: filter, toggle sets, auto-verdict, and what a toggle set left out."""
+"""The controls above the toggles: filter, toggle sets, auto-verdict; options left out of a set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
 
 from workbench.theming.icons import icon
 from workbench.ui.controllers.presets import Presets
-from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdict_prompt import VerdictPrompt
 from workbench.ui.menus import preset_menu
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar, Line
@@ -26,7 +26,7 @@ from workbench.ui.state.theme import ThemeModel
 
 
 class PresetBar(QWidget):
-    """One line of controls; below it, until dismissed, what the last toggle set left out."""
+    """Line of controls; below it, until dismissed, the options left out of the last toggle set."""
 
     filterChanged = Signal(object)  # a Filter
     collapseAll = Signal(bool)
@@ -34,13 +34,13 @@ class PresetBar(QWidget):
     def __init__(
         self,
         session: SessionModel,
-        offers: Offers,
+        prompt: VerdictPrompt,
         presets: Presets,
         theme: ThemeModel,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._offers, self._presets, self._theme = offers, presets, theme
+        self._prompt, self._presets, self._theme = prompt, presets, theme
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.filter = QLineEdit()
@@ -59,11 +59,11 @@ class PresetBar(QWidget):
         self.button.setMenu(self.menu)
         self.automatic = QCheckBox("Auto-verdict")
         self.automatic.setToolTip(
-            "Judge every later change of a toggle in a run against the configuration before it, "
-            "then go on with the new one"
+            "Compare the configurations before and after every later change of a toggle, then go "
+            "on with the changed configuration"
         )
-        self.automatic.clicked.connect(offers.set_automatic)
-        self.told = Bar(presets.dismiss)
+        self.automatic.clicked.connect(prompt.set_automatic)
+        self.outcome = Bar(presets.dismiss)
         row = _widgets.tight(QHBoxLayout(), 6)
         row.setContentsMargins(12, 4, 12, 2)
         row.addWidget(self.filter, 1)
@@ -72,7 +72,7 @@ class PresetBar(QWidget):
         row.addWidget(self.automatic)
         layout = _widgets.tight(QVBoxLayout(self), 2)
         layout.addLayout(row)
-        layout.addWidget(self.told)
+        layout.addWidget(self.outcome)
         for changed in (presets.changed, theme.changed, session.comparisonsChanged):
             changed.connect(self._refresh)
         self._refresh()
@@ -105,15 +105,15 @@ class PresetBar(QWidget):
         preset_menu.fill(self.menu, self._presets, self.window())
 
     def _refresh(self) -> None:
-        theme, told = self._theme.current, self._presets.told
+        theme, outcome = self._theme.current, self._presets.outcome
         self.button.setIcon(icon("preset", theme))
         narrowed = self.only_changed.isChecked() or self.only_available.isChecked()
         self.show_button.setIcon(icon("filter", theme, "accent" if narrowed else "text"))
         with QSignalBlocker(self.automatic):
-            self.automatic.setChecked(self._offers.automatic)
-        if told is None:
-            self.told.leave()
+            self.automatic.setChecked(self._prompt.automatic)
+        if outcome is None:
+            self.outcome.leave()
             return
-        lines: list[Line] = [(told.text, "preset", "accent")]
-        lines += [(text, "locked", "muted") for text in told.left_out]
-        self.told.say("info", lines, [], theme)
+        lines: list[Line] = [(outcome.text, "preset", "accent")]
+        lines += [(text, "locked", "muted") for text in outcome.left_out]
+        self.outcome.say("info", lines, [], theme)

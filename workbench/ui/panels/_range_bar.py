@@ -15,7 +15,7 @@ _LONGEST_CLAUSE = 80  # characters of an event
 
 
 class RangeBar(QWidget):
-    """One line with what can be done about it; hidden while nothing is marked."""
+    """Bar with the statistics of the marked range and its actions; hidden if nothing is marked."""
 
     zoomWanted = Signal()
     slowestWanted = Signal()

@@ -61,22 +61,22 @@ APART = " · "  # titles have commas of their own
 
 @dataclass(frozen=True)
 class Shown:
-    """What the view shows: headings, which columns are numbers, and the cells as text."""
+    """Content of the view: headings, which columns are numbers, and the cells as text."""
 
     headings: Sequence[str] = ()
     numeric: Sequence[bool] = ()
     cells: Sequence[Sequence[str]] = ()
-    asked: Sequence[str] = ()  # what differs, by the names of the command line
+    settings: Sequence[str] = ()  # what differs, by the names of the command line
     notes: Sequence[str] = ()  # what the interval rests on, or why there is none
     verdicts: Sequence[str] = ()  # of each row's ratio, as ``SegmentRatio`` has it
 
     def mark(self, row: int) -> tuple[str, str]:
-        """Icon and colour of what is known of a segment's numbers; empty where nothing is."""
+        """Return icon and colour for a segment's numbers; empty if nothing is known of them."""
         word = self.cells[row][self.headings.index(NUMBERS)] if NUMBERS in self.headings else ""
         return _MARKS.get(word, _UNKNOWN if word == numerics.MARKS[None] else ("", ""))
 
     def tone(self, row: int, column: int) -> str:
-        """The colour of a cell, where it has one of its own."""
+        """Return the colour of a cell; empty for the usual one."""
         heading, (_, role) = self.headings[column], self.mark(row)
         if heading == NUMBERS or (role == "bad" and heading in OF_RATIO):
             return role
@@ -107,7 +107,7 @@ Row = int | Group  # a segment's index, or a group
 
 
 class SegmentModel(QAbstractTableModel):
-    """One row a segment, with its colour in the plots before its number; a study's are grouped."""
+    """Rows of segments with their colours in the plots; segments of a study are grouped."""
 
     def __init__(self, session: SessionModel, theme: ThemeModel, parent: QWidget) -> None:
         super().__init__(parent)
@@ -185,17 +185,17 @@ class SegmentModel(QAbstractTableModel):
             self.dataChanged.emit(self.index(0, 0), last)
 
     def rowCount(self, parent: Index | None = None) -> int:
-        """One row a segment or group."""
+        """Return the number of rows: segments and groups."""
         return 0 if parent is not None and parent.isValid() else len(self.rows)
 
     def columnCount(self, parent: Index | None = None) -> int:
-        """As many as are shown."""
+        """Return the number of columns shown."""
         return 0 if parent is not None and parent.isValid() else len(self._shown.headings)
 
     def headerData(
         self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
     ) -> Any:
-        """A column's name and unit, aligned as its cells."""
+        """Return a column's name and unit, aligned as its cells."""
         if orientation != Qt.Orientation.Horizontal:
             return None
         match role:
@@ -213,13 +213,13 @@ class SegmentModel(QAbstractTableModel):
         return segment is not None and self._shown.is_offer(segment, index.column())
 
     def _ceiling(self) -> str:
-        """What the model FLOPs utilization refers to."""
+        """Return what the model FLOPs utilization refers to."""
         segments = self._session.shown.segments
-        said = dict.fromkeys(ceiling_words(one) for one in segments)
-        return f"Model FLOPs utilization: {'; '.join(said)}"
+        ceilings = dict.fromkeys(ceiling_words(segment) for segment in segments)
+        return f"Model FLOPs utilization: {'; '.join(ceilings)}"
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """The cell's text, alignment, face and swatch."""
+        """Return the cell's text, alignment, font or swatch."""
         item, column = self.rows[index.row()], index.column()
         if isinstance(item, Group):
             return self._group_data(item, column, role)
@@ -228,13 +228,13 @@ class SegmentModel(QAbstractTableModel):
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == NUMBERS:
                 return wrapped(numerics.text(self._session.shown.segments[row].ledger))
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == DIFFERS:
-                found, asked = self._shown.cells[row][column], self._shown.asked[row]
-                return wrapped(found if found == asked else f"{found}\n{asked}")
+                words, settings = self._shown.cells[row][column], self._shown.settings[row]
+                return wrapped(words if words == settings else f"{words}\n{settings}")
             case Qt.ItemDataRole.ToolTipRole if self.is_offer(index):
                 return UNPAIRED_TIP
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] in OF_RATIO:
-                said = (self._shown.verdicts[row], self._shown.notes[row])
-                return "; ".join(filter(None, said)) or self._shown.cells[row][column]
+                reasons = (self._shown.verdicts[row], self._shown.notes[row])
+                return "; ".join(filter(None, reasons)) or self._shown.cells[row][column]
             case Qt.ItemDataRole.ToolTipRole:
                 return wrapped(self._shown.cells[row][column])
             case Qt.ItemDataRole.DisplayRole:
@@ -258,7 +258,7 @@ class SegmentModel(QAbstractTableModel):
         return None
 
     def _group_data(self, group: Group, column: int, role: int) -> Any:
-        """A group's cell: its title, in bold."""
+        """Return the content of a group's cell: its title, in bold."""
         match role:
             case Qt.ItemDataRole.DisplayRole:
                 return group.cells(len(self._shown.headings))[column]
@@ -270,25 +270,25 @@ class SegmentModel(QAbstractTableModel):
 
 
 def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
-    """The table with one column for all that differs, and one for the ratio's interval."""
+    """Return the table with one column for all differences, and one for the interval."""
     names = [column.name for column in table.columns]
-    place = {name: names.index(name) for name in MEASURED if name in names}
-    different = [at for at in range(1, len(names)) if at not in place.values()]
+    position = {name: names.index(name) for name in MEASURED if name in names}
+    different = [index for index in range(1, len(names)) if index not in position.values()]
     base = table.rows[baseline] if baseline < len(table.rows) else None
 
     def differs(number: int, row: Sequence[Any], said: Callable[[str, str], str]) -> str:
         if number == baseline:
             return "baseline"
-        changed = [at for at in different if base is None or row[at] != base[at]]
+        changed = [index for index in different if base is None or row[index] != base[index]]
         parts = _without_hash(
-            {names[at]: said(names[at], text(row[at])) for at in changed},
-            {names[at]: text(row[at]) for at in changed},
+            {names[index]: said(names[index], text(row[index])) for index in changed},
+            {names[index]: text(row[index]) for index in changed},
         )
         return APART.join(parts) or AS_BASELINE
 
     def interval(number: int, row: Sequence[Any]) -> str:
         low, high, verdict = (
-            text(row[place[end]]) for end in ("ratio from", "ratio to", "verdict")
+            text(row[position[end]]) for end in ("ratio from", "ratio to", "verdict")
         )
         # Short, for DIFFERS needs the room; and first what an elided cell must still say.
         if verdict in (UNPAIRED, DIFFERENT_MODELS, OTHER_WORK, INVALID):
@@ -297,33 +297,33 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
             return MISSING
         if MISSING not in (low, high):
             return f"{low} to {high}"
-        note = str(row[place["note"]] or "") if "note" in place else ""
+        note = str(row[position["note"]] or "") if "note" in position else ""
         return note.partition(":")[0].removeprefix("the other has ") or MISSING
 
     cells = [
         [
             str(number),
             differs(number, row, titles.setting),
-            *(text(row[place[name]]) for name in SHOWN),
+            *(text(row[position[name]]) for name in SHOWN),
             interval(number, row),
-            *(text(row[place[name]]) for name in AFTER if name in place),
+            *(text(row[position[name]]) for name in AFTER if name in position),
         ]
         for number, row in enumerate(table.rows)
     ]
-    (peak,) = (name for name in PEAKS if name in place)
-    units = [table.columns[place[name]].unit.replace(STEP_TIME, "") for name in (*SHOWN, peak)]
+    (peak,) = (name for name in PEAKS if name in position)
+    units = [table.columns[position[name]].unit.replace(STEP_TIME, "") for name in (*SHOWN, peak)]
     numbers = [
         f"{title} {unit}".strip()
         for title, unit in zip((*SHOWN.values(), _PEAK_TITLES[peak]), units, strict=True)
     ]
     headings = ["#", DIFFERS, *numbers[:-1], INTERVAL, numbers[-1]]
-    headings += [f"Own {table.columns[place[OWN]].unit}"] if OWN in place else []
-    headings += [f"{SHARE} %"] if SHARE in place else []
-    headings += [NUMBERS] if NUMBERS.lower() in place else []
-    numeric = [at > 1 and heading != NUMBERS for at, heading in enumerate(headings)]
-    notes = [str(row[place["note"]] or "") if "note" in place else "" for row in table.rows]
+    headings += [f"Own {table.columns[position[OWN]].unit}"] if OWN in position else []
+    headings += [f"{SHARE} %"] if SHARE in position else []
+    headings += [NUMBERS] if NUMBERS.lower() in position else []
+    numeric = [index > 1 and heading != NUMBERS for index, heading in enumerate(headings)]
+    notes = [str(row[position["note"]] or "") if "note" in position else "" for row in table.rows]
     tips = [differs(number, row, _as_asked) for number, row in enumerate(table.rows)]
-    verdicts = [str(row[place["verdict"]] or "") for row in table.rows]
+    verdicts = [str(row[position["verdict"]] or "") for row in table.rows]
     return Shown(headings, numeric, cells, tips, notes, verdicts)
 
 
@@ -339,19 +339,19 @@ def _without_hash(parts: dict[str, str], values: dict[str, str]) -> list[str]:
 
 
 def _at_most(text: str, widest: str) -> QSize | None:
-    """The room of the widest text for one that is wider; none for others, which take theirs."""
+    """Return the size of the widest text if a text is wider, else None."""
     metrics = QFontMetrics(fonts.numbers())
     room = metrics.horizontalAdvance(widest)
     return QSize(room, metrics.height()) if metrics.horizontalAdvance(text) > room else None
 
 
 def _as_asked(name: str, value: str) -> str:
-    """One setting in the form that files and commands have."""
+    """Return a setting as files and commands write it."""
     return f"{name.rpartition('.')[2]}={value}"
 
 
 def swatch(index: int, theme: Theme) -> QIcon:
-    """A small square in the colour in which the plots draw this segment."""
+    """Return a small square in the segment's colour in the plots."""
     pixmap = QPixmap(SWATCH * 2, SWATCH * 2)
     pixmap.setDevicePixelRatio(2)
     pixmap.fill(Qt.GlobalColor.transparent)

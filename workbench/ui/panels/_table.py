@@ -32,8 +32,8 @@ RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LONGEST_CELL = 500  # characters
 
 
-class CalmTable(QTableWidget):
-    """A calm table without a grid."""
+class PlainTable(QTableWidget):
+    """Read-only table without a grid."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -75,8 +75,8 @@ class CalmTable(QTableWidget):
         header, last = self.horizontalHeader(), self.columnCount() - 1
         if self._last_px and last >= 0:
             header.setSectionResizeMode(last, QHeaderView.ResizeMode.Interactive)
-            others = sum(header.sectionSize(place) for place in range(last))  # hidden ones have 0
-            self.setColumnWidth(last, max(self._last_px, self.viewport().width() - others))
+            taken = sum(header.sectionSize(column) for column in range(last))  # hidden ones have 0
+            self.setColumnWidth(last, max(self._last_px, self.viewport().width() - taken))
 
     def _fit_rows(self) -> None:
         self._fit_last()
@@ -86,14 +86,14 @@ class CalmTable(QTableWidget):
                 self.setRowHeight(row, self.rowHeight(row) + _LINES_PX)
 
     def narrow(self, most_px: int) -> None:
-        """Let no column of texts but the last be wider, so that the numbers beside it are seen."""
-        for place in range(self.columnCount() - 1):
-            first = self.item(0, place)
+        """Limit the width of text columns except the last, so that numbers stay visible."""
+        for column in range(self.columnCount() - 1):
+            first = self.item(0, column)
             if first is not None and int(first.textAlignment()) == int(LEFT):
                 header = self.horizontalHeader()
-                wanted = max(self.sizeHintForColumn(place), header.sectionSizeHint(place))
-                header.setSectionResizeMode(place, QHeaderView.ResizeMode.Interactive)
-                self.setColumnWidth(place, min(wanted, most_px))
+                wanted = max(self.sizeHintForColumn(column), header.sectionSizeHint(column))
+                header.setSectionResizeMode(column, QHeaderView.ResizeMode.Interactive)
+                self.setColumnWidth(column, min(wanted, most_px))
 
     def put(self, row: int, column: int, text: str, *, number: bool = False) -> QTableWidgetItem:
         """Set the text of one cell."""
@@ -128,44 +128,47 @@ class CalmTable(QTableWidget):
         if self.table is not None:
             plot_export.copy_table(self.table, suffix)
 
-    def _show_copy_menu(self, place: QPoint) -> None:
+    def _show_copy_menu(self, position: QPoint) -> None:
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction("Copy as Markdown", lambda: self.copy(".md"))
         menu.addAction("Copy as CSV", lambda: self.copy(".csv"))
-        menu.popup(self.viewport().mapToGlobal(place))
+        menu.popup(self.viewport().mapToGlobal(position))
 
 
 def with_interval(table: Table, ratio: str, low: str, high: str) -> Table:
-    """The table with one column in place of three: ``0.66 (0.65 to 0.68)``."""
+    """Return the table with one column instead of three: ``0.66 (0.65 to 0.68)``."""
     first, *ends = (table.column(name) for name in (ratio, low, high))
-    kept = [place for place in range(len(table.columns)) if place not in ends]
+    columns = [column for column in range(len(table.columns)) if column not in ends]
 
-    def told(row: Sequence[Cell]) -> str:
-        value, *interval = (text(row[place]) for place in (first, *ends))
+    def with_ends(row: Sequence[Cell]) -> str:
+        value, *interval = (text(row[column]) for column in (first, *ends))
         return value if MISSING in interval else f"{value} ({' to '.join(interval)})"
 
-    rows = [[told(row) if place == first else row[place] for place in kept] for row in table.rows]
-    return Table(table.title, [table.columns[place] for place in kept], rows)
+    rows = [
+        [with_ends(row) if column == first else row[column] for column in columns]
+        for row in table.rows
+    ]
+    return Table(table.title, [table.columns[column] for column in columns], rows)
 
 
 def aligned(texts: Sequence[str]) -> list[str]:
-    """Numbers filled up at the right, so that their points stand above another at a right edge.
+    """Return numbers padded at the right, so that right-aligned decimal points line up.
 
-    What is no number stays as it is.
+    Texts that are no numbers stay as they are.
     """
-    found = [_NUMBER.fullmatch(text) for text in texts]
-    places = [len(match[1] or "") if match else 0 for match in found]
-    most = max(places, default=0)
+    matches = [_NUMBER.fullmatch(text) for text in texts]
+    decimals = [len(match[1] or "") if match else 0 for match in matches]
+    most = max(decimals, default=0)
     if not 0 < most <= _MOST_PLACES:
         return list(texts)
     return [
         text + (POINT_SPACE * (not own) + FIGURE_SPACE * (most - own) if match else "")
-        for text, match, own in zip(texts, found, places, strict=True)
+        for text, match, own in zip(texts, matches, decimals, strict=True)
     ]
 
 
 def headed(heading: str) -> str:
-    """A heading that begins as all do: a word with a capital, a symbol such as p95 as it is."""
+    """Return a heading with a capital, unless it is a symbol such as p95."""
     word = heading.split(" ")[0]
     return heading[:1].upper() + heading[1:] if word.isalpha() and len(word) > 1 else heading

@@ -7,11 +7,11 @@ from PySide6.QtWidgets import QWidget
 
 from sessions.tables import Table
 from workbench.ui.panels._names_share import NamesShare
-from workbench.ui.panels._table import LEFT, RIGHT, CalmTable
+from workbench.ui.panels._table import LEFT, RIGHT, PlainTable
 
 
-class TableView(CalmTable):
-    """One table; the first column takes what room the others leave."""
+class TableView(PlainTable):
+    """Table whose first column takes the width that the other columns leave."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -22,8 +22,8 @@ class TableView(CalmTable):
     def show_table(self, table: Table) -> None:
         """Fill the rows."""
         super().show_table(table)
-        for place in range(len(table.columns)):
-            heading = self.horizontalHeaderItem(place)
+        for column in range(len(table.columns)):
+            heading = self.horizontalHeaderItem(column)
             assert heading is not None
-            heading.setTextAlignment(RIGHT if place else LEFT)
+            heading.setTextAlignment(RIGHT if column else LEFT)
         self._names.take([0])

@@ -1,4 +1,4 @@
-"""One toggle on one line: title, last result, state, control; reasons and evidence on demand."""
+"""The row of a toggle: title, last result, state, control; reasons and evidence on demand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from workbench.ui.panels import _widgets
 from workbench.ui.panels._evidence import mark_of
 from workbench.ui.state import config_edit
 
-TITLE_PX = 84  # that a long title keeps beside a result
+TITLE_PX = 84  # least width of a long title beside a result
 PICKER_PX = 112
-REMARKABLE = ("no effect", "failed")  # evidence that the line itself says in words
+REMARKABLE = ("no effect", "failed")  # statuses that the row shows as words
 
 
 @dataclass(frozen=True)
 class RowState:
-    """Everything that a row shows of its toggle."""
+    """State of a toggle that its row shows."""
 
     option: str
     blocked: dict[str, Blocked] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class RowState:
 
 
 class ToggleRow(QWidget):
-    """Shows one toggle; ``chosen`` and ``fix`` are what a person clicked."""
+    """Row of a toggle; ``chosen`` and ``fix`` report clicks."""
 
     chosen = Signal(str, str)  # toggle, option
     fix = Signal(dict, str)  # choices that unblock, text
@@ -103,12 +103,12 @@ class ToggleRow(QWidget):
         self.picker.set_blocked({name: why.reason for name, why in state.blocked.items()})
         focus = self.focusWidget()
         if focus is not None and focus.hasFocus() and self._details.isAncestorOf(focus):
-            self.picker.focus_target().setFocus()  # the details are made anew
+            self.picker.focus_target().setFocus()  # the details are about to be replaced
         _widgets.clear(self._notes)
         lines = list(self._lines(state))
         text, (icon_name, role), _ = lines[0] if lines else ("", ("", ""), "")
         if not lines or (lines[0][1][0] == "effective" and state.verdict is None):
-            text = ""  # the mark says it
+            text = ""  # the icon is enough
         self.result.say(text)
         _widgets.set_tone(self.result, _tone(role) or "muted")
         self.mark.setVisible(bool(lines))

@@ -18,7 +18,7 @@ RECENT = 50  # steps
 
 
 class Utilization(QLabel):
-    """Says "MFU 42 %"; its tooltip says of which ceiling. Empty where it is not known."""
+    """Label such as "MFU 42 %", empty if unknown; its tool tip names the ceiling."""
 
     def __init__(self, session: SessionModel, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""The verdict inline with the toggles: offered, as it is measured, and what came of it."""
+"""The verdict above the toggles: as an offer, during its measurement, and its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sessions.verdicts.verdict_words import (
     standing,
     summary_sentence,
 )
-from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdict_prompt import VerdictPrompt
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
@@ -26,22 +26,22 @@ from workbench.ui.state.theme import ThemeModel
 
 
 class VerdictBar(QWidget):
-    """Takes its content from the offers and the newest comparison of the live session."""
+    """Bar that shows the offer, or the newest comparison of the live session."""
 
     def __init__(
         self,
         session: SessionModel,
         run: RunModel,
         verdicts: Verdicts,
-        offers: Offers,
+        prompt: VerdictPrompt,
         theme: ThemeModel,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._session, self._run, self._verdicts, self._offers = session, run, verdicts, offers
+        self._session, self._run, self._verdicts, self._prompt = session, run, verdicts, prompt
         self._theme = theme
-        self.bar = Bar(offers.dismiss)
-        _widgets.tight(QVBoxLayout(self), 0).addWidget(_widgets.Snug(self.bar))
+        self.bar = Bar(prompt.dismiss)
+        _widgets.tight(QVBoxLayout(self), 0).addWidget(_widgets.FittedScrollArea(self.bar))
         for changed in (
             session.comparisonsChanged,
             session.segmentsChanged,
@@ -53,34 +53,34 @@ class VerdictBar(QWidget):
         self._refresh()
 
     def _refresh(self) -> None:
-        offers, comparison = self._offers, self._verdicts.newest
-        answer = offers.answer if self._session.live else None
+        prompt, comparison = self._prompt, self._verdicts.newest
+        answer = prompt.answer if self._session.live else None
         if not self._session.live or self._run.replaying:
             self.bar.leave()
-        elif offers.judged is not None and self._verdicts.busy:
+        elif prompt.judged is not None and self._verdicts.busy:
             self._show_measuring(comparison if self._verdicts.measuring else None)
-        elif offers.offer is not None:
+        elif prompt.offer is not None:
             self._show_offer()
-        elif offers.judged is not None and answer is not None:
-            self._show_result(offers.judged.text, answer)
+        elif prompt.judged is not None and answer is not None:
+            self._show_result(prompt.judged.text, answer)
         else:
             self.bar.leave()
 
     def _show_offer(self) -> None:
-        offers = self._offers
-        assert offers.offer is not None
-        line = f"{offers.offer.text}: did it help?"
+        prompt = self._prompt
+        assert prompt.offer is not None
+        line = f"{prompt.offer.text}: did it help?"
         button = "Verdict"
-        if offers.known:
-            line, button = f"{offers.offer.text}: compared already.", "Compare again"
-        elif offers.automatic:
-            line = f"{offers.offer.text}: a verdict follows."
+        if prompt.known:
+            line, button = f"{prompt.offer.text}: already compared.", "Compare again"
+        elif prompt.automatic:
+            line = f"{prompt.offer.text}: a verdict follows."
         lines: list[Line] = [(line, "verdict", "accent")]
-        if offers.prediction is not None:
-            said = prediction.line(offers.prediction)
+        if prompt.prediction is not None:
+            said = prediction.line(prompt.prediction)
             lines.append((f"{said[:1].upper()}{said[1:]}.", "", ""))
-        # While it has to wait, for another comparison or a build, so has its button.
-        buttons = [] if self._verdicts.why_not() else [(button, offers.accept)]
+        # Without a button while a comparison or a build is in progress.
+        buttons = [] if self._verdicts.why_not() else [(button, prompt.accept)]
         self.bar.say("info", lines, buttons, self._theme.current)
 
     def _show_measuring(self, comparison: PairedComparison | None) -> None:
@@ -89,7 +89,7 @@ class VerdictBar(QWidget):
             lines = [(f"Measuring: {headline(comparison)}", "pending", "accent")]
             lines.append((ratio_line(comparison), "", ""))
             lines += self._troubles(comparison)
-        lines.append(("Toggles that are chosen now wait until it is over.", "", ""))
+        lines.append(("Toggles chosen now take effect after the measurement.", "", ""))
         enough = self._verdicts.enough
         self.bar.say("info", lines, [("Enough", enough)], self._theme.current, closes=False)
 

@@ -24,18 +24,18 @@ ICONS |= dict.fromkeys((DIFFERENT_MODELS, OTHER_WORK), "info")
 
 
 def tone(comparison: PairedComparison, verdict: str = "") -> str:
-    """The colour of its verdict, or of another: wrong numbers are bad however fast.
+    """Return the colour of the verdict; wrong numbers are bad however fast.
 
-    Where nobody knows whether they are right, no verdict is good.
+    No verdict is good if the numbers were not checked.
     """
     if wrong_arms(comparison):
         return "bad"
-    found = TONES.get(verdict or verdict_word(comparison), "")
-    return "warning" if found == "good" and unchecked_arms(comparison) else found
+    role = TONES.get(verdict or verdict_word(comparison), "")
+    return "warning" if role == "good" and unchecked_arms(comparison) else role
 
 
 def icon_of(comparison: PairedComparison, verdict: str = "") -> str:
-    """The icon of its verdict, or of another."""
+    """Return the icon of the verdict."""
     verdict = verdict or verdict_word(comparison)
     return "error" if wrong_arms(comparison) else ICONS.get(verdict, "unknown")
 
@@ -50,16 +50,16 @@ def dress(item: QTableWidgetItem, icon_name: str, role: str, theme: Theme) -> No
 def of_arm(
     comparison: PairedComparison, side: str, segments: Sequence[Segment], titles: Titles
 ) -> list[Line]:
-    """All that is known of arm "A" or "B": its numbers, its memory, then what took effect."""
+    """Return the lines about arm "A" or "B": its numbers, its memory, its evidence."""
     memory = memory_words(comparison, side, segments)
-    told = [(f"{memory[:1].upper()}{memory[1:]}", "info", "muted")] if memory else []
-    return _numerics(comparison, side) + told + _evidence(comparison, side, segments, titles)
+    lines = [(f"{memory[:1].upper()}{memory[1:]}", "info", "muted")] if memory else []
+    return _numerics(comparison, side) + lines + _evidence(comparison, side, segments, titles)
 
 
 def troubles(
     comparison: PairedComparison, segments: Sequence[Segment], titles: Titles
 ) -> list[Line]:
-    """Only what is wrong or did nothing, in few words; once where both arms have it."""
+    """Return only failures and options without effect, briefly; once if both arms have them."""
     lines = [
         (f"{arm}: wrong numbers: {text}", "error", "bad") for arm, text in wrong_arms(comparison)
     ]
@@ -77,14 +77,14 @@ def troubles(
 
 
 def _numerics(comparison: PairedComparison, side: str) -> list[Line]:
-    found = comparison.facts.get("numerics", {}).get(str("AB".index(side)))
-    if found is None:
+    result = comparison.facts.get("numerics", {}).get(str("AB".index(side)))
+    if result is None:
         return []
     mark, role = {
         True: ("effective", "good"),
         False: ("error", "bad"),
         None: ("unknown", "warning"),
-    }[are_right(found)]
+    }[are_right(result)]
     prefix = f"{side}: "
     (text,) = (
         line.removeprefix(prefix) for line in numerics_lines(comparison) if line.startswith(prefix)
@@ -95,14 +95,14 @@ def _numerics(comparison: PairedComparison, side: str) -> list[Line]:
 def _evidence(
     comparison: PairedComparison, side: str, segments: Sequence[Segment], titles: Titles
 ) -> list[Line]:
-    places = comparison.facts.get("segments", [])
+    indices = comparison.facts.get("segments", [])
     arm = "AB".index(side)
-    if arm >= len(places) or places[arm] >= len(segments):
+    if arm >= len(indices) or indices[arm] >= len(segments):
         return []
     return [
         (
-            f"{titles.choice(found.toggle, found.requested)}, {found.status}: {found.text}",
-            *mark_of(found.status),
+            f"{titles.choice(item.toggle, item.requested)}, {item.status}: {item.text}",
+            *mark_of(item.status),
         )
-        for found in segments[places[arm]].evidence
+        for item in segments[indices[arm]].evidence
     ]

@@ -1,4 +1,4 @@
-"""All comparisons of a session: verdicts that hold together, the newest last."""
+"""All comparisons of a session, the newest last; verdicts are corrected for their number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.theming.icons import icon
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
-from workbench.ui.panels._table import LEFT, RIGHT, CalmTable, with_interval
+from workbench.ui.panels._table import LEFT, RIGHT, PlainTable, with_interval
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.state.theme import ThemeModel
 
@@ -27,8 +27,8 @@ SHOWN_HERE = "shown above"
 OPENS = "double-click, or press Enter, to show it above"
 
 
-class VerdictsTable(CalmTable):
-    """One row a comparison, to be opened by a double click or Enter; hidden while there is one."""
+class VerdictsTable(PlainTable):
+    """Table of comparisons; a double click or Enter opens a row. Hidden for a single comparison."""
 
     def __init__(self, theme: ThemeModel, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -37,16 +37,16 @@ class VerdictsTable(CalmTable):
         self._names = NamesShare(self)
         blank = QPixmap(self.iconSize().expandedTo(_widgets.ICON))
         blank.fill(Qt.GlobalColor.transparent)
-        self._blank = QIcon(blank)  # all rows begin at one edge
+        self._blank = QIcon(blank)  # aligns rows without an icon
         self.horizontalHeader().setStretchLastSection(False)
         self.setAccessibleName("Verdicts; a double click or Enter shows one")
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
         self.hide()
 
     def show_comparisons(self, comparisons: Sequence[PairedComparison], shown: int) -> None:
-        """Fill the rows, and mark the one that is shown above.
+        """Fill the rows, and mark the comparison that is shown above.
 
-        ``comparisons`` are the session's own, uncorrected.
+        ``comparisons`` are those of the session, without the correction.
         """
         shown %= max(1, len(comparisons))
         table = with_interval(verdicts_table(comparisons), "ratio", "ratio from", "ratio to")
@@ -55,9 +55,9 @@ class VerdictsTable(CalmTable):
             return
         self._shown = filled
         self.show_table(table)
-        for place in range(len(table.columns)):
-            numbers = not any(isinstance(row[place], str) for row in table.rows)
-            heading = self.horizontalHeaderItem(place)
+        for column in range(len(table.columns)):
+            numbers = not any(isinstance(row[column], str) for row in table.rows)
+            heading = self.horizontalHeaderItem(column)
             assert heading is not None
             heading.setTextAlignment(RIGHT if numbers else LEFT)
         marked = table.column(_MARKED)
@@ -73,28 +73,30 @@ class VerdictsTable(CalmTable):
                 first.setIcon(self._blank)
             sides = (first, self.item(row, 1))
             labels = (comparison.arms[0], comparison.arms[-1])
-            for item, text, whole in zip(sides, apart(*labels), labels, strict=True):
+            for item, text, label in zip(sides, apart(*labels), labels, strict=True):
                 assert item is not None
                 item.setText(text)
-                item.setToolTip(f"{whole}: {SHOWN_HERE if row == shown else OPENS}")
+                item.setToolTip(f"{label}: {SHOWN_HERE if row == shown else OPENS}")
         self.updateGeometry()
         self._names.take([table.column(name) for name in _WIDE])
         self.scrollToItem(self.item(shown, 0))
         self.setVisible(len(comparisons) > 1)
 
     def sizeHint(self) -> QSize:
-        """As high as its rows, up to ``SHOWN`` of them."""
+        """Return the height of the rows, up to ``SHOWN`` of them."""
         return QSize(super().sizeHint().width(), self._height(SHOWN))
 
     def minimumSizeHint(self) -> QSize:
-        """Some rows, where the window is low: it never covers what lies below."""
+        """Return the height of a few rows: a low window stays usable."""
         return QSize(super().minimumSizeHint().width(), self._height(_LEAST))
 
     def _height(self, most: int) -> int:
         rows = min(most, self.rowCount())
         return rows * ROW_HEIGHT + self.horizontalHeader().sizeHint().height() + 4
 
-    def _mark(self, item: QTableWidgetItem, one: PairedComparison) -> None:
-        verdict = item.text()  # as it holds among all
-        tone = verdict_lines.tone(one, verdict)
-        verdict_lines.dress(item, verdict_lines.icon_of(one, verdict), tone, self._theme.current)
+    def _mark(self, item: QTableWidgetItem, comparison: PairedComparison) -> None:
+        verdict = item.text()  # corrected for the number of comparisons
+        tone = verdict_lines.tone(comparison, verdict)
+        verdict_lines.dress(
+            item, verdict_lines.icon_of(comparison, verdict), tone, self._theme.current
+        )

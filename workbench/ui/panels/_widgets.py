@@ -27,7 +27,7 @@ from sessions.plain_text import clip, wrapped
 from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.theming.theme import Theme
-from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 
 _Layout = TypeVar("_Layout", bound=QLayout)
 
@@ -44,7 +44,7 @@ _ENDS = (re.compile(r"[;.] "), re.compile(r"[:,] "), re.compile(" "))  # the bes
 
 
 class Budgeted(Protocol):
-    """What asks the runner for something that takes as long as it is given."""
+    """Controller whose measurement takes as long as its budget."""
 
     budget_s: float
 
@@ -70,12 +70,12 @@ class OneLine(QLabel):
         self._fit()
 
     def sizeHint(self) -> QSize:
-        """As wide as all of it."""
+        """Return the width of the complete text."""
         width = self.fontMetrics().horizontalAdvance(self._whole) + 2
         return QSize(width, super().sizeHint().height())
 
     def minimumSizeHint(self) -> QSize:
-        """It gives way to all that is beside it."""
+        """Return no width: the widgets beside it come first."""
         return QSize(0, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -91,7 +91,7 @@ class OneLine(QLabel):
 
 
 def heading(text: str) -> QLabel:
-    """The name of a group of controls."""
+    """Return a label with the name of a group of controls."""
     label = QLabel(text)
     label.setProperty("muted", True)
     label.setFont(fonts.heading())
@@ -99,7 +99,7 @@ def heading(text: str) -> QLabel:
 
 
 def title() -> QLabel:
-    """The sentence at the head of a panel: what was found."""
+    """Return a label for the sentence at the head of a panel: its result."""
     label = QLabel()
     label.setFont(fonts.title())
     label.setWordWrap(True)
@@ -107,14 +107,14 @@ def title() -> QLabel:
 
 
 def muted(text: str) -> QLabel:
-    """The name of a control, beside it."""
+    """Return a label with the name of a control, to stand beside it."""
     label = QLabel(text)
     label.setProperty("muted", True)
     return label
 
 
 def note(text: str = "", tone: str = "") -> QLabel:
-    """A line or more of small text; ``tone`` is ``good``, ``warning``, ``bad``, or none."""
+    """Return a label of small wrapped text; ``tone`` is ``good``, ``warning``, ``bad``, or none."""
     label = QLabel(text)
     label.setProperty("tone" if tone else "muted", tone or True)
     label.setFont(fonts.small())
@@ -127,11 +127,11 @@ def note(text: str = "", tone: str = "") -> QLabel:
 
 
 def brief_note(text: str, tone: str = "") -> QLabel:
-    """A note of whole clauses up to ``BRIEF`` characters; pointing at it shows all of the text."""
+    """Return a note shortened to ``BRIEF`` characters; its tool tip shows the complete text."""
     label = note(text, tone)
     if len(text) > BRIEF:
-        ends = ([found.start() for found in kind.finditer(text, 0, BRIEF)] for kind in _ENDS)
-        end = next((max(found) for found in ends if found and max(found) > BRIEF / 3), BRIEF)
+        ends = ([match.start() for match in kind.finditer(text, 0, BRIEF)] for kind in _ENDS)
+        end = next((max(at) for at in ends if at and max(at) > BRIEF / 3), BRIEF)
         label.setText(f"{text[:end]} …")
         label.setToolTip(wrapped(text))
     return label
@@ -146,7 +146,7 @@ def set_tone(label: QLabel, tone: str) -> None:
 
 
 def marked(label: QLabel, name: str, theme: Theme, role: str) -> QWidget:
-    """A note with an icon at its first line, so that colour is not its only mark."""
+    """Return a note with an icon, so that colour does not carry the meaning alone."""
     row = QWidget()
     layout = tight(QHBoxLayout(row), spacing=6)
     mark = QLabel()
@@ -158,14 +158,14 @@ def marked(label: QLabel, name: str, theme: Theme, role: str) -> QWidget:
 
 
 def rule() -> QFrame:
-    """A hairline between groups."""
+    """Return a thin line between groups."""
     frame = QFrame()
     frame.setProperty("rule", True)
     return frame
 
 
 def link(text: str) -> QPushButton:
-    """A button that looks like a link."""
+    """Return a button that looks like a link."""
     button = QPushButton(text)
     button.setProperty("link", True)
     button.setCursor(Qt.CursorShape.PointingHandCursor)
@@ -173,7 +173,7 @@ def link(text: str) -> QPushButton:
 
 
 def compact(text: str) -> QPushButton:
-    """A button that fits into a line of small text."""
+    """Return a button that fits into a line of small text."""
     button = QPushButton(text)
     button.setProperty("compact", True)
     button.setFont(fonts.small())
@@ -187,21 +187,21 @@ def allow(button: QAbstractButton, why_not: str, tip: str = "") -> None:
     button.setToolTip(why_not or tip)
 
 
-def budget_box(held: Budgeted, most_s: float, tip: str) -> CalmDoubleSpinBox:
-    """A number of whole seconds that sets ``held.budget_s``."""
-    box = CalmDoubleSpinBox()
+def budget_box(controller: Budgeted, most_s: float, tip: str) -> NoWheelDoubleSpinBox:
+    """Return a box for seconds that sets ``controller.budget_s``."""
+    box = NoWheelDoubleSpinBox()
     box.setRange(1, most_s)
     box.setDecimals(0)
     box.setSuffix(" s")
-    box.setValue(held.budget_s)
+    box.setValue(controller.budget_s)
     box.setToolTip(tip)
     box.setAccessibleName("Budget in seconds")
-    box.valueChanged.connect(partial(setattr, held, "budget_s"))
+    box.valueChanged.connect(partial(setattr, controller, "budget_s"))
     return box
 
 
 def expander(text: str, theme: Theme, body: QWidget) -> QToolButton:
-    """A line that shows and hides ``body``, which begins hidden."""
+    """Return a button that shows and hides ``body``, which starts hidden."""
     button = QToolButton()
     button.setText(text)
     button.setCheckable(True)
@@ -220,14 +220,14 @@ def expander(text: str, theme: Theme, body: QWidget) -> QToolButton:
 
 
 def tight(layout: _Layout, spacing: int = 8, margin: int = 0) -> _Layout:
-    """The layout with the window's rhythm instead of the style's."""
+    """Return the layout with the window's spacing and margins instead of the style's."""
     layout.setSpacing(spacing)
     layout.setContentsMargins(margin, margin, margin, margin)
     return layout
 
 
 def inset(label: QLabel, above: int, below: int) -> QVBoxLayout:
-    """A layout that keeps a label off a panel's edges.
+    """Return a layout with margins around a widget.
 
     Margins of its own Qt takes from a label that has no room when another style sheet comes.
     """
@@ -238,7 +238,7 @@ def inset(label: QLabel, above: int, below: int) -> QVBoxLayout:
 
 
 def surface() -> QWidget:
-    """An empty page with a panel's background."""
+    """Return an empty page with a panel's background."""
     page = QWidget()
     page.setProperty("panel", True)
     page.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
@@ -246,7 +246,7 @@ def surface() -> QWidget:
 
 
 def head(*rows: QWidget | QLayout, below: int = 8) -> QVBoxLayout:
-    """The lines above what a panel shows, ``below`` pixels from it."""
+    """Return the lines at the head of a panel, ``below`` pixels above its content."""
     layout = tight(QVBoxLayout(), 4)
     layout.setContentsMargins(12, 8, 12, below)
     for row in rows:
@@ -258,18 +258,18 @@ def head(*rows: QWidget | QLayout, below: int = 8) -> QVBoxLayout:
 
 
 def split(direction: Qt.Orientation, *parts: tuple[QWidget, int]) -> QSplitter:
-    """Parts beside or above one another, each with its share of the room; none can vanish."""
+    """Return a splitter of widgets with their shares of the room; none collapses."""
     splitter = QSplitter(direction)
     splitter.setChildrenCollapsible(False)
-    for place, (part, share) in enumerate(parts):
+    for index, (part, share) in enumerate(parts):
         splitter.addWidget(part)
-        splitter.setStretchFactor(place, share)
+        splitter.setStretchFactor(index, share)
     splitter.setSizes([100 * share for _, share in parts])
     return splitter
 
 
 class _Body(QWidget):
-    """As high as its width needs: a layout's own least height is that of the narrowest lines."""
+    """Body that is as high as its width needs, not as its layout's narrowest lines need."""
 
     def minimumSizeHint(self) -> QSize:
         least = super().minimumSizeHint()
@@ -277,7 +277,7 @@ class _Body(QWidget):
 
 
 def scrolled(body: QWidget) -> QScrollArea:
-    """Room for a body that is higher than a small window: it scrolls, and covers nothing."""
+    """Return a scroll area for a body that may be higher than a small window."""
     area = QScrollArea()
     area.setProperty("panel", True)
     area.setWidgetResizable(True)
@@ -294,8 +294,8 @@ def area_of(widget: QWidget) -> QScrollArea | None:
     return above
 
 
-class Snug(QScrollArea):
-    """As high as its body needs at this width; where there is less room, the body scrolls."""
+class FittedScrollArea(QScrollArea):
+    """Scroll area that is as high as its body needs at this width, if there is room."""
 
     def __init__(self, body: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -309,14 +309,14 @@ class Snug(QScrollArea):
         self.setWidget(self._held)
 
     def sizeHint(self) -> QSize:
-        """The body's height at the width there is; none while the body is hidden."""
+        """Return the body's height at the current width; 0 while it is hidden."""
         body = self._held
         wrapped = body.hasHeightForWidth()
         height = body.heightForWidth(self.width()) if wrapped else body.sizeHint().height()
         return QSize(body.sizeHint().width(), height)
 
     def minimumSizeHint(self) -> QSize:
-        """Some lines, or what the body needs if that is less."""
+        """Return the height of a few lines, or of the body if that is less."""
         least = min(_SNUG_LINES * self.fontMetrics().height(), self.sizeHint().height())
         return QSize(0, least)
 
@@ -349,7 +349,7 @@ def settle(widget: QWidget) -> None:
     """Give a widget that has changed its room at once, and not some turns of the event loop later.
 
     Qt asks one layout after the other, from the inside; until the outermost has answered, what
-    came into a ``Snug`` of no height has none either, and a click on it hits nothing.
+    came into a ``FittedScrollArea`` of no height has none either, and a click on it hits nothing.
     """
     above: QWidget | None = widget
     areas = []

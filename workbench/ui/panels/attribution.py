@@ -1,4 +1,4 @@
-"""Which toggles gave what: choose them, alternate their arms, see the waterfall and its numbers."""
+"""Attribution of time and memory to toggles: choose them, measure them, see the waterfall."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from sessions.studies.attribution.words import (
 from sessions.tables import Table
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.attributions import MODES, Attributions
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels._table import CalmTable, with_interval
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._table import PlainTable, with_interval
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state import config_edit
@@ -49,7 +49,7 @@ from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 _CHOICES_PX = 272
-_BOX_PX = 112  # of a line, beside its text: the box and two arrows
+_BOX_PX = 112  # beside the text of a line: the box and two arrows
 _ARROWS = (Qt.ArrowType.UpArrow, Qt.ArrowType.DownArrow)
 _NOTE_PX = 240  # of the notes, at least
 _TEXT_PX = 184  # of a column of names, at most: the notes have more to say
@@ -59,7 +59,7 @@ _ELIDE = Qt.TextElideMode.ElideRight
 
 
 class AttributionPanel(QWidget):
-    """The newest attribution of the session that is shown, and what the next one would ask."""
+    """Panel of the attributions of the shown session, with the controls of the next attribution."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class AttributionPanel(QWidget):
         self.movers: dict[str, tuple[QToolButton, QToolButton]] = {}  # earlier, later
         self.chart = Chart(PLOTS["attribution"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
-        self.table = CalmTable()
+        self.table = PlainTable()
         self.table.wrap(_NOTE_PX)
         self.table.setMinimumHeight(_TABLE_PX)
-        self.which = CalmComboBox()  # of several
+        self.which = NoWheelComboBox()  # if there are several
         self.which.setToolTip("The attribution that is shown")
         self.which.setAccessibleName(self.which.toolTip())
         self.which.activated.connect(self._show)
@@ -95,14 +95,15 @@ class AttributionPanel(QWidget):
         self.run = QPushButton("Attribute")
         self.run.clicked.connect(attributions.run)
         self.mode = self._make_mode()
-        tip = "How long the arms may alternate; building them comes on top"
+        tip = "Time limit of the measurement; building the configurations takes additional time"
         self.budget = _widgets.budget_box(attributions, 7200, tip)
         self.empty = Empty(
             theme,
             "attribution",
             "No attribution yet",
-            "Switch several optimizations on, tick those in question, and press Attribute: each "
-            "combination runs in turn until it is clear how much time and memory each one gave.",
+            "Switch several optimizations on, tick the ones in question, and press Attribute. "
+            "Combinations run in turn until it is clear how much time and memory each optimization "
+            "saves.",
         )
         self._pages = QStackedWidget()
         self._pages.addWidget(self.empty)
@@ -110,17 +111,17 @@ class AttributionPanel(QWidget):
         row = _widgets.tight(QHBoxLayout(self), 0)
         row.addWidget(self._make_choices())
         row.addWidget(self._pages, 1)
-        self._soon = Soon(self._show, self)
+        self._throttled = ThrottledCall(self._show, self)
         changes = (session.studiesChanged, run.stateChanged, configuration.availabilityChanged)
         for changed in (*changes, configuration.editedChanged, configuration.catalogueChanged):
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._draw)
         self._draw()
 
     def _make_mode(self) -> QComboBox:
         box = QComboBox()
-        box.setAccessibleName("How the toggles are told apart")
+        box.setAccessibleName("How the effects of the toggles are separated")
         for name, title in MODES.items():
             box.addItem(title, name)
         box.setMinimumContentsLength(8)
@@ -133,7 +134,7 @@ class AttributionPanel(QWidget):
         self._show_choices()
 
     def _make_choices(self) -> QWidget:
-        """The column of what to ask."""
+        """Return the column of controls for a new attribution."""
         side = QWidget()
         side.setFixedWidth(_CHOICES_PX)
         layout = _widgets.column(side)
@@ -164,21 +165,21 @@ class AttributionPanel(QWidget):
 
     def _show(self) -> None:
         self._show_choices()
-        found = self._attributions.all
-        self._pages.setCurrentIndex(1 if found else 0)
-        self._offer(found)
-        if found:
-            self._show_study(found[self.which.currentData() - 1])
+        studies = self._attributions.all
+        self._pages.setCurrentIndex(1 if studies else 0)
+        self._offer(studies)
+        if studies:
+            self._show_study(studies[self.which.currentData() - 1])
 
-    def _offer(self, found: list[Study]) -> None:
+    def _offer(self, studies: list[Study]) -> None:
         """Name the attributions, the newest first; another one is shown when it comes."""
-        names = [self._session.shown.id, *(study.title for study in found)]
+        names = [self._session.shown.id, *(study.title for study in studies)]
         if names != self._offered:
             self._offered = names
             self.which.clear()
-            for number, study in reversed(list(enumerate(found, 1))):
+            for number, study in reversed(list(enumerate(studies, 1))):
                 self.which.addItem(self._session.titled(f"{number}: {study.title}"), number)
-        self.which.setVisible(len(found) > 1)
+        self.which.setVisible(len(studies) > 1)
 
     def _show_choices(self) -> None:
         attributions, catalogue = self._attributions, self._configuration.catalogue
@@ -215,7 +216,7 @@ class AttributionPanel(QWidget):
         self.why_not.setText(reason)
 
     def _make_choice(self, name: str) -> QWidget:
-        """A candidate: whether it takes part, and arrows that move it."""
+        """Return the row of a candidate: a box that includes it, and arrows that move it."""
         line = QWidget()
         row = _widgets.tight(QHBoxLayout(line), 2)
         box = QCheckBox()
@@ -245,10 +246,10 @@ class AttributionPanel(QWidget):
         if self._attributions.measuring and study is self._attributions.newest:
             said = f"Measuring: {said}"
         self.headline.setText(f"{said[:1].upper()}{said[1:]}")
-        table = _told(effects_table(study), self._session.titled)
-        place = table.column(VERDICT)
-        verdicts = [str(row[place]) for row in table.rows]
-        total = next((str(row[place]) for row in table.rows if TOGETHER in row), "")
+        table = _with_titles(effects_table(study), self._session.titled)
+        verdict_column = table.column(VERDICT)
+        verdicts = [str(row[verdict_column]) for row in table.rows]
+        total = next((str(row[verdict_column]) for row in table.rows if TOGETHER in row), "")
         tone = verdict_lines.TONES.get(total, "")
         _widgets.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
         self.about.setText(self._session.titled(" ".join(remarks(study)[1:])))
@@ -257,7 +258,7 @@ class AttributionPanel(QWidget):
         self.chart.show_runs([Run(self._session.shown, titled=self._session.titled).alone(study)])
         self.table.show_table(table)
         for row, verdict in enumerate(verdicts):
-            item = self.table.item(row, place)
+            item = self.table.item(row, verdict_column)
             assert item is not None
             name = verdict_lines.ICONS.get(verdict, "unknown")
             verdict_lines.dress(
@@ -270,8 +271,8 @@ class AttributionPanel(QWidget):
         self.table.narrow(_TEXT_PX)
 
 
-def _told(effects: Table, titled: Callable[[str], str]) -> Table:
-    """The effects as the panel shows them: by titles, and each ratio beside its interval."""
+def _with_titles(effects: Table, titled: Callable[[str], str]) -> Table:
+    """Return the effects with titles instead of names, and each ratio beside its interval."""
     table = with_interval(effects, RATIO, LOW, HIGH)
     rows = [[titled(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows]
     return Table(table.title, table.columns, rows)

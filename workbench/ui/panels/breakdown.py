@@ -19,14 +19,14 @@ from workbench.plots.breakdown import Icicle, told
 from workbench.ui.controllers.breakdowns import Breakdowns
 from workbench.ui.controllers.next_steps import NextSteps
 from workbench.ui.dialogs import runner_files
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._kernel_timeline import KernelTimeline
 from workbench.ui.panels._next_steps import NextStepsList
 from workbench.ui.panels._searched_table import SearchedTable
 from workbench.ui.panels._table_view import TableView
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.comparison import ComparisonModel
@@ -44,7 +44,7 @@ TRACE_TIP = "A Chrome trace, which ui.perfetto.dev opens"
 
 
 class BreakdownPanel(QWidget):
-    """One profile of the session that is shown, the newest unless another is chosen."""
+    """Panel of a profile of the shown session: the newest unless another is chosen."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class BreakdownPanel(QWidget):
         self.start.clicked.connect(lambda: breakdowns.profile())
         self.traced = QPushButton("Profile and export a trace …")
         self.traced.clicked.connect(self._export)
-        self.which, self.against = CalmComboBox(), CalmComboBox()
+        self.which, self.against = NoWheelComboBox(), NoWheelComboBox()
         self.which.setToolTip("The profile that is shown")
         self.which.activated.connect(self._choose)
         self.against.setToolTip("Another profile, aligned by module, or by class if compiled")
@@ -108,7 +108,7 @@ class BreakdownPanel(QWidget):
         self._pages.addWidget(self._make_body())
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
-        self._soon = Soon(self._show, self)
+        self._throttled = ThrottledCall(self._show, self)
         for changed in (
             session.studiesChanged,
             run.stateChanged,
@@ -116,7 +116,7 @@ class BreakdownPanel(QWidget):
             configuration.editedChanged,
             configuration.availabilityChanged,
         ):
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._draw)
         self._draw()

@@ -1,4 +1,4 @@
-"""What covers a panel that could not be drawn, while the rest of the window goes on."""
+"""The cover of a panel that could not be drawn; the rest of the window goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "broken"  # of the covering widget
 
 
 class Cover(QFrame):
-    """Says that the panel beneath it could not be drawn; a button shows the panel all the same."""
+    """Cover over a panel that could not be drawn; a button shows the panel anyway."""
 
     def __init__(self, panel: QWidget) -> None:
         super().__init__(panel)

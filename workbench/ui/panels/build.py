@@ -1,4 +1,4 @@
-"""What to run: family, preset, model fields, workload and its settings, data, seed."""
+"""The form of a run: family, preset, model fields, workload and its settings, data, seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sessions.model import OWN, Scalar
 from workbench.protocol import Field
 from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.dialogs import runner_files
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _editors, _widgets
 from workbench.ui.panels._own_model import OwnModelRow, applies
 from workbench.ui.panels.empty import Empty
@@ -35,7 +35,7 @@ SYNTHETIC = "synthetic"
 
 
 class BuildPanel(QWidget):
-    """Edits the configuration that Run starts; its forms come from the runner's catalogue."""
+    """Form of the configuration that Run starts; its fields come from the runner's catalogue."""
 
     def __init__(
         self,
@@ -135,8 +135,8 @@ class BuildPanel(QWidget):
         column.addLayout(self._model_form)
         layout.addStretch(1)
 
-    def _combo(self, name: str) -> CalmComboBox:
-        combo = CalmComboBox()
+    def _combo(self, name: str) -> NoWheelComboBox:
+        combo = NoWheelComboBox()
         combo.setObjectName(name)
         return combo
 
@@ -249,7 +249,7 @@ class BuildPanel(QWidget):
     def _choose(self, what: str, row: int) -> None:
         catalogue, configuration = self._configuration.catalogue, self._configuration.edited
         assert catalogue is not None and configuration is not None
-        combo: CalmComboBox = getattr(self, f"_{what}")
+        combo: NoWheelComboBox = getattr(self, f"_{what}")
         choose = {
             "family": config_edit.with_family,
             "preset": config_edit.with_preset,
@@ -303,9 +303,9 @@ class BuildPanel(QWidget):
             return f"{count:,} parameters"
         model = (configuration.family, configuration.preset, configuration.model)
         for segment in reversed(self._session.shown.segments):
-            made, found = segment.configuration, segment.ledger.get("parameters")
-            if (made.family, made.preset, made.model) == model and isinstance(found, int):
-                return f"{found:,} parameters, as last built"
+            made, count = segment.configuration, segment.ledger.get("parameters")
+            if (made.family, made.preset, made.model) == model and isinstance(count, int):
+                return f"{count:,} parameters, as last built"
         return "Parameters are counted when it is built."
 
     def _show_size(self) -> None:
@@ -359,7 +359,7 @@ class BuildPanel(QWidget):
 
 
 def _offer(line: QWidget, text: str, act: Callable[[], None]) -> None:
-    """A button beside a line."""
+    """Show a button beside a line."""
     button = _widgets.compact(text)
     button.clicked.connect(act)
     row = line.layout()
@@ -394,7 +394,7 @@ def _row(
         form.addRow(label, controls)
 
 
-def _select(combo: CalmComboBox, data: str) -> None:
+def _select(combo: NoWheelComboBox, data: str) -> None:
     with QSignalBlocker(combo):
         combo.setCurrentIndex(combo.findData(data))
 

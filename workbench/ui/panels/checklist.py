@@ -19,8 +19,8 @@ from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.controllers.checklists import Checklists
 from workbench.ui.panels import _widgets
-from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
@@ -75,19 +75,19 @@ class ChecklistPanel(QWidget):
         self._pages.addWidget(self._make_body())
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
-        self._soon = Soon(self._show, self)
+        self._throttled = ThrottledCall(self._show, self)
         for changed in (
             session.studiesChanged,
             run.stateChanged,
             configuration.availabilityChanged,
         ):
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._show)
         self._show()
 
-    def _make_expected(self) -> CalmDoubleSpinBox:
-        box = CalmDoubleSpinBox()
+    def _make_expected(self) -> NoWheelDoubleSpinBox:
+        box = NoWheelDoubleSpinBox()
         box.setRange(0, 1000)
         box.setDecimals(2)
         box.setSingleStep(0.25)

@@ -1,4 +1,4 @@
-"""What the documents claim, beside what is measured here: holds, does not hold, or why neither."""
+"""The documents' claims beside what is measured here: holds, does not hold, or why neither."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workbench.theming.icons import icon
 from workbench.ui.controllers.reproductions import Reproductions
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._claim_row import COLUMNS, STRETCH, ClaimRow
-from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
@@ -96,7 +96,7 @@ class ClaimsPanel(QWidget):
         self._show()
 
     def table(self) -> list[Row]:
-        """The rows that a copy of the table has: those of which something is known."""
+        """Return the claims that have a result, for a copy of the table."""
         return [row for row in self._reproductions.rows() if row.final]
 
     def copy_table(self, suffix: str) -> None:
@@ -106,8 +106,8 @@ class ClaimsPanel(QWidget):
 
     def _make_seconds(
         self, suffix: str, value: float, none: str, least: float
-    ) -> CalmDoubleSpinBox:
-        box = CalmDoubleSpinBox()
+    ) -> NoWheelDoubleSpinBox:
+        box = NoWheelDoubleSpinBox()
         box.setRange(least, 36000)
         box.setSuffix(suffix)
         box.setSpecialValueText(none)
@@ -161,7 +161,7 @@ class ClaimsPanel(QWidget):
         for document in dict.fromkeys(row.document for row in rows):
             grid.addWidget(self._make_document(document), line, 0, 1, COLUMNS)
             line += 1
-            for row in (one for one in rows if one.document == document):
+            for row in (claim for claim in rows if claim.document == document):
                 self.rows[row.key] = ClaimRow(grid, line, row, self._measure(row))
                 line += 2
         self._body.addLayout(grid)
@@ -221,8 +221,8 @@ class ClaimsPanel(QWidget):
             self._rebuild(rows)
         running, why_not = reproductions.measuring and self._session.live, reproductions.why_not()
         for row in rows:
-            told = replace(row, reason=self._session.titled(row.reason))
-            self.rows[row.key].show(told, why_not, theme)
+            titled_row = replace(row, reason=self._session.titled(row.reason))
+            self.rows[row.key].show(titled_row, why_not, theme)
         for name, label in self._counts.items():
             of_it = [row for row in rows if row.document == name]
             label.setText(claims.count(of_it) if any(row.final for row in of_it) else "")
@@ -231,13 +231,13 @@ class ClaimsPanel(QWidget):
             button.setToolTip(why_not)
         self.stop.setVisible(reproductions.measuring)
         self.said.setText(self._progress() if reproductions.measuring else why_not)
-        self.headline.setText(self._told(rows, running))
+        self.headline.setText(self._headline(rows, running))
         self.copy.setIcon(icon("copy", theme, "muted"))
         measured = any(row.final for row in rows)
         self.copy.setEnabled(measured)
         self.copy.setToolTip("" if measured else "No claim has been measured yet.")
 
-    def _told(self, rows: list[Row], running: bool) -> str:
+    def _headline(self, rows: list[Row], running: bool) -> str:
         if running:
             return f"Measuring {self._reproductions.doing}"
         known = [row for row in rows if row.final]
@@ -246,7 +246,7 @@ class ClaimsPanel(QWidget):
         return claims.count(known)
 
     def _progress(self) -> str:
-        """What the runner does for it now."""
+        """Return what the runner does for the claims."""
         if self._run.progress is not None:
             return f"{self._run.progress.task.capitalize()}: {self._run.progress.text}"
         return self._run.text

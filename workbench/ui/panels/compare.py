@@ -49,13 +49,13 @@ NOTHING = (
     "Drop two session files (.h5) onto the window, or choose Compare with … to put saved sessions "
     "beside this one.",
 )
-LIVE_MS = 3000  # between two comparisons while one of the sessions grows
+LIVE_MS = 3000  # between two comparisons while a session grows
 _ALIGNED = {"By time": "time", "By step": "step"}
 
 
 @dataclass
-class Found:
-    """What was worked out away from the window: the comparison, or why there is none."""
+class Result:
+    """Result of the comparison in the background: the comparison, or why there is none."""
 
     runs: list[Run]
     comparison: Comparison | None
@@ -82,7 +82,7 @@ class ComparePanel(QWidget):
         self._runs: dict[str, Run] = {}
         self._busy = self._stale = False
         self._listed: list[tuple[str, str]] = []  # ids and titles in the box of the baseline
-        self.result: Found | None = None
+        self.result: Result | None = None
         self.charts = {
             name: Chart(PLOTS[name], theme.current, tasks)
             for name in ("aligned_timeline", "ecdf", "box")
@@ -123,9 +123,9 @@ class ComparePanel(QWidget):
         self._baseline = session.id
         self._compute_in(0)
 
-    def choose_segment(self, session: Session, place: int) -> None:
-        """Let a session take part with this one of its segments."""
-        self._chosen[session.id] = place
+    def choose_segment(self, session: Session, index: int) -> None:
+        """Choose the segment that represents a session."""
+        self._chosen[session.id] = index
         self._compute_in(0)
 
     def set_align(self, align: str) -> None:
@@ -167,12 +167,12 @@ class ComparePanel(QWidget):
         policy = QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
         self._base.setSizeAdjustPolicy(policy)
         self._base.activated.connect(
-            lambda place: self.set_baseline(self._base.itemData(place).session)
+            lambda index: self.set_baseline(self._base.itemData(index).session)
         )
         self._align = QComboBox()
         self._align.addItems(list(_ALIGNED))
         self._align.setToolTip("What the time lines are laid over one another by")
-        self._align.activated.connect(lambda place: self.set_align(list(_ALIGNED.values())[place]))
+        self._align.activated.connect(lambda index: self.set_align(list(_ALIGNED.values())[index]))
         self._copy = QToolButton()
         self._copy.setText("Copy table")
         self._copy.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
@@ -213,7 +213,7 @@ class ComparePanel(QWidget):
         known = {session.id for session in sessions}
         self._runs = {key: run for key, run in self._runs.items() if key in known}
         if len(sessions) < 2:
-            self._show(Found([], None))
+            self._show(Result([], None))
             return
         runs = [self._run(session, color) for color, session in enumerate(sessions)]
         for run, label in zip(runs, distinct(sessions), strict=True):
@@ -227,14 +227,14 @@ class ComparePanel(QWidget):
         self._tasks.start(lambda: work_out(runs, baseline, chosen), self._worked_out, self._failed)
 
     def _run(self, session: Session, color: int) -> Run:
-        """The session's run; a live one's is a copy of what there is now."""
+        """Return the session's run; of a live session, a copy of its current data."""
         if self._session.live and session is self._session.shown:
             return Run(session_files.snapshot(session), color=color)
         run = self._runs.setdefault(session.id, Run(session))
         run.color = color
         return run
 
-    def _worked_out(self, result: Found) -> None:
+    def _worked_out(self, result: Result) -> None:
         self._busy = False
         if self._stale:
             self._stale = False
@@ -243,9 +243,9 @@ class ComparePanel(QWidget):
             self._show(result)
 
     def _failed(self, error: Exception, _detail: str) -> None:
-        self._worked_out(Found([], None, f"The sessions could not be compared ({error!r})."))
+        self._worked_out(Result([], None, f"The sessions could not be compared ({error!r})."))
 
-    def _show(self, result: Found) -> None:
+    def _show(self, result: Result) -> None:
         self.result = result
         comparison = result.comparison
         if comparison is None:
@@ -291,7 +291,7 @@ class ComparePanel(QWidget):
             self._show(self.result)
 
 
-def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
+def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Result:
     """Compare, and derive what the plots draw; run on a thread of its own.
 
     A session without a choice takes part with its segment of the most steady steps.
@@ -299,15 +299,15 @@ def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
     sessions = [replace(run.session, title=run.title) for run in runs]
     with open_files.reading(*sessions):
         try:
-            places = [
-                session.segments.index(choose(session, place))
-                for session, place in zip(sessions, chosen, strict=True)
+            indices = [
+                session.segments.index(choose(session, index))
+                for session, index in zip(sessions, chosen, strict=True)
             ]
-            comparison = compare(sessions, baseline, places)
+            comparison = compare(sessions, baseline, indices)
         except SessionError as error:
-            return Found(runs, None, str(error))
-        for run, place in zip(runs, places, strict=True):
-            run.segments = (place,)
+            return Result(runs, None, str(error))
+        for run, index in zip(runs, indices, strict=True):
+            run.segments = (index,)
             distributions([run])
-            rolling(run, run.session.segments[place]).pull()
-    return Found(runs, comparison)
+            rolling(run, run.session.segments[index]).pull()
+    return Result(runs, comparison)

@@ -1,4 +1,4 @@
-"""What an empty panel shows: what would fill it, and the click that does where there is one."""
+"""An empty panel: what would fill it, and a button that does so where there is one."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Empty(QWidget):
 
     def append(self, widget: QWidget) -> None:
         """Add a widget beneath everything that is there."""
-        place = self._layout.count() - 1
-        self._layout.insertWidget(place, widget, 0, Qt.AlignmentFlag.AlignHCenter)
+        last = self._layout.count() - 1
+        self._layout.insertWidget(last, widget, 0, Qt.AlignmentFlag.AlignHCenter)
 
     def minimumSizeHint(self) -> QSize:
-        """Small, so that an empty panel never keeps its dock wide."""
+        """Return a small size: an empty panel does not widen its dock."""
         return QSize(120, 80)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

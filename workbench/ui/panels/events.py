@@ -1,4 +1,4 @@
-"""What happened: toggles, notes, warnings and errors, with a filter; a click shows the moment."""
+"""The log of toggles, notes, warnings and errors, with a filter; a click shows the moment."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class EventModel(QAbstractTableModel):
         self.reset()
 
     def rowCount(self, parent: Index | None = None) -> int:
-        """One row an entry."""
+        """Return the number of rows, one for each entry."""
         return 0 if parent is not None and parent.isValid() else len(self.entries)
 
     def columnCount(self, parent: Index | None = None) -> int:
@@ -216,7 +216,7 @@ class EventModel(QAbstractTableModel):
         return 0 if parent is not None and parent.isValid() else 3
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """The cell's text, icon, font and alignment."""
+        """Return the cell's text, icon, font or alignment."""
         event = self.entries[index.row()]
         self._axis.pull()  # only here: what nobody sees costs nothing
         match role, index.column():
@@ -257,7 +257,7 @@ class EventModel(QAbstractTableModel):
 
 
 class EventFilter(QSortFilterProxyModel):
-    """Rows of one kind whose text has what was typed."""
+    """Filter of entries by kind and by typed text."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""Banners above the docks: what went wrong or is offered, without stopping anybody's work."""
+"""Banners above the docks: failures and offers that do not interrupt the user's work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PERIOD_MS = 1000  # between two reports of failures that come too fast
 
 
 class Banner(QFrame):
-    """One sentence with what to do, details on demand, and buttons."""
+    """Banner: a sentence, what to do, details on demand, and buttons."""
 
     dismissed = Signal()
 
@@ -83,7 +83,7 @@ class Banner(QFrame):
         self._draw()
 
     def add(self, text: str, act: Callable[[], None], *, closes: bool = True) -> QPushButton:
-        """Add a button; the banner goes when it was clicked, unless told otherwise."""
+        """Add a button; a click also dismisses the banner if ``closes``."""
         button = _widgets.compact(text)
         button.clicked.connect(act)
         if closes:
@@ -126,7 +126,7 @@ class FailurePanel(QWidget):
         super().__init__(parent)
         self._run, self._configuration, self._theme = run, configuration, theme
         self._banners: list[Banner] = []
-        self._without_runner: list[Banner] = []  # whose cure is a new runner
+        self._without_runner: list[Banner] = []  # banners that offer a new runner
         self._throttle = Throttle()
         self._waiting: Failure | None = None  # the newest that is not shown yet
         self._timer = QTimer(self, singleShot=True, interval=PERIOD_MS)
@@ -137,13 +137,13 @@ class FailurePanel(QWidget):
 
     @property
     def banners(self) -> list[Banner]:
-        """Those that are shown, the newest first."""
+        """The banners that are shown, the newest first."""
         return list(self._banners)
 
     def show_failure(self, failure: Failure) -> None:
-        """Show one failure; a newer one with the same sentence takes its place.
+        """Show a failure in place of an earlier failure with the same sentence.
 
-        Of those that come faster than one reads, the newest is shown, and how many there were.
+        If failures arrive faster than they can be read, only the newest and their number are shown.
         """
         if not self._throttle.passes():
             self._waiting = failure
@@ -159,7 +159,7 @@ class FailurePanel(QWidget):
             self._show_now(failure)
             if count > 1:
                 text = f"{count - 1:,} more failures came within a second."
-                self.show_banner("warning", text, "The panel Events lists those of the session.")
+                self.show_banner("warning", text, "The panel Events lists them all.")
 
     def _show_now(self, failure: Failure) -> None:
         for banner in self.banners:
@@ -170,7 +170,7 @@ class FailurePanel(QWidget):
             self._offer(banner, failure.set)
         if failure.clears:
             banner.add("Clear Triton's cache", self._clear_triton_cache).setToolTip(
-                "Deletes the kernels that Triton keeps compiled on disk; a run in progress ends"
+                "Deletes Triton's compiled kernels from the disk. A run in progress ends."
             )
         if failure.fatal or failure.kind in ("hang", "died", "wire", "cuda"):
             banner.add("Start a new runner", self._run.start_runner)
@@ -182,12 +182,12 @@ class FailurePanel(QWidget):
         self._run.send(protocol.ClearTritonCache())
 
     def _offer(self, banner: Banner, choices: dict[str, str]) -> None:
-        """A button that makes the choices, as one step of undo."""
+        """Add a button that makes the choices as a single step of undo."""
         catalogue = self._configuration.catalogue
         assert catalogue is not None
         text = config_edit.choice_text(catalogue, choices)
         banner.add(text, lambda: self._configuration.choose(choices, text)).setToolTip(
-            "Makes this choice; Undo takes it back"
+            "Makes this choice; Undo reverts it"
         )
 
     def show_banner(self, tone: str, sentence: str, fix: str = "", detail: str = "") -> Banner:
@@ -207,7 +207,7 @@ class FailurePanel(QWidget):
             self._forget(banner)
 
     def _take_state(self) -> None:
-        """A new runner, however it was started: the buttons for one would end what it runs."""
+        """Dismiss banners that offer a new runner once it starts: a click would end its run."""
         if self._run.state == "starting":
             for banner in self._without_runner:
                 self._forget(banner)

@@ -1,4 +1,4 @@
-"""What the model writes while it generates: the newest text of the first sequence, as it comes."""
+"""The text that the model generates: the newest text of the first sequence, as it arrives."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class GeneratedPanel(QWidget):
         self._show()
 
     def _segment(self) -> Segment | None:
-        """The selected segment if it wrote something, else the newest that did."""
-        writing = [one for one in self._session.shown.segments if "text" in one.ledger]
-        selected = [one for one in writing if one.index == self._session.selection]
+        """Return the selected segment if it generated text, else the newest that did."""
+        writing = [segment for segment in self._session.shown.segments if "text" in segment.ledger]
+        selected = [segment for segment in writing if segment.index == self._session.selection]
         return next(iter(selected or writing[-1:]), None)
 
     def _show(self) -> None:
@@ -84,7 +84,7 @@ class GeneratedPanel(QWidget):
         self._add(text, self._theme.current.text)
 
     def _add(self, text: str, colour: str) -> None:
-        """Write at the end, and stay there unless a person has scrolled back."""
+        """Append the text, and scroll to it unless the user has scrolled back."""
         bar = self.text.verticalScrollBar()
         at_end = bar.value() >= bar.maximum()
         form = QTextCharFormat()
@@ -97,7 +97,7 @@ class GeneratedPanel(QWidget):
 
 
 def _caption(segment: Segment) -> str:
-    """What wrote it, and how long its prompts took."""
+    """Return the segment, its sampling, and how long its prompts took."""
     settings, ledger = segment.configuration.settings, segment.ledger
     parts = [f"Segment {segment.index}: {segment.label}"]
     parts += [

@@ -9,7 +9,7 @@ from sessions.studies.kernel_leaders import leaders_table
 from sessions.studies.kernels import kernels_table
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._table_view import TableView
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
@@ -41,8 +41,8 @@ class KernelsPanel(QWidget):
         self._pages.addWidget(tabs)
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
-        soon = Soon(self._show, self)
-        session.segmentsChanged.connect(soon.ask)
+        throttled = ThrottledCall(self._show, self)
+        session.segmentsChanged.connect(throttled.schedule)
         session.sessionChanged.connect(self._show)
         self._show()
 

@@ -13,7 +13,7 @@ from workbench.ui.panels import _widgets
 AFTER_PAINT_MS = 30
 
 
-class Later(QWidget):
+class LazyPanel(QWidget):
     """An empty surface until the event loop is idle, then the panel."""
 
     made = Signal(QWidget)
@@ -32,7 +32,7 @@ class Later(QWidget):
         self._timer.timeout.connect(self.panel)
 
     def panel(self) -> QWidget:
-        """The panel, made now if it was not yet."""
+        """Return the panel; make it if necessary."""
         if self._panel is None:
             self._panel = self._make()
             self._layout.addWidget(self._panel)

@@ -85,7 +85,7 @@ class LivePanel(QWidget):
             for name, plot in PLOTS.items()
             if plot.axis == "time"
         }
-        self.moments = Moments(self, session)
+        self.moments = Moments(self, self, session)
         self._splitter = QSplitter(Qt.Orientation.Vertical)
         self._splitter.setChildrenCollapsible(False)
         order = sorted(self.charts, key=lambda n: (SHOWN.index(n) if n in SHOWN else len(SHOWN), n))
@@ -127,8 +127,8 @@ class LivePanel(QWidget):
     @property
     def shown(self) -> list[Chart]:
         """The charts that were chosen, from top to bottom."""
-        found = [self._splitter.widget(place) for place in range(self._splitter.count())]
-        return [chart for chart in found if isinstance(chart, Chart) and not chart.isHidden()]
+        widgets = [self._splitter.widget(index) for index in range(self._splitter.count())]
+        return [chart for chart in widgets if isinstance(chart, Chart) and not chart.isHidden()]
 
     @property
     def run(self) -> Run:
@@ -358,10 +358,10 @@ class LivePanel(QWidget):
         return axis.segment_span((selected or segments)[-1])
 
     def _range(self, start: float, stop: float) -> tuple[float, float]:
-        """What to show of data from ``start`` to ``stop``.
+        """Return the range to show for data from ``start`` to ``stop``.
 
-        A growing session is given room ahead, in steps, so that it does not shrink by a hair at
-        every frame.
+        The range of a growing session grows in steps, so that the plots do not shrink at every
+        frame.
         """
         span = (stop - start) or 1.0
         if not self._session.live:

@@ -38,13 +38,13 @@ from sessions.tables import Table
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.optimizations import OBJECTIVES, Optimizations
 from workbench.ui.controllers.presets import Presets
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.panels._table import CalmTable, with_interval
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
+from workbench.ui.panels._table import PlainTable, with_interval
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.configuration import ConfigurationModel
@@ -60,7 +60,7 @@ _MOST_GIB = 4096.0
 
 
 class OptimizePanel(QWidget):
-    """The form of an optimization beside the newest one of the session that is shown."""
+    """Form of an optimization, beside the newest optimization of the shown session."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class OptimizePanel(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.chart = Chart(PLOTS["pareto"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
-        self.verdicts, self.candidates, self.options = CalmTable(), CalmTable(), CalmTable()
+        self.verdicts, self.candidates, self.options = PlainTable(), PlainTable(), PlainTable()
         for table in (self.verdicts, self.candidates, self.options):
             table.wrap(_NOTE_PX)
         self.candidates.itemSelectionChanged.connect(self._show_actions)
@@ -99,14 +99,14 @@ class OptimizePanel(QWidget):
         self.toggles.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.toggles.setToolTip("The toggles that are searched; the others stay as they are")
         self.toggles.setMenu(QMenu(self.toggles))
-        tip = "How long everything may take: builds, compiles, checks, races and verdicts"
+        tip = "Time limit of the search, with builds, compilation, checks and verdicts"
         self.budget = _widgets.budget_box(self.optimizations, 86400, tip)
         self.empty = Empty(
             theme,
             "optimize",
             "No optimization yet",
-            "Press Optimize: configurations race in turn, what is slower, wrong or too large drops "
-            "out, and the best one is measured again before it is proposed.",
+            "Press Optimize. Configurations run in turn; slow, wrong and too large ones drop out, "
+            "and the best is measured again before it is proposed.",
         )
         self._pages = QStackedWidget()
         self._pages.addWidget(self.empty)
@@ -114,10 +114,10 @@ class OptimizePanel(QWidget):
         row = _widgets.tight(QHBoxLayout(self), 0)
         row.addWidget(self._make_choices())
         row.addWidget(self._pages, 1)
-        self._soon = Soon(self._show, self, PERIOD_MS)
+        self._throttled = ThrottledCall(self._show, self, PERIOD_MS)
         changes = (session.studiesChanged, run.stateChanged, configuration.availabilityChanged)
         for changed in (*changes, configuration.editedChanged, configuration.catalogueChanged):
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._draw)
         self._draw()
@@ -125,7 +125,7 @@ class OptimizePanel(QWidget):
     # The form
 
     def _make_objective(self) -> QComboBox:
-        box = CalmComboBox()
+        box = NoWheelComboBox()
         box.setAccessibleName("Objective")
         for name, title in OBJECTIVES.items():
             box.addItem(title, name)
@@ -134,13 +134,13 @@ class OptimizePanel(QWidget):
         )
         return box
 
-    def _make_limit(self) -> CalmDoubleSpinBox:
-        box = CalmDoubleSpinBox()
+    def _make_limit(self) -> NoWheelDoubleSpinBox:
+        box = NoWheelDoubleSpinBox()
         box.setRange(0.0, _MOST_GIB)
         box.setDecimals(1)
         box.setSuffix(" GiB")
         box.setSpecialValueText("no limit")
-        box.setToolTip("Peak memory that the result keeps to")
+        box.setToolTip("Largest peak memory of the result")
         box.setAccessibleName("Memory limit in GiB")
         box.valueChanged.connect(partial(setattr, self.optimizations, "memory_limit_gib"))
         return box
@@ -265,7 +265,7 @@ class OptimizePanel(QWidget):
     # Apply and Save
 
     def _row(self) -> dict[str, Any] | None:
-        """The configuration that is selected, or else the best one."""
+        """Return the selected configuration, or else the best."""
         study = self.study
         if study is None:
             return None

@@ -1,4 +1,4 @@
-"""The segments of the session: what differs, how fast, how sure, how much memory."""
+"""The table of segments: differences, step time, its interval against the baseline, memory."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ from workbench.ui.state.theme import ThemeModel
 ROW_HEIGHT = 26
 JUDGE = "Measure a verdict against the baseline"
 PERIOD_MS = 1000  # between two computations while steps arrive
-IDLE_SHARE = 4  # times as long as the computation took, so that long sessions cost no more
-SIZED_ROWS = 100  # that decide how wide columns are: each costs a dozen calls a cell
+IDLE_SHARE = 4  # pause between two computations, in multiples of the time that one takes
+SIZED_ROWS = 100  # rows that decide the widths of columns: each cell costs a dozen calls
 MOST_PAIRS = 20  # rows that a menu offers to compare with
 _LONGEST_NAME = 60  # characters
 MOST_SEGMENTS = 1000  # rows of the table; each takes milliseconds to compare
 
 
 class SegmentsPanel(QWidget):
-    """A table that is computed away from the window's thread and shown when it is ready."""
+    """Table of segments, computed in the background."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class SegmentsPanel(QWidget):
         self._busy = False
         self._stale = False
         self._period_ms = PERIOD_MS
-        self._scrolled_to = 0  # segments when the last of them was scrolled to
-        self._rows = 0  # steps of the session when it was last asked for
+        self._scrolled_to = 0  # number of segments when it last scrolled to the end
+        self._rows = 0  # steps of the session at the last computation
         self.model = SegmentModel(session, theme, self)
         self.table = self._make_table()
         self._names = NamesShare(self.table)
@@ -148,13 +148,13 @@ class SegmentsPanel(QWidget):
         self._compute_in(0)
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Compute nothing that nobody sees."""
+        """Stop computing while nobody sees the table."""
         super().hideEvent(event)
         self._timer.stop()
 
     @property
     def current(self) -> bool:
-        """Whether it shows all that arrived, or nobody sees it."""
+        """True if everything that arrived is shown, or nobody sees it."""
         return not (self._busy or self._timer.isActive())
 
     def copy_csv(self) -> None:
@@ -206,7 +206,7 @@ class SegmentsPanel(QWidget):
         )
         self._tasks.start(
             lambda: _tabulate(frozen, baseline),
-            lambda found: self._take(session, *found),
+            lambda result: self._take(session, *result),
             self._failed,
         )
 
@@ -256,7 +256,7 @@ class SegmentsPanel(QWidget):
         self.note.setVisible(bool(said))
 
     def _pair(self, row: int) -> tuple[Configuration, Configuration]:
-        """The configurations of the baseline and of a row."""
+        """Return the configurations of the baseline and of a row."""
         segments = self._session.shown.segments
         return segments[self._session.baseline].configuration, segments[row].configuration
 
@@ -285,8 +285,8 @@ class SegmentsPanel(QWidget):
         else:
             verdicts.judge_pair(*pair)
 
-    def _show_menu(self, place: QPoint) -> None:
-        index = self.table.indexAt(place)
+    def _show_menu(self, position: QPoint) -> None:
+        index = self.table.indexAt(position)
         menu = QMenu(self)
         number = self.model.segment_at(index.row()) if index.isValid() else None
         if number is not None:
@@ -306,7 +306,7 @@ class SegmentsPanel(QWidget):
         menu.addAction("Copy table as CSV", self.copy_csv)
         menu.addAction("Copy table as Markdown", self.copy_markdown)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.popup(self.table.viewport().mapToGlobal(place))
+        menu.popup(self.table.viewport().mapToGlobal(position))
 
     def _add_verdict(self, menu: QMenu, text: str, *pair: Configuration) -> None:
         """Offer a verdict on two configurations; its tip says why there can be none."""
@@ -339,7 +339,7 @@ class SegmentsPanel(QWidget):
 
 
 def _tabulate(session: Session, baseline: int) -> tuple[Table, float]:
-    """The table and the seconds of processor time that it took."""
+    """Return the table, and the seconds of processor time that it took."""
     began = time.thread_time()
     with open_files.reading(session):
         return segments_table(session, baseline), time.thread_time() - began

@@ -24,12 +24,12 @@ from sessions.studies import sweep
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.sweeps import ARMS, Sweeps
-from workbench.ui.menus.option_picker import CalmComboBox
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels._editors import CalmDoubleSpinBox
-from workbench.ui.panels._table import CalmTable
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._editors import NoWheelDoubleSpinBox
+from workbench.ui.panels._table import PlainTable
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.configuration import ConfigurationModel
@@ -61,14 +61,14 @@ class SweepPanel(QWidget):
         self._session, self._run, self._sweeps, self._theme = session, run, sweeps, theme
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.fields = [CalmComboBox(), CalmComboBox()]
+        self.fields = [NoWheelComboBox(), NoWheelComboBox()]
         self.values = [QLineEdit(), QLineEdit()]
         self.arms = {name: QCheckBox(title) for name, title in ARMS.items()}
         self.presets = QToolButton()
         self.presets.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.presets.setToolTip("Toggle sets to measure too, each applied to the configuration")
         self.presets.setMenu(QMenu(self.presets))
-        self.seconds = CalmDoubleSpinBox()
+        self.seconds = NoWheelDoubleSpinBox()
         self.run = QPushButton("Run sweep")
         self.run.clicked.connect(sweeps.run)
         self.said = _widgets.note()
@@ -76,7 +76,7 @@ class SweepPanel(QWidget):
         for chart in self.charts.values():
             chart.setMinimumSize(200, 130)
             chart.cursorMoved.connect(chart.set_cursor)
-        self.points, self.fits = CalmTable(), CalmTable()
+        self.points, self.fits = PlainTable(), PlainTable()
         self.headline = _widgets.note()
         self._pages = QStackedWidget()
         self.empty = Empty(
@@ -92,12 +92,12 @@ class SweepPanel(QWidget):
         layout.addWidget(self._make_form())
         layout.addWidget(_widgets.rule())
         layout.addWidget(self._pages, 1)
-        self._soon = Soon(self._show, self, PERIOD_MS)
+        self._throttled = ThrottledCall(self._show, self, PERIOD_MS)
         for changed in (
             session.studiesChanged, run.stateChanged, session.segmentsChanged,
             configuration.catalogueChanged, sweeps.changed, presets.changed,
         ):  # fmt: skip
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._draw)
         self._draw()
@@ -110,16 +110,16 @@ class SweepPanel(QWidget):
         rows.setContentsMargins(12, 8, 12, 8)
         rows.setHorizontalSpacing(8)
         rows.setVerticalSpacing(6)
-        for place, title in enumerate(("Vary", "and")):
-            box, line = self.fields[place], self.values[place]
-            box.setAccessibleName(f"Field {place + 1}")
-            box.activated.connect(partial(self._choose_field, place))
-            line.setAccessibleName(f"Values {place + 1}")
+        for axis, title in enumerate(("Vary", "and")):
+            box, line = self.fields[axis], self.values[axis]
+            box.setAccessibleName(f"Field {axis + 1}")
+            box.activated.connect(partial(self._choose_field, axis))
+            line.setAccessibleName(f"Values {axis + 1}")
             line.setPlaceholderText("values between commas")
-            line.textEdited.connect(partial(self._sweeps.set_values, place))
-            rows.addWidget(_widgets.muted(title), place, 0)
-            rows.addWidget(box, place, 1)
-            rows.addWidget(line, place, 2)
+            line.textEdited.connect(partial(self._sweeps.set_values, axis))
+            rows.addWidget(_widgets.muted(title), axis, 0)
+            rows.addWidget(box, axis, 1)
+            rows.addWidget(line, axis, 2)
         self.seconds.setRange(0.1, 3600)
         self.seconds.setSuffix(" s a point")
         self.seconds.setValue(self._sweeps.seconds)
@@ -143,25 +143,25 @@ class SweepPanel(QWidget):
         rows.addWidget(self.said, 3, 0, 1, 4)
         return form
 
-    def _choose_field(self, place: int, row: int) -> None:
-        self._sweeps.set_field(place, str(self.fields[place].itemData(row)))
+    def _choose_field(self, axis: int, row: int) -> None:
+        self._sweeps.set_field(axis, str(self.fields[axis].itemData(row)))
 
     def _show_form(self) -> None:
         sweeps = self._sweeps
         offered = sweeps.offered()
-        for place, box in enumerate(self.fields):
-            wanted = ([("nothing else", "")] if place else []) + [
+        for axis, box in enumerate(self.fields):
+            wanted = ([("nothing else", "")] if axis else []) + [
                 (title, name) for name, title in offered.items()
             ]
             if wanted != [(box.itemText(row), box.itemData(row)) for row in range(box.count())]:
                 box.clear()
                 for title, name in wanted:
                     box.addItem(title, name)
-            box.setCurrentIndex(box.findData(sweeps.fields[place]))
-            line = self.values[place]
-            line.setEnabled(bool(sweeps.fields[place]))
-            if line.text() != sweeps.values[place] and not line.hasFocus():
-                line.setText(sweeps.values[place])
+            box.setCurrentIndex(box.findData(sweeps.fields[axis]))
+            line = self.values[axis]
+            line.setEnabled(bool(sweeps.fields[axis]))
+            if line.text() != sweeps.values[axis] and not line.hasFocus():
+                line.setText(sweeps.values[axis])
         for name, check in self.arms.items():
             with QSignalBlocker(check):
                 check.setChecked(name in sweeps.arms)
@@ -175,7 +175,7 @@ class SweepPanel(QWidget):
         self.said.setText(why_not or f"{count} point{'s' * (count != 1)}")
 
     def _show_presets(self) -> None:
-        """Every preset as an entry that can be ticked."""
+        """Add every preset as an entry that can be ticked."""
         sweeps, menu = self._sweeps, self.presets.menu()
         offered = {n: t for n, t in sweeps.offered_arms().items() if n not in ARMS}
         if list(offered) != [action.data() for action in menu.actions()]:
@@ -221,21 +221,21 @@ class SweepPanel(QWidget):
         self._pages.setCurrentIndex(0 if study is None else 1)
         if study is None:
             return
-        self.headline.setText(self._told(study))
+        self.headline.setText(self._headline(study))
         self._tabs.setTabVisible(2, sweep.dimensions(study) > 1)
         runs = [Run(self._session.shown, titled=self._session.titled)]
         for chart in self.charts.values():
             chart.show_runs(runs)
         if sweep.sweeps([study]):
-            for table, found in (
+            for view, table in (
                 (self.points, sweep.points_table(study)),
                 (self.fits, sweep.fits_table(study)),
             ):
-                table.show_table(found)
-                table.narrow(_TEXT_PX)
+                view.show_table(table)
+                view.narrow(_TEXT_PX)
 
     def _told(self, study: Study) -> str:
-        """How far it is, or what it found."""
+        """Return the progress of the sweep, or its result."""
         points = study.tables.get(sweep.POINTS)
         done = 0 if points is None else len(points["arm"])
         total = study.request.get("points", done)

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWi
 from sessions.model import Configuration, Evidence
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.toggle_verdicts import last_verdicts
-from workbench.ui.controllers.verdict_prompt import Offers
+from workbench.ui.controllers.verdict_prompt import VerdictPrompt
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._evidence import evidence_of
@@ -28,7 +28,7 @@ LEAST_PX = 64  # of the toggles below a bar: two of them
 
 
 class TogglesPanel(QWidget):
-    """Shows and changes the toggles of the configuration, and what came of them."""
+    """Panel of the toggles: their options, and the evidence and verdicts on them."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class TogglesPanel(QWidget):
         run: RunModel,
         configuration: ConfigurationModel,
         verdicts: Verdicts,
-        offers: Offers,
+        prompt: VerdictPrompt,
         presets: Presets,
         theme: ThemeModel,
         parent: QWidget | None = None,
@@ -52,10 +52,10 @@ class TogglesPanel(QWidget):
         self._pending = self._make_pending()
         layout = _widgets.tight(QVBoxLayout(self), 0)
         self._filter = Filter()
-        self.presets = PresetBar(session, offers, presets, theme)
+        self.presets = PresetBar(session, prompt, presets, theme)
         self.presets.filterChanged.connect(self._set_filter)
         self.presets.collapseAll.connect(self._collapse)
-        self.verdict = VerdictBar(session, run, verdicts, offers, theme)
+        self.verdict = VerdictBar(session, run, verdicts, prompt, theme)
         for widget in (self.presets, self.verdict, self._pending, self._empty, self._body):
             layout.addWidget(widget, 1 if widget is self._body else 0)
         # The bars above have what they need first; the toggles scroll in the rest.
@@ -78,7 +78,7 @@ class TogglesPanel(QWidget):
         self._fill()
 
     def minimumSizeHint(self) -> QSize:
-        """Small: a bar above the toggles takes its room from them, and not from other docks."""
+        """Return a small size: a bar above takes room from the toggles, not from other docks."""
         return QSize(super().minimumSizeHint().width(), MINIMUM_HEIGHT)
 
     def reveal(self, name: str) -> None:
@@ -142,15 +142,15 @@ class TogglesPanel(QWidget):
         verdicts = last_verdicts(segments, self._verdicts.all, configuration)
         for name, row in self.rows.items():
             option = configuration.toggles.get(name, row.toggle.default)
-            found = evidence.get(name)
+            shown_evidence = evidence.get(name)
             if (
-                found is not None
-                and found.requested != option
-                and not self._gone_back(found, option)
+                shown_evidence is not None
+                and shown_evidence.requested != option
+                and not self._gone_back(shown_evidence, option)
             ):
-                found = None
+                shown_evidence = None
             blocked = self._configuration.blocked(name)
-            shown = RowState(option, blocked, found, verdicts.get(name), name in pending)
+            shown = RowState(option, blocked, shown_evidence, verdicts.get(name), name in pending)
             row.show_state(shown, self._theme.current)
         self._arrange(configuration)
         count = len(pending)
@@ -193,7 +193,7 @@ class TogglesPanel(QWidget):
         known = config_edit.of_one_run(segments[-1].configuration, edited)
         return evidence_of(segments) if known else {}
 
-    def _gone_back(self, found: Evidence, option: str) -> bool:
-        """Whether the option is still that which took the place of one that failed."""
+    def _gone_back(self, evidence: Evidence, option: str) -> bool:
+        """Return True if the option replaced an option that failed, and still runs."""
         runs = self._session.shown.segments[-1].configuration.toggles
-        return found.status == "failed" and runs.get(found.toggle) == option
+        return evidence.status == "failed" and runs.get(evidence.toggle) == option

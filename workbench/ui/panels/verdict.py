@@ -1,4 +1,4 @@
-"""The verdict of a paired comparison, live: the interval as it shrinks, the words, the evidence."""
+"""The verdict of a paired comparison, live: the shrinking interval, the verdict, the evidence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
-from workbench.ui.panels._throttle import Soon
+from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
 from workbench.ui.panels.segments import ROW_HEIGHT
@@ -38,7 +38,7 @@ from workbench.ui.state.theme import ThemeModel
 
 JUDGE, JUDGE_SHORT = "Verdict against the configuration before", "Against the one before"
 _PADDING_PX = 56  # of the button around its name, and of the panel around its buttons
-LEAST_PX = 240  # high: its lines are wrapped to the width there is, not to the least
+LEAST_PX = 240  # lowest height; text wraps at the actual width, not at the least
 
 
 class VerdictPanel(QWidget):
@@ -57,8 +57,11 @@ class VerdictPanel(QWidget):
         super().__init__(parent)
         self._session, self._run, self._verdicts, self._theme = session, run, verdicts, theme
         self._chosen: int | None = None  # of the session's comparisons; None: the newest
-        self._told: object = None  # the lines that are shown
-        self._known: tuple[str, int] = ("", 0)  # session, and how many it had when one was chosen
+        self._shown_details: object = None  # the lines that are shown
+        self._known: tuple[str, int] = (
+            "",
+            0,
+        )  # session, and its number of comparisons when a row was chosen
         self.chart = Chart(PLOTS["verdict"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
@@ -73,7 +76,7 @@ class VerdictPanel(QWidget):
         self.calibrate = QPushButton("Calibrate")
         self.calibrate.clicked.connect(verdicts.calibrate)
         self.floor = _widgets.note()
-        tip = "How long a new comparison may alternate"
+        tip = "Time limit of a new comparison"
         self._details_open = False
         self.budget = _widgets.budget_box(verdicts, 3600, tip)
         verdicts.defaultsChanged.connect(lambda: self.budget.setValue(verdicts.budget_s))
@@ -86,18 +89,18 @@ class VerdictPanel(QWidget):
             "verdict",
             "No verdict yet",
             "Run a configuration, change a toggle, then choose Verdict against the configuration "
-            "before (F8): both run in alternating blocks until it is clear which is faster, and "
-            "how sure that is.",
+            "before (F8). Both configurations run in alternating blocks until it is clear which is "
+            "faster.",
         )
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
-        self._soon = Soon(self._show, self)
-        session.comparisonsChanged.connect(self._soon.ask)
+        self._throttled = ThrottledCall(self._show, self)
+        session.comparisonsChanged.connect(self._throttled.schedule)
         changes = (run.stateChanged, configuration.editedChanged, session.segmentsChanged)
         for changed in (*changes, configuration.catalogueChanged):
-            changed.connect(self._soon.ask)
+            changed.connect(self._throttled.schedule)
         session.sessionChanged.connect(self._show)
         theme.changed.connect(self._draw)
         self._draw()
@@ -125,20 +128,20 @@ class VerdictPanel(QWidget):
         return body
 
     def minimumSizeHint(self) -> QSize:
-        """As narrow as its buttons are with their short names, and low: it covers no other dock."""
+        """Return a size that fits the short names of the buttons, and covers no other dock."""
         bar = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
         short = self.judge.fontMetrics().horizontalAdvance(JUDGE_SHORT) + _PADDING_PX
         return QSize(bar + short, LEAST_PX)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """A name of a button that has no room is said shorter."""
+        """Shorten the name of a button that has no room."""
         super().resizeEvent(event)
         self.judge.setText(self._judge_text())
 
     def _judge_text(self) -> str:
-        taken = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
-        whole = self.judge.fontMetrics().horizontalAdvance(JUDGE) + _PADDING_PX
-        return JUDGE if taken + whole <= self.width() else JUDGE_SHORT
+        used = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
+        full = self.judge.fontMetrics().horizontalAdvance(JUDGE) + _PADDING_PX
+        return JUDGE if used + full <= self.width() else JUDGE_SHORT
 
     def _choose(self, row: int) -> None:
         """Show the comparison of a row again."""
@@ -157,10 +160,10 @@ class VerdictPanel(QWidget):
         self._pages.setCurrentIndex(1 if comparisons else 0)
         if not comparisons:
             return
-        newest_place = newest_requested(comparisons)
-        place = newest_place if self._chosen is None else self._chosen
-        place = len(comparisons) - 1 if place is None else place  # all ran in the background
-        comparison, newest = comparisons[place], place == newest_place
+        newest_index = newest_requested(comparisons)
+        index = newest_index if self._chosen is None else self._chosen
+        index = len(comparisons) - 1 if index is None else index  # all ran in the background
+        comparison, newest = comparisons[index], index == newest_index
         measuring = self._verdicts.measuring
         text = headline(comparison)
         if measuring and newest:
@@ -169,9 +172,9 @@ class VerdictPanel(QWidget):
         _widgets.set_tone(self.headline, verdict_lines.tone(comparison))
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
         self.ratio.setToolTip(_basis(comparison))
-        self.table.show_comparisons(session.comparisons, place)
+        self.table.show_comparisons(session.comparisons, index)
         self._show_actions(measuring, newest)
-        self.chart.show_runs([Run(session, comparison=place)])
+        self.chart.show_runs([Run(session, comparison=index)])
         self._show_details(comparison)
 
     def _show_actions(self, measuring: bool, newest: bool) -> None:
@@ -185,7 +188,7 @@ class VerdictPanel(QWidget):
         ):
             button.setText(text)
             _widgets.allow(button, why_not, JUDGE if text == JUDGE_SHORT else "")
-        tip = "Compare this configuration with itself; verdicts claim nothing smaller"
+        tip = "Compare this configuration with itself; verdicts claim no smaller differences"
         _widgets.allow(self.calibrate, verdicts.why_not_calibrate(), tip)
         self.floor.setText(verdicts.floor_text())
         progress = self._run.progress
@@ -197,16 +200,16 @@ class VerdictPanel(QWidget):
 
     def _show_details(self, comparison: PairedComparison) -> None:
         said = prediction.outcome(comparison)
-        found = [f"{said}."] if said else []
-        lines = [(text, "info", "muted") for text in [*found, *remarks(comparison)]]
+        outcome = [f"{said}."] if said else []
+        lines = [(text, "info", "muted") for text in [*outcome, *remarks(comparison)]]
         for side, arm in zip("AB", comparison.arms, strict=False):
             lines.append((f"{side}: {arm}", "", ""))
             segments, titles = self._session.shown.segments, self._session.titles
             lines += verdict_lines.of_arm(comparison, side, segments, titles)
-        told = (lines, self._theme.current.name)
-        if told == self._told:  # what is being read, or marked to be copied, is not made anew
+        shown = (lines, self._theme.current.name)
+        if shown == self._shown_details:  # the text may be read, or selected to be copied
             return
-        self._told = told
+        self._shown_details = shown
         _widgets.clear(self._rows)
         for line in lines:
             self._add(*line)
@@ -214,7 +217,7 @@ class VerdictPanel(QWidget):
         self._rows.addStretch(1)
 
     def _add_details(self, comparison: PairedComparison, texts: Sequence[str]) -> None:
-        """Add the errors with their limits, and what the lines leave out, behind one click."""
+        """Add the numerical errors with their limits, and the complete texts, behind Details."""
         table = numerics_table(comparison)
         longer = [text for text in texts if first_clause(text) != text]
         if not table.rows and not longer:
@@ -250,7 +253,7 @@ class VerdictPanel(QWidget):
 
 
 def _basis(comparison: PairedComparison) -> str:
-    """What was predicted and why, for whoever asks."""
+    """Return the prediction and its reasons, for the tool tip."""
     made = prediction.of(comparison)
     if made is None:
         return ""

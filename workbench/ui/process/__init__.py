@@ -1,1 +1,1 @@
-"""What the window does with its own process: signals, threads, garbage."""
+"""The window's own process: signals, threads, garbage collection."""

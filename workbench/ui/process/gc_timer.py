@@ -1,8 +1,8 @@
-"""Collects Python's cyclic garbage in the window's thread, and in no other.
+"""Collection of Python's cyclic garbage in the window's thread only.
 
-Python collects in whichever thread happens to allocate. In the one that reads the runner, that
-could destroy graphics items while this thread paints them. (pyqtgraph has the same remedy, behind
-an import that takes most of a second.)
+Python collects in whichever thread happens to allocate. In the thread that reads the runner, this
+could destroy graphics items while the window's thread paints them. (pyqtgraph has the same remedy,
+behind an import that takes most of a second.)
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from PySide6.QtCore import QObject, QTimer
 PERIOD_MS = 1000
 
 
-class Collector(QObject):
-    """Switches automatic collection off and collects from a timer, until ``stop``."""
+class GcTimer(QObject):
+    """Timer that collects garbage in place of automatic collection, until ``stop``."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -25,12 +25,12 @@ class Collector(QObject):
         self._timer.start(PERIOD_MS)
 
     def stop(self) -> None:
-        """Leave collection to Python again."""
+        """Enable automatic collection again."""
         self._timer.stop()
         gc.enable()
 
     def _collect(self) -> None:
-        """Collect the oldest generation whose threshold is passed, which includes the younger."""
+        """Collect the oldest generation over its threshold, and with it the younger ones."""
         passed = [
             generation
             for generation, (count, threshold) in enumerate(

@@ -1,4 +1,4 @@
-"""Whether a window can be opened here, asked before Qt is, which would end the process instead."""
+"""Check whether a window can be opened, before Qt, which would end the process instead."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ CONNECT_S = 3.0
 
 
 def trouble(environment: Mapping[str, str] = os.environ) -> str:
-    """One sentence on why no window can be opened, with the fix; empty when one can."""
+    """Return why no window can be opened, with the fix; empty if a window can be opened."""
     if sys.platform != "linux":
         return ""
     missing = _missing(PACKAGES)
     if missing:
         return missing
-    asked = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
+    platform = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
     wayland, display = environment.get("WAYLAND_DISPLAY"), environment.get("DISPLAY")
-    if asked and asked != "xcb":
-        return _unknown_platform(asked)
-    if wayland and not asked:
+    if platform and platform != "xcb":
+        return _unknown_platform(platform)
+    if wayland and not platform:
         return ""
     if not display:
         return f"there is no display: start it on a desktop or through `ssh -X`, {OTHERWISE}"
@@ -63,7 +63,7 @@ def is_invisible(platform: str) -> bool:
 
 
 def hush_offscreen() -> None:
-    """Leave out what Qt's offscreen platform says of itself whenever a window gets a size."""
+    """Suppress the message that Qt's offscreen platform prints whenever a window is resized."""
     from PySide6.QtCore import (
         QMessageLogContext,
         QtMsgType,
@@ -72,12 +72,12 @@ def hush_offscreen() -> None:
     )
     from PySide6.QtGui import QGuiApplication
 
-    def tell(kind: QtMsgType, context: QMessageLogContext, message: str) -> None:
+    def write(kind: QtMsgType, context: QMessageLogContext, message: str) -> None:
         if not message.startswith("This plugin does not support"):
             sys.stderr.write(f"{qFormatLogMessage(kind, context, message)}\n")
 
     if is_invisible(QGuiApplication.platformName()):
-        qInstallMessageHandler(tell)
+        qInstallMessageHandler(write)
 
 
 def _missing(packages: Mapping[str, str]) -> str:
@@ -98,16 +98,16 @@ def _loads(library: str) -> bool:
     return True
 
 
-def _unknown_platform(asked: str) -> str:
+def _unknown_platform(platform: str) -> str:
     spec = importlib.util.find_spec("PySide6")
     folders = spec.submodule_search_locations if spec is not None else None
     if not folders:
         return ""
     plugins = Path(folders[0]) / "Qt" / "plugins" / "platforms"
     offered = sorted(path.stem.removeprefix("libq") for path in plugins.glob("libq*.so"))
-    if asked in offered or asked.startswith("wayland"):
+    if platform in offered or platform.startswith("wayland"):
         return ""
-    return f"QT_QPA_PLATFORM={asked} is not a platform of Qt's; there are {', '.join(offered)}"
+    return f"QT_QPA_PLATFORM={platform} is no platform of Qt; it has {', '.join(offered)}"
 
 
 def _unreachable(display: str) -> str:
@@ -116,7 +116,7 @@ def _unreachable(display: str) -> str:
     host, _, screen = display.rpartition(":")
     number = screen.split(".")[0]
     if not number.isdigit():
-        return f"DISPLAY={display} names no display: it should read like :0; or {OTHERWISE}"
+        return f"DISPLAY={display} names no display: set it to a display such as :0, or {OTHERWISE}"
     addresses: list[tuple[socket.AddressFamily, str | tuple[str, int]]]
     if host in ("", "unix"):
         path = f"/tmp/.X11-unix/X{number}"

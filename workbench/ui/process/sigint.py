@@ -13,7 +13,7 @@ from workbench import interrupts
 
 
 class Interrupts(QObject):
-    """Closes ``window`` when a signal arrives, ``pressed`` first; until ``end``.
+    """Watch for signals, until ``end``: a signal calls ``pressed`` and closes ``window``.
 
     Qt's loop runs no Python by itself, so that a handler in Python alone would be called only when
     some slot runs.

@@ -1,4 +1,4 @@
-"""Exceptions that no code expected: one sentence in the window, and the traceback in the log."""
+"""Unexpected exceptions: a sentence in the window, and the traceback in the log."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from workbench.protocol import Failure
 from workbench.ui.panels.broken import cover, panel_of
 from workbench.ui.state.failures import FailureModel
 
-PERIOD_MS = 1000  # between two reports; a paint that fails does so many times a second
+PERIOD_MS = 1000  # between two reports; painting can fail many times a second
 
 
 def report(error: Exception) -> None:
-    """Let a caught exception be logged and reported as if nobody had caught it.
+    """Log and report a caught exception as if it had not been caught.
 
-    A test that replaced ``sys.excepthook`` fails by it.
+    A test that replaces ``sys.excepthook`` sees it too.
     """
     sys.excepthook(type(error), error, error.__traceback__)
 
 
 class UncaughtErrors(QObject):
-    """Logs and reports what is raised in slots, painting, threads and destructors; until ``end``.
+    """Report of exceptions in slots, painting, threads and destructors, until ``end``.
 
-    Errors of one second are counted and reported together, with the traceback of the first. The
-    panel in whose code it was raised is covered by the sentence; ``panels`` are those that can be.
+    Errors within a second are counted and reported together, with the traceback of the first. The
+    sentence covers the panel whose code raised the error, if it is one of ``panels``.
     """
 
     _arrived = Signal()
@@ -52,7 +52,7 @@ class UncaughtErrors(QObject):
         sys.unraisablehook = self._take_unraisable
 
     def end(self) -> None:
-        """Report what is left and put Python's hooks back."""
+        """Report the remaining errors and restore Python's hooks."""
         sys.excepthook, threading.excepthook, sys.unraisablehook = self._hooks
         self._timer.stop()
         self._report()
@@ -78,7 +78,7 @@ class UncaughtErrors(QObject):
             if self._error is not None:
                 return
             self._broken = broken
-            self._error = Failure(  # at once: of further errors of this second only the number
+            self._error = Failure(  # at once; further errors within this second are only counted
                 kind="defect",
                 sentence=f"An error inside the program {where}: {crash_log.describe(error)}.",
                 fix=crash_log.where(crash_log.write(error)),

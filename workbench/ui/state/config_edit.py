@@ -16,7 +16,7 @@ _Item = TypeVar("_Item", FamilyInfo, Field, ToggleInfo, WorkloadInfo)
 
 
 def first(catalogue: Catalogue) -> Configuration | None:
-    """What a fresh window offers: the first family, the preset that fits this device, defaults."""
+    """Return a configuration of the first family: this device's preset, default options."""
     family = next((family for family in catalogue.families if family.workloads), None)
     if family is None:
         return None
@@ -30,17 +30,17 @@ def first(catalogue: Catalogue) -> Configuration | None:
 
 
 def adopt(catalogue: Catalogue, configuration: Configuration) -> Configuration:
-    """The same configuration for another catalogue: toggles that it lacks or adds are settled."""
+    """Return the configuration for another catalogue: toggles are added and removed as it needs."""
     toggles = {}
     for toggle in catalogue.toggles:
-        asked = configuration.toggles.get(toggle.name, toggle.default)
-        known = any(option.name == asked for option in toggle.options)
-        toggles[toggle.name] = asked if known else toggle.default
+        option = configuration.toggles.get(toggle.name, toggle.default)
+        known = any(offered.name == option for offered in toggle.options)
+        toggles[toggle.name] = option if known else toggle.default
     return msgspec.structs.replace(configuration, toggles=toggles)
 
 
 def with_own_model(catalogue: Catalogue, configuration: Configuration, path: str) -> Configuration:
-    """The model of a person's own file; nothing is switched on that may not apply to it."""
+    """Return the configuration for a model of the user's file, with every toggle switched off."""
     changed = with_family(catalogue, configuration, OWN)
     toggles = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
     return msgspec.structs.replace(changed, model={"source": path}, toggles=toggles)
@@ -76,7 +76,7 @@ def with_workload(catalogue: Catalogue, configuration: Configuration, name: str)
 def with_model(
     catalogue: Catalogue, configuration: Configuration, name: str, value: Scalar
 ) -> Configuration:
-    """One model field; a value equal to the preset's is no override."""
+    """Return the configuration with a model field; the preset's value is no override."""
     family = family_of(catalogue, configuration.family)
     model = {**configuration.model, name: value}
     if value == preset_value(family, configuration.preset, name):
@@ -85,20 +85,20 @@ def with_model(
 
 
 def with_setting(configuration: Configuration, name: str, value: Scalar) -> Configuration:
-    """One setting of the workload."""
+    """Return the configuration with a setting of the workload."""
     settings = {**configuration.settings, name: value}
     return msgspec.structs.replace(configuration, settings=settings)
 
 
 def choices(configuration: Configuration) -> dict[str, str]:
-    """What can be chosen as text: every toggle, the workload, the batch."""
+    """Return the choices as text: every toggle, the workload, the batch."""
     batch = configuration.settings.get("batch")
     named = {} if batch is None else {"batch": str(batch)}
     return {**configuration.toggles, "workload": configuration.workload, **named}
 
 
 def choice_text(catalogue: Catalogue, made: dict[str, str]) -> str:
-    """What choices change, by their titles: "AdamW: Fused"."""
+    """Return the changed choices with their titles, such as "AdamW: Fused"."""
     parts = []
     for name, option in made.items():
         if name in ("workload", "batch"):
@@ -110,7 +110,7 @@ def choice_text(catalogue: Catalogue, made: dict[str, str]) -> str:
 
 
 def with_toggles(configuration: Configuration, toggles: dict[str, str]) -> Configuration:
-    """Some toggles changed, the others as they are."""
+    """Return the configuration with some toggles changed."""
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **toggles})
 
 
@@ -136,9 +136,9 @@ def _same_model(requested: Configuration, ran: Configuration) -> bool:
     return str(ran.model.get("source", "")).endswith(source) and rest.items() <= ran.model.items()
 
 
-def of_one_run(one: Configuration, other: Configuration) -> bool:
-    """Whether what is chosen for one can be for the other: what is blocked depends on both."""
-    return (one.family, one.workload) == (other.family, other.workload)
+def of_one_run(first: Configuration, second: Configuration) -> bool:
+    """Return True if family and workload agree: the options that are blocked depend on both."""
+    return (first.family, first.workload) == (second.family, second.workload)
 
 
 def other_parts(requested: Configuration, ran: Configuration) -> list[str]:
@@ -149,32 +149,32 @@ def other_parts(requested: Configuration, ran: Configuration) -> list[str]:
 
 
 def has(catalogue: Catalogue | None, family: str) -> bool:
-    """Whether there is such a family; a benchmark of kernels is of none."""
-    return catalogue is not None and any(one.name == family for one in catalogue.families)
+    """Return True if the catalogue has the family; a benchmark of kernels has none."""
+    return catalogue is not None and any(info.name == family for info in catalogue.families)
 
 
 def family_of(catalogue: Catalogue, name: str) -> FamilyInfo:
-    """The family by name; raises ``KeyError``."""
+    """Return the family of a name; raise ``KeyError`` if there is none."""
     return _named(catalogue.families, name, "family")
 
 
 def workload_of(catalogue: Catalogue, name: str) -> WorkloadInfo:
-    """The workload by name; raises ``KeyError``."""
+    """Return the workload of a name; raise ``KeyError`` if there is none."""
     return _named(catalogue.workloads, name, "workload")
 
 
 def toggle_of(catalogue: Catalogue, name: str) -> ToggleInfo:
-    """The toggle by name; raises ``KeyError``."""
+    """Return the toggle of a name; raise ``KeyError`` if there is none."""
     return _named(catalogue.toggles, name, "toggle")
 
 
 def option_title(toggle: ToggleInfo, name: str) -> str:
-    """An option's title, or its name where the catalogue has none."""
+    """Return an option's title, or its name if the catalogue has none."""
     return next((option.title for option in toggle.options if option.name == name), name)
 
 
 def preset_value(family: FamilyInfo, preset: str, name: str) -> Scalar:
-    """A model field's value in a preset."""
+    """Return a model field's value in a preset."""
     field = _named(family.fields, name, "model field")
     return family.presets.get(preset, {}).get(name, field.default)
 

@@ -107,7 +107,7 @@ class ConfigurationModel(QObject):
 
     @property
     def away(self) -> bool:
-        """Whether the run in progress is of another family or workload than what is edited."""
+        """True if the run in progress has another family or workload than is edited."""
         running, edited = self._run.continued, self.edited
         return (
             running is not None
@@ -153,7 +153,7 @@ class ConfigurationModel(QObject):
             self._check_timer.start(CHECK_DELAY_MS)
 
     def blocked(self, toggle: str) -> dict[str, protocol.Blocked]:
-        """Options of a toggle that cannot be used now, with the reason, by name."""
+        """Return the options of a toggle that cannot be used now, with the reasons."""
         return {} if self.availability is None else self.availability.blocked.get(toggle, {})
 
     def unusable(self) -> Choices:

@@ -20,7 +20,7 @@ REMARKS = ("nan", "slower", "unwritten", protocol.JOURNAL)  # refused nothing: t
 
 
 class MessageRouter(QObject):
-    """Updates the models from each batch of messages, then emits each due signal once."""
+    """Router of messages to the models: a batch updates them, then signals are emitted once."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ Launch = Callable[[Journal | None], Client]
 class RunModel(QObject):
     """State of the runner and of the run in progress; sends commands to the runner.
 
-    Only ending the runner waits.
+    Only the end of the runner blocks; every other method returns at once.
     """
 
     stateChanged = Signal()  # state, text or progress
@@ -46,27 +46,27 @@ class RunModel(QObject):
         self.state, self.text = "none", ""
         self.progress: protocol.Progress | None = None
         self.running: Configuration | None = None  # of the segment that runs
-        self.measures = False  # a comparison or study in place of a run
-        self.resumption: Configuration | None = None  # runs on when the comparison is over
-        self.in_series = False  # experiments follow one another, also between two commands
-        self.cancelled = False  # the run in progress, or the last, was to be ended at once
+        self.measures = False  # True during a comparison or study
+        self.resumption: Configuration | None = None  # resumes after the comparison
+        self.in_series = False  # during a series of experiments, also between two commands
+        self.cancelled = False  # the user cancelled the run in progress, or the last
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._began = 0.0  # monotonic time of the run's start, 0 when none runs
 
     @property
     def active(self) -> bool:
-        """Whether a run is in progress."""
+        """True while a run is in progress."""
         return self.state in ACTIVE
 
     @property
     def ready(self) -> bool:
-        """Whether the runner can take another command that measures."""
+        """True if the runner can take another command that measures."""
         return self.state in ("idle", "running", "paused")
 
     @property
     def connected(self) -> bool:
-        """Whether there is a runner to send to."""
+        """True if there is a runner to send to."""
         return self._link.open
 
     @property
@@ -76,13 +76,13 @@ class RunModel(QObject):
 
     @property
     def continued(self) -> Configuration | None:
-        """The configuration that goes on running: none of the arms of a study."""
+        """The configuration of the run, also while a study interrupts it; None without a run."""
         if not self.active:
             return None
         return self.resumption if self.measures else self.running
 
     def start_runner(self) -> None:
-        """Launch a runner, in place of a present one; its catalogue, when it comes, fills forms."""
+        """Launch a runner in place of the current one; its catalogue will fill the forms."""
         journal = None if self.replaying else self._session.open_journal()
         self._link.start(lambda: self._launch(journal))
         self.set_state("starting", "Starting the runner")
@@ -107,7 +107,7 @@ class RunModel(QObject):
         self.stateChanged.emit()
 
     def _keep_runner(self, catalogue: protocol.Catalogue) -> bool:
-        """Send the runner's messages to the new session; return False if they cannot go there."""
+        """Send the runner's messages to the new session; return False if that is not possible."""
         if not self._link.journal_to(self._session.open_journal()):
             return False
         self._session.introduce(catalogue)
@@ -115,7 +115,7 @@ class RunModel(QObject):
         return True
 
     def perform(self, command: protocol.Command) -> None:
-        """Run a command that takes a while (a comparison, a study) in place of what runs now."""
+        """Start a long command (a comparison, a study) in place of the current run."""
         self._session.show_live()
         self.send(command)
 
@@ -131,12 +131,12 @@ class RunModel(QObject):
             self._link.send(protocol.Stop())
 
     def pause(self) -> None:
-        """Stop stepping, keeping everything built."""
+        """Pause the steps; the built model stays in memory."""
         if self.state == "running":
             self._link.send(protocol.Pause())
 
     def resume(self) -> None:
-        """Go on stepping."""
+        """Continue a paused run."""
         if self.state == "paused":
             self._link.send(protocol.Resume())
 
@@ -147,7 +147,7 @@ class RunModel(QObject):
             self._link.cancel()
 
     def set_state(self, state: str, text: str) -> None:
-        """Take the state that the runner reports, or that the window knows of it."""
+        """Set the state that the runner reports, or that the window infers."""
         self.state, self.text = state, text
         if state in ("idle", "dead", "starting"):
             self._began, self.running, self.progress = 0.0, None, None

@@ -94,13 +94,13 @@ class SessionModel(QObject):
 
     @property
     def live(self) -> bool:
-        """Whether the session that is shown is the one being recorded."""
+        """True if the shown session is the one being recorded."""
         return self.shown is self.recorder.session
 
     # Titles
 
     def titled(self, text: str) -> str:
-        """A session's text with the toggles and fields in it by their titles."""
+        """Return a session's text with titles instead of the names of toggles and fields."""
         return self.titles.of(text)
 
     def set_runner_titles(self, titles: Mapping[str, str]) -> None:

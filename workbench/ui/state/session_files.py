@@ -24,12 +24,12 @@ TRACE_FILTER = "Traces (*.json *.json.gz *.ncu-rep);;All files (*)"
 
 
 def is_journal(path: Path) -> bool:
-    """Whether a session is read from a journal there, which nothing but its window writes."""
+    """Return True for a journal, which only its own window writes."""
     return path.suffix == ".journal"
 
 
 def is_session(path: Path) -> bool:
-    """Return whether a session can be saved there: neither a journal nor another program's file."""
+    """Return True if a session can be saved there: it is no journal and no other program's file."""
     return not is_journal(path) and not is_foreign(path)
 
 
@@ -83,18 +83,18 @@ def add_event(path: Path, event: Event) -> None:
 
 
 def recoverable() -> list[Path]:
-    """Journals that hold measurements nobody saved, newest first; empty ones are removed.
+    """Return journals of unsaved measurements, newest first, and delete empty journals.
 
-    Those that cannot be read are left alone.
+    Journals that cannot be read are left alone.
     """
-    found = []
+    paths = []
     for path in journal.unfinished():
         with contextlib.suppress(OSError):
             if journal.has_segment(path):
-                found.append(path)
+                paths.append(path)
             else:
                 journal.discard(path)
-    return found
+    return paths
 
 
 def snapshot(session: Session) -> Session:
@@ -129,7 +129,7 @@ def _rows_so_far(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def not_saved(error: Exception, detail: str) -> protocol.Failure:
-    """What to tell of a session that could not be written."""
+    """Return the failure of a session that could not be written."""
     return protocol.Failure(
         kind="mistake",
         sentence=f"The session was not saved: {error}",
@@ -139,13 +139,13 @@ def not_saved(error: Exception, detail: str) -> protocol.Failure:
 
 
 def not_read(error: Exception, detail: str) -> protocol.Failure:
-    """What to tell of a file that could not be read."""
+    """Return the failure of a file that could not be read."""
     expected = isinstance(error, EXPECTED)
     sentence = str(error) if expected else f"The file could not be read ({error!r})."
     return protocol.Failure(kind="mistake", sentence=sentence, detail="" if expected else detail)
 
 
 def compared_already(title: str) -> protocol.Failure:
-    """What to tell of a session that is compared with itself."""
-    sentence = f"The session {title!r} is among those that are compared already."
-    return protocol.Failure(kind="mistake", sentence=sentence, fix="Choose another one.")
+    """Return the failure of a session that would be compared with itself."""
+    sentence = f"The session {title!r} is already being compared."
+    return protocol.Failure(kind="mistake", sentence=sentence, fix="Choose another session.")

@@ -1,4 +1,4 @@
-"""The colours in which the window is drawn."""
+"""The model of the window's colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Undo and redo of toggles and presets: one entry per decision, however many toggles it changed."""
+"""Undo and redo of toggles and toggle sets: an entry per decision, for any number of toggles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Choices = dict[str, str]
 
 
 class Change(QUndoCommand):
-    """A change of some choices; ``apply`` makes those that it is given."""
+    """Change of choices; ``apply`` is called with the choices to make."""
 
     def __init__(self, text: str, before: Any, after: Any, apply: Callable[[Any], None]) -> None:
         super().__init__(text)
@@ -20,9 +20,9 @@ class Change(QUndoCommand):
         self._apply = apply
 
     def undo(self) -> None:
-        """Return to the choices of before."""
+        """Apply the earlier choices."""
         self._apply(self._before)
 
     def redo(self) -> None:
-        """Make the choices, the first time as well."""
+        """Apply the later choices; Qt also calls this when the change is pushed."""
         self._apply(self._after)

@@ -67,10 +67,10 @@ def test_the_status_bar_names_the_host_and_the_command_and_nothing_in_it_is_mark
 
 
 def test_a_file_of_the_runners_is_asked_for_by_its_path_there(qtbot, elsewhere, monkeypatch):
-    asked = []
+    labels = []
 
     def answer(parent, title, label, text=""):
-        asked.append(label)
+        labels.append(label)
         return " /data/text.txt ", True
 
     monkeypatch.setattr(QInputDialog, "getText", answer)
@@ -85,5 +85,5 @@ def test_a_file_of_the_runners_is_asked_for_by_its_path_there(qtbot, elsewhere, 
     )
     qtbot.addWidget(bar)
     assert runner_files.existing(elsewhere.configuration.catalogue, bar, "Text") == "/data/text.txt"
-    assert asked == ["Path on gpuhost:"]
+    assert labels == ["Path on gpuhost:"]
     bar.close_timer()

@@ -49,7 +49,9 @@ def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, re
     assert not ready.actions_["run"].isEnabled()
 
     button = next(
-        found for found in banner.findChildren(QPushButton) if found.text() == "Start a new runner"
+        button
+        for button in banner.findChildren(QPushButton)
+        if button.text() == "Start a new runner"
     )
     button.click()
     qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
@@ -135,7 +137,7 @@ def test_a_runner_that_cannot_be_started_is_a_sentence(qtbot, qapp):
 
 
 def python_threads():
-    """Those of Python's own; a QThread that ran Python lingers in the list as a dummy."""
+    """Return Python's own threads; a QThread that ran Python lingers in the list as a dummy."""
     return [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]
 
 
@@ -144,7 +146,7 @@ def threads_before():
     return set(python_threads())
 
 
-def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, whole, ready):
+def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, complete_window, ready):
     workspace = ready.workspace
     run(qtbot, ready)
     qtbot.waitUntil(lambda: workspace.run.state == "running")
@@ -172,12 +174,12 @@ def test_the_window_is_told_of_messages_once_until_it_takes_them(qapp, qtbot):
             pass
 
     reader = StreamReader(Fast)
-    told = []
-    reader.arrived.connect(lambda: told.append(1))
+    signals = []
+    reader.arrived.connect(lambda: signals.append(1))
     reader.start()
     reader.wait()
     qapp.processEvents()
-    assert len(told) == 1
+    assert len(signals) == 1
     taken = []
     while (message := reader.take()) is not None:
         taken.append(message.text)

@@ -22,17 +22,17 @@ def bar(qtbot, workspace, panel, monkeypatch):
 
 
 @pytest.fixture
-def asked(workspace, bar, monkeypatch):
+def commands(workspace, bar, monkeypatch):
     """The commands that the window sends."""
-    told = []
+    commands = []
     send = workspace.run.send
 
-    def hear(command):
-        told.append(command)
+    def record(command):
+        commands.append(command)
         send(command)
 
-    monkeypatch.setattr(workspace.run, "send", hear)
-    return told
+    monkeypatch.setattr(workspace.run, "send", record)
+    return commands
 
 
 def running(qtbot, workspace, segments: int = 1) -> None:
@@ -52,7 +52,7 @@ def texts(widget) -> str:
 
 
 def button(widget, text: str) -> QPushButton:
-    return next(one for one in widget.findChildren(QPushButton) if one.text() == text)
+    return next(button for button in widget.findChildren(QPushButton) if button.text() == text)
 
 
 def press(qtbot, widget, text: str) -> None:
@@ -60,18 +60,20 @@ def press(qtbot, widget, text: str) -> None:
 
 
 def compared(workspace) -> list[tuple[dict[str, str], dict[str, str]]]:
-    """What differs between the arms of each comparison: the toggles of A, and of B."""
+    """Return the toggles of A and of B that differ, of each comparison."""
     session = workspace.session.shown
-    found = []
-    for one in session.comparisons:
-        a, b = (session.segments[place].configuration.toggles for place in one.facts["segments"])
+    differences = []
+    for comparison in session.comparisons:
+        a, b = (
+            session.segments[index].configuration.toggles for index in comparison.facts["segments"]
+        )
         names = [name for name in a if a[name] != b[name]]
-        found.append(({name: a[name] for name in names}, {name: b[name] for name in names}))
-    return found
+        differences.append(({name: a[name] for name in names}, {name: b[name] for name in names}))
+    return differences
 
 
 def test_nothing_is_offered_before_a_toggle_was_changed(workspace, bar):
-    assert workspace.offers.offer is None and not bar.isVisible()
+    assert workspace.verdict_prompt.offer is None and not bar.isVisible()
 
 
 def test_a_click_offers_a_verdict_against_the_configuration_before_it(qtbot, workspace, bar, hold):
@@ -107,9 +109,9 @@ def test_an_offer_waits_while_another_two_are_compared(qtbot, workspace, bar, ho
     workspace.verdicts.calibrate()
     qtbot.waitUntil(lambda: workspace.verdicts.measuring)
     assert "did it help?" in texts(bar)
-    assert not [one.text() for one in bar.findChildren(QPushButton) if one.isVisible()]
-    workspace.offers.accept()
-    assert workspace.offers.offer is not None and workspace.offers.judged is None
+    assert not [button.text() for button in bar.findChildren(QPushButton) if button.isVisible()]
+    workspace.verdict_prompt.accept()
+    assert workspace.verdict_prompt.offer is not None and workspace.verdict_prompt.judged is None
     hold.unlink()
     running(qtbot, workspace)
     press(qtbot, bar, "Verdict")
@@ -141,7 +143,7 @@ def test_the_card_goes_when_the_workload_changes(qtbot, workspace, bar):
             workspace.configuration.catalogue, workspace.configuration.edited, "forward"
         )
     )
-    assert workspace.offers.offer is None and not bar.isVisible()
+    assert workspace.verdict_prompt.offer is None and not bar.isVisible()
 
 
 def test_the_answer_goes_when_another_run_begins(qtbot, workspace, bar):
@@ -159,7 +161,7 @@ def test_the_answer_goes_when_another_run_begins(qtbot, workspace, bar):
 def test_ticking_auto_verdict_measures_nothing_that_was_changed_before(qtbot, workspace, bar):
     workspace.configuration.set_toggle("triton", "on")
     running(qtbot, workspace, 2)
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     qtbot.wait(700)
     assert not workspace.verdicts.busy and not workspace.session.shown.comparisons
     workspace.configuration.set_toggle("adamw", "fused")
@@ -176,17 +178,17 @@ def test_an_offer_can_be_dismissed_and_the_next_click_makes_another(qtbot, works
     qtbot.wait(350)
     workspace.configuration.set_toggle("adamw", "fused")
     qtbot.waitUntil(bar.isVisible)
-    offer = workspace.offers.offer
+    offer = workspace.verdict_prompt.offer
     assert (offer.base.toggles["triton"], offer.base.toggles["adamw"]) == ("on", "loop")
 
 
 def test_a_new_session_is_not_offered_what_the_one_before_changed(qtbot, workspace, bar):
     workspace.configuration.set_toggle("adamw", "fused")
-    qtbot.waitUntil(lambda: workspace.offers.offer is not None and bar.isVisible())
+    qtbot.waitUntil(lambda: workspace.verdict_prompt.offer is not None and bar.isVisible())
     workspace.run.begin_session()
     qtbot.waitUntil(lambda: workspace.run.state == "idle")
     assert workspace.verdicts.why_not_before().startswith("No other configuration has run yet")
-    assert workspace.offers.offer is None and not bar.isVisible()
+    assert workspace.verdict_prompt.offer is None and not bar.isVisible()
 
 
 def test_an_undone_click_offers_nothing(qtbot, workspace, bar):
@@ -211,44 +213,50 @@ def test_another_model_is_no_change_of_toggles(qtbot, workspace, bar):
     running(qtbot, workspace, 3)
     workspace.configuration.set_toggle("adamw", "fused")
     qtbot.waitUntil(
-        lambda: workspace.offers.offer is not None and not workspace.configuration.pending
+        lambda: workspace.verdict_prompt.offer is not None and not workspace.configuration.pending
     )
-    offer = workspace.offers.offer
+    offer = workspace.verdict_prompt.offer
     assert (offer.base.preset, offer.other.preset) == ("tiny", "tiny")
     assert offer.base.toggles["triton"] == "off"
 
 
 def test_segments_that_no_click_began_are_no_change(qtbot, workspace, bar):
-    """As those of an attribution, which builds one arm after the other."""
-    workspace.offers.set_automatic(True)
+    """Start an arm as an attribution does, which builds its arms in turn."""
+    workspace.verdict_prompt.set_automatic(True)
     toggles = {**workspace.run.running.toggles, "triton": "on"}
     arm = msgspec.structs.replace(workspace.run.running, toggles=toggles)
     workspace.run.send(protocol.Start(configuration=arm))
     qtbot.waitUntil(lambda: len(workspace.session.shown.segments) == 2)
     qtbot.wait(400)
-    assert workspace.run.running == arm and workspace.offers.offer is None and not bar.isVisible()
+    assert (
+        workspace.run.running == arm
+        and workspace.verdict_prompt.offer is None
+        and not bar.isVisible()
+    )
 
 
 def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
-    qtbot, workspace, bar, asked
+    qtbot, workspace, bar, commands
 ):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons))
     running(qtbot, workspace)
     assert compared(workspace) == [({"triton": "off"}, {"triton": "on"})]
     kinds = [
-        type(one).__name__ for one in asked if not isinstance(one, protocol.Check | protocol.Apply)
+        type(command).__name__
+        for command in commands
+        if not isinstance(command, protocol.Check | protocol.Apply)
     ]
     assert kinds == ["Compare", "Start"]
-    assert asked[-1].configuration == workspace.run.running
+    assert commands[-1].configuration == workspace.run.running
     assert workspace.run.running.toggles["triton"] == "on"
     qtbot.wait(700)
     assert len(workspace.session.shown.comparisons) == 1  # the run that goes on is no new change
 
 
 def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, workspace, bar):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("compile", "reduce-overhead")
     qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons))
     running(qtbot, workspace)
@@ -265,17 +273,17 @@ def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, workspace, bar):
 
 
 def test_quick_clicks_make_one_comparison(qtbot, workspace, bar, monkeypatch):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     settle_ms = verdict_prompt.SETTLE_MS
     monkeypatch.setattr(
         verdict_prompt, "SETTLE_MS", 3_600_000
     )  # quick is what comes before it is over
-    for place, (name, option) in enumerate(
+    for index, (name, option) in enumerate(
         [("triton", "on"), ("adamw", "fused"), ("precision", "bf16")]
     ):
         workspace.configuration.set_toggle(name, option)
-        if place < 2:  # each has run before the next click
-            running(qtbot, workspace, place + 2)
+        if index < 2:  # each has run before the next click
+            running(qtbot, workspace, index + 2)
     monkeypatch.setattr(verdict_prompt, "SETTLE_MS", settle_ms)
     qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons))
     running(qtbot, workspace)
@@ -291,7 +299,7 @@ def test_quick_clicks_make_one_comparison(qtbot, workspace, bar, monkeypatch):
 def test_a_quick_click_whose_segment_is_slow_to_come_belongs_to_the_same_change(
     qtbot, workspace, bar, monkeypatch
 ):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     monkeypatch.setattr(verdict_prompt, "SETTLE_MS", 3_600_000)
     workspace.configuration.set_toggle("triton", "on")
     running(qtbot, workspace, 2)
@@ -319,7 +327,7 @@ def test_a_click_during_a_comparison_waits_and_is_judged_next(
                 workspace.run.stateChanged.emit()
 
         workspace.run.received.connect(touch)
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: workspace.verdicts.measuring)
     workspace.configuration.set_toggle("adamw", "fused")
@@ -338,14 +346,14 @@ def test_a_click_during_a_comparison_waits_and_is_judged_next(
 
 
 def test_what_was_compared_is_not_compared_again_by_itself(qtbot, workspace, bar):
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: len(workspace.session.shown.comparisons) == 1)
     running(qtbot, workspace)
     assert workspace.session.shown.comparisons[0].verdict == "FASTER"
     qtbot.wait(350)
     workspace.configuration.set_toggle("triton", "off")
-    qtbot.waitUntil(lambda: "compared already" in texts(bar))
+    qtbot.waitUntil(lambda: "already compared" in texts(bar))
     qtbot.wait(700)
     assert len(workspace.session.shown.comparisons) == 1
     press(qtbot, bar, "Compare again")
@@ -354,7 +362,7 @@ def test_what_was_compared_is_not_compared_again_by_itself(qtbot, workspace, bar
 
 def test_stop_ends_the_comparison_and_the_run(qtbot, workspace, bar, hold):
     hold.touch()
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.configuration.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: workspace.verdicts.measuring)
     workspace.run.stop()
@@ -394,7 +402,7 @@ def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, wo
     hold.unlink()
     assert workspace.verdicts.newest.verdict == "UNDECIDED"
     more = workspace.verdicts.more_text()
-    qtbot.waitUntil(lambda: more in [one.text() for one in bar.findChildren(QPushButton)])
+    qtbot.waitUntil(lambda: more in [button.text() for button in bar.findChildren(QPushButton)])
     pairs = workspace.verdicts.newest.facts["pairs"]
     press(qtbot, bar, more)
     running(qtbot, workspace)
@@ -404,7 +412,7 @@ def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, wo
 
 
 def test_measuring_on_is_not_ended_by_an_interval_that_is_narrow_already(
-    qtbot, workspace, bar, asked
+    qtbot, workspace, bar, commands
 ):
     """Else an interval of 0.4 % over the edge of 1 % could never be decided."""
     workspace.configuration.set_toggle("triton", "on")
@@ -412,8 +420,8 @@ def test_measuring_on_is_not_ended_by_an_interval_that_is_narrow_already(
     workspace.verdicts.against_before()
     running(qtbot, workspace)
     workspace.verdicts.measure_more()
-    assert isinstance(asked[-1], protocol.Compare)
-    assert asked[-1].half_width == 0 and asked[-1].before
+    assert isinstance(commands[-1], protocol.Compare)
+    assert commands[-1].half_width == 0 and commands[-1].before
 
 
 def test_a_comparison_that_fails_leaves_the_run_going(qtbot, workspace, bar):
@@ -442,10 +450,10 @@ def test_the_mode_is_remembered_and_both_switches_show_it(qtbot, ready, settings
     box = ready.toggles.findChild(QCheckBox)
     assert not box.isChecked() and not ready.actions_["auto-verdict"].isChecked()
     qtbot.mouseClick(box, Qt.MouseButton.LeftButton, pos=box.rect().center() / 4)
-    assert ready.workspace.offers.automatic
+    assert ready.workspace.verdict_prompt.automatic
     assert ready.actions_["auto-verdict"].isChecked() and settings.auto_verdict
     ready.actions_["auto-verdict"].trigger()
     assert not box.isChecked() and not settings.auto_verdict
     settings.auto_verdict = True
-    ready.workspace.offers.keep_in(settings)
-    assert ready.workspace.offers.automatic
+    ready.workspace.verdict_prompt.keep_in(settings)
+    assert ready.workspace.verdict_prompt.automatic

@@ -1,4 +1,4 @@
-"""What is edited while a run goes on that is of another family, workload or size."""
+"""Edits during a run that has another family, workload or size."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from workbench.ui.state import config_edit
 
 @pytest.fixture
 def sent(workspace, monkeypatch):
-    """The toggles that the run was told to take."""
-    told = []
+    """Return a list of the toggles that the run receives."""
+    toggles = []
     send = workspace._link.send
 
-    def hear(command):
+    def record(command):
         if isinstance(command, protocol.Apply):
-            told.append(command.toggles)
+            toggles.append(command.toggles)
         send(command)
 
-    monkeypatch.setattr(workspace._link, "send", hear)
-    return told
+    monkeypatch.setattr(workspace._link, "send", record)
+    return toggles
 
 
 @pytest.fixture
@@ -50,7 +50,11 @@ def other_workload(workspace):
     family = config_edit.family_of(
         workspace.configuration.catalogue, workspace.configuration.edited.family
     )
-    name = next(one for one in family.workloads if one != workspace.configuration.edited.workload)
+    name = next(
+        workload
+        for workload in family.workloads
+        if workload != workspace.configuration.edited.workload
+    )
     return config_edit.with_workload(
         workspace.configuration.catalogue, workspace.configuration.edited, name
     )
@@ -58,12 +62,12 @@ def other_workload(workspace):
 
 def said(panel, name):
     """The lines of this kind below the form."""
-    return [one.text() for one in panel.findChildren(QLabel, name)]
+    return [label.text() for label in panel.findChildren(QLabel, name)]
 
 
 def press(panel, text):
     """Press the button below the form that is called so."""
-    (button,) = (one for one in panel.findChildren(QPushButton) if one.text() == text)
+    (button,) = (button for button in panel.findChildren(QPushButton) if button.text() == text)
     button.click()
 
 
@@ -134,8 +138,10 @@ def test_all_that_keeps_it_from_starting_is_told_by_title_and_one_click_switches
     qtbot, workspace, build
 ):
     availability = workspace.configuration.availability
-    toggles = [one for one in workspace.configuration.catalogue.toggles if len(one.options) > 1][:2]
-    chosen = {one.name: one.options[1].name for one in toggles}
+    toggles = [
+        toggle for toggle in workspace.configuration.catalogue.toggles if len(toggle.options) > 1
+    ][:2]
+    chosen = {toggle.name: toggle.options[1].name for toggle in toggles}
     workspace.configuration.edit(config_edit.with_toggles(workspace.configuration.edited, chosen))
     why = protocol.Blocked("this family has none", "Choose another.", absent=True)
     workspace.configuration.availability = msgspec.structs.replace(
@@ -146,22 +152,24 @@ def test_all_that_keeps_it_from_starting_is_told_by_title_and_one_click_switches
     )
     workspace.configuration.availabilityChanged.emit()
     assert said(build, "problem") == [
-        f"{one.title}: {one.options[1].title} cannot be used: this family has none. Choose another."
-        for one in toggles
+        f"{toggle.title}: {toggle.options[1].title} cannot be used: this family has none. "
+        "Choose another."
+        for toggle in toggles
     ]
     assert workspace.configuration.problem() == said(build, "problem")[0]
     press(build, "Switch them off")
     assert all(
-        workspace.configuration.edited.toggles[one.name] == one.options[0].name for one in toggles
+        workspace.configuration.edited.toggles[toggle.name] == toggle.options[0].name
+        for toggle in toggles
     )
 
 
 def test_undo_leaves_a_family_the_workloads_that_it_has(workspace, build):
     catalogue = workspace.configuration.catalogue
     family = config_edit.family_of(catalogue, workspace.configuration.edited.family)
-    one, other = family.workloads[:2]
+    first, second = family.workloads[:2]
     workspace.configuration.choose(
-        {"workload": one if workspace.configuration.edited.workload != one else other}, "Fix"
+        {"workload": first if workspace.configuration.edited.workload != first else second}, "Fix"
     )
     gone = workspace.configuration.undo.command(0)._before["workload"]
     left = [name for name in family.workloads if name != gone]

@@ -10,8 +10,10 @@ from workbench import protocol
 
 
 def button(window, text: str) -> QPushButton:
-    (found,) = (each for each in window.failures.findChildren(QPushButton) if each.text() == text)
-    return found
+    (match,) = (
+        button for button in window.failures.findChildren(QPushButton) if button.text() == text
+    )
+    return match
 
 
 def fail(window, **choices):
@@ -35,18 +37,18 @@ def test_one_click_makes_the_choice_and_undo_takes_it_back(qtbot, ready):
 
 def test_a_failure_without_a_cure_has_no_such_button(ready):
     fail(ready)
-    texts = [each.text() for each in ready.failures.findChildren(QPushButton)]
+    texts = [button.text() for button in ready.failures.findChildren(QPushButton)]
     assert texts == ["Copy details"]
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("nan", True), ("slower", True), ("model", False)])
-def test_only_what_refused_a_toggle_takes_it_back(qtbot, ready, kind, kept):
+@pytest.mark.parametrize(("kind", "stays"), [("nan", True), ("slower", True), ("model", False)])
+def test_only_what_refused_a_toggle_takes_it_back(qtbot, ready, kind, stays):
     workspace = ready.workspace
     workspace.runs.start()
     qtbot.waitUntil(lambda: workspace.run.state == "running")
     workspace.configuration.set_toggle("triton", "on")
     workspace.router.take(protocol.Failure(kind=kind, sentence="It went wrong."))
-    assert (workspace.configuration.edited.toggles["triton"] == "on") is kept
+    assert (workspace.configuration.edited.toggles["triton"] == "on") is stays
 
 
 def test_one_click_clears_tritons_cache(qtbot, ready, monkeypatch):

@@ -13,17 +13,19 @@ def test_the_empty_panel_and_the_action_ask_for_a_profile_of_what_is_chosen(
     qtbot, ready, monkeypatch
 ):
     workspace = ready.workspace
-    ready.desk.bring("breakdown")
+    ready.dock_area.bring("breakdown")
     panel = ready.breakdown
     assert panel.empty.isVisibleTo(panel)
     assert "some steps of the configuration run under the profiler" in texts(panel)
-    asked = []
-    monkeypatch.setattr(workspace.run, "perform", asked.append)
+    commands = []
+    monkeypatch.setattr(workspace.run, "perform", commands.append)
     panel.first.click()
     ready.actions_["profile"].trigger()
     workspace.breakdowns.profile("/tmp/trace.json.gz")
-    assert [one.configurations for one in asked] == [[workspace.configuration.edited]] * 3
-    assert [one.traces for one in asked] == [[], [], ["/tmp/trace.json.gz"]]
+    assert [command.configurations for command in commands] == [
+        [workspace.configuration.edited]
+    ] * 3
+    assert [command.traces for command in commands] == [[], [], ["/tmp/trace.json.gz"]]
     workspace.run.replaying = True
     workspace.run.stateChanged.emit()
     qtbot.waitUntil(lambda: not panel.first.isEnabled())

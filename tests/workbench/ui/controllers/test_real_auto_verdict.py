@@ -15,7 +15,7 @@ TINY = {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence":
 def test_a_preset_chosen_in_a_run_is_judged_and_runs_on(qapp, qtbot, settings, monkeypatch):
     monkeypatch.setattr(verdict_prompt, "SETTLE_MS", 200)
     workspace = Workspace()
-    workspace.offers.keep_in(settings)
+    workspace.verdict_prompt.keep_in(settings)
     workspace.presets.keep_in(settings)
     panel = panel_list.toggles(workspace)
     qtbot.addWidget(panel)
@@ -34,26 +34,26 @@ def _judge_a_preset(qtbot, workspace) -> None:
     chosen = config_edit.with_workload(workspace.configuration.catalogue, chosen, "forward")
     settings = {"batch": 1, "sequence": 16}
     workspace.configuration.edit(msgspec.structs.replace(chosen, model=TINY, settings=settings))
-    latency = next(one for one in workspace.presets.offered if one.name == "latency")
+    latency = next(preset for preset in workspace.presets.offered if preset.name == "latency")
     workspace.verdicts.budget_s = 1.0
-    workspace.offers.set_automatic(True)
+    workspace.verdict_prompt.set_automatic(True)
     workspace.runs.start()
     qtbot.waitUntil(lambda: workspace.run.state == "running", timeout=60_000)
     with qtbot.waitSignal(workspace.presets.changed, timeout=60_000):
         workspace.presets.apply(latency)
-    told = "\n".join(workspace.presets.told.left_out)
-    assert "AdamW: Loop, and not Fused or Foreach: acts on the backward pass" in told
+    sentences = "\n".join(workspace.presets.outcome.left_out)
+    assert "AdamW: Loop, and not Fused or Foreach: acts on the backward pass" in sentences
     qtbot.waitUntil(lambda: workspace.verdicts.measuring, timeout=60_000)
     qtbot.waitUntil(
         lambda: not workspace.verdicts.busy and workspace.run.state == "running", timeout=60_000
     )
-    found = workspace.verdicts.newest  # a background comparison may have begun before it
+    newest = workspace.verdicts.newest  # a background comparison may have begun before it
     a, b = (
-        workspace.session.shown.segments[place].configuration for place in found.facts["segments"]
+        workspace.session.shown.segments[index].configuration for index in newest.facts["segments"]
     )
     assert (a.toggles["precision"], b.toggles["precision"]) == ("fp32", "bf16")
-    assert found.facts["final"] and found.facts["pairs"] >= 1
-    assert all(numerics["ok"] for numerics in found.facts["numerics"].values())
+    assert newest.facts["final"] and newest.facts["pairs"] >= 1
+    assert all(numerics["ok"] for numerics in newest.facts["numerics"].values())
     assert workspace.run.running == b == workspace.session.shown.segments[-1].configuration
     steps = workspace.session.shown.segments[-1].steps
     qtbot.waitUntil(lambda: len(steps["t_s"]) > 5, timeout=60_000)  # and it does step

@@ -17,7 +17,7 @@ def texts(widget) -> str:
 
 
 def named(workspace, title: str) -> protocol.TogglePreset:
-    return next(one for one in workspace.presets.offered if one.title == title)
+    return next(preset for preset in workspace.presets.offered if preset.title == title)
 
 
 def apply(qtbot, workspace, title: str) -> dict[str, str]:
@@ -49,7 +49,7 @@ def test_a_preset_is_applied_whole_and_undone_as_one_step(qtbot, workspace, pane
         "adamw": "fused",
         "compile": "default",
     }
-    assert not panel.presets.told.isVisible()  # all of it is chosen, as one can see
+    assert not panel.presets.outcome.isVisible()  # all of it is chosen, as one can see
     assert workspace.configuration.undo.undoText() == "Toggle set Throughput"
     workspace.configuration.undo.undo()
     assert switched(workspace) == {"rope_cache": "shared"}
@@ -64,15 +64,15 @@ def test_what_cannot_be_used_is_left_out_and_told_with_the_reason(qtbot, workspa
         "triton": "on",
         "cuda_graphs": "on",
     }
-    bar = panel.presets.told
+    bar = panel.presets.outcome
     assert bar.isVisible()
-    assert "Latency is chosen, but for:" in texts(bar)
+    assert "Latency is chosen, except:" in texts(bar)
     assert (
         "AdamW: Loop, and not Fused: acts on the backward pass, and this workload has none."
         in texts(bar)
     )
     bar.close_button.click()
-    assert not bar.isVisible() and workspace.presets.told is None
+    assert not bar.isVisible() and workspace.presets.outcome is None
 
 
 def test_what_was_left_out_is_told_no_longer_once_the_preset_is_undone(qtbot, workspace, panel):
@@ -80,14 +80,14 @@ def test_what_was_left_out_is_told_no_longer_once_the_preset_is_undone(qtbot, wo
     workspace.configuration.edit(
         config_edit.with_setting(workspace.configuration.edited, "batch", 3)
     )
-    assert panel.presets.told.isVisible()
+    assert panel.presets.outcome.isVisible()
     workspace.configuration.undo.undo()
-    assert workspace.presets.told is None and not panel.presets.told.isVisible()
+    assert workspace.presets.outcome is None and not panel.presets.outcome.isVisible()
 
 
 def test_the_next_best_option_is_taken_and_told(qtbot, workspace, panel):
     assert apply(qtbot, workspace, "FlashAttention first")["attention"] == "flash3"
-    (said,) = workspace.presets.told.left_out
+    (said,) = workspace.presets.outcome.left_out
     assert (
         said == "Attention backend: FlashAttention 3, and not xFormers: xformers is not installed."
     )
@@ -151,7 +151,7 @@ def test_a_shared_file_is_taken_by_another_window(qtbot, workspace, panel, tmp_p
     presets.save("mine")  # now another one of that name
     presets.take(tmp_path / "mine.json")
     assert [presets.own[name]["triton"] for name in ("mine", "mine 2")] == ["off", "on"]
-    assert "mine: now in the menu" in texts(panel.presets.told)
+    assert "mine: added to the menu" in texts(panel.presets.outcome)
     presets.take(tmp_path / "mine.json")
     assert len(presets.own) == 3  # "mine" is another one, so that it is added once more
     workspace.configuration.undo.undo()
@@ -165,7 +165,7 @@ def test_of_a_file_what_is_here_is_applied_and_the_rest_told(qtbot, workspace, p
     with qtbot.waitSignal(presets.changed):
         presets.apply_own("theirs")
     assert switched(workspace) == {"triton": "on"}
-    assert presets.told.left_out == ("there is no toggle 'warp' here: warp=9 is left out",)
+    assert presets.outcome.left_out == ("there is no toggle 'warp' here: warp=9 is left out",)
 
 
 def test_a_file_that_is_none_is_refused_in_a_banner(workspace, panel, tmp_path):
@@ -179,10 +179,10 @@ def test_a_file_that_is_none_is_refused_in_a_banner(workspace, panel, tmp_path):
 
 def test_the_menu_has_them_all_and_what_can_be_done(qtbot, workspace, panel):
     workspace.presets.save("mine")
-    found = actions(open_menu(panel))
-    assert list(found)[:5] == ["Eager", "Throughput", "FlashAttention first", "Latency", "mine"]
-    assert found["Latency"].toolTip() == "Help of Latency."
-    own = actions(found["mine"].menu())
+    entries = actions(open_menu(panel))
+    assert list(entries)[:5] == ["Eager", "Throughput", "FlashAttention first", "Latency", "mine"]
+    assert entries["Latency"].toolTip() == "Help of Latency."
+    own = actions(entries["mine"].menu())
     assert list(own) == ["Apply", "Rename …", "Share as a file …", "Delete"]
     own["Rename …"].trigger()
     panel.findChild(QInputDialog).textValueSelected.emit(" yours ")

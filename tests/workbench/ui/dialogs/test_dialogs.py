@@ -1,4 +1,4 @@
-"""The few dialogs: where one may type at once, and what they say."""
+"""Dialogs: where the keyboard focus is, and what they show."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from fake_catalogue import catalogue
 from PySide6.QtWidgets import QDialog, QFileDialog, QMessageBox, QPlainTextEdit
 
 from workbench import protocol
-from workbench.ui.dialogs import message_boxes
+from workbench.ui.dialogs import information, session_dialogs
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels._plot_keys import PLOT_KEYS
 
 
 def opened(window) -> QDialog:
-    (dialog,) = (one for one in window.findChildren(QDialog) if one.isVisible())
+    (dialog,) = (dialog for dialog in window.findChildren(QDialog) if dialog.isVisible())
     return dialog
 
 
 def test_notes_can_be_typed_at_once_after_those_that_are_there(window):
     window.workspace.session.shown.notes = "before"
-    message_boxes.notes(window)
+    session_dialogs.notes(window, window.workspace.session)
     dialog = opened(window)
     edit = dialog.findChild(QPlainTextEdit)
     assert dialog.focusWidget() is edit and edit.textCursor().position() == len("before")
@@ -29,7 +29,7 @@ def test_notes_can_be_typed_at_once_after_those_that_are_there(window):
 @pytest.mark.parametrize("typed", ["after", ""])
 def test_notes_become_what_was_typed_and_nothing_is_typed_too(window, typed):
     window.workspace.session.shown.notes = "before"
-    message_boxes.notes(window)
+    session_dialogs.notes(window, window.workspace.session)
     dialog = opened(window)
     dialog.findChild(QPlainTextEdit).setPlainText(typed)
     dialog.accept()
@@ -58,7 +58,7 @@ def test_the_doctor_ends_each_sentence(workspace):
         problems=[],
         blocked={"attention": {"xformers": reason}},
     )
-    text = message_boxes.doctor_text(workspace.configuration, workspace.session.titles)
+    text = information.doctor_text(workspace.configuration, workspace.session.titles)
     assert "Attention backend: xFormers: xformers is not installed. Install the extra." in text
 
 
@@ -76,15 +76,15 @@ def test_a_name_without_its_ending_replaces_no_file_unasked(
     ready, tmp_path, monkeypatch, named, written, asks, answer
 ):
     (tmp_path / "run.h5").write_bytes(b"measured for days")
-    asked, saved = [], []
+    questions, saved = [], []
 
-    def question(*told):
-        asked.append(told[2])
+    def question(parent, title, text, *buttons):
+        questions.append(text)
         return QMessageBox.StandardButton[answer]
 
     monkeypatch.setattr(QMessageBox, "question", question)
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path / named), ""))
     monkeypatch.setattr(ready, "save_path", lambda path, then: saved.append(path))
-    message_boxes.save_as(ready)
-    assert asked == (["run.h5 is there already. Replace it?"] if asks else [])
+    session_dialogs.save_as(ready, ready.workspace.session, ready.save_path)
+    assert questions == (["run.h5 exists already. Replace it?"] if asks else [])
     assert saved == ([] if asks and answer == "No" else [tmp_path / written])

@@ -39,7 +39,7 @@ def offering(ready):
 
 def test_without_such_a_runner_the_action_says_why(ready):
     action = ready.actions_["open-model"]
-    assert not action.isEnabled() and "takes no models from files" in action.toolTip()
+    assert not action.isEnabled() and "cannot load models from files" in action.toolTip()
 
 
 def test_choosing_a_file_chooses_its_model_with_nothing_switched_on(offering, qtbot, monkeypatch):
@@ -84,7 +84,7 @@ RAN = {"source": "/models/mine.py:build", "sha256": "e961dd3d"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "same"),
+    ("fields", "same"),
     [
         ({"source": "/models/mine.py"}, True),
         ({"source": "mine.py:build", "sha256": ""}, True),
@@ -95,15 +95,15 @@ RAN = {"source": "/models/mine.py:build", "sha256": "e961dd3d"}
     ],
 )
 def test_what_ran_is_known_again_though_the_runner_filled_in_what_the_file_was(
-    offering, asked, same
+    offering, fields, same
 ):
     workspace = offering.workspace
     edited = config_edit.with_own_model(
         workspace.configuration.catalogue, workspace.configuration.edited, ""
     )
-    ran, asked = (msgspec.structs.replace(edited, model=model) for model in (RAN, asked))
-    assert config_edit.ran_as(asked, ran) == same
-    assert config_edit.other_parts(asked, ran) == ([] if same else ["model fields"])
+    ran, edited = (msgspec.structs.replace(edited, model=model) for model in (RAN, fields))
+    assert config_edit.ran_as(edited, ran) == same
+    assert config_edit.other_parts(edited, ran) == ([] if same else ["model fields"])
 
 
 def test_the_configuration_before_is_never_the_one_that_runs_now(offering):

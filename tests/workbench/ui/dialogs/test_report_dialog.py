@@ -15,16 +15,16 @@ from workbench.ui.dialogs.report_dialog import ReportDialog
 def dialog(qtbot, window):
     window.workspace.session.show(session("shown"))
     window.actions_["report"].trigger()
-    (found,) = window.findChildren(ReportDialog)
-    return found
+    (dialog,) = window.findChildren(ReportDialog)
+    return dialog
 
 
 def press(dialog, text: str) -> None:
-    next(one for one in dialog.findChildren(QPushButton) if one.text() == text).click()
+    next(button for button in dialog.findChildren(QPushButton) if button.text() == text).click()
 
 
 def test_nothing_measured_is_nothing_to_report(window):
-    entry = next(one for one in window.actions_.entries() if one.text.startswith("Report"))
+    entry = next(entry for entry in window.actions_.entries() if entry.text.startswith("Report"))
     assert entry.why_not == "Nothing has been measured yet."
 
 
@@ -62,10 +62,10 @@ def test_the_page_has_title_notes_sections_and_colours_that_were_chosen(
         lambda url: opened.append(url),
     )
     target = tmp_path / "page"
-    asked = []
+    suggestions = []
 
     def ask(parent, title, suggestion, kinds):
-        asked.append(suggestion)
+        suggestions.append(suggestion)
         return str(target), kinds
 
     monkeypatch.setattr(QFileDialog, "getSaveFileName", ask)
@@ -74,7 +74,7 @@ def test_the_page_has_title_notes_sections_and_colours_that_were_chosen(
     dialog.theme.setCurrentText("Dark")
     dialog.write.click()
     content = target.with_suffix(".html").read_text()
-    assert asked[0].endswith("is-bf16-worth-it.html")
+    assert suggestions[0].endswith("is-bf16-worth-it.html")
     assert [url.toLocalFile() for url in opened] == [str(target.with_suffix(".html"))]
     for part in ("<h1>Is BF16 worth it?</h1>", "for the review", 'id="machine"', "--text: #e4e7eb"):
         assert part in content
@@ -86,7 +86,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence_and_the_dialog_stays(
     target = tmp_path / "no" / "page.html"
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(target), ""))
     said = []
-    monkeypatch.setattr(QMessageBox, "warning", lambda *told: said.append(told[-1]))
+    monkeypatch.setattr(QMessageBox, "warning", lambda *arguments: said.append(arguments[-1]))
     dialog.write.click()
     assert said and "choose another place" in said[0] and dialog.isVisible()
 

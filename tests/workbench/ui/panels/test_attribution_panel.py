@@ -50,13 +50,13 @@ def test_with_everything_off_the_panel_says_what_would_fill_it(qtbot, ready):
 
 def test_the_toggles_that_are_ticked_are_asked_for_and_off_in_the_base(switched, monkeypatch):
     workspace, panel = switched.workspace, switched.attribution
-    asked = []
-    monkeypatch.setattr(workspace.run, "perform", asked.append)
+    commands = []
+    monkeypatch.setattr(workspace.run, "perform", commands.append)
     panel.boxes["triton"].setChecked(False)
     panel.mode.setCurrentIndex(panel.mode.findData("leave-one-out"))
     panel.budget.setValue(90)
     panel.run.click()
-    (command,) = asked
+    (command,) = commands
     assert isinstance(command, protocol.Attribute)
     assert (command.mode, command.budget_s) == ("leave-one-out", 90.0)
     assert command.toggles["precision"] == "amp_bf16" and "triton" not in command.toggles
@@ -70,8 +70,8 @@ def test_the_toggles_that_are_ticked_are_asked_for_and_off_in_the_base(switched,
 
 def test_a_ladder_adds_the_toggles_in_the_order_that_a_person_gives_them(switched, monkeypatch):
     workspace, panel = switched.workspace, switched.attribution
-    asked = []
-    monkeypatch.setattr(workspace.run, "perform", asked.append)
+    commands = []
+    monkeypatch.setattr(workspace.run, "perform", commands.append)
     before = list(panel.boxes)
     first, last = before[0], before[-1]
     assert not panel.movers[first][0].isEnabled() and not panel.movers[last][1].isEnabled()
@@ -81,7 +81,7 @@ def test_a_ladder_adds_the_toggles_in_the_order_that_a_person_gives_them(switche
     after[0], after[1] = after[1], after[0]
     assert list(panel.boxes) == after and "earlier" in panel.movers[first][0].accessibleName()
     panel.run.click()
-    assert list(asked[0].toggles) == after
+    assert list(commands[0].toggles) == after
 
 
 def test_more_toggles_than_a_factorial_takes_are_refused_with_the_way_out(qtbot, switched):
@@ -168,11 +168,11 @@ def run_of(**options) -> Run:
 
 
 def test_a_ladder_descends_from_the_base_and_ends_at_the_total():
-    found = waterfall(run_of(blocked={"cuda_graphs": "needs a GPU"}).session.studies[0])
-    assert found.names[0] == "base" and found.names[-2:] == ["cuda_graphs=on", "all together"]
-    assert found.reasons == {4: "blocked: needs a GPU"}
+    chart = waterfall(run_of(blocked={"cuda_graphs": "needs a GPU"}).session.studies[0])
+    assert chart.names[0] == "base" and chart.names[-2:] == ["cuda_graphs=on", "all together"]
+    assert chart.reasons == {4: "blocked: needs a GPU"}
     for quantity in ("time", "memory"):
-        base, *steps, total = (bar for bar in found.bars if bar.quantity == quantity)
+        base, *steps, total = (bar for bar in chart.bars if bar.quantity == quantity)
         assert (base.start, base.stop) == (0, 1)
         standing = 1.0
         for bar in steps:
@@ -184,22 +184,22 @@ def test_a_ladder_descends_from_the_base_and_ends_at_the_total():
 
 
 def test_a_rung_out_of_memory_has_a_reason_and_no_bar_and_the_next_goes_on_from_before():
-    found = waterfall(run_of(short=[2]).session.studies[0])
-    assert "Out of memory" in found.reasons[2]
-    time = {bar.row: bar for bar in found.bars if bar.quantity == "time"}
+    chart = waterfall(run_of(short=[2]).session.studies[0])
+    assert "Out of memory" in chart.reasons[2]
+    time = {bar.row: bar for bar in chart.bars if bar.quantity == "time"}
     assert 2 not in time and time[3].start == time[1].stop
-    assert found.names[3] == "precision=amp_bf16 + checkpointing=full"
+    assert chart.names[3] == "precision=amp_bf16 + checkpointing=full"
 
 
 @pytest.mark.parametrize("mode", ["leave-one-out", "factorial", "shapley"])
 def test_without_a_ladder_bars_stand_on_1_and_say_the_ratio(mode):
-    found = waterfall(run_of(mode=mode, memory=False).session.studies[0])
-    assert {bar.start for bar in found.bars} == {1.0}
-    assert {bar.quantity for bar in found.bars} == {"time"}
-    compile_ = found.bars[found.names.index("compile=default")]
+    chart = waterfall(run_of(mode=mode, memory=False).session.studies[0])
+    assert {bar.start for bar in chart.bars} == {1.0}
+    assert {bar.quantity for bar in chart.bars} == {"time"}
+    compile_ = chart.bars[chart.names.index("compile=default")]
     assert compile_.stop == pytest.approx(0.66, abs=0.03)
     assert compile_.low < compile_.stop < compile_.high
-    assert ("compile × precision" in found.names) == (mode == "factorial")
+    assert ("compile × precision" in chart.names) == (mode == "factorial")
 
 
 def test_intervals_are_painted_over_the_bars(qapp, tmp_path):

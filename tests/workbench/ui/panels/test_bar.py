@@ -19,7 +19,7 @@ def bar(qtbot):
     host, bar, content = QWidget(), Bar(lambda: None), QWidget()
     qtbot.addWidget(host)
     column = QVBoxLayout(host)
-    column.addWidget(_widgets.Snug(bar))
+    column.addWidget(_widgets.FittedScrollArea(bar))
     column.addWidget(content, 1)
     content.setMinimumHeight(40)
     host.resize(320, 200)
@@ -34,8 +34,8 @@ def only(bar) -> QPushButton:
     return button
 
 
-def whole(widget) -> bool:
-    """Whether one sees all of it."""
+def is_completely_visible(widget) -> bool:
+    """Return True if nothing of the widget is clipped."""
     return widget.visibleRegion().boundingRect() == widget.rect() and (
         widget.height() >= widget.sizeHint().height()
     )
@@ -46,7 +46,7 @@ def test_a_button_can_be_pressed_as_soon_as_its_bar_is_there(qtbot, bar, lines):
     pressed = []
     for _ in range(2):  # it comes, goes and comes again
         bar.say("info", lines, [("Verdict", lambda: pressed.append("Verdict"))], DARK)
-        assert bar.isVisible() and whole(only(bar))
+        assert bar.isVisible() and is_completely_visible(only(bar))
         qtbot.mouseClick(only(bar), Qt.MouseButton.LeftButton)
         bar.leave()
         assert bar.visibleRegion().isEmpty()
@@ -56,24 +56,24 @@ def test_a_button_can_be_pressed_as_soon_as_its_bar_is_there(qtbot, bar, lines):
 def test_another_line_moves_the_buttons_at_once(bar):
     bar.say("info", [MARKED], [("Verdict", lambda: None)], DARK)
     bar.say("info", [MARKED, PLAIN], [("Verdict", lambda: None)], DARK)
-    assert whole(only(bar))
+    assert is_completely_visible(only(bar))
 
 
 def test_a_bar_that_scrolls_scrolls_further_at_once(bar):
     bar.say("info", [PLAIN] * 12, [], DARK)
-    (area,) = (one for one in bar.window().findChildren(QScrollArea))
+    (area,) = (area for area in bar.window().findChildren(QScrollArea))
     height, most = area.height(), area.verticalScrollBar().maximum()
     assert most > 0
     bar.say("info", [PLAIN] * 20, [("Enough", lambda: None)], DARK)
     assert area.height() == height and area.verticalScrollBar().maximum() > most
     area.ensureWidgetVisible(only(bar))
-    assert whole(only(bar))
+    assert is_completely_visible(only(bar))
 
 
 def test_a_new_number_between_press_and_release_takes_no_click_away(qtbot, bar):
     ended = []
-    for place in range(3):
-        bar.say("info", [(f"{place} pairs", "", ""), PLAIN], [("Enough", ended.clear)], DARK)
+    for count in range(3):
+        bar.say("info", [(f"{count} pairs", "", ""), PLAIN], [("Enough", ended.clear)], DARK)
     qtbot.mousePress(only(bar), Qt.MouseButton.LeftButton)
     now = [("4 pairs", "", ""), PLAIN], [("Enough", lambda: ended.append(4))]
     bar.say("info", *now, DARK)

@@ -23,8 +23,8 @@ def row(panel, name) -> str:
 
 
 @pytest.fixture
-def kept() -> Session:
-    """A finished sitting whose last check was not done."""
+def checked() -> Session:
+    """Return a finished session whose last check was not done."""
     recorder = Recorder(Session(title="checked"))
     for message in messages("checklist"):
         recorder.record(message)
@@ -69,23 +69,23 @@ def test_what_is_expected_is_what_the_runner_is_asked_for(qtbot, ready, monkeypa
     )
 
 
-def test_a_file_shows_what_was_checked_and_what_was_not_done(ready, kept):
-    ready.workspace.session.show(kept)
+def test_a_file_shows_what_was_checked_and_what_was_not_done(ready, checked):
+    ready.workspace.session.show(checked)
     panel = ready.checklist
     assert panel.headline.text() == "2 pass, 2 fail, 1 not applicable, 1 not done"
     assert "Not done" in row(panel, "batches")
     assert all(panel.findChild(QWidget, f"check-{name}") is not None for name in CHECKS)
 
 
-def test_what_keeps_it_from_being_checked_is_said_in_text(qtbot, ready, kept):
-    ready.workspace.session.show(kept)
+def test_what_keeps_it_from_being_checked_is_said_in_text(qtbot, ready, checked):
+    ready.workspace.session.show(checked)
     ready.workspace.run.set_state("dead", "ended")
     qtbot.waitUntil(lambda: not ready.checklist.button.isEnabled())
     assert ready.checklist.reason.text() == "The runner is not ready."
 
 
 def test_what_is_undecided_can_be_checked_again_with_the_budget_that_should_decide(
-    qtbot, ready, kept, monkeypatch
+    qtbot, ready, checked, monkeypatch
 ):
     workspace, commands = ready.workspace, []
     monkeypatch.setattr(workspace.run, "perform", commands.append)

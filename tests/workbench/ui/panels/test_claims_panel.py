@@ -79,8 +79,8 @@ def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
     assert study.request["budget_s"] == 4 and study.facts["final"]
     workspace.session.save(tmp_path / "c.h5")
     qtbot.waitUntil(lambda: workspace.session.saved)
-    (kept,) = claims.studies(hdf5.load(tmp_path / "c.h5"))
-    assert [row.result for row in claims.rows(kept)] == ["holds", "holds", "does not hold"]
+    (study,) = claims.studies(hdf5.load(tmp_path / "c.h5"))
+    assert [row.result for row in claims.rows(study)] == ["holds", "holds", "does not hold"]
     again = Recorder()
     for message in journal.replay(workspace.session.journal.path):
         again.record(message)
@@ -157,7 +157,7 @@ def test_a_command_that_takes_too_long_is_cut_off_and_the_next_goes_on_with_anot
     monkeypatch.setattr(
         workspace.reproductions,
         "experiments",
-        lambda *asked: [(documents()["moe"], one) for one in (first, second)],
+        lambda *_: [(documents()["moe"], experiment) for experiment in (first, second)],
     )
     workspace.reproductions.measure()
     qtbot.waitUntil(lambda: not workspace.reproductions.measuring, timeout=60_000)

@@ -1,4 +1,4 @@
-"""What the chosen family has nothing for is folded away, counted, and shown on a click."""
+"""Toggles without any option for the chosen family are folded, counted, and shown on a click."""
 
 from __future__ import annotations
 

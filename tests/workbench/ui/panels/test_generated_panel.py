@@ -44,7 +44,7 @@ def generating(ready):
 
 
 def panel(window):
-    return window.desk.docks["text"].widget()
+    return window.dock_area.docks["text"].widget()
 
 
 def test_an_empty_panel_says_what_would_fill_it(ready):
@@ -58,9 +58,9 @@ def test_text_is_shown_as_it_comes_after_its_prompt_in_another_colour(generating
     take(generating.workspace, wrote(0, "over", start=6))
     assert shown.text.toPlainText() == PROMPT + "jumps over"
     colours = []
-    for place in (1, len(PROMPT) + 3):
+    for position in (1, len(PROMPT) + 3):
         cursor = shown.text.textCursor()
-        cursor.setPosition(place)
+        cursor.setPosition(position)
         colours.append(cursor.charFormat().foreground().color())
     theme = generating.workspace.theme.current
     assert colours == [QColor(theme.muted), QColor(theme.text)]
@@ -80,12 +80,12 @@ def test_the_line_above_says_what_wrote_it_and_how_long_its_prompts_took(generat
 
 def test_the_first_text_brings_the_panel_to_the_front_and_no_later_one(qtbot, generating):
     def behind():
-        return generating.desk.docks["text"].visibleRegion().isEmpty()
+        return generating.dock_area.docks["text"].visibleRegion().isEmpty()
 
     qtbot.waitUntil(behind)
     take(generating.workspace, wrote(0, "x", prompt=PROMPT))
     qtbot.waitUntil(lambda: not behind())
-    generating.desk.bring("events")
+    generating.dock_area.bring("events")
     qtbot.waitUntil(behind)
     take(generating.workspace, wrote(0, "y", start=1))
     qtbot.wait(20)
@@ -101,7 +101,7 @@ def test_a_session_without_text_empties_the_panel(generating):
 
 def test_who_has_scrolled_back_stays_there(generating):
     shown = panel(generating)
-    generating.desk.bring("text")
+    generating.dock_area.bring("text")
     take(generating.workspace, wrote(0, "line\n" * 200, prompt=PROMPT))
     bar = shown.text.verticalScrollBar()
     assert bar.maximum() > 0 and bar.value() == bar.maximum()

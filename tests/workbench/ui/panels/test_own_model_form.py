@@ -13,7 +13,7 @@ from workbench.ui.state import config_edit
 
 
 def build(window):
-    return window.desk.docks["build"].widget()
+    return window.dock_area.docks["build"].widget()
 
 
 def with_own_family(window):

@@ -29,7 +29,7 @@ from workbench.ui.window import MainWindow
 
 
 def panel(window, name):
-    return window.desk.docks[name].widget()
+    return window.dock_area.docks[name].widget()
 
 
 def field(window, name, kind):
@@ -82,11 +82,11 @@ def test_problems_stand_in_the_panel_and_keep_run_disabled(qtbot, ready):
 def test_a_user_preset_returns_with_all_that_it_had(ready, name):
     field(ready, "batch", QSpinBox).setValue(3)
     ready.workspace.configuration.set_toggle("triton", "on")
-    kept = ready.workspace.configuration.edited
-    ready.settings.save_preset(name, kept)
+    saved = ready.workspace.configuration.edited
+    ready.settings.save_preset(name, saved)
     ready.choose_preset("tiny")
     ready.workspace.configuration.edit(ready.settings.presets[name])
-    assert ready.workspace.configuration.edited == kept
+    assert ready.workspace.configuration.edited == saved
 
 
 def test_the_segments_table_condenses_what_differs(qtbot, ready):
@@ -119,7 +119,7 @@ def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, r
         segments._show_menu(segments.table.visualRect(segments.model.index(row, 0)).center())
         direct = Qt.FindChildOption.FindDirectChildrenOnly
         menu = segments.findChildren(QMenu, options=direct)[-1]
-        (use,) = (one for one in menu.actions() if one.text().startswith("Use its"))
+        (use,) = (action for action in menu.actions() if action.text().startswith("Use its"))
         taken[row] = use.isEnabled(), use.text()
         menu.close()
     assert taken[1] == (True, "Use its configuration")
@@ -170,9 +170,9 @@ def test_events_are_filtered_by_kind_and_text_and_a_click_shows_the_moment(qtbot
     events._filtered.set_kind("toggle")
     events._search.setText("adamw")
     assert events._filtered.rowCount() == 1
-    with qtbot.waitSignal(ready.workspace.session.focusRequested) as asked:
+    with qtbot.waitSignal(ready.workspace.session.focusRequested) as signal:
         events.table.clicked.emit(events._filtered.index(0, 2))
-    assert asked.args == [shown.events[2].t_s]
+    assert signal.args == [shown.events[2].t_s]
     assert not ready.workspace.session.follow
 
 
@@ -217,19 +217,19 @@ def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
 
 
 def test_the_layout_is_kept_for_the_next_window_and_can_be_reset(qapp, qtbot, window):
-    window.desk.docks["events"].close()
-    window.desk.docks["toggles"].setFloating(True)
+    window.dock_area.docks["events"].close()
+    window.dock_area.docks["toggles"].setFloating(True)
     workspace, settings = window.workspace, window.settings
     window.close()
     again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     again.show()
     qtbot.waitExposed(again)
-    assert again.desk.docks["events"].isHidden()
-    assert again.desk.docks["toggles"].isFloating()
+    assert again.dock_area.docks["events"].isHidden()
+    assert again.dock_area.docks["toggles"].isFloating()
     again.reset_layout()
-    qtbot.waitUntil(lambda: not any(dock.isFloating() for dock in again.desk.docks.values()))
-    assert again.desk.docks["events"] in again.desk.tabifiedDockWidgets(
-        again.desk.docks["segments"]
+    qtbot.waitUntil(lambda: not any(dock.isFloating() for dock in again.dock_area.docks.values()))
+    assert again.dock_area.docks["events"] in again.dock_area.tabifiedDockWidgets(
+        again.dock_area.docks["segments"]
     )
     again.close()
     again.deleteLater()
@@ -242,8 +242,8 @@ def test_a_layout_of_another_version_is_not_restored(settings):
     assert settings.layout("docks") is None
 
 
-def test_the_theme_changes_every_token_at_once(qapp, whole):
-    window = whole
+def test_the_theme_changes_every_token_at_once(qapp, complete_window):
+    window = complete_window
     window.set_theme("light")
     assert window.workspace.theme.current.name == "light"
     assert window.workspace.theme.current.surface in window.styleSheet()
@@ -252,7 +252,7 @@ def test_the_theme_changes_every_token_at_once(qapp, whole):
     assert "#ffffff" not in window.styleSheet()
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("complete_window")
 def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp, window):
     """Widgets of pyqtgraph that belong to no window took 1.3 s of every change."""
     charts = window.findChildren(Chart)
@@ -262,11 +262,11 @@ def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp
     assert hidden and all(chart.canvas is canvas for chart, canvas in hidden.items())
     name = next(
         name
-        for name, dock in window.desk.docks.items()
+        for name, dock in window.dock_area.docks.items()
         for chart in hidden
         if dock.isAncestorOf(chart)
     )
-    window.desk.bring(name)
+    window.dock_area.bring(name)
     shown = [chart for chart in hidden if chart.isVisible()]
     assert all(chart.canvas.chart_style.theme.name == "light" for chart in shown)
     window.set_theme("dark")
@@ -372,7 +372,7 @@ def test_a_changed_model_has_its_parameters_counted_once_it_was_built(qtbot, rea
 
 def test_the_newest_event_stays_in_sight_when_the_panel_is_made_larger_and_smaller(qtbot, ready):
     log = panel(ready, "events")
-    ready.desk.bring("events")
+    ready.dock_area.bring("events")
     for number in range(12):
         ready.workspace.session.shown.events.append(Event(float(number), "note", f"note {number}"))
     ready.workspace.session.eventsChanged.emit()

@@ -23,7 +23,7 @@ def with_a_study():
 @pytest.fixture
 def segments(qtbot, ready):
     ready.workspace.session.show(with_a_study())
-    panel = ready.desk.docks["segments"].widget()
+    panel = ready.dock_area.docks["segments"].widget()
     qtbot.waitUntil(lambda: panel.model.rowCount() > 0)
     return panel
 
@@ -90,7 +90,7 @@ def test_events_list_runs_verdicts_and_studies_beside_the_events(ready):
     session = with_a_study()
     session.events.append(Event(session.segments[4].start_s, "note", "a note"))
     ready.workspace.session.show(session)
-    panel = ready.desk.docks["events"].widget()
+    panel = ready.dock_area.docks["events"].widget()
     kinds = {entry.kind for entry in panel._model.entries}
     assert {"run", "study", "note", "toggle"} <= kinds
     times = [entry.t_s for entry in panel._model.entries]
@@ -104,7 +104,7 @@ def test_the_events_near_a_step_are_selected(ready):
     session = with_a_study()
     session.events.append(Event(session.segments[4].start_s + 0.3, "note", "a note"))
     ready.workspace.session.show(session)
-    panel = ready.desk.docks["events"].widget()
+    panel = ready.dock_area.docks["events"].widget()
     panel._filtered.set_kind("problem")
     ready.workspace.session.eventsWanted.emit(session.segments[4].start_s + 0.31)
     row = panel._filtered.mapToSource(panel.table.currentIndex()).row()

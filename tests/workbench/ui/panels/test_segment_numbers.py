@@ -1,4 +1,4 @@
-"""What the window shows of each segment's numbers, and that it asks for them unless told not to."""
+"""The numbers of each segment in the window; it requests them unless this is switched off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.ui.panels import _compare_tables as compare_tables
 from workbench.ui.panels._segment_model import condensed
 
 FOREGROUND, TIP = Qt.ItemDataRole.ForegroundRole, Qt.ItemDataRole.ToolTipRole
-FOUND = {
+NUMERICS = {
     1: Numerics(reference="float64", ok=True, text="as expected"),
     2: Numerics(reference="float64", ok=False, text="far off"),
     3: Numerics(reference="", ok=None, text="not checked: no memory"),
@@ -27,10 +27,10 @@ FOUND = {
 
 @pytest.fixture
 def measured():
-    """A sitting of six segments, of some of which the numbers are known."""
+    """Return a session of six segments, with the numbers of some."""
     made = session()
-    for place, found in FOUND.items():
-        made.segments[place].ledger |= numerics.facts(found)
+    for index, result in NUMERICS.items():
+        made.segments[index].ledger |= numerics.facts(result)
     return made
 
 
@@ -49,8 +49,8 @@ def test_a_faster_segment_with_wrong_numbers_is_red_and_an_unknown_one_amber(
     assert words[0] == words[4] == words[5] != ""
 
     def color(row, column):
-        found = model.index(row, column).data(FOREGROUND)
-        return None if found is None else found.name()
+        brush = model.index(row, column).data(FOREGROUND)
+        return None if brush is None else brush.name()
 
     muted = theme.muted.lower()
     assert float(model.index(2, ratio).data()) < 1, "it is faster, and yet"
@@ -112,7 +112,7 @@ def test_a_segment_that_turns_out_invalid_renews_the_table(workspace):
 
 
 def test_beside_other_sessions_wrong_numbers_come_before_the_ratio(measured):
-    runs = [(measured, measured.segments[place]) for place in (0, 2)]
+    runs = [(measured, measured.segments[index]) for index in (0, 2)]
     arms, _ = compare_segments(runs, ["one", "other"], 0)
     assert compare_tables.tone(arms[1]) == "bad"
     said = compare_tables.verdict(arms[1])
@@ -123,8 +123,8 @@ def test_beside_other_sessions_wrong_numbers_come_before_the_ratio(measured):
 
 def test_numbers_that_arrive_renew_the_table_and_other_facts_do_not(workspace):
     session = workspace.session
-    told = protocol.Facts(segment=0, ledger=numerics.facts(FOUND[1]))
-    assert session.changed_by(told) == [session.segmentsChanged]
+    facts = protocol.Facts(segment=0, ledger=numerics.facts(NUMERICS[1]))
+    assert session.changed_by(facts) == [session.segmentsChanged]
     assert not session.changed_by(protocol.Facts(segment=0, ledger={"prefills": 3}))
 
 
@@ -148,8 +148,8 @@ def test_memory_of_its_own_stands_beside_the_peak_where_others_held_some(measure
     assert not any(heading.startswith("Own ") for heading in shown().headings)
     for segment in measured.segments:
         segment.ledger |= {"own_peak_bytes": 3.0 * 2**30, "others_bytes": 2.0**30}
-    found = shown()
-    place = next(at for at, name in enumerate(found.headings) if name.startswith("Own "))
-    assert found.headings[place - 1].startswith("Peak ") and found.numeric[place]
-    assert {row[place] for row in found.cells} == {"3.00"}
-    assert len(set(map(len, found.cells))) == 1 and len(found.cells[0]) == len(found.headings)
+    table = shown()
+    column = next(index for index, name in enumerate(table.headings) if name.startswith("Own "))
+    assert table.headings[column - 1].startswith("Peak ") and table.numeric[column]
+    assert {row[column] for row in table.cells} == {"3.00"}
+    assert len(set(map(len, table.cells))) == 1 and len(table.cells[0]) == len(table.headings)

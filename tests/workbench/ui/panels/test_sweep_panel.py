@@ -26,8 +26,8 @@ def panel(qtbot, ready):
 
 
 @pytest.fixture
-def asked(ready, monkeypatch):
-    """What the runner would be asked for."""
+def commands(ready, monkeypatch):
+    """Return the list of commands for the runner."""
     commands: list[protocol.Command] = []
     monkeypatch.setattr(ready.workspace.run, "perform", commands.append)
     return commands
@@ -38,7 +38,7 @@ def test_without_a_sweep_the_panel_says_what_would_fill_it(panel):
     assert "each size is measured under each arm" in texts(panel)
 
 
-def test_values_are_suggested_around_the_present_ones_until_a_person_types(ready, panel, asked):
+def test_values_are_suggested_around_the_present_ones_until_a_person_types(ready, panel, commands):
     workspace = ready.workspace
     assert workspace.sweeps.values[0] == "256, 512, 1024, 2048, 4096"
     workspace.configuration.edit(
@@ -57,7 +57,7 @@ def test_values_are_suggested_around_the_present_ones_until_a_person_types(ready
     assert workspace.sweeps.values[0] == "false, true"
 
 
-def test_the_runner_is_asked_for_what_the_form_says(qtbot, ready, panel, asked):
+def test_the_runner_is_asked_for_what_the_form_says(qtbot, ready, panel, commands):
     workspace = ready.workspace
     workspace.configuration.set_toggle("triton", "on")
     workspace.sweeps.set_values(0, "128, 256, 512")
@@ -67,7 +67,7 @@ def test_the_runner_is_asked_for_what_the_form_says(qtbot, ready, panel, asked):
     panel.seconds.setValue(1.5)
     qtbot.waitUntil(lambda: panel.said.text() == "12 points")
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
-    (command,) = asked
+    (command,) = commands
     assert command.base == workspace.configuration.edited and command.seconds == 1.5
     assert command.axes == {"settings.sequence": [128, 256, 512], "model.n_layers": [2, 4]}
     now, plain = command.arms
@@ -77,19 +77,19 @@ def test_the_runner_is_asked_for_what_the_form_says(qtbot, ready, panel, asked):
     )
 
 
-def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, asked):
+def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, commands):
     workspace = ready.workspace
     workspace.presets.own = {"mine": {"triton": "on", "gone": "x"}}
     workspace.presets.changed.emit()
-    qtbot.waitUntil(lambda: "mine" in [one.text() for one in panel.presets.menu().actions()])
-    entries = {one.text(): one for one in panel.presets.menu().actions()}
+    qtbot.waitUntil(lambda: "mine" in [action.text() for action in panel.presets.menu().actions()])
+    entries = {action.text(): action for action in panel.presets.menu().actions()}
     offered = workspace.presets.offered[0]
     entries[offered.title].trigger()
     entries["mine"].trigger()
     qtbot.waitUntil(lambda: panel.said.text() == "15 points")
     assert panel.presets.text() == "Sets (2) ▾"
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
-    assert asked[0].arms == [{}, offered.toggles, {"triton": "on|off"}], (
+    assert commands[0].arms == [{}, offered.toggles, {"triton": "on|off"}], (
         "or off where it cannot be used"
     )
 
@@ -104,12 +104,12 @@ def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, 
         (lambda s: s.set_arm("before", True), "No other configuration has run yet."),
     ],
 )
-def test_what_cannot_be_run_says_why_in_text(qtbot, ready, panel, asked, change, sentence):
+def test_what_cannot_be_run_says_why_in_text(qtbot, ready, panel, commands, change, sentence):
     change(ready.workspace.sweeps)
     qtbot.waitUntil(lambda: not panel.run.isEnabled())
     assert panel.said.text().startswith(sentence)
     ready.workspace.sweeps.run()
-    assert not asked
+    assert not commands
 
 
 def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel, hold):

@@ -53,17 +53,19 @@ def changed(qtbot, ready):
 
 
 def test_numbers_that_nobody_checked_are_amber_and_no_verdict_is_green(compared):
-    (one,) = compared.comparisons
+    (comparison,) = compared.comparisons
     why = "not checked: Out of memory: 2.00 GiB more was needed."
-    right = {**one.facts["numerics"]["0"], "ok": True}
+    right = {**comparison.facts["numerics"]["0"], "ok": True}
     for arms, tone in (((right, right), "good"), ((right, {"ok": None, "text": why}), "warning")):
-        numerics = {str(n): {"reference": "", **found} for n, found in enumerate(arms)}
-        facts = {**one.facts, "numerics": numerics}
-        made = msgspec.structs.replace(one, verdict="FASTER", facts=facts)
+        numerics = {str(n): {"reference": "", **facts} for n, facts in enumerate(arms)}
+        facts = {**comparison.facts, "numerics": numerics}
+        made = msgspec.structs.replace(comparison, verdict="FASTER", facts=facts)
         assert verdict_lines.tone(made) == tone
-        told = [line for line in verdict_lines.troubles(made, [], Titles()) if "numbers" in line[0]]
+        lines = [
+            line for line in verdict_lines.troubles(made, [], Titles()) if "numbers" in line[0]
+        ]
         expected = [(f"B: numbers {why}", "unknown", "warning")] if tone == "warning" else []
-        assert told == expected
+        assert lines == expected
 
 
 def test_without_a_comparison_the_panel_says_what_would_fill_it(ready):
@@ -77,7 +79,7 @@ def test_without_a_comparison_the_panel_says_what_would_fill_it(ready):
 def test_a_changed_toggle_offers_the_verdict_against_before(changed):
     action = changed.actions_["verdict"]
     assert action.isEnabled()
-    entry = next(one for one in changed.actions_.entries() if one.text.startswith("Verdict"))
+    entry = next(entry for entry in changed.actions_.entries() if entry.text.startswith("Verdict"))
     assert not entry.why_not
     before = changed.workspace.verdicts.before()
     assert before.toggles["triton"] == "off"
@@ -105,8 +107,10 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
     errors = next(view for view in panel.findChildren(TableView) if view.isVisibleTo(panel))
     assert [column.name for column in errors.table.columns] == ["arm", "error", "measured", "limit"]
     assert {row[0] for row in errors.table.rows} == {"A", "B"}
-    (kept,) = workspace.session.shown.comparisons
-    base, other = (workspace.session.shown.segments[place] for place in kept.facts["segments"])
+    (comparison,) = workspace.session.shown.comparisons
+    base, other = (
+        workspace.session.shown.segments[index] for index in comparison.facts["segments"]
+    )
     assert base.configuration.toggles["triton"] == "off"
     assert other.configuration.toggles["triton"] == "on"
     qtbot.waitUntil(lambda: workspace.run.state == "running")
@@ -167,8 +171,8 @@ def test_a_comparison_can_be_stopped_and_keeps_its_blocks(qtbot, changed, hold):
     )
     changed.actions_["stop"].trigger()
     qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
-    kept = workspace.session.shown.comparisons[0]
-    assert 2 < len(kept.order) < 26 and not kept.facts.get("final")
+    comparison = workspace.session.shown.comparisons[0]
+    assert 2 < len(comparison.order) < 26 and not comparison.facts.get("final")
     assert changed.actions_["measure-more"].isEnabled()
     assert not workspace.session.saved
     workspace.runs.start()
@@ -191,11 +195,11 @@ def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
             measured_with="hydra",
         )
     )
-    asked = []
-    monkeypatch.setattr(workspace.run, "perform", asked.append)
+    commands = []
+    monkeypatch.setattr(workspace.run, "perform", commands.append)
     changed.verdict.budget.setValue(45)
     changed.actions_["verdict"].trigger()
-    (command,) = asked
+    (command,) = commands
     assert isinstance(command, protocol.Compare)
     assert (command.budget_s, command.floor, command.region) == (45.0, 0.02, 0.01)
 
@@ -212,13 +216,13 @@ def test_a_calibration_compares_the_configuration_with_itself_and_its_floor_is_s
         workspace.session.shown.segments[at].configuration for at in comparison.facts["segments"]
     ]
     assert arms[0] == arms[1]
-    (found,) = calibration.load(workspace.configuration.catalogue)
-    assert found.kind == calibration.kind_of(workspace.configuration.catalogue, arms[0])
-    assert found.floor == pytest.approx(calibration.floor(comparison))
-    said = f"Noise floor {100 * found.floor:.2g} %, calibrated today"
+    (measured,) = calibration.load(workspace.configuration.catalogue)
+    assert measured.kind == calibration.kind_of(workspace.configuration.catalogue, arms[0])
+    assert measured.floor == pytest.approx(calibration.floor(comparison))
+    said = f"Noise floor {100 * measured.floor:.2g} %, calibrated today"
     qtbot.waitUntil(lambda: panel.floor.text().startswith(said))
     assert any(
-        "identical arms differ by up to" in one.text for one in workspace.session.shown.events
+        "identical arms differ by up to" in event.text for event in workspace.session.shown.events
     )
 
 
@@ -320,7 +324,7 @@ def several(ready, compared):
         last, ratio=1.12, low=1.11, high=1.13, verdict="SLOWER", facts=facts
     )
     compared.comparisons.insert(0, first)
-    ready.desk.bring("verdict")
+    ready.dock_area.bring("verdict")
     ready.workspace.session.show(compared)
     return ready.verdict
 
@@ -333,9 +337,9 @@ def test_a_row_opens_its_comparison_with_interval_chart_and_evidence(qtbot, seve
     if by == "Enter":
         qtbot.keyClick(table, Qt.Key.Key_Return)
     else:
-        place = table.visualItemRect(table.item(0, 1)).center()
+        position = table.visualItemRect(table.item(0, 1)).center()
         for click in (qtbot.mouseClick, qtbot.mouseDClick):
-            click(table.viewport(), Qt.MouseButton.LeftButton, pos=place)
+            click(table.viewport(), Qt.MouseButton.LeftButton, pos=position)
     assert "SLOWER" in panel.headline.text() and "1.12" in panel.ratio.text()
     assert "Numbers WRONG" not in texts(panel)
     assert panel.chart.runs[0].comparison == 0 and panel.chart.reason is None

@@ -5,7 +5,7 @@ import threading
 
 from PySide6.QtCore import QObject
 
-from workbench.ui.process.gc_timer import Collector
+from workbench.ui.process.gc_timer import GcTimer
 
 
 class Cycle:
@@ -20,7 +20,7 @@ class Cycle:
 def test_cycles_made_by_another_thread_end_in_the_windows(qtbot):
     ends = []
     owner = QObject()
-    collector = Collector(owner)
+    timer = GcTimer(owner)
     try:
         maker = threading.Thread(target=lambda: [Cycle(ends) for _ in range(5000)])
         maker.start()
@@ -29,19 +29,19 @@ def test_cycles_made_by_another_thread_end_in_the_windows(qtbot):
         qtbot.waitUntil(lambda: len(ends) == 5000, timeout=60_000)  # old garbage goes with it
         assert set(ends) == {threading.main_thread()}
     finally:
-        collector.stop()
+        timer.stop()
 
 
 def test_python_collects_by_itself_again_after_the_window_is_closed(qtbot):
     owner = QObject()
-    collector = Collector(owner)
+    timer = GcTimer(owner)
     assert not gc.isenabled()
-    collector.stop()
+    timer.stop()
     assert gc.isenabled()
 
 
 def test_no_thread_of_the_window_is_left_that_could_collect_when_python_does_again(
-    whole, ready, monkeypatch
+    complete_window, ready, monkeypatch
 ):
     collecting = []
     close = ready.workspace.close

@@ -37,7 +37,7 @@ main()
 @pytest.fixture
 def errors(window):
     """The window's last line of defence, in place of the tests' own."""
-    made = UncaughtErrors(window.workspace.failures, window.desk.panels)
+    made = UncaughtErrors(window.workspace.failures, window.dock_area.panels)
     yield made
     made.end()
 
@@ -111,20 +111,20 @@ def test_a_flood_of_errors_is_counted_and_reported_once_a_second(window, errors,
         QTimer.singleShot(0, raises)
     workspace = window.workspace
     qtbot.waitUntil(
-        lambda: any("more followed" in each.sentence for each in workspace.failures.recent)
+        lambda: any("more followed" in failure.sentence for failure in workspace.failures.recent)
     )
     assert len(workspace.failures.recent) <= 3 and len(window.failures.banners) <= 3
     assert crash_log.path().read_text().count("as planted\n") <= 3
 
 
 def test_a_panel_that_cannot_draw_says_so_in_its_own_area(window, errors, qtbot, monkeypatch):
-    panel = window.desk.docks["events"].widget()
+    panel = window.dock_area.docks["events"].widget()
     monkeypatch.setattr(panel, "_keep_place", raises)
     window.workspace.session.add_note("a note")
     qtbot.waitUntil(lambda: bool(panel.findChildren(Cover)))
     (cover,) = panel.findChildren(Cover)
     assert "This panel could not be drawn." in cover.sentence.text()
-    assert [widget for widget in window.desk.panels if widget.findChildren(Cover)] == [panel]
+    assert [widget for widget in window.dock_area.panels if widget.findChildren(Cover)] == [panel]
     cover.findChild(QPushButton).click()
     assert cover.isHidden()
 

@@ -53,7 +53,7 @@ def test_the_tour_has_five_callouts_inside_the_window(qtbot, ready, settings, si
         assert ready.rect().contains(tour.geometry()), number
         label = tour.text
         assert label.height() >= label.heightForWidth(label.width())
-        target = STOPS[number - 1].target(ready)
+        target = tour.target
         covered = QRect(target.mapTo(ready, QPoint(0, 0)), target.size())
         assert target.isVisible() and tour._frame.geometry().contains(covered)
         tour.next_button.click()

@@ -24,7 +24,7 @@ from sessions.errors import SessionError
 from sessions.model import Event, Session
 from sessions.storage import _write, hdf5
 from workbench.ui.controllers.appearance import Appearance
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.window import MainWindow
 
 COUNT = int(os.environ.get("WORKBENCH_FUZZED_WINDOWS", "4"))
@@ -38,8 +38,8 @@ def full_window(qapp, qtbot, workspace, settings):
     window.resize(1600, 1000)
     window.show()
     qtbot.waitExposed(window)
-    for dock in window.desk.docks.values():
-        if isinstance(dock.widget(), Later):
+    for dock in window.dock_area.docks.values():
+        if isinstance(dock.widget(), LazyPanel):
             dock.widget().panel()
         dock.show()
     yield window
@@ -87,7 +87,7 @@ def show(qtbot, window: MainWindow, path: Path) -> None:
         timeout=60_000,
     )
     assert not workspace.failures.recent, workspace.failures.recent
-    for dock in window.desk.docks.values():
+    for dock in window.dock_area.docks.values():
         dock.raise_()
         dock.widget().repaint()
         QApplication.processEvents()

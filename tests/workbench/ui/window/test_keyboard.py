@@ -26,7 +26,7 @@ from test_tab_order import pressed
 from workbench.ui.controllers import verdict_prompt
 from workbench.ui.menus import tab_order
 from workbench.ui.panels._chart import Chart
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.state import session_files
 
 Key = Qt.Key
@@ -63,7 +63,7 @@ def tab_to(qtbot, wanted) -> None:
 
 
 def in_dialog() -> bool:
-    """Whether keys go to a dialog."""
+    """Return True if keys go to a dialog."""
     dialog = QApplication.activeModalWidget()
     return dialog is not None and dialog.isAncestorOf(QApplication.focusWidget() or dialog)
 
@@ -73,13 +73,13 @@ def seen(widget) -> bool:
 
 
 @pytest.fixture
-def full(qtbot, whole, ready):
+def full(qtbot, complete_window, ready):
     """The window with a session and two beside it, and what each panel shows of them."""
-    first, *others = compared()
+    first, *rest = compared()
     show(ready, first)
-    for other in others:
-        ready.workspace.compared.add(other)
-    ready.desk.bring("compare")
+    for session in rest:
+        ready.workspace.compared.add(session)
+    ready.dock_area.bring("compare")
     qtbot.waitUntil(lambda: ready.compare.charts["box"].isVisible())
     return ready
 
@@ -87,16 +87,24 @@ def full(qtbot, whole, ready):
 def test_tab_reaches_all_that_can_be_seen_and_used(qtbot, full):
     drawn = 0
     for name in ("live", "compare", "sweep"):
-        dock = full.desk.docks[name]
-        full.desk.enter(name)
+        dock = full.dock_area.docks[name]
+        full.dock_area.enter(name)
         qtbot.waitUntil(dock.widget().isVisible)
-        found = pressed(qtbot, full)
-        others = {one for dock in full.desk.docks.values() for one in _title_buttons(dock)}
-        others |= {one for one in full.findChildren(QWidget) if not one.focusPolicy() & TAB}
-        inside = [one for one in full.findChildren(QWidget) if isinstance(one, CONTROLS)]
-        assert not [one for one in inside if seen(one) and one not in (*found, *others)], name
-        charts = [one for one in dock.findChildren(Chart) if one.isVisible() and not one.reason]
-        assert all(chart.more in found for chart in charts)
+        stops = pressed(qtbot, full)
+        excluded = {
+            button for dock in full.dock_area.docks.values() for button in _title_buttons(dock)
+        }
+        excluded |= {
+            widget for widget in full.findChildren(QWidget) if not widget.focusPolicy() & TAB
+        }
+        inside = [widget for widget in full.findChildren(QWidget) if isinstance(widget, CONTROLS)]
+        assert not [
+            control for control in inside if seen(control) and control not in (*stops, *excluded)
+        ], name
+        charts = [
+            chart for chart in dock.findChildren(Chart) if chart.isVisible() and not chart.reason
+        ]
+        assert all(chart.more in stops for chart in charts)
         drawn += len(charts)
     assert drawn > 4
 
@@ -106,11 +114,11 @@ def _title_buttons(dock):
 
 
 def test_one_sees_what_has_the_focus_in_dark_and_in_light(qtbot, full):
-    full.desk.enter("compare")
+    full.dock_area.enter("compare")
     for theme in ("dark", "light"):
         full.set_theme(theme)
         for stop in pressed(qtbot, full):
-            full.desk.setFocus()
+            full.dock_area.setFocus()
             before = stop.grab().toImage()
             tab_order.give(stop, Qt.FocusReason.TabFocusReason)
             assert stop.hasFocus() and not stop.visibleRegion().isEmpty()
@@ -120,7 +128,7 @@ def test_one_sees_what_has_the_focus_in_dark_and_in_light(qtbot, full):
 def test_a_control_that_has_the_focus_is_scrolled_to(qtbot, ready):
     ready.resize(1024, 600)
     areas = ready.toggles.findChildren(QScrollArea)
-    (area,) = (one for one in areas if one.isAncestorOf(next(iter(ready.toggles.rows.values()))))
+    (area,) = (area for area in areas if area.isAncestorOf(next(iter(ready.toggles.rows.values()))))
     qtbot.waitUntil(lambda: area.verticalScrollBar().maximum() > 0)
     places = set()
     for row in ready.toggles.rows.values():
@@ -135,7 +143,7 @@ def test_a_control_that_has_the_focus_is_scrolled_to(qtbot, ready):
 @pytest.mark.slow
 def test_a_table_scrolls_to_what_has_the_focus_in_its_cells(qtbot, full):
     full.resize(1024, 600)
-    full.desk.enter("compare")
+    full.dock_area.enter("compare")
     table = full.compare.sessions
     qtbot.waitUntil(lambda: table.verticalScrollBar().maximum() > 0)
     boxes = [table.cellWidget(row, 1) for row in range(table.rowCount())]
@@ -160,9 +168,9 @@ def test_a_comparison_that_is_worked_out_anew_leaves_the_keyboard_where_it_is(qt
 def test_configuration_run_toggle_and_verdict_need_no_mouse(qtbot, ready, hold, monkeypatch):
     monkeypatch.setattr(verdict_prompt, "SETTLE_MS", 300)
     workspace, build = ready.workspace, panel(ready, "build")
-    ready.desk.enter("text")
+    ready.dock_area.enter("text")
     key(qtbot, Key.Key_Tab, CTRL)
-    assert ready.desk.current() == "build"
+    assert ready.dock_area.current() == "build"
     for name in ("preset", "workload"):
         before = getattr(workspace.configuration.edited, name)
         tab_to(qtbot, build.findChild(QComboBox, name))
@@ -195,7 +203,7 @@ def test_configuration_run_toggle_and_verdict_need_no_mouse(qtbot, ready, hold, 
 
 def test_a_blocked_option_is_unblocked_and_its_row_keeps_the_keyboard(qtbot, ready):
     fix = ready.toggles.findChild(QPushButton, "fix")
-    (row,) = (one for one in ready.toggles.rows.values() if one.isAncestorOf(fix))
+    (row,) = (row for row in ready.toggles.rows.values() if row.isAncestorOf(fix))
     tab_to(qtbot, row.lock)
     key(qtbot, Key.Key_Space)
     tab_to(qtbot, fix)
@@ -206,23 +214,23 @@ def test_a_blocked_option_is_unblocked_and_its_row_keeps_the_keyboard(qtbot, rea
 
 @pytest.mark.slow
 def test_saving_opening_comparing_and_exporting_need_no_mouse(qtbot, full, tmp_path, monkeypatch):
-    kept, other, drawn = (tmp_path / name for name in ("kept.h5", "other.h5", "drawn.svg"))
+    saved, other, drawn = (tmp_path / name for name in ("saved.h5", "other.h5", "drawn.svg"))
     session_files.write(full.workspace.compared.sessions[0], other)
     for ask, answer in (
-        ("getSaveFileName", lambda _, title, *__: (str(drawn if "Export" in title else kept), "")),
-        ("getOpenFileName", lambda *_: (str(kept), "")),
+        ("getSaveFileName", lambda _, title, *__: (str(drawn if "Export" in title else saved), "")),
+        ("getOpenFileName", lambda *_: (str(saved), "")),
         ("getOpenFileNames", lambda *_: ([str(other)], "")),
     ):
         monkeypatch.setattr(QFileDialog, ask, answer)
     key(qtbot, Key.Key_S, CTRL)
-    qtbot.waitUntil(kept.exists)
+    qtbot.waitUntil(saved.exists)
     full.workspace.compared.clear()
     key(qtbot, Key.Key_O, CTRL)
-    qtbot.waitUntil(lambda: full.workspace.session.path == kept)
+    qtbot.waitUntil(lambda: full.workspace.session.path == saved)
     key(qtbot, Key.Key_O, CTRL | SHIFT)
     qtbot.waitUntil(lambda: len(full.workspace.compared.sessions) == 1)
-    full.desk.enter("live")
-    chart = next(one for one in full.live.shown if one.reason is None)
+    full.dock_area.enter("live")
+    chart = next(chart for chart in full.live.shown if chart.reason is None)
     tab_to(qtbot, chart.more)
     key(qtbot, Key.Key_Space)
     qtbot.waitUntil(lambda: QApplication.activePopupWidget() is not None)
@@ -237,35 +245,35 @@ def test_saving_opening_comparing_and_exporting_need_no_mouse(qtbot, full, tmp_p
 
 
 def test_keys_go_from_panel_to_panel_and_come_round_and_arrows_through_tabs(qtbot, ready):
-    names = list(ready.desk.docks)
-    ready.desk.enter(names[-1])
+    names = list(ready.dock_area.docks)
+    ready.dock_area.enter(names[-1])
     seen_names = []
     for _ in names:
         key(qtbot, Key.Key_Tab, CTRL)
-        seen_names.append(ready.desk.current())
+        seen_names.append(ready.dock_area.current())
         assert seen(QApplication.focusWidget())
     assert seen_names == names
     key(qtbot, Key.Key_Tab, CTRL | SHIFT)
-    assert ready.desk.current() == names[-2]
-    ready.desk.bring("live")
-    bar = next(one for one in ready.desk.in_reading_order() if isinstance(one, QTabBar))
+    assert ready.dock_area.current() == names[-2]
+    ready.dock_area.bring("live")
+    bar = next(stop for stop in ready.dock_area.in_reading_order() if isinstance(stop, QTabBar))
     tab_to(qtbot, bar)
-    assert ready.desk.current() == "live"
+    assert ready.dock_area.current() == "live"
     key(qtbot, Key.Key_Right)
     qtbot.waitUntil(lambda: seen(ready.verdict))
-    assert ready.desk.current() == "verdict" and bar.hasFocus()
+    assert ready.dock_area.current() == "verdict" and bar.hasFocus()
 
 
 @pytest.mark.slow
 def test_a_panel_is_floated_docked_and_closed_from_the_keyboard(qtbot, ready):
-    ready.desk.enter("build")
-    dock = ready.desk.docks["build"]
+    ready.dock_area.enter("build")
+    dock = ready.dock_area.docks["build"]
     key(qtbot, Key.Key_F, CTRL | SHIFT)
-    qtbot.waitUntil(lambda: dock.isFloating() and ready.desk.current() == "build")
+    qtbot.waitUntil(lambda: dock.isFloating() and ready.dock_area.current() == "build")
     key(qtbot, Key.Key_F, CTRL | SHIFT)
-    qtbot.waitUntil(lambda: not dock.isFloating() and ready.desk.current() == "build")
+    qtbot.waitUntil(lambda: not dock.isFloating() and ready.dock_area.current() == "build")
     key(qtbot, Key.Key_W, CTRL)
-    assert dock.isHidden() and ready.desk.current() == "toggles"
+    assert dock.isHidden() and ready.dock_area.current() == "toggles"
 
 
 def test_what_had_the_keyboard_has_it_again_after_the_palette_and_dialogs(qtbot, ready):
@@ -285,13 +293,15 @@ def test_what_had_the_keyboard_has_it_again_after_the_palette_and_dialogs(qtbot,
     key(qtbot, Key.Key_P, CTRL | SHIFT)
     qtbot.keyClicks(ready.palette_.line, "panel: sweep")
     key(qtbot, Key.Key_Return)
-    assert ready.desk.current() == "sweep"
+    assert ready.dock_area.current() == "sweep"
 
 
 def test_every_action_of_the_tool_bar_has_a_key_or_a_menu_that_has_one(ready):
-    bar = {one for one in ready.toolbar.actions() if one.text() and not one.isSeparator()}
+    bar = {
+        action for action in ready.toolbar.actions() if action.text() and not action.isSeparator()
+    }
     menus = ready.menuBar().actions()
-    assert bar <= {one for menu in menus for one in menu.menu().actions()}
+    assert bar <= {action for menu in menus for action in menu.menu().actions()}
     keys = [menu.text().partition("&")[2][:1] for menu in menus]
     assert all(keys) and len(set(keys)) == len(keys)
 
@@ -315,9 +325,9 @@ def test_no_panel_is_a_window_of_its_own_while_it_is_made(qapp, qtbot, workspace
         qtbot.waitUntil(window.isActiveWindow)
         watch = Shown(shown)
         qapp.installEventFilter(watch)
-        for name, dock in window.desk.docks.items():
-            window.desk.enter(name)
-            if isinstance(dock.widget(), Later):
+        for name, dock in window.dock_area.docks.items():
+            window.dock_area.enter(name)
+            if isinstance(dock.widget(), LazyPanel):
                 dock.widget().panel()
         qapp.removeEventFilter(watch)
         assert not shown and window.isActiveWindow()

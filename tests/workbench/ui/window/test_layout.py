@@ -128,9 +128,9 @@ def check(qtbot, window, sizes, themes):
         window.set_theme(theme)
         for size in sizes:
             window.resize(*size)
-            window.desk.proportion()
-            for name, dock in window.desk.docks.items():
-                window.desk.bring(name)
+            window.dock_area.proportion()
+            for name, dock in window.dock_area.docks.items():
+                window.dock_area.bring(name)
                 qtbot.wait(1)
                 panel = dock.widget()
                 where = f"{name} {size[0]}x{size[1]} {theme}"

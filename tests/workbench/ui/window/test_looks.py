@@ -1,4 +1,4 @@
-"""How panels look: figures in line, nothing cut off, one colour for one meaning, no jumps."""
+"""Appearance of panels: figures in line, nothing cut off, one colour for one meaning, no jumps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workbench.theming.theme import DARK
 from workbench.ui import panel_list
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import DifferencesTable
-from workbench.ui.panels._table import FIGURE_SPACE, POINT_SPACE, CalmTable, aligned, headed
+from workbench.ui.panels._table import FIGURE_SPACE, POINT_SPACE, PlainTable, aligned, headed
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._widgets import BRIEF, brief_note
 from workbench.ui.status import StatusBar
@@ -32,19 +32,19 @@ from workbench.ui.status import StatusBar
 def test_points_of_a_column_stand_above_another_and_the_text_is_the_same(qapp):
     texts = ["19", "15.7", "1,024", "−0.25", MISSING, "below 0.001"]
     filled = aligned(texts)
-    assert [one.rstrip() for one in filled] == texts
+    assert [text.rstrip() for text in filled] == texts
     metrics = QFontMetrics(QLabel().font())
-    ends = {metrics.horizontalAdvance(one) - _whole(metrics, one) for one in filled[:4]}
+    ends = {metrics.horizontalAdvance(text) - _integer_px(metrics, text) for text in filled[:4]}
     assert max(ends) - min(ends) <= 2, "from the point to the right edge"
     assert filled[4:] == texts[4:]
     assert aligned(["1", "20"]) == ["1", "20"] and aligned(["0.12345", "7"]) == ["0.12345", "7"]
 
 
-def _whole(metrics: QFontMetrics, text: str) -> int:
+def _integer_px(metrics: QFontMetrics, text: str) -> int:
     return metrics.horizontalAdvance(text.strip().partition(".")[0])
 
 
-@pytest.mark.parametrize("kind", [CalmTable, TableView, DifferencesTable])
+@pytest.mark.parametrize("kind", [PlainTable, TableView, DifferencesTable])
 def test_what_is_copied_from_a_table_by_its_menu_has_no_filling(qtbot, qapp, kind):
     view = kind()
     qtbot.addWidget(view)
@@ -80,9 +80,9 @@ def test_arms_are_told_apart_by_what_differs():
 
 
 def test_claims_are_counted_in_grammar():
-    rows = [one for one in claims_samples.rows() if one.result in (claims.HOLDS, claims.FAILS)]
-    holds = next(one for one in rows if one.result == claims.HOLDS)
-    fails = next(one for one in rows if one.result == claims.FAILS)
+    rows = [row for row in claims_samples.rows() if row.result in (claims.HOLDS, claims.FAILS)]
+    holds = next(row for row in rows if row.result == claims.HOLDS)
+    fails = next(row for row in rows if row.result == claims.FAILS)
     assert claims.count([holds, fails]) == "2 claims: 1 holds, 1 does not hold"
     assert claims.count([holds] * 2 + [fails] * 3) == "5 claims: 2 hold, 3 do not hold"
 
@@ -100,7 +100,9 @@ def test_a_bars_line_stands_level_with_its_button(qtbot):
     button = bar.findChild(QPushButton)
     mark, text = bar.findChildren(QLabel)
     middles = [
-        one.mapTo(bar, one.rect().center()).y() for one in (button, mark, text) if one is not None
+        widget.mapTo(bar, widget.rect().center()).y()
+        for widget in (button, mark, text)
+        if widget is not None
     ]
     assert max(middles) - min(middles) <= 2, middles
 
@@ -116,45 +118,47 @@ def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_wh
     panel.show()
     assert panel.headline.property("tone") == "good"
     table = panel.table
-    columns = [table.horizontalHeaderItem(place).text() for place in range(table.columnCount())]
+    columns = [table.horizontalHeaderItem(index).text() for index in range(table.columnCount())]
     verdict, note = columns.index("Verdict"), columns.index("Note")
     tones = {table.item(row, verdict).text(): table.item(row, verdict).foreground().color().name()
              for row in range(table.rowCount())}  # fmt: skip
     theme = workspace.theme.current
     assert tones["FASTER"] == theme.good and tones["SLOWER"] == theme.bad
 
-    def whole() -> bool:
+    def is_complete() -> bool:
         rows = range(table.rowCount())
         return all(
             table.sizeHintForRow(row) <= table.rowHeight(row) <= 80 and table.item(row, note).text()
             for row in rows
         )
 
-    qtbot.waitUntil(whole)
+    qtbot.waitUntil(is_complete)
     assert table.isColumnHidden(columns.index("Memory ratio")), "there is nothing in it"
 
 
 def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
-    docks = window.desk.docks
+    docks = window.dock_area.docks
     qtbot.waitUntil(lambda: docks["build"].width() > 340)
-    window.desk.resizeDocks([docks["build"], docks["live"]], [100, 1180], Qt.Orientation.Horizontal)
+    window.dock_area.resizeDocks(
+        [docks["build"], docks["live"]], [100, 1180], Qt.Orientation.Horizontal
+    )
     qtbot.waitUntil(lambda: docks["build"].width() < 340)
     for name in ("build", "toggles"):
         assert docks[name].width() >= 300
 
 
 def test_a_wider_window_is_wider_where_the_plots_are(qtbot, window):
-    docks = window.desk.docks
+    docks = window.dock_area.docks
     qtbot.waitUntil(lambda: 410 < docks["build"].width() < 440)
     window.resize(1900, 1000)
-    qtbot.waitUntil(lambda: window.desk.width() > 1800)
+    qtbot.waitUntil(lambda: window.dock_area.width() > 1800)
     qtbot.waitUntil(lambda: docks["build"].width() < 440)
     assert docks["live"].width() > 1400
     across = Qt.Orientation.Horizontal
-    window.desk.resizeDocks([docks["build"], docks["live"]], [500, 1400], across)
+    window.dock_area.resizeDocks([docks["build"], docks["live"]], [500, 1400], across)
     qtbot.waitUntil(lambda: docks["build"].width() > 490)
     window.resize(1500, 900)
-    qtbot.waitUntil(lambda: window.desk.width() < 1600)
+    qtbot.waitUntil(lambda: window.dock_area.width() < 1600)
     qtbot.waitUntil(lambda: 480 < docks["build"].width() < 520)
 
 
@@ -227,7 +231,7 @@ def test_a_replay_of_a_benchmark_leaves_the_forms_as_they_are(offered):
 
 
 def test_long_names_of_arms_leave_the_numbers_of_a_sweep_in_sight(qtbot, qapp):
-    table = CalmTable()
+    table = PlainTable()
     qtbot.addWidget(table)
     columns = [Column("sequence"), Column("arm"), Column("step time", "ms"), Column("note")]
     arm = "Gradient checkpointing: Every block, Shared RoPE cache: Shared, AdamW: Fused"
@@ -255,11 +259,11 @@ def test_the_arms_of_a_study_are_no_changes_on_the_way_and_a_failing_one_changes
 
 def test_long_evidence_is_cut_after_a_clause_and_told_whole_where_one_points(qapp):
     backends = "; ".join(f"backend {number} needs a GPU of another kind" for number in range(12))
-    whole = f"Effective: chose sdpa_math; flash ratio 0.00, of 3 calls; passed over: {backends}"
-    note = brief_note(whole)
+    text = f"Effective: chose sdpa_math; flash ratio 0.00, of 3 calls; passed over: {backends}"
+    note = brief_note(text)
     shown = note.text().removesuffix(" …")
     assert shown != note.text() and len(shown) <= BRIEF
-    assert whole.startswith(shown) and whole[len(shown)] == ";"
+    assert text.startswith(shown) and text[len(shown)] == ";"
     assert "chose sdpa_math; flash ratio 0.00" in shown and backends in " ".join(
         note.toolTip().split()
     )

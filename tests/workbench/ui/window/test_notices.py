@@ -140,7 +140,7 @@ def test_a_journal_is_described_by_what_ran_when(tmp_path):
 
 
 def test_a_floating_panel_is_on_the_screen(qtbot, ready):
-    dock = ready.desk.docks["events"]
+    dock = ready.dock_area.docks["events"]
     dock.setFloating(True)
     dock.move(QPoint(5000, -900))
     dock.resize(9000, 300)

@@ -10,7 +10,7 @@ from test_window_files import drop
 from traces import Written
 
 from sessions.model import Session
-from workbench.ui.dialogs import message_boxes
+from workbench.ui.dialogs import session_dialogs
 from workbench.ui.panels._next_steps import _Row
 
 
@@ -37,7 +37,7 @@ def test_a_trace_opens_in_the_breakdown_panel_and_its_file_stays_as_it_is(
     qtbot.waitUntil(panel.timeline.isVisible, timeout=5_000)
     assert panel.kernels.item(0, 0).text() == "nvjet_gemm"
     saved = []
-    monkeypatch.setattr(message_boxes, "save_as", lambda window, then: saved.append(window))
+    monkeypatch.setattr(session_dialogs, "save_as", lambda window, *_: saved.append(window))
     ready.actions_["save"].trigger()
     workspace.session.rename("another title")
     workspace.tasks.wait()
@@ -55,7 +55,7 @@ def test_what_cannot_be_read_is_told_in_a_sentence(qtbot, ready, tmp_path):
 def test_a_suggestion_is_applied_and_its_verdict_measured(qtbot, ready, monkeypatch):
     workspace = ready.workspace
     session = Session(title="profiled", studies=[profile_samples.rich_study(blocks=2)])
-    ready.desk.bring("breakdown")
+    ready.dock_area.bring("breakdown")
     workspace.session.show(session)
     panel = ready.breakdown
     qtbot.waitUntil(lambda: bool(panel.next_steps.findChildren(_Row)))

@@ -14,8 +14,8 @@ NAMES = st.text(alphabet="abcdefgh ijk", min_size=1, max_size=20)
 
 @given(NAMES, st.data())
 def test_any_letters_of_a_name_in_their_order_find_it(name, data):
-    kept = data.draw(st.lists(st.booleans(), min_size=len(name), max_size=len(name)))
-    query = "".join(letter for letter, keep in zip(name, kept, strict=True) if keep)
+    mask = data.draw(st.lists(st.booleans(), min_size=len(name), max_size=len(name)))
+    query = "".join(letter for letter, keep in zip(name, mask, strict=True) if keep)
     assert match(query, name) is not None
 
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_done_now_says_why_and_does_nothing(qtbot, ready):
     ready.show_palette()
     palette = ready.palette_
     qtbot.keyClicks(palette.line, "stop")
-    row = next(place for place, entry in enumerate(palette._shown) if entry.text == "Stop")
+    row = next(index for index, entry in enumerate(palette._shown) if entry.text == "Stop")
     assert palette._shown[row].why_not == "No run is in progress."
     palette._run(row)
     assert palette.isVisible()
@@ -81,6 +81,6 @@ def test_what_finds_nothing_is_said_to(ready):
     palette = ready.palette_
     palette.line.setText("zzzz")
     model = palette.list.model()
-    assert model.rowCount() == 1 and "is called so" in model.index(0, 0).data()
+    assert model.rowCount() == 1 and "has this name" in model.index(0, 0).data()
     palette._run(0)
     assert palette.isVisible()  # there is nothing to run

@@ -81,17 +81,17 @@ def test_defaults_can_be_restored(ready, preferences):
 
 
 def test_a_layout_is_saved_under_a_name_and_restored(qtbot, ready, settings):
-    settings.save_named_layout("wide / plots", ready.desk.saveState())
-    ready.desk.docks["events"].close()
+    settings.save_named_layout("wide / plots", ready.dock_area.saveState())
+    ready.dock_area.docks["events"].close()
     assert settings.named_layouts == ["wide / plots"]
     ready.restore_layout("wide / plots")
-    assert ready.desk.docks["events"].toggleViewAction().isChecked()
+    assert ready.dock_area.docks["events"].toggleViewAction().isChecked()
     settings.delete_named_layout("wide / plots")
     assert settings.named_layouts == []
 
 
 def test_a_number_beyond_its_limits_becomes_the_limit_which_is_shown(qtbot, ready):
-    box = ready.desk.docks["build"].widget().findChild(QSpinBox, "field-n_layers")
+    box = ready.dock_area.docks["build"].widget().findChild(QSpinBox, "field-n_layers")
     box.selectAll()
     qtbot.keyClicks(box, "99999")
     qtbot.keyClick(box, Qt.Key.Key_Return)
@@ -126,7 +126,7 @@ def name_of(control):
     return control.accessibleName() or text
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("complete_window")
 def test_every_control_has_a_name(ready):
     missing = nameless(ready)
     assert not missing, "\n".join(missing)

@@ -23,7 +23,7 @@ from workbench import protocol
 from workbench.charts import drawn
 from workbench.client.runner_process import Runner
 from workbench.client.throttle import PER_PERIOD, Throttle, bounded_lines
-from workbench.ui.panels.lazy_panel import Later
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.workspace import Workspace
 
 LIMIT_S = 0.3
@@ -37,11 +37,11 @@ WORD = "x" * 1_000_000
 def window(qapp, qtbot, workspace, settings):
     """The window with every panel, plots too."""
     with opened(qapp, qtbot, workspace, settings) as window:
-        for dock in window.desk.docks.values():
-            if isinstance(dock.widget(), Later):
+        for dock in window.dock_area.docks.values():
+            if isinstance(dock.widget(), LazyPanel):
                 dock.widget().panel()
         for name in ("verdict", "compare", "live", "segments", "events"):
-            window.desk.bring(name)
+            window.dock_area.bring(name)
         run_loop(300)
         yield window
 
@@ -53,7 +53,7 @@ def run_loop(for_ms: int) -> None:
 
 
 def slowdown() -> float:
-    """How many times as long as alone this thread takes for some work at the moment."""
+    """Return how many times slower this thread is at the moment than alone."""
     began, began_work = time.monotonic(), time.thread_time()
     while time.thread_time() - began_work < WORK_S:
         sum(range(1000))
@@ -240,26 +240,26 @@ os.write(1, protocol.encode(wire_samples.catalogue()))
 
 
 def heard(act: str, tests) -> list[protocol.AnyMessage]:
-    """What a client hears of a runner that does this after its catalogue."""
+    """Return the messages of a runner that does this after its catalogue."""
     program = UNREADABLE.format(folder=str(tests / "samples"), act=act)
     runner = Runner(command=[sys.executable, "-c", program])
-    found = list(runner.messages())
+    messages = list(runner.messages())
     runner.close()
-    return found
+    return messages
 
 
 def test_a_flood_of_unreadable_lines_is_counted(request):
     tests = request.path.parents[2]
-    found = heard("sys.stdout.write('nonsense\\n' * 50_000)", tests)
-    failures = [message for message in found if isinstance(message, protocol.Failure)]
-    told = [message for message in failures if "is not a message" in message.sentence]
+    messages = heard("sys.stdout.write('nonsense\\n' * 50_000)", tests)
+    failures = [message for message in messages if isinstance(message, protocol.Failure)]
+    complaints = [message for message in failures if "is not a message" in message.sentence]
     counted = [
         int(message.sentence.split()[0].replace(",", ""))
         for message in failures
         if "came within a second" in message.sentence
     ]
-    assert len(told) + sum(counted) == 50_000
-    assert len(told) <= PER_PERIOD * (len(counted) + 1)
+    assert len(complaints) + sum(counted) == 50_000
+    assert len(complaints) <= PER_PERIOD * (len(counted) + 1)
 
 
 def test_a_flood_of_failures_is_counted(request):
@@ -269,7 +269,9 @@ def test_a_flood_of_failures_is_counted(request):
         "for _ in range(5000): os.write(1, protocol.encode(failure))"
     )
     sentences = [m.sentence for m in heard(act, tests) if isinstance(m, protocol.Failure)]
-    assert len(sentences) < 300 and any("came within a second" in each for each in sentences)
+    assert len(sentences) < 300 and any(
+        "came within a second" in sentence for sentence in sentences
+    )
 
 
 def test_an_endless_line_takes_no_memory():

@@ -71,19 +71,19 @@ def judged(workspace):
     for message in messages("verdict"):
         recorder.record(message)
     workspace.session.shown = recorder.session
-    kept = workspace.session.shown.comparisons
-    kept += [msgspec.structs.replace(kept[0]) for _ in range(3 - len(kept))]
+    comparisons = workspace.session.shown.comparisons
+    comparisons += [msgspec.structs.replace(comparisons[0]) for _ in range(3 - len(comparisons))]
     return workspace.session.shown
 
 
-def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, whole, ready):
+def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, complete_window, ready):
     ready.resize(1024, 700)
-    ready.desk.proportion()
-    for name, dock in ready.desk.docks.items():
-        ready.desk.bring(name)
+    ready.dock_area.proportion()
+    for name, dock in ready.dock_area.docks.items():
+        ready.dock_area.bring(name)
         qtbot.waitUntil(dock.widget().isVisible)
         panels = [dock.widget(), *dock.widget().findChildren(QStackedWidget)]
-        needed = max(one.minimumSizeHint().width() for one in panels)
+        needed = max(panel.minimumSizeHint().width() for panel in panels)
         assert needed <= dock.widget().width(), name
         assert dock.mapTo(ready, dock.rect().topRight()).x() < ready.width(), name
 
@@ -97,7 +97,7 @@ def test_a_form_whose_fields_were_changed_is_as_wide_as_its_room(qtbot, ready):
                 workspace.configuration.catalogue, workspace.configuration.edited, name, value
             )
         )
-    area = ready.desk.docks["build"].findChild(QScrollArea)
+    area = ready.dock_area.docks["build"].findChild(QScrollArea)
     body = area.widget()
     qtbot.waitUntil(lambda: area.viewport().width() < 320)
     assert len(workspace.configuration.edited.model) == 3
@@ -109,23 +109,23 @@ def test_a_bar_of_many_lines_scrolls_where_it_has_no_room_and_squeezes_none(qtbo
     host, bar = QWidget(), Bar(lambda: None)
     qtbot.addWidget(host)
     column = QVBoxLayout(host)
-    snug = _widgets.Snug(bar)
+    snug = _widgets.FittedScrollArea(bar)
     column.addWidget(snug)
     column.addStretch(1)
     bar.say("bad", [(LONG, "error", "bad")] * 2, [("More", lambda: None)], DARK)
     host.resize(320, height)
     host.show()
 
-    def whole() -> bool:
-        labels = [one for one in bar.findChildren(QLabel) if one.text()]
+    def is_complete() -> bool:
+        labels = [label for label in bar.findChildren(QLabel) if label.text()]
         return len(labels) == 2 and all(
-            one.height() >= one.heightForWidth(one.width()) for one in labels
+            label.height() >= label.heightForWidth(label.width()) for label in labels
         )
 
     def scrolls() -> bool:
         return snug.verticalScrollBar().maximum() > 0
 
-    qtbot.waitUntil(lambda: whole() and scrolls() == (height == 120))
+    qtbot.waitUntil(lambda: is_complete() and scrolls() == (height == 120))
     assert snug.geometry().bottom() <= host.height()
     assert bar.height() <= bar.heightForWidth(bar.width()) + 1, "its lines are spread"
     bar.leave()
@@ -140,7 +140,7 @@ def test_a_verdict_bar_takes_its_room_from_the_toggles_and_leaves_them_some(qtbo
     qtbot.waitUntil(lambda: panel.verdict.height() > 60)
     assert panel.verdict.geometry().bottom() < rows.geometry().top()
     assert rows.geometry().bottom() <= panel.height() and rows.height() > 40
-    (long,) = (one for one in panel.verdict.findChildren(QLabel) if one.text() == 2 * LONG)
+    (long,) = (label for label in panel.verdict.findChildren(QLabel) if label.text() == 2 * LONG)
     qtbot.waitUntil(lambda: long.height() >= long.heightForWidth(long.width()))
 
 
@@ -154,7 +154,7 @@ def test_the_arms_of_verdicts_can_be_told_apart_in_a_narrow_table(qtbot, workspa
     for width in range(1000, BESIDE_PX // 2, -50):
         table.resize(width, 120)
         qtbot.waitUntil(lambda width=width: table.viewport().width() <= width)
-        assert all(table.columnWidth(place) >= least for place in (0, 1)), width
+        assert all(table.columnWidth(column) >= least for column in (0, 1)), width
     two_rows = header.sizeHint().height() + 2 * table.rowHeight(0)
     assert two_rows <= table.minimumSizeHint().height() < table.sizeHint().height()
     table.resize(2200, 120)
@@ -195,10 +195,10 @@ def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, wo
     panel.show()
     panel.model.show_table(table)
     panel._names.take([1])
-    place = panel.model._shown.headings.index(INTERVAL)
-    assert condensed(table, 0, Titles()).cells[1][place] == why
-    qtbot.waitUntil(lambda: 0 < panel.table.columnWidth(place) < 0.3 * BESIDE_PX)
-    tip = panel.model.index(1, place).data(Qt.ItemDataRole.ToolTipRole)
+    column = panel.model._shown.headings.index(INTERVAL)
+    assert condensed(table, 0, Titles()).cells[1][column] == why
+    qtbot.waitUntil(lambda: 0 < panel.table.columnWidth(column) < 0.3 * BESIDE_PX)
+    tip = panel.model.index(1, column).data(Qt.ItemDataRole.ToolTipRole)
     assert tip == why
     header = panel.table.horizontalHeader()
     qtbot.waitUntil(lambda: abs(header.length() - panel.table.viewport().width()) <= 2)
@@ -210,12 +210,12 @@ def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, wo
 
 def comparing(qtbot, workspace, height: int) -> ComparePanel:
     """The panel with a session and two beside it, as wide as a small window lets it be."""
-    first, *others = compared()
+    first, *rest = compared()
     workspace.session.shown = first
     panel = panel_list.compare(workspace)
     qtbot.addWidget(panel)
-    for one in others:
-        workspace.compared.add(one)
+    for session in rest:
+        workspace.compared.add(session)
     panel.resize(BESIDE_PX, height)
     panel.show()
     qtbot.waitUntil(lambda: panel.result is not None, timeout=10_000)
@@ -226,7 +226,7 @@ def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_title
     compare = comparing(qtbot, workspace, 500)
     table = compare.sessions
     assert table.textElideMode() == Qt.TextElideMode.ElideMiddle
-    assert max(len(one.title) for one in compared()) > 20
+    assert max(len(session.title) for session in compared()) > 20
     header = table.horizontalHeader()
     needed_px, uneven = table.sizeHintForColumn(0), 0
     for width in range(1100, 800, -20):
@@ -244,7 +244,7 @@ def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_title
     assert table.columnWidth(1) >= _SHARING_PX
 
 
-def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(whole, ready):
+def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(complete_window, ready):
     headers = [table.horizontalHeader() for table in ready.findChildren(QTableView)]
     named = [header for header in headers if not header.isHidden()]
     assert len(named) > 5
@@ -313,37 +313,37 @@ def test_the_value_of_the_topmost_box_is_not_cut_off(qapp):
     style = Style(DARK)
     shown = Distribution("arm", 0, np.linspace(1.0, 9.0, 200))
     pixmap = QPixmap(200, 60)
-    painter = _Places(pixmap)
+    painter = _RecordingPainter(pixmap)
     Box(shown, 0.0, style).draw(painter, Frame((0.8, 9.2), (-1.4, 0.6), 200.0, 60.0))
     painter.end()
     (baseline,) = painter.baselines
     assert baseline - QFontMetricsF(style.font()).ascent() >= -1.0
 
 
-@pytest.mark.parametrize(("height", "told"), [(100.0, 1), (400.0, 5)])
-def test_the_value_of_a_box_lies_on_no_other_box(qapp, height, told):
+@pytest.mark.parametrize(("height", "texts"), [(100.0, 1), (400.0, 5)])
+def test_the_value_of_a_box_lies_on_no_other_box(qapp, height, texts):
     pixmap = QPixmap(140, int(height))
-    painter = _Places(pixmap)
+    painter = _RecordingPainter(pixmap)
     for row in range(5):
         shown = Distribution(f"arm {row}", row, np.linspace(1.0, 9.0, 200))
         frame = Frame((0.8, 9.2), (-4.6, 0.6), 140.0, height)
         Box(shown, -float(row), Style(DARK)).draw(painter, frame)
     painter.end()
-    assert len(painter.texts) == told
+    assert len(painter.texts) == texts
 
 
-class _Places(QPainter):
-    """Paints, and notes at which heights and what it writes."""
+class _RecordingPainter(QPainter):
+    """Painter that records which texts it draws, and at which heights."""
 
     def __init__(self, on: QPixmap) -> None:
         super().__init__(on)
         self.baselines: list[float] = []
         self.texts: list[str] = []
 
-    def drawText(self, place, text) -> None:
-        self.baselines.append(place.y())
+    def drawText(self, position, text) -> None:
+        self.baselines.append(position.y())
         self.texts.append(text)
-        super().drawText(place, text)
+        super().drawText(position, text)
 
 
 @pytest.mark.parametrize("said", ["1.62 ms", "1.6 ms", "2 ms"])
@@ -368,17 +368,17 @@ def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, workspace,
 
 
 def test_an_empty_comparison_says_that_it_is_at_work_and_then_what_it_needs(qtbot, workspace):
-    first, *others = compared()
+    first, *rest = compared()
     workspace.session.shown = first
     panel = panel_list.compare(workspace)
     qtbot.addWidget(panel)
     panel.show()
     said = panel._empty._line.text
     assert said() == NOTHING[0]
-    workspace.compared.add(others[0])
+    workspace.compared.add(rest[0])
     qtbot.waitUntil(lambda: said() == "Comparing 2 sessions")
     qtbot.waitUntil(lambda: panel.result is not None and panel.result.comparison is not None)
-    workspace.compared.remove(others[0])
+    workspace.compared.remove(rest[0])
     qtbot.waitUntil(lambda: said() == NOTHING[0])
 
 
@@ -416,7 +416,9 @@ def test_a_long_title_hides_nothing_of_the_toolbar_and_is_told_whole(qtbot, wind
         window.resize(width, 700)
         QTest.qWait(50)
         buttons = window.toolbar.findChildren(QToolButton)
-        (find,) = (one for one in buttons if one.defaultAction() is window.actions_["palette"])
+        (find,) = (
+            button for button in buttons if button.defaultAction() is window.actions_["palette"]
+        )
         assert find.isVisible() and find.mapTo(window, find.rect().bottomRight()).x() < width
         assert window._title.isVisible() and "…" in window._title.text()
         assert words.split() == window._title.toolTip().split()

@@ -1,4 +1,4 @@
-"""What sessions keep by name is read by title, and what nobody knows stays as it is."""
+"""Titles replace the names in a session; unknown names stay as they are."""
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ KNOWN = Titles(offered(catalogue()))
 
 
 @pytest.mark.parametrize(
-    ("kept", "read"),
+    ("stored", "read"),
     [
         ("+ precision=amp_bf16", "+ Precision: AMP BF16"),
         ("precision = amp_bf16, adamw=fused", "Precision: AMP BF16, AdamW: Fused"),
@@ -23,9 +23,9 @@ KNOWN = Titles(offered(catalogue()))
         ("at step=3 the loss was 2.5", "at step=3 the loss was 2.5"),
     ],
 )
-def test_choices_and_fields_within_a_text_are_read_by_title(kept, read):
-    assert KNOWN.of(kept) == read
-    assert Titles().of(kept) == kept
+def test_choices_and_fields_within_a_text_are_read_by_title(stored, read):
+    assert KNOWN.of(stored) == read
+    assert Titles().of(stored) == stored
 
 
 def test_every_option_of_every_toggle_is_read_by_title():
@@ -41,25 +41,25 @@ def test_a_setting_without_a_title_has_its_last_part():
 
 def test_a_field_that_workloads_call_differently_keeps_its_name():
     made = catalogue()
-    first, *others = made.workloads
+    first, *rest = made.workloads
     prompt = [msgspec.structs.replace(field, title="Prompt") if field.name == "sequence" else field
               for field in first.fields]  # fmt: skip
-    made.workloads = [msgspec.structs.replace(first, fields=prompt), *others]
+    made.workloads = [msgspec.structs.replace(first, fields=prompt), *rest]
     assert any(field.title == "Prompt" for field in prompt)
-    assert any(field.name == "sequence" for one in others for field in one.fields)
-    told = Titles(offered(made))
-    assert told.of("over settings.sequence and settings.batch") == "over sequence and batch"
-    assert told.setting("settings.sequence", "64") == "Sequence: 64"
+    assert any(field.name == "sequence" for workload in rest for field in workload.fields)
+    titles = Titles(offered(made))
+    assert titles.of("over settings.sequence and settings.batch") == "over sequence and batch"
+    assert titles.setting("settings.sequence", "64") == "Sequence: 64"
 
 
 def test_what_a_session_keeps_of_a_runner_reads_it_where_there_is_none(tmp_path):
     recorder = Recorder()
     recorder.record(catalogue())
     hdf5.save(recorder.session, tmp_path / "a.h5")
-    kept = Titles(hdf5.load(tmp_path / "a.h5").titles)
+    titles = Titles(hdf5.load(tmp_path / "a.h5").titles)
     for text in ("adamw=fused", "hydra over settings.sequence", "triton=on: no effect: eager"):
-        assert kept.of(text) == KNOWN.of(text) != text
-    assert kept.setting("workload", "train") == KNOWN.setting("workload", "train")
+        assert titles.of(text) == KNOWN.of(text) != text
+    assert titles.setting("workload", "train") == KNOWN.setting("workload", "train")
 
 
 def test_the_last_to_give_a_title_has_the_say_and_what_it_lacks_is_asked_of_the_others():

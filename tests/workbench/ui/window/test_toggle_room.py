@@ -49,11 +49,11 @@ def visible_rows(panel):
 def test_fifteen_toggles_are_visible_and_nothing_is_squeezed(qtbot, window):
     panel = window.toggles
     window.resize(1440, 900)
-    window.desk.proportion()
+    window.dock_area.proportion()
     qtbot.waitUntil(lambda: len(visible_rows(panel)) >= 15)
     for size in ((900, 600), (1366, 768), (1440, 900), (1920, 1080)):
         window.resize(*size)
-        window.desk.proportion()
+        window.dock_area.proportion()
         qtbot.waitUntil(lambda: len(visible_rows(panel)) > 0)
         qtbot.wait(50)
         rows = visible_rows(panel)
@@ -78,7 +78,7 @@ def test_a_row_has_room_for_the_result_of_its_verdict(qtbot, window):
     fine = {"ok": True, "reference": "float64", "text": "right"}
     comparison.facts["numerics"] = {"0": fine, "1": fine}
     window.resize(1440, 900)
-    window.desk.proportion()
+    window.dock_area.proportion()
     row = window.toggles.rows["adamw"]
     row.show_state(
         RowState("fused", verdict=ToggleVerdict("loop", "fused", comparison)),

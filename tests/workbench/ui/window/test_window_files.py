@@ -204,7 +204,7 @@ def test_a_recovered_session_that_was_saved_is_not_offered_again(qtbot, ready, t
 
 
 def press(banner, text):
-    (button,) = (one for one in banner.findChildren(QPushButton) if one.text() == text)
+    (button,) = (button for button in banner.findChildren(QPushButton) if button.text() == text)
     button.click()
 
 
@@ -215,9 +215,9 @@ def test_discarding_a_journal_asks_before_it_is_gone(qtbot, ready, answer):
     offer_recovery(ready)
     qtbot.waitUntil(lambda: bool(ready.failures.banners))
     press(ready.failures.banners[0], "Discard")
-    (asked,) = ready.failures.banners
-    assert "saved nowhere else" in asked.sentence.text() and left.exists()
-    press(asked, answer)
+    (banner,) = ready.failures.banners
+    assert "saved nowhere else" in banner.sentence.text() and left.exists()
+    press(banner, answer)
     assert left.exists() is (answer == "Keep")
     assert not ready.failures.banners
 
@@ -332,7 +332,9 @@ def test_a_window_closed_while_it_saves_leaves_nothing_to_recover(qtbot, ready, 
 def test_of_two_files_dropped_together_the_second_compares(qtbot, ready, saved):
     assert drop(ready, *saved)
     qtbot.waitUntil(lambda: ready.workspace.session.shown.title == "one")
-    qtbot.waitUntil(lambda: [one.title for one in ready.workspace.compared.sessions] == ["two"])
+    qtbot.waitUntil(
+        lambda: [session.title for session in ready.workspace.compared.sessions] == ["two"]
+    )
 
 
 def test_a_recent_file_that_may_not_be_looked_at_is_left_out(ready, saved, monkeypatch):

@@ -69,7 +69,7 @@ def test_the_demo_explains_what_happens_and_says_each_verdict(qtbot, workspace, 
     assert "BF16 mixed precision is switched on while the model runs." in stage.captions
     first, second = (run.facts["segments"] for run in workspace.session.shown.comparisons)
     a, b, c, d = (
-        workspace.session.shown.segments[place].configuration for place in [*first, *second]
+        workspace.session.shown.segments[index].configuration for index in [*first, *second]
     )
     assert (a.toggles["precision"], b.toggles["precision"]) == ("fp32", "amp_bf16")
     assert c == b and d.toggles["cuda_graphs"] == "on"

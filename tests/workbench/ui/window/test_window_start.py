@@ -41,7 +41,7 @@ window.close()
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory) -> list[dict[str, str]]:
-    """What several starts, one after the other, printed; the first goes on to the live plots."""
+    """Return what several starts in turn printed; the first goes on to the live plots."""
     return [open_window(tmp_path_factory.mktemp("start"), *more) for more in (["plots"], [], [])]
 
 
@@ -91,7 +91,7 @@ def test_the_window_shows_within_a_second(starts, capsys):
         ({"QT_QPA_PLATFORM": "xcb"}, "there is no display"),
         ({"DISPLAY": ":97", "QT_QPA_PLATFORM": "xcb"}, "DISPLAY=:97 does not answer"),
         ({"DISPLAY": "nonsense"}, "names no display"),
-        ({"QT_QPA_PLATFORM": "kitchen"}, "QT_QPA_PLATFORM=kitchen is not a platform of Qt's"),
+        ({"QT_QPA_PLATFORM": "kitchen"}, "QT_QPA_PLATFORM=kitchen is no platform of Qt"),
     ],
 )
 def test_without_a_display_one_sentence_names_the_fix_and_the_exit_code_is_1(
@@ -137,7 +137,7 @@ def test_a_file_that_is_not_there_is_a_mistake_of_exit_code_2(tmp_path):
 def bars_of(window) -> list[list[str]]:
     """The tabs of each bar of docks that is seen."""
     direct = Qt.FindChildOption.FindDirectChildrenOnly
-    bars = window.desk.findChildren(QTabBar, options=direct)
+    bars = window.dock_area.findChildren(QTabBar, options=direct)
     return [[bar.tabText(at) for at in range(bar.count())] for bar in bars if bar.isVisible()]
 
 
@@ -153,7 +153,7 @@ def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
     window.resize(1500, 900)
     qtbot.wait(50)
     qtbot.waitUntil(lambda: each_once(window))
-    settings.save_layout("docks", window.desk.saveState())
+    settings.save_layout("docks", window.dock_area.saveState())
     again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     qtbot.addWidget(again)
     again.show()

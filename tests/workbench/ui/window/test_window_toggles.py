@@ -15,7 +15,7 @@ def texts(row, name):
 
 
 def button(row, text):
-    return next(found for found in row.findChildren(QToolButton) if found.text() == text)
+    return next(button for button in row.findChildren(QToolButton) if button.text() == text)
 
 
 def start(qtbot, window):
@@ -27,9 +27,9 @@ def test_a_blocked_option_is_disabled_and_says_why_behind_its_lock(qtbot, ready)
     row = ready.toggles.rows["attention"]
     combo = row.findChild(QComboBox)
     disabled = [
-        combo.itemText(place)
-        for place in range(combo.count())
-        if not combo.model().item(place).isEnabled()
+        combo.itemText(index)
+        for index in range(combo.count())
+        if not combo.model().item(index).isEnabled()
     ]
     assert disabled == ["SDPA flash", "SDPA cuDNN", "FlashAttention 3", "xFormers"]
     assert "xformers is not installed" in row.lock.toolTip()
@@ -100,8 +100,8 @@ def test_an_option_without_effect_says_so_in_words(qtbot, ready):
 
 def test_an_option_that_is_the_default_by_what_it_means_says_so_and_warns_of_nothing(ready):
     row, theme = ready.toggles.rows["compile"], ready.workspace.theme.current
-    found = Evidence("compile", "default", "as default", "every step had the same sizes")
-    row.show_state(RowState("default", evidence=found), theme)
+    evidence = Evidence("compile", "default", "as default", "every step had the same sizes")
+    row.show_state(RowState("default", evidence=evidence), theme)
     label = row.findChild(QLabel, "evidence")
     assert label.text() == "As default: every step had the same sizes"
     assert label.property("tone") != "warning"
@@ -158,9 +158,9 @@ def test_an_option_that_failed_is_red_with_its_reason_until_the_next_change(qtbo
     workspace, row = ready.workspace, ready.toggles.rows["compile"]
     session, before = workspace.session.shown, workspace.session.shown.segments[-1]
     toggles = {**before.configuration.toggles, "compile": "default"}
-    asked = msgspec.structs.replace(before.configuration, toggles=toggles)
+    requested = msgspec.structs.replace(before.configuration, toggles=toggles)
     failed = Evidence("compile", "default", "failed", "torch.compile failed: no graph")
-    session.segments.append(Segment(1, asked, "tried", evidence=[failed]))
+    session.segments.append(Segment(1, requested, "tried", evidence=[failed]))
     session.segments.append(Segment(2, before.configuration, "gone back to"))
     workspace.session.segmentsChanged.emit()
     label = row.findChild(QLabel, "evidence")
