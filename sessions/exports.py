@@ -20,6 +20,7 @@ from sessions.studies import (
     breakdown_tables,
     checklist,
     optimization_words,
+    rank_scaling,
     sweep,
 )
 from sessions.studies.claims import claims_table, newest
@@ -158,6 +159,16 @@ EXPORTS = {
         "a sweep: how the time of each curve grows, with intervals",
         _tables_of(_swept, sweep.fits_table),
         by="sweep",
+    ),
+    "scaling": Export(
+        "scaling over ranks: efficiency, exposed communication, skew and memory of each kind",
+        _tables_of(rank_scaling.scalings, rank_scaling.points_table),
+        by="scale",
+    ),
+    "ranks": Export(
+        "scaling over ranks: what each rank did in a step, and its memory",
+        _tables_of(rank_scaling.scalings, rank_scaling.ranks_table),
+        by="scale",
     ),
     "checks": Export(
         "a checklist: each check, how it ended, its evidence",

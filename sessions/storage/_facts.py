@@ -21,6 +21,7 @@ from sessions.studies import (
     checklist,
     claims,
     optimization_words,
+    rank_scaling,
     sweep,
 )
 
@@ -180,6 +181,19 @@ class _SweepQuestion(_Facts, frozen=True):
     toggles: Texts = []
 
 
+class _ScalingQuestion(_Facts, frozen=True):
+    mode: str = ""
+    batch: Count = 0
+    kinds: Texts = []
+    ranks: list[Count] = []
+
+
+class _ScalingFacts(_Facts, frozen=True):
+    memory: str = ""
+    communication: str = ""
+    device: str = ""
+
+
 class _ProfileFacts(_Facts, frozen=True):
     no_least: str | None = ""
     step_us: Amount | None = None
@@ -217,6 +231,7 @@ _QUESTIONS: dict[str, type[_Facts]] = {
     attribution_words.KIND: _AttributionQuestion,
     optimization_words.KIND: _OptimizationQuestion,
     sweep.KIND: _SweepQuestion,
+    rank_scaling.KIND: _ScalingQuestion,
     checklist.KIND: _ChecklistQuestion,
     claims.KIND: _ClaimsQuestion,
 }
@@ -224,6 +239,7 @@ _ANSWERS: dict[str, type[_Facts]] = {
     attribution_words.KIND: _AttributionFacts,
     optimization_words.KIND: _OptimizationFacts,
     breakdown.KIND: _ProfileFacts,
+    rank_scaling.KIND: _ScalingFacts,
     checklist.KIND: _ChecklistFacts,
 }
 
