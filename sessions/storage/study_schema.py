@@ -257,7 +257,7 @@ _CLAIMS = {
 }
 
 _SCALING = {
-    "points": {
+    "efficiencies": {
         "kind": _text("kind of parallelism, or one device, with which all are compared"),
         "count": _count("number of ranks"),
         "outcome": _text("measured, out of memory, refused or failed"),

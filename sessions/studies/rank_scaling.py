@@ -2,8 +2,8 @@
 
 Strong scaling divides one batch among n ranks: the efficiency is t1 / (n tn). Weak scaling gives
 every rank as many rows as one device had: the efficiency is t1 / tn. Both come from the ratio of
-one paired comparison with one device, and so does the interval. Table ``points`` has one row for
-each kind of parallelism and number of ranks. Table ``ranks`` has one row for each rank of those.
+one paired comparison with one device, and so does the interval. Table ``efficiencies`` has one row
+for each kind of parallelism and number of ranks, and ``ranks`` one for each rank of those.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sessions.studies.attribution_words import rows
 from sessions.studies.sweep import MEASURED
 from sessions.tables import Column, Table
 
-KIND, POINTS, RANKS = "scaling", "points", "ranks"
+KIND, POINTS, RANKS = "scaling", "efficiencies", "ranks"
 STRONG, WEAK = "strong", "weak"
 MODES = (STRONG, WEAK)
 ONE_DEVICE = "one device"  # in place of a kind: what the others are compared with
@@ -63,11 +63,11 @@ def points(study: Study) -> list[dict[str, Any]]:
     """Return the rows of points: kind by kind in the order of the request, ascending in ranks."""
     kinds = [ONE_DEVICE, *map(str, study.request.get("kinds", []))]
 
-    def place(row: dict[str, Any]) -> tuple[int, float]:
+    def order(row: dict[str, Any]) -> tuple[int, float]:
         kind = str(row["kind"])
         return kinds.index(kind) if kind in kinds else len(kinds), float(row["count"])
 
-    return sorted(rows(study, POINTS), key=place)
+    return sorted(rows(study, POINTS), key=order)
 
 
 def curves(study: Study) -> dict[str, list[dict[str, Any]]]:

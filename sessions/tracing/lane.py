@@ -1,4 +1,4 @@
-"""What one rank did in its marked steps: it computed, waited in collectives, or neither.
+"""A rank's time in its marked steps: computing, waiting in collectives, or neither.
 
 On a GPU the device's kernels tell, from the first to the last. On the CPU the innermost operators
 are computation, and gloo's threads show how long collectives run. A collective takes as long as its

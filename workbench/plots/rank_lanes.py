@@ -1,4 +1,4 @@
-"""What each rank does in a step: it computes, waits in collectives, or is idle.
+"""Time of each rank in a step: it computes, waits in collectives, or is idle.
 
 One row for each rank, with its host. A rank that waits longer than others computes faster, or is
 nearer to the rest: a collective takes as long as its slowest rank. Communication beside computation

@@ -227,7 +227,7 @@ class Scale(Command, tag="scale"):
 
     base: Configuration
     ranks: list[int]
-    kinds: list[str] = ["data"]
+    kinds: list[str]
     mode: Literal["strong", "weak"] = "strong"
     budget_s: float = 20.0
     region: float = 0.01

@@ -1,4 +1,4 @@
-"""How steps scale over ranks: efficiency by kind of parallelism, and what each rank did."""
+"""Scaling of steps over ranks: efficiency by kind of parallelism, and the time of each rank."""
 
 from __future__ import annotations
 

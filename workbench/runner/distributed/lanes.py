@@ -1,4 +1,4 @@
-"""What each rank does in a step: all ranks record some steps under the profiler, each its own."""
+"""Recording of each rank's time: all ranks profile the same steps, each its own part."""
 
 from __future__ import annotations
 
