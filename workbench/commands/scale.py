@@ -22,7 +22,6 @@ from sessions.studies.rank_scaling import (
     headline,
     points_table,
     ranks_table,
-    remarks,
     scalings,
     wrong_points,
 )
@@ -141,12 +140,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def study_lines(study: Study) -> list[str]:
     """Return the study for a person."""
     tables = [points_table(study), ranks_table(study)]
-    return [
-        headline(study),
-        "",
-        *(render(table.filled()) for table in tables if table.rows),
-        *remarks(study),
-    ]
+    return [headline(study), "", *(render(table.filled()) for table in tables if table.rows)]
 
 
 def _as_data(outcome: Outcome, saved: str | None, study: Study | None) -> dict[str, Any]:
