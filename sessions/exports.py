@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sessions.energy import energy_table, has_counter
 from sessions.model import KERNELS, Session, Study
-from sessions.studies import breakdown, breakdown_tables, checklist, sweep
+from sessions.studies import breakdown, breakdown_tables, checklist, rank_scaling, sweep
 from sessions.studies.attribution import words as attribution_words
 from sessions.studies.claims import claims_table, newest
 from sessions.studies.kernels import kernels_table
@@ -153,6 +153,16 @@ EXPORTS = {
         "a sweep: how the time of each curve grows, with intervals",
         _tables_of(_swept, sweep.fits_table),
         by="sweep",
+    ),
+    "scaling": Export(
+        "scaling over ranks: efficiency, exposed communication, skew and memory of each kind",
+        _tables_of(rank_scaling.scalings, rank_scaling.points_table),
+        by="scale",
+    ),
+    "ranks": Export(
+        "scaling over ranks: what each rank did in a step, and its memory",
+        _tables_of(rank_scaling.scalings, rank_scaling.ranks_table),
+        by="scale",
     ),
     "checks": Export(
         "a checklist: each check, how it ended, its evidence",

@@ -20,10 +20,10 @@ import msgspec
 from sessions.model import Configuration, PairedComparison
 from sessions.verdicts.verdict import MIN_PAIRS
 from workbench import state_files, state_folder
-from workbench.protocol import Attribute, Catalogue, Compare, Optimize, Start, Validate
+from workbench.protocol import Attribute, Catalogue, Compare, Optimize, Scale, Start, Validate
 
 PRECISION = "precision"  # the toggle that a kind names
-Judging = TypeVar("Judging", Compare, Attribute, Optimize, Validate, Start)
+Judging = TypeVar("Judging", Compare, Attribute, Optimize, Validate, Scale, Start)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ def _compared(catalogue: Catalogue, command: Judging) -> list[Configuration]:
         return [command.base, command.other]
     if isinstance(command, Attribute):
         return [command.base, _with(command.base, command.toggles)]
-    if isinstance(command, Optimize):
+    if isinstance(command, Optimize | Scale):
         return [command.base]
     if isinstance(command, Start):
         return [command.configuration]

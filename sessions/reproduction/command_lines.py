@@ -46,6 +46,7 @@ _ASKED = {
     "attribute": "An attribution",
     "optimize": "An optimization",
     "sweep": "A sweep",
+    "scale": "A scaling study",
     "profile": "A profile",
     "validate": "A checklist",
     "bench": "A benchmark",
@@ -244,7 +245,7 @@ def repeatable(session: Session) -> bool:
 def session_commands(session: Session, stem: str = "again") -> str:
     """Return a shell script that repeats what the session did, each part into its own file.
 
-    Studies (attribution, sweep, profile, checklist, claims), comparisons, calibrations and
+    Studies (attribution, sweep, scaling, profile, checklist, claims), comparisons, calibrations and
     benchmarks are requested again as they were. Everything else runs for as many steps as before.
     Files without orders contain only the requests of comparisons and claims; of other studies the
     segments run. Interrupted requests are repeated like complete ones. A comment stands for what no

@@ -101,6 +101,18 @@ def _sweep(command: Mapping[str, Any], output: str) -> list[str]:
     return ["sweep", *of_configuration(base, base.toggles, words, output)]
 
 
+def _scale(command: Mapping[str, Any], output: str) -> list[str]:
+    base = _read(command["base"])
+    words = ["--ranks", ",".join(map(exactly, command["ranks"]))]
+    words += option("--mode", name(command["mode"], "mode"))
+    words += option("--kinds", ",".join(name(kind, "kind") for kind in command["kinds"]))
+    words += option("--with", chosen(command["toggles"])) if command["toggles"] else []
+    words += ["--budget", exactly(command["budget_s"])]
+    words += ["--region", exactly(100 * command["region"])]
+    words += [] if command["lanes"] else ["--no-lanes"]
+    return ["scale", *of_configuration(base, base.toggles, words, output)]
+
+
 def _profile(command: Mapping[str, Any], output: str) -> list[str]:
     configurations = list(map(_read, command["configurations"]))
     first, last = configurations[0], configurations[-1]
@@ -160,6 +172,7 @@ _KINDS = {
     "attribute": _attribute,
     "optimize": _optimize,
     "sweep": _sweep,
+    "scale": _scale,
     "profile": _profile,
     "validate": _validate,
     "bench": _bench,

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from sessions.errors import SessionError
 from sessions.model import Scalar
-from sessions.studies import breakdown, checklist, claims, sweep
+from sessions.studies import breakdown, checklist, claims, rank_scaling, sweep
 from sessions.studies.attribution import words as attribution_words
 from sessions.studies.optimization import words as optimization_words
 
@@ -175,6 +175,19 @@ class _SweepQuestion(_Facts, frozen=True):
     toggles: Texts = []
 
 
+class _ScalingQuestion(_Facts, frozen=True):
+    mode: str = ""
+    batch: Count = 0
+    kinds: Texts = []
+    ranks: list[Count] = []
+
+
+class _ScalingFacts(_Facts, frozen=True):
+    memory: str = ""
+    communication: str = ""
+    device: str = ""
+
+
 class _ProfileFacts(_Facts, frozen=True):
     no_least: str | None = ""
     step_us: Amount | None = None
@@ -212,6 +225,7 @@ _QUESTIONS: dict[str, type[_Facts]] = {
     attribution_words.KIND: _AttributionQuestion,
     optimization_words.KIND: _OptimizationQuestion,
     sweep.KIND: _SweepQuestion,
+    rank_scaling.KIND: _ScalingQuestion,
     checklist.KIND: _ChecklistQuestion,
     claims.KIND: _ClaimsQuestion,
 }
@@ -219,6 +233,7 @@ _ANSWERS: dict[str, type[_Facts]] = {
     attribution_words.KIND: _AttributionFacts,
     optimization_words.KIND: _OptimizationFacts,
     breakdown.KIND: _ProfileFacts,
+    rank_scaling.KIND: _ScalingFacts,
     checklist.KIND: _ChecklistFacts,
 }
 

@@ -256,11 +256,54 @@ _CLAIMS = {
     }
 }
 
+_SCALING = {
+    "efficiencies": {
+        "kind": _text("kind of parallelism, or one device, with which all are compared"),
+        "count": _count("number of ranks"),
+        "outcome": _text("measured, out of memory, refused or failed"),
+        "reason": _text("why it is not measured or what to know about it, or empty"),
+        "comparison": _count("paired comparison with one device, counted from 1; 0: none"),
+        "ratio": _column("step time over one device's"),
+        "ratio_low": _column("lower end of the 95 % interval of ratio"),
+        "ratio_high": _column("upper end of the 95 % interval of ratio"),
+        "verdict": _text("FASTER, SLOWER, SAME or UNDECIDED, of the comparison by itself"),
+        "pairs": _count("pairs of blocks that count"),
+        "efficiency": _column("strong: t1 / (n tn); weak: t1 / tn; 1 is ideal"),
+        **_interval("efficiency"),
+        "step_ms": _column("median of the medians of its blocks", "ms"),
+        "exposed_ms": _column(
+            "time of a profiled step in collectives while the rank computes nothing, median of "
+            "the ranks, NaN where not measured", "ms"),
+        "communication_ms": _column(
+            "time of a profiled step in collectives, median of the ranks, NaN where not measured",
+            "ms"),
+        "skew_ms": _column(
+            "by how much the slowest rank computes longer than the median rank in a profiled step, "
+            "NaN where not measured", "ms"),
+        "peak_bytes": _column("memory of the rank that needs most, NaN where unknown", "bytes"),
+        "wrong": _column("1 where its numbers are wrong, 0 where right, NaN where not checked"),
+        "numerics": _text("result of the numerical check, as a sentence"),
+    },
+    "ranks": {
+        "kind": _text("kind of parallelism"),
+        "count": _count("number of ranks"),
+        "rank": _count("rank, counted from 0"),
+        "host": _text("its host, empty where unknown"),
+        "step_ms": _column("time of a step under the profiler, NaN where not measured", "ms"),
+        "computing_ms": _column("of which it computed, communicating meanwhile or not", "ms"),
+        "waiting_ms": _column("of which it was in collectives and computed nothing", "ms"),
+        "idle_ms": _column("of which it did neither", "ms"),
+        "communication_ms": _column("time in collectives, overlapped or not", "ms"),
+        "peak_bytes": _column("highest memory in steps, NaN where unknown", "bytes"),
+    },
+}  # fmt: skip
+
 # By Study.kind, then by table.
 STUDIES = {
     "attribution": _ATTRIBUTION,
     "optimization": _OPTIMIZATION,
     "sweep": _SWEEP,
+    "scaling": _SCALING,
     "profile": _PROFILE,
     "checklist": _CHECKLIST,
     "claims": _CLAIMS,

@@ -8,12 +8,14 @@ from functools import lru_cache
 
 OPTIMIZER = "optimizer"
 HOST = "host"
+COMMUNICATION = "communication"
 INDUCTOR = "fused by Inductor"
 OTHER = "other"
 
 # The first match wins, so special patterns precede general ones.
 _PATTERNS = (
-    ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast_kernel"),
+    (COMMUNICATION, r"^gloo:|nccl|c10d|all_?reduce|all_?gather|reduce_scatter|all_to_all"
+     r"|broadcast_kernel"),
     ("attention", r"flash|fmha|attention|attn|scaled_dot_product|flex"),
     (INDUCTOR, r"^triton_(poi|red|per|for|tem|unk|spl)_|cpp_fused|CompiledFxGraph"),
     ("matrix product", r"gemm|gemv|xmma|nvjet|cutlass|cublas|splitk"

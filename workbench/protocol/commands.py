@@ -215,6 +215,30 @@ class Sweep(Command, tag="sweep"):
     seed: int = 0
 
 
+class Scale(Command, tag="scale"):
+    """Compare a training step on one device with the same on more ranks; answered by a study.
+
+    ``ranks``: their numbers. ``kinds`` as in ``workbench.runner.experiments.rank_kinds``. ``mode``:
+    "strong" divides the batch of ``base`` among the ranks, "weak" gives every rank such a batch.
+    ``budget_s``: seconds of alternating for each comparison. ``lanes``: record what each rank does
+    in some steps, after everything was timed. ``toggles``: set over those of ``base`` on several
+    ranks. The rest as in ``Compare``.
+    """
+
+    base: Configuration
+    ranks: list[int]
+    kinds: list[str]
+    mode: Literal["strong", "weak"] = "strong"
+    budget_s: float = 20.0
+    region: float = 0.01
+    floor: float = 0.0
+    floor_note: str = ""
+    half_width: float = 0.005
+    seed: int = 0
+    lanes: bool = True
+    toggles: dict[str, str] = {}
+
+
 class Script(Command, tag="script"):
     """Watch a training script that is being started, until it ends or Cancel.
 
@@ -273,7 +297,16 @@ class Quit(Command, tag="quit"):
 
 
 RunCommand = (  # run by themselves
-    Start | Bench | Compare | Attribute | Optimize | Validate | Profile | Sweep | MeasureCeilings
+    Start
+    | Bench
+    | Compare
+    | Attribute
+    | Optimize
+    | Validate
+    | Profile
+    | Sweep
+    | Scale
+    | MeasureCeilings
 )
 AnyCommand = (
     RunCommand

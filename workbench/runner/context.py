@@ -206,6 +206,10 @@ class Rig:
         facts: dict[str, Scalar] = {OWN_PEAK: own, OTHERS: memory.others_bytes}
         self.wire.send(protocol.Facts(segment=self.segment, ledger=facts))
 
+    def own_peak(self, segment: int) -> float:
+        """Return the segment's highest peak in bytes, as its facts have it; NaN if unknown."""
+        return self._own_peaks.get(segment, math.nan)
+
     def facts_of(self, arm: Arm, segment: int) -> dict[str, Scalar]:
         """Return the arm's ledger, and the ceilings for the segment's steps if they are known."""
         facts = {**arm.ledger, **arm.counted}

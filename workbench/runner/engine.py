@@ -23,6 +23,7 @@ from workbench.runner.experiments.measure_ceilings import CeilingsRun
 from workbench.runner.experiments.optimize import OptimizeRun
 from workbench.runner.experiments.profile import ProfileRun
 from workbench.runner.experiments.run import Run, RunEnded
+from workbench.runner.experiments.scale import ScaleRun
 from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.experiments.validate import ValidateRun
 from workbench.runner.failures import Cancelled, explain
@@ -50,6 +51,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Validate: ValidateRun,
     protocol.Profile: ProfileRun,
     protocol.Sweep: SweepRun,
+    protocol.Scale: ScaleRun,
     protocol.MeasureCeilings: CeilingsRun,
 }
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one

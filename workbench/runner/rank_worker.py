@@ -33,6 +33,7 @@ from workbench.runner.distributed.messages import (
     Leave,
     Order,
     Ready,
+    Record,
     Step,
 )
 from workbench.runner.distributed.world import ADDRESS, START_S, TOKEN, join, rank
@@ -96,6 +97,8 @@ class WorkerLoop:
                 evaluate(order.name, arm)
             case Compare():
                 arm.divided.compare(arm)
+            case Record():
+                arm.divided.record(order.phase, order.steps)
             case Leave():
                 self._entered.close()
 

@@ -35,7 +35,8 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     out = capsys.readouterr().out
     assert " ".join(COMMANDS) == (
         "ab attribute bench calibrate ceilings check compare completion demo doctor export "
-        "history info onnx optimize profile recover report reproduce run sweep toggles validate"
+        "history info onnx optimize profile recover report reproduce run scale sweep toggles "
+        "validate"
     )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
@@ -62,6 +63,7 @@ def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
         "optimize": ["hydra"],
         "reproduce": ["moe"],
         "onnx": ["hydra", "-o", "x.onnx"],
+        "scale": ["hydra"],
         "sweep": ["hydra", "--over", "preset=tiny"],
         "info": [str(pair[0])],
         "completion": ["bash"],

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import profile_samples
 import pytest
+import scaling_samples
 from PySide6.QtGui import QGuiApplication, QImage
 from synthetic import bench_session, cpu_session, empty_session, gpu_session, sweep_study
 
@@ -41,7 +42,8 @@ def sessions_to_show():
     profiled = Session(title="profiled", studies=[profile_samples.rich_study(blocks=2)])
     swept = [Session(studies=[sweep_study()]), Session(studies=[sweep_study(two=True)])]
     described = [profile_samples.session(2), profiled]
-    return [gpu_session(4, 300), *described, *swept, bench_session(), energy_session()]
+    scaled = Session(studies=[scaling_samples.study()])
+    return [gpu_session(4, 300), *described, *swept, scaled, bench_session(), energy_session()]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import attribution_samples
 import claims_samples
 import optimization_samples
 import profile_samples
+import scaling_samples
 from synthetic import bench_session, comparison, gpu_session, sweep_study
 
 from sessions.model import Evidence, Session, Study
@@ -52,6 +53,7 @@ def everything() -> Session:
         attribution_samples.study(),
         optimization_samples.study(),
         sweep_study(),
+        scaling_samples.study(),
         profile_samples.study(),
         checked(),
     ]

@@ -54,6 +54,13 @@ class Compare(msgspec.Struct, tag="compare"):
     """Compare the variant's weights with rank 0's."""
 
 
+class Record(msgspec.Struct, tag="record"):
+    """Begin, mark or end the recording of what this rank does in ``steps`` steps."""
+
+    phase: str
+    steps: int = 0
+
+
 class Leave(msgspec.Struct, tag="leave"):
     """End the steps of the variant for the time being."""
 
@@ -94,5 +101,5 @@ class Alive(msgspec.Struct, tag="alive"):
     steps: int
 
 
-Order = Arrange | Build | Enter | Step | Evaluate | Compare | Leave | Forget
+Order = Arrange | Build | Enter | Step | Evaluate | Compare | Record | Leave | Forget
 Answer = Hello | Ready | Failed | Alive

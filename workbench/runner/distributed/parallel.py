@@ -22,6 +22,14 @@ from workbench.runner.distributed.collectives import (
     sum_over_ranks,
 )
 from workbench.runner.distributed.data import FullyShard, Replicate
+from workbench.runner.distributed.lanes import (
+    BEGIN,
+    END,
+    MARK,
+    LaneRecorder,
+    RankLane,
+    gather_lanes,
+)
 from workbench.runner.distributed.local_weights import LocalWeights, local
 from workbench.runner.distributed.messages import (
     Arrange,
@@ -31,9 +39,11 @@ from workbench.runner.distributed.messages import (
     Evaluate,
     Leave,
     Order,
+    Record,
     Step,
 )
 from workbench.runner.distributed.pipeline import Pipeline
+from workbench.runner.environment import host
 
 if TYPE_CHECKING:
     from models import Model
@@ -81,6 +91,7 @@ class Parallel:
         self.fully_shard: FullyShard | None = None
         self.pipeline: Pipeline | None = None
         self._build, self._device = build, build.situation.device
+        self._lane = LaneRecorder(self._device)
         self._along_sequence = build.along_sequence
         self._synchronizes = weights.layout.tensor > 1 and _may_diverge(build)
         self._trainer: Trainer | None = None
@@ -214,6 +225,24 @@ class Parallel:
                 self._world.tell(Compare())
             self._read_peak(arm)
             self._compare(arm)
+
+    def record_lanes(self, arm: DividedVariant, steps: int) -> list[RankLane]:
+        """Return what every rank does in ``steps`` steps, which all of them profile; if entered."""
+        for phase, count in ((BEGIN, 1), (MARK, steps)):
+            self.record(phase)
+            for _ in range(count):
+                arm.ready()
+                arm.step()
+        return self.record(END, steps)
+
+    def record(self, phase: str, steps: int = 0) -> list[RankLane]:
+        """Begin, mark or end a recording on all ranks; return the lanes at its end."""
+        with self._on_all_ranks(Record(phase, steps)):
+            lane = self._lane.follow(phase, steps)
+            if lane is None:
+                return []
+            own = RankLane(self.rank, host(), lane)
+            return gather_lanes(own, self._device, self.weights.mesh.group)
 
     def _compare(self, arm: DividedVariant) -> None:
         """Compare what the ranks have, on all of them at the same time."""

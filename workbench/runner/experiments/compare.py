@@ -10,7 +10,14 @@ import random
 import time
 from collections.abc import Callable
 
-from sessions.model import Configuration, EnergyPairs, Judgement, Prediction, Scalar
+from sessions.model import (
+    Configuration,
+    EnergyPairs,
+    Judgement,
+    Numerics,
+    Prediction,
+    Scalar,
+)
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.config.resolve import LONGEST_S, demand
@@ -62,6 +69,7 @@ class CompareRun:
         self._began = self._ended = 0.0  # by the alternation's clock
         self._began_ns = 0
         self._judgement: Judgement | None = None
+        self.numerics: list[Numerics] = []  # of the arms that were checked
         self._prediction: Prediction | None = None
         self._plan = rebuilding.Plan()
         self._build = max((block.build for block in self._blocks), default=0)
@@ -75,6 +83,21 @@ class CompareRun:
     def configuration(self) -> Configuration:
         """The one to change if the comparison fails."""
         return self._command.other
+
+    @property
+    def contenders(self) -> list[Contender]:
+        """Return both sides; what was measured of them stays after the end."""
+        return self._alternation.contenders
+
+    @property
+    def blocks(self) -> list[protocol.Block]:
+        """Return the blocks so far."""
+        return self._blocks
+
+    @property
+    def number(self) -> int:
+        """Return the number of the comparison in its session, from 1 on; 0 before it begins."""
+        return self._index + 1
 
     @property
     def judgement(self) -> Judgement | None:
@@ -182,6 +205,7 @@ class CompareRun:
         """Warm up, ask for evidence, check the numbers."""
         self._alternation.settle(contender)
         numerics = self._alternation.check(contender)
+        self.numerics.append(numerics)
         self._rig.wire.send(
             protocol.NumericsChecked(
                 comparison=self._index, arm=contender.number, numerics=numerics

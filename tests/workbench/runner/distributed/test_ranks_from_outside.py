@@ -1,11 +1,152 @@
-"""Ranks that torchrun starts bound how many a configuration can use."""
+"""Ranks that torchrun starts, under one agent for each of two hosts; they bound what is used."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
 import pytest
 from built import blocked
+from ended import assert_end
+from rank_checks import needs_cores
+from runner_driver import Driver
 
 from sessions.model import Configuration
+from workbench import protocol
+from workbench.cli import main
+
+TINY = (
+    *("hydra", "--preset", "tiny", "--workload", "train", "--set", "batch=4"),
+    *("--set", "sequence=16", "--set", "dim=32", "--set", "n_layers=2", "--set", "n_heads=2"),
+)
+END_S = 30.0  # for agents, which poll their ranks
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Two "hosts" of this machine: the second one's agent, and the command of the first one's."""
+
+    first: tuple[str, ...]
+    second: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def worker(self) -> psutil.Process:
+        """The rank of the second host."""
+        agent = psutil.Process(self.second.pid)
+        (process,) = (
+            p for p in agent.children(recursive=True) if "workbench.runner" in p.cmdline()
+        )
+        return process
+
+
+def agent(port: int, host: int, ranks: int) -> tuple[str, ...]:
+    """Return the command of one host's agent, which starts ``ranks`` ranks."""
+    return (
+        *(sys.executable, "-P", "-m", "torch.distributed.run", "--nnodes", "2"),
+        *("--nproc-per-node", str(ranks), "--node-rank", str(host)),
+        *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+        *("--max-restarts", "0", "-m", "workbench.runner"),
+    )
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch, request) -> Iterator[Hosts]:
+    """Start the second host's agent; after the test both hosts have no process left."""
+    ranks = getattr(request, "param", 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = tmp_path / "second.log"
+    with log.open("wb") as stream:
+        second = subprocess.Popen(
+            agent(port, 1, ranks), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
+        )
+    processes = [psutil.Process(second.pid)]
+    try:
+        yield Hosts(agent(port, 0, ranks), second, log)
+        second.wait(END_S)  # it ends with its ranks, and these with rank 0
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes += processes[0].children(recursive=True)
+        second.terminate()
+        second.wait()
+        assert_end(processes, END_S)
+
+
+@needs_cores
+def test_data_parallelism_over_two_hosts_has_a_verdict(hosts, capsys):
+    words = ("--b", "data_parallel=2", "--budget", "1", "--builds", "1", "--no-energy", "--json")
+    code = main(["ab", *TINY, *words, "--runner", shlex.join(hosts.first)])
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert code == 0, (err, hosts.log.read_text())
+    assert data["reason"] == "done" and not data["failures"] and not data["wrong"]
+    assert data["pairs"] > 0 and data["low"] < data["ratio"] < data["high"]
+    evidence = {of["toggle"]: of for of in data["arms"][1]["evidence"]}["data_parallel"]
+    assert evidence["status"] == "effective", evidence
+    assert "2 ranks compute 2 sequences each" in evidence["text"]
+
+
+@pytest.mark.slow
+@needs_cores
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_scaling_over_two_hosts_of_two_ranks_is_measured_and_right(hosts, capsys):
+    words = ("--ranks", "1,2,4", "--kinds", "data,fsdp,data+tensor", "--budget", "0.5", "--json")
+    code = main(
+        ["scale", *TINY, "--set", "n_kv_heads=2", *words, "--runner", shlex.join(hosts.first)]
+    )
+    data = json.loads(capsys.readouterr().out)
+    outcomes = {(row["kind"], row["count"]): row for row in data["efficiencies"]}
+    assert code == 0 and len(outcomes) == 7
+    refused = outcomes.pop(("data+tensor", 2))
+    assert refused["outcome"] == "refused" and "needs 4 ranks" in refused["reason"]
+    assert {row["outcome"] for row in outcomes.values()} == {"measured"}
+    assert {row["wrong"] for row in outcomes.values()} == {0.0}
+    assert len(data["ranks"]) == 2 + 2 + 4 + 4 + 4
+    assert all(row["computing_ms"] > 0 for row in data["ranks"])
+
+
+@pytest.mark.slow
+@needs_cores
+def test_a_rank_of_another_host_that_is_killed_is_named_and_one_device_goes_on(hosts):
+    driver = Driver(command=hosts.first, environment={**os.environ})
+    try:
+        driver.until_state("idle")
+        settings = {"batch": 4, "sequence": 16}
+        alone = Configuration(family="hydra", preset="tiny", workload="train", settings=settings)
+        together = protocol.Start(configuration=_with(alone, data_parallel="2"))
+        driver.send(together)
+        driver.until(protocol.EvidenceFound)
+        hosts.worker.kill()
+        failure = driver.until(protocol.Failure, 10.0)
+        assert failure.kind == "ranks", failure
+        assert "rank 1 (on " in failure.sentence and ", in step " in failure.sentence
+        assert "ended, or its host cannot be reached" in failure.sentence
+        driver.until_state("idle")
+        driver.start(_with(alone, data_parallel="off"), steps=3)
+        assert driver.finish().reason == "done", driver.describe()
+    finally:
+        driver.close()
+
+
+def _with(configuration: Configuration, **toggles: str) -> Configuration:
+    return Configuration(
+        family=configuration.family,
+        preset=configuration.preset,
+        workload=configuration.workload,
+        settings=configuration.settings,
+        toggles=toggles,
+    )
 
 
 @pytest.mark.parametrize("ranks", ["2", "4"])

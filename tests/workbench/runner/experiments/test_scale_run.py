@@ -1,0 +1,134 @@
+"""Scaling by the real runner and processes: verdicts, checked numbers, lanes; refusals."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_checks import needs_cores
+from recording_wire import RecordingWire
+
+from sessions.storage.study_schema import columns_of
+from sessions.studies.rank_scaling import KIND, POINTS, RANKS, curves, points, ranks_of
+from workbench import protocol
+from workbench.runner.context import Rig
+from workbench.runner.distributed import world
+from workbench.runner.experiments.rank_kinds import KINDS, RanksError, require_kind, toggles_of
+from workbench.runner.experiments.scale import ScaleRun
+from workbench.runner.failures import Mistake
+from workbench.runner.toggles import all_toggles
+
+HERE = [kind for kind, (toggle, _) in KINDS.items() if toggle in all_toggles()]
+
+
+@pytest.fixture
+def rig():
+    return Rig(RecordingWire(), torch.device("cpu"))
+
+
+@pytest.fixture
+def base(small):
+    model = {**small.model, "n_kv_heads": 2}
+    settings = {"batch": 4, "sequence": 16}
+    return msgspec.structs.replace(small, model=model, settings=settings, workload="train")
+
+
+def scale(runner, base, **options):
+    """Return the study of a run that came to its end."""
+    runner.send(protocol.Scale(base=base, **{"kinds": ["data"], "budget_s": 0.3, **options}))
+    assert runner.finish().reason == "done", runner.describe()
+    return runner.session.studies[-1]
+
+
+@needs_cores
+def test_two_ranks_have_a_verdict_against_one_device_and_lanes(runner, base):
+    before = len(runner.session.comparisons)
+    study = scale(runner, base, ranks=[1, 2, 512], kinds=["data"])
+    assert study.kind == KIND
+    for table in (POINTS, RANKS):
+        assert set(study.tables[table]) == set(columns_of(KIND, table)), table
+    (row,) = curves(study)["data"]
+    comparison = runner.session.comparisons[int(row["comparison"]) - 1]
+    assert len(runner.session.comparisons) == before + 1
+    assert row["ratio"] == pytest.approx(comparison.ratio)
+    assert row["efficiency"] == pytest.approx(1 / (2 * row["ratio"]))
+    assert row["low"] <= row["efficiency"] <= row["high"]
+    assert row["wrong"] == 0 and row["verdict"] == comparison.verdict
+    one, refused = (next(of for of in points(study) if of["count"] == n) for n in (1, 512))
+    assert one["step_ms"] > 0 and one["wrong"] == 0
+    assert refused["outcome"] == "refused" and "512 ranks" in refused["reason"]
+    ranks = ranks_of(study, row)
+    assert [of["rank"] for of in ranks] == [0, 1] and all(of["host"] for of in ranks)
+    for of in ranks:
+        assert of["computing_ms"] > 0 and of["communication_ms"] > 0 and of["peak_bytes"] > 1e6
+        parts = of["computing_ms"] + of["waiting_ms"] + of["idle_ms"]
+        assert parts == pytest.approx(of["step_ms"], rel=0.01)
+    assert row["exposed_ms"] >= 0 and row["skew_ms"] >= 0
+    assert "3 steps under the profiler" in study.facts["communication"]
+
+
+@needs_cores
+@pytest.mark.slow
+def test_weak_scaling_gives_every_rank_a_batch_of_its_own(runner, base):
+    kinds = ["data", "fsdp", "sequence", "pipeline"]
+    study = scale(runner, base, ranks=[2], kinds=kinds, mode="weak", lanes=False)
+    assert set(curves(study)) == set(kinds)
+    for (row,) in curves(study).values():
+        assert row["efficiency"] == pytest.approx(1 / row["ratio"]) and row["wrong"] == 0
+        assert math.isnan(row["exposed_ms"])
+    batches = {of.configuration.settings["batch"] for of in runner.session.segments[-8:]}
+    assert batches == {4, 8}
+    assert "not measured" in study.facts["communication"]
+
+
+@needs_cores
+@pytest.mark.slow
+def test_four_ranks_of_every_kind_are_right(monkeypatch, base, rig):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    kinds = ["data", "fsdp", "hybrid", "data+tensor", "data+pipeline", "fsdp+sequence"]
+    ScaleRun(rig, protocol.Scale(base=base, ranks=[2, 4], kinds=kinds, budget_s=0.3)).execute()
+    world.close()
+    sent = [m for m in rig.wire.sent if isinstance(m, protocol.StudyRows) and m.table == POINTS]
+    rows = list(
+        zip(*(sent[-1].columns[n] for n in ("kind", "count", "outcome", "wrong")), strict=True)
+    )
+    assert [row for row in rows if row[1] == 4] == [(kind, 4, "measured", 0.0) for kind in kinds]
+
+
+@given(st.lists(st.sampled_from(HERE), min_size=1, max_size=3), st.sampled_from([2, 4, 8, 16, 64]))
+def test_a_kind_takes_all_ranks_or_says_why_not(parts, ranks):
+    kind = "+".join(parts)
+    takers = [KINDS[part][0] for part in parts]
+    if len(set(takers)) < len(takers):
+        with pytest.raises(Mistake):
+            require_kind(kind)
+        return
+    require_kind(kind)
+    try:
+        toggles = toggles_of(kind, ranks)
+    except RanksError as error:
+        assert "ranks" in str(error)
+        return
+    assert math.prod(int(toggles[toggle]) for toggle in takers) == ranks
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"ranks": [1]}, "name at least one number above 1"),
+        ({"ranks": [2], "kinds": ["magic"]}, "kind: unknown 'magic'"),
+        ({"ranks": [2], "kinds": ["data", "data"]}, "each once"),
+        ({"ranks": [2], "kinds": ["data+fsdp"]}, "use the same ranks"),
+        ({"ranks": [512]}, "512 ranks"),
+    ],
+)
+def test_what_cannot_be_measured_at_all_is_refused(runner, base, options, sentence):
+    runner.send(protocol.Scale(base=base, **{"kinds": ["data"], **options}))
+    failure = runner.until(protocol.Failure)
+    assert failure.kind == "mistake" and sentence in failure.sentence
+    assert runner.finish().reason == "failed"

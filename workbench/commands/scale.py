@@ -1,0 +1,160 @@
+"""Compare training steps on several GPUs with one: efficiency, exposed communication, skew, memory.
+
+Kinds: data (replicas), gradients and fsdp (shards of weights), hybrid (shards within halves),
+tensor, sequence (tensor and sequence), pipeline, context, expert. They combine with +, where the
+second one takes two ranks: data+tensor. Without a GPU, ranks are processes that share the CPU.
+Wrong numbers exit with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from sessions.model import Study
+from sessions.studies.attribution_words import rows
+from sessions.studies.rank_scaling import (
+    MODES,
+    POINTS,
+    RANKS,
+    STRONG,
+    curves,
+    headline,
+    points_table,
+    ranks_table,
+    scalings,
+    wrong_points,
+)
+from workbench import calibration, protocol
+from workbench.client import headless
+from workbench.client.headless import Outcome
+from workbench.commands._arguments import budget_argument, region_argument, result_arguments
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    Command,
+    answer,
+    answer_json,
+    check_session,
+)
+from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._tables import render
+from workbench.commands.run import configuration_arguments, configure, with_toggles
+
+BUDGET_S = 20.0
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser)
+    parser.set_defaults(workload="train")
+    parser.add_argument(
+        "--ranks",
+        type=_counts,
+        default=[1, 2],
+        metavar="N,...",
+        help="numbers of ranks; one device is always measured; default: 1,2",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        default=STRONG,
+        help="strong: the ranks divide the batch; weak: each has such a batch; default: strong",
+    )
+    parser.add_argument(
+        "--kinds",
+        type=_names,
+        default=["data"],
+        metavar="KIND,...",
+        help="data, gradients, fsdp, hybrid, tensor, sequence, pipeline, context, expert, or "
+        "several with +, as data+tensor; default: data",
+    )
+    parser.add_argument(
+        "--with",
+        dest="beside",
+        default="",
+        metavar="NAME=OPTION,...",
+        help="toggles of the steps on several ranks alone, as micro_batches=8",
+    )
+    budget_argument(parser, BUDGET_S, "of alternating for each comparison, at most")
+    region_argument(parser)
+    parser.add_argument(
+        "--no-lanes",
+        action="store_true",
+        help="do not record what each rank does: exposed communication and skew stay unknown",
+    )
+    result_arguments(parser)
+
+
+def _counts(text: str) -> list[int]:
+    """Return numbers of ranks such as 1,2,4, for argparse."""
+    counts = _names(text)
+    if not counts or not all(count.isdecimal() and int(count) > 0 for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks as 1,2,4")
+    return [int(count) for count in counts]
+
+
+def _names(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    check_session(arguments.output)
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Scale:
+        base = configure(catalogue, arguments)
+        beside = with_toggles(catalogue, base, arguments.beside).toggles
+        command = protocol.Scale(
+            base=base,
+            ranks=arguments.ranks,
+            kinds=arguments.kinds,
+            mode=arguments.mode,
+            budget_s=arguments.budget,
+            region=arguments.region / 100,
+            seed=arguments.seed,
+            lanes=not arguments.no_lanes,
+            toggles={
+                name: option for name, option in beside.items() if base.toggles.get(name) != option
+            },
+        )
+        return calibration.respected(catalogue, command)
+
+    with Bar() as bar:
+        outcome = headless.run(begin, watch=bar.watch)
+    study = next(reversed(scalings(outcome.session)), None)
+    if study is not None:
+        outcome.session.title = study.title
+    saved = settle(outcome, arguments.output)
+    if arguments.json:
+        answer_json(_as_data(outcome, saved, study))
+    else:
+        if study is not None:
+            answer("\n".join(study_lines(study)))
+        if saved:
+            answer(f"saved {saved}")
+    code = exit_code(outcome)
+    if code != DONE or study is None:
+        return code
+    return FAILED if wrong_points(study) or not curves(study) else DONE
+
+
+def study_lines(study: Study) -> list[str]:
+    """Return the study for a person."""
+    tables = [points_table(study), ranks_table(study)]
+    return [headline(study), "", *(render(table.filled()) for table in tables if table.rows)]
+
+
+def _as_data(outcome: Outcome, saved: str | None, study: Study | None) -> dict[str, Any]:
+    """Return the outcome for programs."""
+    data = as_data(outcome, saved)
+    if study is None:
+        return data
+    data |= {**study.request, **study.facts, "headline": headline(study)}
+    for table in (POINTS, RANKS):
+        data[table] = rows(study, table)
+    data["wrong"] = wrong_points(study)
+    return data
+
+
+COMMAND = Command(
+    name="scale", help=__doc__, arguments=_arguments, run=_run, tabular=True, drives=True
+)

@@ -1,0 +1,377 @@
+"""A run that measures how steps scale over ranks: paired comparisons with one device.
+
+Every kind and number of ranks is compared with one device in blocks that alternate, and its numbers
+are checked. What each rank does is recorded after everything was timed: a profiler may leave later
+steps slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import msgspec
+
+from sessions.model import Configuration, Numerics, Scalar
+from sessions.studies import rank_scaling
+from sessions.studies.rank_scaling import (
+    KIND,
+    MODES,
+    ONE_DEVICE,
+    POINTS,
+    RANKS,
+    STRONG,
+    efficiency,
+    skew_ms,
+)
+from sessions.studies.sweep import FAILED, MEASURED, OUT_OF_MEMORY, REFUSED
+from workbench import protocol
+from workbench.runner.config.resolve import demand, require_unblocked, resolve
+from workbench.runner.context import Rig
+from workbench.runner.experiments.blocks import Contender
+from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.rank_kinds import require_kind, toggles_of
+from workbench.runner.experiments.run import RunEnded
+from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.toggles import Situation
+from workbench.runner.toggles._ranks import layout_of
+
+LANE_STEPS = 3  # that are profiled at each point
+MOST_RANKS = 1024
+BUSY = "Scaling is being measured; stop before changing a toggle."
+ON_CPU = (
+    "Without a GPU the ranks are processes that share the CPU: results are checked, and times do "
+    "not show how GPUs scale"
+)
+RECORDED = (
+    "Exposed communication and skew come from {steps} steps under the profiler, after all timing: "
+    "time in collectives in which a rank computes nothing, which includes waiting for slower ranks"
+)
+NOT_RECORDED = "Exposed communication and skew were not measured"
+_OUTCOMES = {"out-of-memory": OUT_OF_MEMORY}
+_RATIOS = ("ratio", "ratio_low", "ratio_high", "efficiency", "low", "high")
+_AMOUNTS = ("step_ms", "exposed_ms", "communication_ms", "skew_ms", "peak_bytes", "wrong")
+_TIMES = ("step_ms", "computing_ms", "waiting_ms", "idle_ms", "communication_ms")  # of a lane
+_BLANK: dict[str, float | str | None] = {
+    **dict.fromkeys((*_RATIOS, *_AMOUNTS), math.nan),
+    **dict.fromkeys(("comparison", "pairs"), 0),
+    **dict.fromkeys(("verdict", "numerics", "reason"), ""),
+}
+
+Row = dict[str, float | str | None]
+
+
+@dataclass
+class Point:
+    """A kind on a number of ranks: what is to be compared, and what came of it."""
+
+    kind: str
+    count: int
+    situation: Situation | None = None
+    refused: str = ""
+    contender: Contender | None = None  # after it was measured
+    row: Row = field(default_factory=dict)
+    ranks: list[Row] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Its name in texts."""
+        return rank_scaling.name_of({"kind": self.kind, "count": self.count})
+
+
+class ScaleRun:
+    """Compares all kinds and numbers of ranks with one device, one after another."""
+
+    def __init__(self, rig: Rig, command: protocol.Scale) -> None:
+        self._rig, self._command = rig, command
+        self._study = -1
+        self._one_device: Row = {}
+        self._points: list[Point] = []
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Measure to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what is fatal."""
+        self._points = self._plan()
+        self._announce()
+        try:
+            for number, point in enumerate(self._points):
+                self._tell(number / len(self._points), point.name)
+                self._measure(point)
+            if self._command.lanes:
+                self._record_all()
+            self._tell(1.0, "")
+        finally:
+            self._rig.watchdog.active = False
+
+    def _plan(self) -> list[Point]:
+        """Return the points, by number of ranks; raise ``Mistake`` if none can be measured."""
+        command, rig = self._command, self._rig
+        (base,) = demand(rig.wire, rig.device, command.base)
+        counts = sorted(set(command.ranks) - {1})
+        if not counts or not 1 < counts[-1] <= MOST_RANKS or counts[0] < 1:
+            raise Mistake(f"ranks = {command.ranks}: name at least one number above 1")
+        if not command.kinds or len(set(command.kinds)) < len(command.kinds):
+            raise Mistake(f"kinds = {command.kinds}: name at least one kind, and each once")
+        if command.mode not in MODES:
+            raise Mistake(f"mode: unknown {command.mode!r}; expected one of {MODES}")
+        for kind in command.kinds:
+            require_kind(kind)
+        if layout_of(base).ranks > 1:
+            raise Mistake("the configuration has several ranks; leave them to the kinds")
+        points = [self._point(kind, count) for count in counts for kind in command.kinds]
+        if all(point.refused for point in points):
+            raise Mistake(points[0].refused)
+        return points
+
+    def _point(self, kind: str, count: int) -> Point:
+        point = Point(kind, count)
+        try:
+            point.situation = resolve(self._configuration(kind, count), self._rig.device)
+            require_unblocked(point.situation)
+        except ValueError as error:
+            point.refused = str(error)
+        return point
+
+    def _configuration(self, kind: str, count: int) -> Configuration:
+        base, command = self._command.base, self._command
+        toggles = {**base.toggles, **toggles_of(kind, count), **command.toggles}
+        configuration = msgspec.structs.replace(base, toggles=toggles)
+        if command.mode == STRONG:
+            return configuration
+        batch = int(resolve(base, self._rig.device).configuration.settings["batch"])
+        return configuration.replaced("settings.batch", batch * count)
+
+    def _announce(self) -> None:
+        rig, command = self._rig, self._command
+        base = resolve(command.base, rig.device).configuration
+        self._study, rig.studies = rig.studies, rig.studies + 1
+        rig.wire.send(
+            protocol.StudyStarted(
+                index=self._study,
+                kind=KIND,
+                title=f"{base.family} {base.preset}: {command.mode} scaling",
+                request={
+                    "mode": command.mode,
+                    "batch": int(base.settings["batch"]),
+                    "kinds": [*command.kinds],
+                    "ranks": [*command.ranks],
+                    "base": msgspec.json.encode(base).decode(),
+                    "toggles": [f"{name}={option}" for name, option in command.toggles.items()],
+                    "budget_s": command.budget_s,
+                    "region": command.region,
+                    "floor": command.floor,
+                    "floor_note": command.floor_note,
+                    "half_width": command.half_width,
+                    "seed": command.seed,
+                },
+            )
+        )
+        on_gpu = rig.device.type == "cuda"
+        facts: dict[str, Scalar | list[Scalar]] = {
+            "memory": "peak memory" if on_gpu else "resident set",
+            "communication": NOT_RECORDED,
+        }
+        if not on_gpu:
+            facts["device"] = ON_CPU
+        self._find(facts)
+
+    # Comparisons
+
+    def _measure(self, point: Point) -> None:
+        """Compare a point with one device, or report why that cannot be."""
+        if point.situation is None or point.refused:
+            self._report(point, outcome=REFUSED, reason=point.refused)
+            return
+        command = self._command
+        run = CompareRun(
+            self._rig,
+            protocol.Compare(
+                base=command.base,
+                other=point.situation.configuration,
+                budget_s=command.budget_s,
+                region=command.region,
+                floor=command.floor,
+                floor_note=command.floor_note,
+                half_width=command.half_width,
+                seed=command.seed,
+                build_count=1,
+                energy=False,
+            ),
+        )
+        fatal: Exception | None = None
+        try:
+            run.execute()
+        except (Cancelled, RunEnded):
+            self._take(point, run)
+            raise
+        except Exception as error:  # noqa: BLE001 - ranks and models may raise anything
+            failure = explain(error)
+            outcome = _OUTCOMES.get(failure.kind, FAILED)
+            self._report(point, outcome=outcome, reason=failure.sentence)
+            fatal = error if is_fatal(error) else None
+        else:
+            self._take(point, run)
+            return
+        finally:
+            self.steps += run.steps
+        # Outside of the except clause: its traceback would keep the tensors of what failed.
+        if fatal is not None:
+            raise fatal
+        self._rig.arms.forget_all()
+
+    def _take(self, point: Point, run: CompareRun) -> None:
+        """Keep what a comparison measured, if anything, and none of its memory."""
+        judgement = run.judgement
+        if judgement is None or judgement.ratio is None or len(run.numerics) < 2:
+            return
+        base, other = run.contenders
+        ratio, low, high = (
+            math.nan if end is None else end
+            for end in (judgement.ratio, judgement.low, judgement.high)
+        )
+        of = efficiency(self._command.mode, point.count, ratio, low, high)
+        peaks = self._peaks(other)
+        if not self._one_device:
+            self._one_device = {
+                **_BLANK,
+                **_numbers(run.numerics[0]),
+                "kind": ONE_DEVICE,
+                "count": 1,
+                "outcome": MEASURED,
+                "ratio": 1.0,
+                "efficiency": 1.0,
+                "step_ms": _step_ms(run, 0),
+                "peak_bytes": self._rig.own_peak(base.segment),
+            }
+        point.contender = other
+        point.ranks = [
+            {"rank": rank, "host": "", "peak_bytes": peak, **dict.fromkeys(_TIMES, math.nan)}
+            for rank, peak in enumerate(peaks)
+        ]
+        self._report(
+            point,
+            **_numbers(run.numerics[1]),
+            outcome=MEASURED,
+            reason="; ".join([*_without_effect(other), *judgement.reasons]),
+            comparison=run.number,
+            ratio=ratio,
+            ratio_low=low,
+            ratio_high=high,
+            verdict=judgement.verdict,
+            pairs=judgement.pairs,
+            efficiency=of.value,
+            low=of.low,
+            high=of.high,
+            step_ms=_step_ms(run, 1),
+            peak_bytes=max(peaks, default=math.nan),
+        )
+        for contender in run.contenders:
+            contender.arm = None
+
+    def _peaks(self, contender: Contender) -> list[float]:
+        """Return the highest memory in steps of each rank; none where it made room for others."""
+        divided = None if contender.arm is None else contender.arm.divided
+        return [] if divided is None else [float(peak) for peak in divided.peaks]
+
+    # Lanes
+
+    def _record_all(self) -> None:
+        """Record the lanes of all points, the most ranks first: they are there."""
+        measured = [point for point in self._points if point.contender is not None]
+        for point in reversed(measured):
+            self._tell(1.0, f"recording the ranks of {point.name}")
+            try:
+                self._record(point)
+            except (Cancelled, RunEnded):
+                raise
+            except Exception as error:
+                if is_fatal(error):
+                    raise
+                text = f"the ranks of {point.name} were not recorded: {explain(error).sentence}"
+                self._rig.note("warning", text)
+        self._send_all()
+
+    def _record(self, point: Point) -> None:
+        rig, contender = self._rig, point.contender
+        assert contender is not None
+        turns = Alternation(rig, self._command.budget_s, 1, BUSY)
+        turns.contenders = [contender]
+        rig.arms.keep_only(contender.situation)
+        try:
+            arm = turns.build(contender)
+            rig.segment = contender.segment
+            rig.state("running", f"Recording the ranks of {point.name}")
+            turns.warm_up(contender)
+            assert arm.divided is not None
+            with rig.unwatched(), arm.entered():
+                lanes = arm.divided.record_lanes(arm, LANE_STEPS)
+        finally:
+            contender.arm = None
+            self.steps += turns.steps
+        peaks = {row["rank"]: row["peak_bytes"] for row in point.ranks}
+        point.ranks = [
+            {
+                "rank": of.rank,
+                "host": of.host,
+                "peak_bytes": peaks.get(of.rank, math.nan),
+                **{name: getattr(of.lane, name) for name in _TIMES},
+            }
+            for of in lanes
+        ]
+        point.row["exposed_ms"] = median(of.lane.waiting_ms for of in lanes)
+        point.row["communication_ms"] = median(of.lane.communication_ms for of in lanes)
+        point.row["skew_ms"] = skew_ms([of.lane.computing_ms for of in lanes])
+        self._find({"communication": RECORDED.format(steps=LANE_STEPS)})
+
+    # What is sent
+
+    def _report(self, point: Point, **row: float | str | None) -> None:
+        point.row = {**_BLANK, "kind": point.kind, "count": point.count, **row}
+        self._send_all()
+
+    def _send_all(self) -> None:
+        """Send all rows as they are now."""
+        rows = [self._one_device, *(point.row for point in self._points)]
+        self._send(POINTS, [row for row in rows if row])
+        self._send(
+            RANKS,
+            [
+                {"kind": point.kind, "count": point.count, **row}
+                for point in self._points
+                for row in point.ranks
+            ],
+        )
+
+    def _send(self, table: str, rows: Sequence[Row]) -> None:
+        if rows:
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
+            self._rig.wire.send(
+                protocol.StudyRows(study=self._study, table=table, columns=columns, replace=True)
+            )
+
+    def _find(self, facts: dict[str, Scalar | list[Scalar]]) -> None:
+        self._rig.wire.send(protocol.StudyFacts(study=self._study, facts=facts))
+
+    def _tell(self, fraction: float, text: str) -> None:
+        self._rig.wire.send(protocol.Progress(task="scaling", fraction=fraction, text=text))
+
+
+def _numbers(numerics: Numerics) -> Row:
+    wrong = math.nan if numerics.ok is None else float(not numerics.ok)
+    return {"wrong": wrong, "numerics": numerics.text}
+
+
+def _step_ms(run: CompareRun, arm: int) -> float:
+    times = [block.median_ms for block in run.blocks if block.arm == arm and not block.void]
+    return median(times) if times else math.nan
+
+
+def _without_effect(contender: Contender) -> list[str]:
+    """Return a clause if toggles of several ranks took no effect."""
+    if contender.arm is None:
+        return []
+    idle = [of.toggle for of in contender.arm.find_evidence() if of.status == "no effect"]
+    return [f"took no effect: {', '.join(idle)}"] if idle else []
