@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QEvent, QSize, Qt
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
@@ -22,7 +22,7 @@ from workbench.theming import fonts
 from workbench.ui import accessible_names, panel_list
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import message_boxes
-from workbench.ui.docks import Desk
+from workbench.ui.docks import Desk, fit
 from workbench.ui.menus import menu_bar, tab_order
 from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.palette import CommandPalette
@@ -94,7 +94,7 @@ class MainWindow(QMainWindow):
         workspace.compared.changed.connect(self._show_comparison)
         workspace.verdicts.pairChosen.connect(lambda: self.desk.bring("verdict"))
         workspace.session.textChanged.connect(self._show_text)
-        self._text_shown = False
+        self._text_shown = self._activated = False
         self._show_title()
         self._restore()
 
@@ -288,6 +288,20 @@ class MainWindow(QMainWindow):
     def _close_now(self) -> None:
         self._closes = True
         self.close()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Fit the screen at the first activation: the window manager has added its frame by then.
+
+        The keyboard focus is on the window itself then. Qt would give it to Run, and to the next
+        button as soon as a run disables Run.
+        """
+        super().changeEvent(event)
+        first = event.type() == QEvent.Type.ActivationChange and not self._activated
+        if first and self.isActiveWindow():
+            self._activated = True
+            self.setFocus()
+            if not self.isMaximized() and not self.isFullScreen():
+                fit(self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Save the layout and end the runner, after a question about unsaved work."""
