@@ -67,9 +67,9 @@ def can_show(runs: Sequence[Run]) -> str | None:
     """Whether any device told its power."""
     found = [(run, device) for run in runs for device in devices(run)]
     if not found:
-        return "Power needs telemetry; this session has none."
+        return "No power: this session has no telemetry."
     if not any(measured(run, device, "power_w") for run, device in found):
-        return "Power needs a GPU that tells it; this session's telemetry has no power."
+        return "No power: the device of this session does not report it."
     return None
 
 

@@ -226,16 +226,17 @@ class DockArea(QMainWindow):
         )
 
 
-def fit(dock: QDockWidget) -> None:
-    """Bring a floating dock onto the screen, no larger than it."""
-    if not dock.isFloating():
+def fit(window: QWidget) -> None:
+    """Bring a window or a floating dock onto the screen with its frame, no larger than it."""
+    if not window.isWindow():
         return
-    room = dock.screen().availableGeometry()
-    dock.resize(dock.size().boundedTo(room.size()))
-    frame = dock.frameGeometry()
-    left = min(max(frame.left(), room.left()), max(room.left(), room.right() + 1 - frame.width()))
-    top = min(max(frame.top(), room.top()), max(room.top(), room.bottom() + 1 - frame.height()))
-    dock.move(left, top)
+    room = window.screen().availableGeometry()
+    borders = window.frameSize() - window.size()
+    window.resize(window.size().boundedTo(room.size() - borders))
+    size, frame = window.size() + borders, window.frameGeometry()
+    left = min(max(frame.left(), room.left()), max(room.left(), room.right() + 1 - size.width()))
+    top = min(max(frame.top(), room.top()), max(room.top(), room.bottom() + 1 - size.height()))
+    window.move(left, top)
 
 
 def _front(bar: QTabBar) -> str:

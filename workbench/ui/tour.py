@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt
+from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt, QTimer
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
@@ -96,6 +96,7 @@ class Tour(QFrame):
             self.end()
             return
         stop = STOPS[self._index]
+        self.target.installEventFilter(self)
         self.title.setText(stop.title)
         self.text.setText(stop.text)
         self.count.setText(f"{self._index + 1} of {len(STOPS)}")
@@ -124,9 +125,9 @@ class Tour(QFrame):
             super().keyPressEvent(event)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Follow the window's size."""
-        if event.type() == QEvent.Type.Resize:
-            self._point()
+        """Follow the window and the target, which docks move when they are laid out."""
+        if event.type() in (QEvent.Type.Resize, QEvent.Type.Move):
+            QTimer.singleShot(0, self, self._point)  # after its parents have moved too
         return False
 
     def _point(self) -> None:

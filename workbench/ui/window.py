@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QEvent, QSize, Qt
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
@@ -19,6 +19,7 @@ from workbench.theming import fonts
 from workbench.ui import accessible_names
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import information
+from workbench.ui.docks import fit
 from workbench.ui.menus import menu_bar, tab_order
 from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.palette import CommandPalette
@@ -79,6 +80,7 @@ class MainWindow(PanelWindow):
         self.tourWanted.connect(self.start_tour)
         workspace.session.sessionChanged.connect(self._show_title)
         workspace.run.stateChanged.connect(self._show_title)
+        self._activated = False
         self._show_title()
         self._restore()
 
@@ -104,6 +106,20 @@ class MainWindow(PanelWindow):
             self.actions_,
             self,
         ).open()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Fit the screen at the first activation: the window manager has added its frame by then.
+
+        The keyboard focus is on the window itself then. Qt would give it to Run, and to the next
+        button as soon as a run disables Run.
+        """
+        super().changeEvent(event)
+        first = event.type() == QEvent.Type.ActivationChange and not self._activated
+        if first and self.isActiveWindow():
+            self._activated = True
+            self.setFocus()
+            if not self.isMaximized() and not self.isFullScreen():
+                fit(self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Save the layout and end the runner, after a question about unsaved work."""

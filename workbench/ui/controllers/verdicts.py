@@ -10,6 +10,7 @@ from PySide6.QtCore import QObject, Signal
 from sessions.model import Configuration, PairedComparison
 from sessions.verdicts.background import is_background, newest_requested
 from sessions.verdicts.multiple_comparisons import side_by_side
+from sessions.verdicts.verdict_words import duration
 from workbench import calibration, protocol
 from workbench.ui.controllers.runs import Runs
 from workbench.ui.settings import Settings
@@ -241,8 +242,8 @@ class Verdicts(QObject):
         return float(min(max(1, math.ceil(wanted)), MOST_MORE_S))
 
     def more_text(self) -> str:
-        """Return the text of the button that extends the newest comparison."""
-        return "" if self.why_not_more() else f"Measure {self.more_s():g} more seconds"
+        """Return the label of the button that continues the measurement; empty if it cannot."""
+        return "" if self.why_not_more() else f"Measure {duration(self.more_s())} more"
 
     def why_not_more(self) -> str:
         """Return why the newest comparison cannot be extended; empty if it can."""

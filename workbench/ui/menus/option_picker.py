@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
-from PySide6.QtGui import QPaintEvent, QStandardItem, QStandardItemModel, QWheelEvent
+from PySide6.QtGui import QPaintEvent, QStandardItemModel, QWheelEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
     QComboBox,
@@ -93,10 +93,7 @@ class OptionPicker(QWidget):
         else:
             self._combo = NoWheelComboBox()
             self._combo.setProperty("dense", dense)
-            self._items = QStandardItemModel(self)
-            for _, title in options:
-                self._items.appendRow(QStandardItem(title))
-            self._combo.setModel(self._items)
+            self._combo.addItems([title for _, title in options])
             self._combo.activated.connect(lambda row: self.chosen.emit(self._names[row]))
             layout.addWidget(self._combo)
 
@@ -135,9 +132,11 @@ class OptionPicker(QWidget):
             button.setEnabled(name not in reasons)
             button.setToolTip(reasons.get(name, ""))
         if self._combo is not None:
+            items = self._combo.model()
+            assert isinstance(items, QStandardItemModel)
             for row, name in enumerate(self._names):
-                self._items.item(row).setEnabled(name not in reasons)
-                self._items.item(row).setToolTip(reasons.get(name, ""))
+                items.item(row).setEnabled(name not in reasons)
+                items.item(row).setToolTip(reasons.get(name, ""))
 
     def focus_target(self) -> QWidget:
         """Return the widget that gets the keyboard from a label's mnemonic."""

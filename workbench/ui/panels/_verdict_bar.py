@@ -86,7 +86,8 @@ class VerdictBar(QWidget):
     def _show_measuring(self, comparison: PairedComparison | None) -> None:
         lines: list[Line] = [("Building both configurations", "pending", "accent")]
         if comparison is not None:
-            lines = [(f"Measuring: {headline(comparison)}", "pending", "accent")]
+            text = self._session.titled(headline(comparison))
+            lines = [(f"Measuring: {text}", "pending", "accent")]
             lines.append((ratio_line(comparison), "", ""))
             lines += self._troubles(comparison)
         lines.append(("Toggles chosen now take effect after the measurement.", "", ""))

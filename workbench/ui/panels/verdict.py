@@ -165,7 +165,7 @@ class VerdictPanel(QWidget):
         index = len(comparisons) - 1 if index is None else index  # all ran in the background
         comparison, newest = comparisons[index], index == newest_index
         measuring = self._verdicts.measuring
-        text = headline(comparison)
+        text = self._session.titled(headline(comparison))
         if measuring and newest:
             text = f"Measuring: {text}"
         self.headline.setText(text)
@@ -183,7 +183,7 @@ class VerdictPanel(QWidget):
         why_not_more = older or verdicts.why_not_more()
         more = "" if older else verdicts.more_text()
         for button, why_not, text in (
-            (self.more, why_not_more, more or "Measure more seconds"),
+            (self.more, why_not_more, more or "Measure more"),
             (self.judge, verdicts.why_not_before(), self._judge_text()),
         ):
             button.setText(text)

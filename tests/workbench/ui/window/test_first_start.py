@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import QPoint, QRect, Qt, QUrl
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtCore import QPoint, QRect, QSize, Qt, QUrl
+from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
 
 from workbench.ui.dialogs.help import HelpDialog
+from workbench.ui.docks import fit
 from workbench.ui.help_pages import PAGES
 from workbench.ui.panels.start_page import PURPOSE, SAMPLE, StartPage
 from workbench.ui.tour import STOPS, Tour
@@ -58,6 +59,49 @@ def test_the_tour_has_five_callouts_inside_the_window(qtbot, ready, settings, si
         assert target.isVisible() and tour._frame.geometry().contains(covered)
         tour.next_button.click()
     qtbot.waitUntil(lambda: not ready.findChildren(Tour))
+
+
+def test_the_tour_follows_a_panel_that_the_docks_resize(qtbot, ready):
+    ready.start_tour()
+    (tour,) = ready.findChildren(Tour)
+    build, live = ready.desk.docks["build"], ready.desk.docks["live"]
+    wider = build.width() + 60
+    ready.desk.resizeDocks([build, live], [wider, live.width() - 60], Qt.Orientation.Horizontal)
+
+    def framed():
+        area = QRect(build.mapTo(ready, QPoint(0, 0)), build.size())
+        assert build.width() == wider
+        assert tour._frame.geometry() == area.adjusted(-2, -2, 2, 2)
+
+    qtbot.waitUntil(framed)
+
+
+class Framed(QWidget):
+    """A window with the frame of a window manager, which the offscreen platform lacks."""
+
+    BORDER, TITLE = 1, 20
+
+    def frameSize(self):
+        return self.size() + QSize(2 * self.BORDER, self.TITLE + self.BORDER)
+
+    def frameGeometry(self):
+        return QRect(self.pos(), self.frameSize())
+
+
+@pytest.mark.parametrize(("width", "height"), [(5000, 4000), (300, 200)])
+def test_a_window_fits_the_screen_with_its_frame(qtbot, width, height):
+    window = Framed()
+    qtbot.addWidget(window)
+    screen = window.screen().availableGeometry()
+    window.setGeometry(screen.right() - 100, screen.bottom() - 50, width, height)
+    window.show()
+    fit(window)
+    assert screen.contains(window.frameGeometry())
+    assert window.size() == QSize(width, height) or window.frameSize() == screen.size()
+
+
+def test_no_button_has_the_keyboard_focus_at_first(qtbot, ready):
+    assert not isinstance(ready.focusWidget(), QToolButton | QPushButton)
 
 
 def test_escape_ends_the_tour(qtbot, ready):
