@@ -137,7 +137,7 @@ sessions | psutil pynvml torch
 msgspec torch
 .runner.profiling .runner.profiling .runner.batches .runner.interfaces .runner.source_lines \
 .runner.structures .runner.workloads kernels models sessions | torch
-.runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches .runner.failures \
+.runner.distributed .runner.distributed .exit_reasons .protocol .runner.environment .runner.batches .runner.failures \
 .runner.interfaces .runner.structures .runner.training .runner.workloads kernels models sessions \
 | msgspec psutil torch
 .runner.roofline .runner.roofline .ceilings .protocol .runner.data .runner.environment \
@@ -162,40 +162,6 @@ psutil pynvml
 .runner.workloads .runner.workloads .plugins .protocol .runner.batches .runner.decoding models \
 sessions | torch
 """
-
-# Groups of modules that import each other, directly or through others of the group, and why; ".x"
-# is short for workbench.x. Imports for types and inside of functions count.
-CYCLES = {
-    "an operator's choice of implementations by time calls the dispatcher that asks for it": (
-        "kernels.core.dispatch kernels.core.measured"
-    ),
-    "a family's layers, plans and costs name the family's type": (
-        "models.costs.footprint models.family models.language_model models.layers.attention "
-        "models.layers.basic models.layers.quantized_linear models.layers.routing models.model "
-        "models.parallel.pipeline_stages models.parallel.tensor_parallel_plan"
-    ),
-    "HYDRA's costs read its configuration": (
-        "models.costs.hydra models.costs.hydra_memory models.hydra"
-    ),
-    "AdaAttN's costs read its configuration": "models.adaattn models.costs.adaattn",
-    "Mamba-2's costs read its configuration": "models.costs.mamba2 models.mamba2",
-    "the mixture of experts has two implementations that name its type": (
-        "models.moe models.moe_optimized models.moe_system"
-    ),
-    "a world opens connections, which end with it": (
-        ".runner.distributed.connection .runner.distributed.world"
-    ),
-    "toggles change builds, and a build applies toggles": (
-        ".runner.config.data .runner.distributed.data .runner.distributed.local_weights "
-        ".runner.distributed.parallel .runner.distributed.pipeline .runner.instruments.memory "
-        ".runner.numerics.state.isolation .runner.profiling.instrumented .runner.profiling.probe "
-        ".runner.roofline.ceilings .runner.toggles .runner.toggles._ranks .runner.toggles._toggle "
-        ".runner.toggles.compile .runner.variants.build .runner.variants.flops "
-        ".runner.variants.footprints .runner.variants.graph_pools "
-        ".runner.variants.measured_choices .runner.variants.variant .runner.variants.weights "
-        ".runner.workloads .runner.workloads._workload"
-    ),
-}
 
 # What a fresh process never holds, whatever is imported by whatever, after it has imported every
 # module of a package. The packages of one row are imported one after the other.
@@ -399,16 +365,10 @@ def test_an_import_against_the_rules_is_found(module, line):
     assert sentence.startswith(module)
 
 
-def test_modules_import_each_other_only_where_a_reason_is_listed():
+def test_no_modules_import_each_other():
     texts = {module_name(path).removesuffix(".__init__"): path.read_text() for path in sources()}
-    cycles = import_cycles(import_graph(texts))
-    allowed = {
-        frozenset(re.sub(r"(^|\s)\.", r"\1workbench.", modules).split())
-        for modules in CYCLES.values()
-    }
-    unlisted = [f"import each other: {' '.join(sorted(group))}" for group in cycles - allowed]
-    gone = [f"remove from CYCLES: {' '.join(sorted(group))}" for group in allowed - cycles]
-    assert not unlisted + gone, "\n".join(unlisted + gone)
+    cycles = [" ".join(sorted(group)) for group in import_cycles(import_graph(texts))]
+    assert not cycles, "\n".join(cycles)
 
 
 def test_a_cycle_through_types_packages_or_functions_is_found():

@@ -19,7 +19,7 @@ from sessions.model import Session, Study
 from sessions.numbers import STEP_TIME, Cell, Measured
 from sessions.numerics import MARKS
 from sessions.sizes import sized
-from sessions.studies.attribution_words import rows
+from sessions.studies.attribution.words import rows
 from sessions.studies.sweep import MEASURED
 from sessions.tables import Column, Table
 

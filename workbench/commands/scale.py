@@ -12,7 +12,7 @@ import argparse
 from typing import Any
 
 from sessions.model import Study
-from sessions.studies.attribution_words import rows
+from sessions.studies.attribution.words import rows
 from sessions.studies.rank_scaling import (
     MODES,
     POINTS,

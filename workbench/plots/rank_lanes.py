@@ -21,7 +21,8 @@ from sessions.model import Study
 from sessions.studies.rank_scaling import name_of, points, ranks_of, scalings
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Entry, Frame, Layer
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import MILLISECONDS, STEPS

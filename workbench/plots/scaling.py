@@ -17,10 +17,11 @@ from PySide6.QtGui import QBrush, QPainter, QPen
 
 from sessions.model import Study
 from sessions.studies.rank_scaling import curves, scalings
-from workbench.charts import strokes
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
-from workbench.charts.layers import Entry, Frame, Layer, dot
+from workbench.charts.layers import strokes
+from workbench.charts.layers.frame import Frame
+from workbench.charts.layers.layer import Entry, Layer, dot
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import STEPS

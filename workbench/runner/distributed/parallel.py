@@ -226,13 +226,12 @@ class Parallel:
             self._read_peak(arm)
             self._compare(arm)
 
-    def record_lanes(self, arm: DividedVariant, steps: int) -> list[RankLane]:
+    def record_lanes(self, step: Callable[[], object], steps: int) -> list[RankLane]:
         """Return what every rank does in ``steps`` steps, which all of them profile; if entered."""
         for phase, count in ((BEGIN, 1), (MARK, steps)):
             self.record(phase)
             for _ in range(count):
-                arm.ready()
-                arm.step()
+                step()
         return self.record(END, steps)
 
     def record(self, phase: str, steps: int = 0) -> list[RankLane]:

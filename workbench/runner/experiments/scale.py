@@ -306,8 +306,9 @@ class ScaleRun:
             rig.state("running", f"Recording the ranks of {point.name}")
             turns.warm_up(contender)
             assert arm.divided is not None
+
             with rig.unwatched(), arm.entered():
-                lanes = arm.divided.record_lanes(arm, LANE_STEPS)
+                lanes = arm.divided.record_lanes(lambda: (arm.ready(), arm.step()), LANE_STEPS)
         finally:
             contender.arm = None
             self.steps += turns.steps
