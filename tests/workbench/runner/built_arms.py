@@ -30,7 +30,7 @@ def stepped(requested: Configuration, arms: Arms | None = None, device: torch.de
     return arm
 
 
-def found(arm: Arm, toggle: str) -> Evidence:
+def evidence_of(arm: Arm, toggle: str) -> Evidence:
     """Return what a toggle finds in the arm as it is now."""
     arm.evidence = None
     (evidence,) = [item for item in arm.find_evidence() if item.toggle == toggle]

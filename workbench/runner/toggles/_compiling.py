@@ -36,8 +36,10 @@ def compiling_toggle(
         return NOT_COMPILED if situation.option("compile") == "off" else blocked(option, situation)
 
     def evidence(option: str, arm: Arm) -> Finding:
-        found = arm.compiles.read()
-        return shown(option, arm, found) if found.graphs else no_effect("no graph was compiled")
+        compiles = arm.compiles.read()
+        if not compiles.graphs:
+            return no_effect("no graph was compiled")
+        return shown(option, arm, compiles)
 
     return Toggle(
         name=name,

@@ -30,7 +30,7 @@ OPTIONS = {"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"}
 
 
 def peaks_text(divided: Parallel, *, on_gpu: bool) -> str:
-    """Which rank needed most memory, as a clause to append; nothing before they were compared."""
+    """Say which rank needed most memory, as a clause to append; empty before a comparison."""
     if not any(divided.peaks):
         return ""
     most = max(divided.peaks)
@@ -53,16 +53,16 @@ def layout_of(situation: Situation) -> Layout:
 
 def too_many(toggle: str, ranks: int, situation: Situation) -> Blocked | None:
     """Return why ``ranks`` of this toggle cannot be combined with what others take of them."""
-    others = [name for name in KINDS if name != toggle and situation.option(name) != "off"]
-    product = math.prod(RANKS[situation.option(name)] for name in others) * ranks
+    combined = [name for name in KINDS if name != toggle and situation.option(name) != "off"]
+    product = math.prod(RANKS[situation.option(name)] for name in combined) * ranks
     blocked = too_few(product, situation)
-    if blocked is None or not others or too_few(ranks, situation) is not None:
+    if blocked is None or not combined or too_few(ranks, situation) is not None:
         return blocked
-    titles = " and ".join(KINDS[name] for name in others)
+    titles = " and ".join(KINDS[name] for name in combined)
     return Blocked(
         f"together with {titles} it {blocked.reason}",
         f"Choose fewer ranks, or switch {titles} off.",
-        dict.fromkeys(others, "off"),
+        dict.fromkeys(combined, "off"),
     )
 
 
@@ -85,7 +85,7 @@ def too_small(batch: int, ranks: int, situation: Situation) -> Blocked | None:
 
 
 def captured(situation: Situation) -> Blocked | None:
-    """Why a step that is captured cannot be divided."""
+    """Return why a step that is captured cannot be divided."""
     if situation.option("cuda_graphs") == "on":
         return Blocked(
             "a captured step would go on using a group of ranks that may have ended",
@@ -102,7 +102,7 @@ def captured(situation: Situation) -> Blocked | None:
 
 
 def eight_bit(situation: Situation) -> Blocked | None:
-    """Why moments in 8 bits cannot be where ranks are."""
+    """Return why moments in 8 bits cannot be combined with ranks."""
     if situation.option("adamw").startswith("8bit"):
         return Blocked(
             "moments in 8 bits cannot be taken over by other ranks",

@@ -1,4 +1,4 @@
-"""What the two toggles share that say where a mixture of experts adds to its residual stream."""
+"""Helpers of the two toggles of how a mixture of experts adds to its residual stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def needs_inference(value: Any, situation: Situation) -> Blocked | None:
 
 
 def nothing_placed(value: Any, arm: Arm) -> str:
-    """Why no addition of the model avoided new memory, if none did."""
+    """Say why no addition of the model avoided new memory; empty if one did."""
     placed = sum(getattr(module, "placed", 0) for module in arm.model.modules())
     if not value or placed:
         return ""

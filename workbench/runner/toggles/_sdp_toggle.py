@@ -1,4 +1,4 @@
-"""The switches of torch's own choice among its attention backends: one may be forbidden each.
+"""The switches of torch's own choice among its attention backends: each forbids one.
 
 They act where a model calls ``scaled_dot_product_attention`` and leaves the choice to torch: under
 the attention backend "SDPA, torch's choice", and in models of one's own. What proves one is that
@@ -34,7 +34,7 @@ OWN_CHOICE = "sdpa"  # the attention backend that leaves the choice to torch
 
 
 def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
-    """The toggle that forbids one backend, whose name in words is ``backend``."""
+    """Return the toggle that forbids one backend, whose name in words is ``backend``."""
     enabled, enable = global_flags.SDP[name]
 
     @contextlib.contextmanager
@@ -60,13 +60,13 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
                 "Leave the choice to torch.",
                 {"attention": OWN_CHOICE},
             )
-        there = global_flags.SDP if situation.on_gpu else _ON_CPU
-        others = [each for each in there if each != name]
-        if all(situation.option(each) == "forbidden" for each in others):
+        toggles = global_flags.SDP if situation.on_gpu else _ON_CPU
+        alternatives = [toggle for toggle in toggles if toggle != name]
+        if all(situation.option(toggle) == "forbidden" for toggle in alternatives):
             return Blocked(
                 "all the others are forbidden, and one must be left",
                 "Allow another.",
-                {others[-1]: "allowed"},
+                {alternatives[-1]: "allowed"},
             )
         return None
 
@@ -78,13 +78,13 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
             instrumented.call(arm)
         if not seen.chosen:
             return no_effect("this model never calls scaled_dot_product_attention")
-        told = [
+        changes = [
             f"{counted(count, 'SDPA call')} ran {now}; with {backend} allowed: {before}"
             for (now, before), count in seen.chosen.items()
             if now != before
         ]
-        if told:
-            return effective("; ".join(told))
+        if changes:
+            return effective("; ".join(changes))
         ran = ", ".join(f"{count} {now}" for (now, _), count in seen.chosen.items())
         return no_effect(f"torch would not choose {backend} here: SDPA calls ran {ran}")
 

@@ -1,4 +1,4 @@
-"""What a toggle is: options, what blocks them, how one is applied, and what proves that it was."""
+"""The interface of a toggle: its options, what blocks, applies and proves them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Situation:
-    """What an option's availability depends on; ``configuration`` names every toggle's option."""
+    """Facts that decide on availability; ``configuration`` names every toggle's option."""
 
     configuration: Configuration
     device: torch.device
@@ -47,7 +47,7 @@ class Situation:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the model runs on a CUDA device."""
+        """True if the model runs on a CUDA device."""
         return bool(self.device.type == "cuda")
 
     @property
@@ -56,40 +56,40 @@ class Situation:
         return hardware.of(self.device)
 
     def option(self, toggle: str) -> str:
-        """The option requested of another toggle."""
+        """Return the option requested of another toggle."""
         return self.configuration.toggles[toggle]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a toggle found when it looked for its own effect; ``status`` as in ``Evidence``."""
+    """A toggle's statement about its own effect; ``status`` as in ``Evidence``."""
 
     status: str
     text: str
 
 
 def effective(text: str) -> Finding:
-    """The option took effect, and this shows it."""
+    """Return the finding that the option took effect, with what shows it."""
     return Finding("effective", text)
 
 
 def no_effect(text: str) -> Finding:
-    """The option was asked for and changed nothing, and this is why."""
+    """Return the finding that the requested option changed nothing, and why."""
     return Finding("no effect", text)
 
 
 def as_default(text: str) -> Finding:
-    """By what it means, the option was the same as the first one in these steps, and why."""
+    """Return the finding that the option meant the same as the first in these steps, and why."""
     return Finding("as default", text)
 
 
 def unknown(text: str) -> Finding:
-    """Whether the option took effect could not be seen, and this is why."""
+    """Return the finding that an effect could not be observed, and why."""
     return Finding("unknown", text)
 
 
 def never_blocked(option: str, situation: Situation) -> Blocked | None:
-    """For a toggle that can always be used."""
+    """Return None: the toggle can always be used."""
     return None
 
 
@@ -135,11 +135,11 @@ class Toggle:
         return self.configure is not None and not self.same_mathematics
 
     def default_option(self, device: torch.device) -> str:
-        """The option that a new configuration starts with on this device."""
+        """Return the option that a new configuration starts with on this device."""
         return self.default(device) if self.default else self.off
 
     def info(self, device: torch.device) -> ToggleInfo:
-        """How the window sees this toggle."""
+        """Return the toggle's entry in the catalogue."""
         return ToggleInfo(
             name=self.name,
             title=self.title,

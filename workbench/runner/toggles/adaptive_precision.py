@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _idle(value: Any, arm: Arm) -> str:
-    """Why no head's number format changed, if none did."""
+    """Say why no head's number format changed; empty if one did."""
     if not value:
         return ""
     dtype = computing(arm.situation)

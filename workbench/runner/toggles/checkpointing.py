@@ -75,15 +75,16 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if not blocks:
         return no_effect("no block is checkpointed")
     text = f"{counted(blocks, 'block')} of {arm.situation.config.n_layers} recompute in backward"
-    kept, plain = _kept(arm)
+    checkpointed, plain = _kept(arm)
     if not plain:
         return no_effect(f"{text}, but autograd keeps nothing: no parameter learns")
-    if kept >= plain:
+    if checkpointed >= plain:
         return no_effect(
-            f"{text}, but of a short call autograd keeps {size_text(kept)} with it and "
+            f"{text}, but of a short call autograd keeps {size_text(checkpointed)} with it and "
             f"{size_text(plain)} without"
         )
-    text += f"; of a short call autograd keeps {size_text(kept)} in place of {size_text(plain)}"
+    sizes = f"{size_text(checkpointed)} in place of {size_text(plain)}"
+    text += f"; of a short call autograd keeps {sizes}"
     if option != "operators":
         return effective(text)
     if not arm.kept_operators:
@@ -101,7 +102,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
 
 
 def _kept(arm: Arm) -> tuple[int, int]:
-    """Bytes that autograd keeps of a short call, as the arm is and without checkpointing."""
+    """Return the bytes that autograd saves of a short call, with and without checkpointing."""
     from workbench.runner.numerics import effects
 
     off = effects.without(arm, TOGGLE.name, TOGGLE.off)
@@ -109,7 +110,7 @@ def _kept(arm: Arm) -> tuple[int, int]:
 
 
 def _not_seen(usage: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """What was dear to compute and could not be kept, by operator and implementation."""
+    """List the costly operators, by implementation, whose outputs could not be saved."""
     return [
         f"{operator} by {name}"
         for operator in _DEAR

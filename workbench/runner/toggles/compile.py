@@ -45,7 +45,7 @@ NEEDS_COMPILER = Blocked("Inductor needs a C++ compiler on the CPU and finds non
 
 
 def has_compiler(situation: Situation) -> bool:
-    """Whether Inductor can compile here: on the CPU it writes C++."""
+    """Return True if Inductor can compile here: on the CPU it writes C++."""
     return situation.on_gpu or any(map(shutil.which, ("g++", "clang++", "c++")))
 
 
@@ -82,7 +82,7 @@ def _compiled(compute: Compute, build: Build) -> Compute:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The entries of the model's outermost lists of modules; raises ``Mistake`` if it has none."""
+    """Return the entries of the model's outermost lists of modules; raise ``Mistake`` for none."""
     blocks = list(_listed(model))
     if not blocks:
         raise Mistake(
@@ -105,20 +105,20 @@ def _gave_up(arm: Arm) -> bool:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    found = arm.compiles.read()
+    compiles = arm.compiles.read()
     if option == "off":
         return no_effect(
             "the model compiles itself, and gave up and went on in eager mode, as all "
-            f"configurations share what it may compile anew: {found.given_up[0]}"
+            f"configurations share what it may compile anew: {compiles.given_up[0]}"
         )
-    if not found.graphs:
+    if not compiles.graphs:
         return no_effect("no graph was compiled: the model ran in eager mode")
-    text = found.text()
-    if found.given_up:
-        return no_effect(f"{text}; gave up and went on in eager mode: {found.given_up[0]}")
+    text = compiles.text()
+    if compiles.given_up:
+        return no_effect(f"{text}; gave up and went on in eager mode: {compiles.given_up[0]}")
     if option in WITH_GRAPHS:
-        text += f"; {found.graphs_text()}"
-        if not found.recordings:
+        text += f"; {compiles.graphs_text()}"
+        if not compiles.recordings:
             return no_effect(text)
         if not recordings.replays():
             return no_effect(f"{text}; the last step replayed none of them")

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` is given: the whole model, that without a break allowed, or each block.
+"""The scope of ``torch.compile``: the whole model, that without a break allowed, or each block.
 
 *Whole model* goes on where a graph breaks: the part between two graphs runs in eager mode. *One
 graph* makes a break an error, with its reason and its line. *Each block* compiles the entries of
@@ -41,20 +41,20 @@ def _apply(option: str, build: Build) -> None:
     build.compiles_blocks = option == "blocks"
 
 
-def _shown(option: str, arm: Arm, found: Compiles) -> Finding:
+def _shown(option: str, arm: Arm, compiles: Compiles) -> Finding:
     if option == "fullgraph":
-        if found.breaks:
-            return no_effect(f"{found.text()}, although none was allowed")
-        return effective(f"{counted(found.graphs, 'graph')} without a break, which was demanded")
+        if compiles.breaks:
+            return no_effect(f"{compiles.text()}, although none was allowed")
+        return effective(f"{counted(compiles.graphs, 'graph')} without a break, which was demanded")
     blocks = repeated_blocks(arm.model)
     kinds = len({type(block) for block in blocks})
     text = (
         f"{counted(len(blocks), 'block')} of {counted(kinds, 'kind')} share "
-        f"{counted(found.graphs, 'compiled graph')}"
+        f"{counted(compiles.graphs, 'compiled graph')}"
     )
-    if found.recompiles:
-        text += f"; {found.text()}"
-    return effective(text) if found.graphs < len(blocks) or len(blocks) == 1 else no_effect(text)
+    if compiles.recompiles:
+        text += f"; {compiles.text()}"
+    return effective(text) if compiles.graphs < len(blocks) or len(blocks) == 1 else no_effect(text)
 
 
 TOGGLE = compiling_toggle(

@@ -1,4 +1,4 @@
-"""Which tile (block sizes, warps, stages) the bundled Triton kernels run with.
+"""Tiles (block sizes, warps, stages) that the bundled Triton kernels run with.
 
 Each kernel knows a handful that make sense. Its heuristic takes one of them by rules that were
 measured on an H200; tuning times them all on this GPU, once for each width and dtype and not for
@@ -71,7 +71,7 @@ def _tune(build: Build, arm: Arm) -> None:
 
 
 def origins(choices: list[kernels.Choice]) -> str:
-    """How many tiles came from where: "2 tuned, 5 by heuristic"."""
+    """Count the tiles by their origin: "2 tuned, 5 by heuristic"."""
     counts = Counter(choice.source for choice in choices)
     return ", ".join(f"{counts[s]} {text}" for s, text in _ORIGINS.items() if counts[s])
 

@@ -1,4 +1,4 @@
-"""How many micro-batches of a batch go through a pipeline of stages.
+"""The number of micro-batches of a batch that go through a pipeline of stages.
 
 With p stages and m micro-batches each stage waits for (p - 1) / (m + p - 1) of a step, so that many
 help; but kernels on few rows are less efficient, and each micro-batch's stream is sent by itself.
@@ -36,8 +36,9 @@ _COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def suited(batch: int, stages: int) -> int:
-    """How many micro-batches: as many as divide the batch, up to four a stage, but two at least if
-    it has that many rows.
+    """Return a number of micro-batches that divides the batch.
+
+    It is the largest up to four a stage, but two at least if the batch has that many rows.
     """
     divisors = [count for count in range(1, batch + 1) if batch % count == 0]
     return max(
@@ -46,7 +47,7 @@ def suited(batch: int, stages: int) -> int:
 
 
 def micro_batches_of(situation: Situation, stages: int) -> int:
-    """How many the situation's batch is divided into, where there are so many stages."""
+    """Return into how many micro-batches the situation's batch is divided, for so many stages."""
     option = situation.option(TOGGLE.name)
     if option != AUTO:
         return int(option)
@@ -60,7 +61,7 @@ def _rows(situation: Situation) -> int:
 
 
 def least_batch(situation: Situation) -> int:
-    """What a batch has to be a multiple of, to be divided into as many as were asked for."""
+    """Return what a batch must be a multiple of, to be divided into the requested number."""
     option = situation.option(TOGGLE.name)
     return 1 if option == AUTO else int(option)
 

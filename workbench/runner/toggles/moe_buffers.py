@@ -61,8 +61,8 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    held = [getattr(module, "workspace", None) for module in arm.model.modules()]
-    layers = [workspace for workspace in held if workspace is not None]
+    workspaces = [getattr(module, "workspace", None) for module in arm.model.modules()]
+    layers = [workspace for workspace in workspaces if workspace is not None]
     if not layers:
         return no_effect("no layer of experts has a workspace")
     taken, made = layers[0].taken, layers[0].made

@@ -55,19 +55,20 @@ if TYPE_CHECKING:
 
 
 def pipeline_ranks_of(situation: Situation) -> int:
-    """On how many ranks the blocks of the situation's model are stages."""
+    """Return on how many ranks the blocks of the situation's model are stages."""
     return RANKS[situation.option(TOGGLE.name)]
 
 
 def of_stages(situation: Situation, step: dict[str, Any]) -> Footprint | None:
-    """The footprint of the rank that needs most of a ``step`` as of ``models``' footprints; None of
-    a situation without stages.
+    """Return the footprint of the rank that needs most; None for a situation without stages.
+
+    ``step`` holds the arguments of ``models``' footprints.
     """
     ranks, family, config = pipeline_ranks_of(situation), situation.family, situation.config
     if ranks == 1 or not situation.workload.trains or chain(family, config).n_blocks < ranks:
         return None
     count = micro_batches_of(situation, ranks)
-    sizes = {name: each for name, each in step.items() if name != "quantization"}  # in inference
+    sizes = {name: size for name, size in step.items() if name != "quantization"}  # in inference
     return largest_stage(family, config, ranks, count, **sizes)
 
 
@@ -77,14 +78,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.workload.trains:
         return NEEDS_TRAINING
-    found = chain(situation.family, situation.config)
-    if found.unstaged:
-        return _unstaged(found.unstaged, situation)
+    stages = chain(situation.family, situation.config)
+    if stages.unstaged:
+        return _unstaged(stages.unstaged, situation)
     if why := too_many(TOGGLE.name, ranks, situation):
         return why
-    if found.n_blocks < ranks:
+    if stages.n_blocks < ranks:
         return Blocked(
-            f"{counted(found.n_blocks, 'block')} cannot be stages on {ranks} ranks",
+            f"{counted(stages.n_blocks, 'block')} cannot be stages on {ranks} ranks",
             "Choose fewer ranks, or a deeper model.",
         )
     rows = int(situation.configuration.settings["batch"])

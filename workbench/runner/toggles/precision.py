@@ -82,28 +82,28 @@ def _evidence(option: str, arm: Arm) -> Finding:
 
 
 def _products_finding(option: str, wanted: torch.dtype, arm: Arm) -> Finding:
-    """By the operators of a call on few inputs, where no layer of torch.nn tells."""
+    """Judge by the operators of a call on few inputs, if the model has no layer of torch.nn."""
     model = arm.model
-    found = instrumented.ProductDtypes()
+    products = instrumented.ProductDtypes()
     with (
         rng.put_back(model, arm.situation.device),
         rng.evaluating(model),
         eager(),
         torch.no_grad(),
-        found,
+        products,
     ):
         arm.autocast(model)(*arm.batches.few)
-    seen = {dtype for _, dtype in found.seen}
+    seen = {dtype for _, dtype in products.seen}
     dtypes = sorted(seen, key=lambda dtype: (dtype != wanted, str(dtype)))
-    told = []
+    texts = []
     for dtype in dtypes:
-        counts = [counted(n, kind) for (kind, each), n in found.seen.items() if each == dtype]
-        told.append(f"{' and '.join(counts)} of torch computed in {dtype}")
+        counts = [counted(n, kind) for (kind, its), n in products.seen.items() if its == dtype]
+        texts.append(f"{' and '.join(counts)} of torch computed in {dtype}")
     if option == "bf16" and arm.weights_dtype == wanted:
-        return effective("; ".join([f"weights are {wanted}", *told]))
-    if not told:
+        return effective("; ".join([f"weights are {wanted}", *texts]))
+    if not texts:
         return unknown("no product that is an operator of torch ran, which would have shown it")
-    text = f"{'; '.join(told)}; weights stay {arm.weights_dtype}"
+    text = f"{'; '.join(texts)}; weights stay {arm.weights_dtype}"
     return effective(text) if wanted in dtypes else no_effect(text)
 
 

@@ -71,7 +71,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 @functools.cache
 def _refusals(scheme: str, dtype: torch.dtype) -> str:
-    """Why no kernel of this GPU multiplies so, or nothing."""
+    """Return why no kernel of this GPU multiplies so; empty if one does."""
     x, codes = Imagined((32, 32), dtype), Imagined((32, 32), SCHEMES[scheme])
     scale = Imagined(() if scheme == "fp8_tensor" else (32,), torch.float32)
     reasons = []
@@ -101,11 +101,11 @@ def _evidence(option: str, arm: Arm) -> Finding:
     calls = arm.usage.get("quantized_matmul", {})
     if not layers or not calls:
         return no_effect(f"none of the {len(linears)} linear layers multiplied by codes")
-    share = sum(each.codes_NK.numel() for each in layers) / int(arm.ledger["parameters"])
+    share = sum(layer.codes_NK.numel() for layer in layers) / int(arm.ledger["parameters"])
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     text = (
         f"{len(layers)} of {len(linears)} linear layers, {100 * share:.0f} % of all parameters, "
-        f"multiplied by codes; recorded calls: {shown}; {_held(arm)}"
+        f"multiplied by codes; recorded calls: {shown}; {_memory_text(arm)}"
     )
     if "torch" not in calls:
         return effective(text)
@@ -114,16 +114,16 @@ def _evidence(option: str, arm: Arm) -> Finding:
     return effective(f"{text} (the reference: right numbers, no speed)")
 
 
-def _held(arm: Arm) -> str:
-    """What the weights take, and would take without codes."""
+def _memory_text(arm: Arm) -> str:
+    """Say how much memory the weights take, and would take without codes."""
     weights = arm.weights
     assert isinstance(weights, Quantized)
-    others = {id(each): each.nbytes for each in weights.unquantized().values()}
-    plain = weights.plain_bytes + sum(others.values())
+    unquantized = {id(weight): weight.nbytes for weight in weights.unquantized().values()}
+    plain = weights.plain_bytes + sum(unquantized.values())
     text = f"the weights take {weights.bytes / _MIB:.3g} MiB in place of {plain / _MIB:.3g}"
     if why := arm.sets.why_plain(arm.situation, arm.weights_dtype):
-        held = f"{weights.plain_bytes / _MIB:.3g} MiB that codes stand for"
-        text += f", but the {held} are in memory too: {why}"
+        codes = f"{weights.plain_bytes / _MIB:.3g} MiB that codes stand for"
+        text += f", but the {codes} are in memory too: {why}"
     return text
 
 

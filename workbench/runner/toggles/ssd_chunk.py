@@ -1,4 +1,4 @@
-"""How many tokens the selective scan takes as one matrix product before it passes a state on.
+"""The tokens that the selective scan takes as one matrix product before it passes a state on.
 
 The results are the same but for rounding, and so are the weights. Larger chunks are fewer and
 larger products, of which half is masked; smaller ones pass more states. PyTorch takes any. The
@@ -74,13 +74,13 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if blocked := _blocked(option, arm.situation):
         return no_effect(blocked.reason)
     calls = arm.usage.get("ssd_scan", {})
-    held = [mixer.chunk for mixer in _mixers(arm.model)]
-    if not calls or set(held) != {int(option)}:
+    chunks = [mixer.chunk for mixer in _mixers(arm.model)]
+    if not calls or set(chunks) != {int(option)}:
         return no_effect(f"no scan took chunks of {option}")
     if int(option) == CHUNK and set(calls) == {"torch"}:
         return no_effect(f"PyTorch takes chunks of {CHUNK} by itself")
     ran = ", ".join(f"{name} {count}" for name, count in calls.items())
-    return effective(f"{len(held)} mixers scan in chunks of {option}; recorded calls: {ran}")
+    return effective(f"{len(chunks)} mixers scan in chunks of {option}; recorded calls: {ran}")
 
 
 def _mixers(model: Model) -> list[SSM]:

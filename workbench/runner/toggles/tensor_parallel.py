@@ -60,14 +60,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Choose the training step or the forward pass.",
             {"workload": "train"},
         )
-    found = divisible(situation.family, situation.config)
+    plan = divisible(situation.family, situation.config)
     if few := too_many(TOGGLE.name, ranks, situation):
         return few
-    if not found.layers:
+    if not plan.layers:
         return Blocked(
-            f"no layer can be divided: {'; '.join(found.replicated)}", "Choose another model."
+            f"no layer can be divided: {'; '.join(plan.replicated)}", "Choose another model."
         )
-    if why := found.uneven(ranks):
+    if why := plan.uneven(ranks):
         return Blocked(why, "Choose fewer ranks, or another model.")
     return _other_options(situation)
 
@@ -75,7 +75,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _other_options(situation: Situation) -> Blocked | None:
     if situation.option("quantization") != "none":
         return Blocked(
-            "codes are those of whole layers",
+            "quantized weights cannot be split across ranks",
             "Compute with plain weights.",
             {"quantization": "none"},
         )
@@ -87,8 +87,8 @@ def _other_options(situation: Situation) -> Blocked | None:
 
 
 def _own_timings(situation: Situation) -> Blocked | None:
-    """Why ranks would compute alike no more."""
-    why = "each rank would choose kernels by timings of its own, and what all compute alike part"
+    """Return why ranks would choose different kernels, so that replicated results diverge."""
+    why = "autotuning on each rank would pick different kernels, and replicated results diverge"
     if situation.option("compile").startswith("max-autotune"):
         return Blocked(why, "Compile without tuning.", {"compile": "default"})
     if situation.option("kernel_tuning") == "on":
@@ -101,27 +101,28 @@ def _apply(option: str, build: Build) -> None:
 
 
 def tensor_ranks_of(situation: Situation) -> int:
-    """Among how many ranks the layers of the situation's model are divided."""
+    """Return among how many ranks the layers of the situation's model are divided."""
     return RANKS[situation.option(TOGGLE.name)]
 
 
 def of_shares(situation: Situation, step: dict[str, Any]) -> Footprint | None:
-    """The footprint of each rank in a ``step`` as of ``models``' footprints; None of a situation
-    whose layers are not divided.
+    """Return the footprint of each rank; None for a situation whose layers are not divided.
+
+    ``step`` holds the arguments of ``models``' footprints.
     """
     ranks, family, config = tensor_ranks_of(situation), situation.family, situation.config
     if ranks == 1:
         return None
-    found = divisible(family, config)
-    if not found.layers or found.uneven(ranks):
+    plan = divisible(family, config)
+    if not plan.layers or plan.uneven(ranks):
         return None
-    along = situation.option("sequence_parallel") == "on" and not found.together
-    sizes = {name: each for name, each in step.items() if name != "quantization"}  # never with it
+    along = situation.option("sequence_parallel") == "on" and not plan.together
+    sizes = {name: size for name, size in step.items() if name != "quantization"}  # never with it
     return largest_share(family, config, ranks, along_sequence=along, **sizes)
 
 
 def traffic_text(traffic: Traffic) -> str:
-    """What ranks tell each other in a step, in words."""
+    """Say what ranks send each other in a step."""
     calls = ", ".join(counted(count, kind) for kind, count in traffic.calls.items()) or "nothing"
     return f"{calls} over the ranks a step, {size_text(traffic.bytes)} in all"
 

@@ -60,8 +60,8 @@ class Scripted:
         """Compute; the first call records."""
         if self._graph is None:
             self._graph = self._recorded(batch)
-        found: torch.Tensor = self._graph(*batch)
-        return found
+        output: torch.Tensor = self._graph(*batch)
+        return output
 
     def _recorded(self, batch: tuple[torch.Tensor, ...]) -> Any:
         """Return the computation as a graph of TorchScript; raises ``Mistake``."""
@@ -94,12 +94,12 @@ class Scripted:
         """
         model = self._build.model
         assert model is not None
-        known = {id(one) for one in (*model.parameters(), *model.buffers())}
+        known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for node in graph.graph.nodes:
-            held = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
-            if isinstance(held, torch.Tensor) and held.dim() and id(held) not in known:
+            constant = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
+            if isinstance(constant, torch.Tensor) and constant.dim() and id(constant) not in known:
                 raise Mistake(
-                    f"torchscript: a tensor of shape {tuple(held.shape)} comes from outside of "
+                    f"torchscript: a tensor of shape {tuple(constant.shape)} comes from outside of "
                     "torch's operators (a Triton kernel, NumPy, or one made before), and would be "
                     "the same in every call; switch TorchScript off"
                 )
