@@ -15,7 +15,9 @@ from sessions.model import Configuration, Judgement
 from sessions.verdicts.verdict import REGION
 from sessions.verdicts.verdict_words import judgement_words
 from workbench import protocol
-from workbench.runner.config.resolve import footprint, require_unblocked, resolve
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.estimate import footprint
+from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, all_toggles
 from workbench.runner.toggles.compile import WITH_GRAPHS

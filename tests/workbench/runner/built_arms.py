@@ -6,7 +6,8 @@ import torch
 
 from sessions.model import Configuration, Evidence
 from workbench.protocol import Blocked
-from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.variants.variant import Arm, Arms
 

@@ -10,7 +10,7 @@ import torch
 
 from sessions.sizes import size_text
 from sessions.studies.checklist import FAIL, NOT_APPLICABLE, NOT_CHECKED, PASS, UNDECIDED
-from workbench.runner.config.resolve import footprint
+from workbench.runner.config.estimate import footprint
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling.probes import allocations, graphs, syncs

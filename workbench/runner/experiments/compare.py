@@ -13,7 +13,8 @@ from collections.abc import Callable
 from sessions.model import Configuration, EnergyPairs, Judgement, Prediction, Scalar
 from sessions.verdicts import verdict
 from workbench import protocol
-from workbench.runner.config.resolve import LONGEST_S, demand
+from workbench.runner.config.resolve import demand
+from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks, rebuilding
 from workbench.runner.experiments.blocks import Contender, TimedBlock

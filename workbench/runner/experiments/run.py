@@ -20,7 +20,8 @@ from sessions.model import Configuration, Evidence, Phase, Scalar
 from sessions.verdicts.regression import SKETCH
 from workbench import protocol
 from workbench.runner import suggested_fixes
-from workbench.runner.config.resolve import check_limits, demand
+from workbench.runner.config.resolve import demand
+from workbench.runner.config.values import check_limits
 from workbench.runner.context import Rig
 from workbench.runner.decoding.checkpoint import SavedRound, check_decodes, read_round, save_round
 from workbench.runner.decoding.generated_text import TextReader

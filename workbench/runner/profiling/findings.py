@@ -11,7 +11,7 @@ from sessions.model import Scalar
 from sessions.studies import breakdown
 from sessions.tracing import trace
 from sessions.tracing.trace import Trace
-from workbench.runner.config.resolve import footprint
+from workbench.runner.config.estimate import footprint
 from workbench.runner.experiments.blocks import TimedBlock
 from workbench.runner.profiling import provenance
 from workbench.runner.profiling.compiled import name_compiled

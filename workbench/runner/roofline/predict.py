@@ -12,7 +12,8 @@ from sessions.model import Ceilings, Configuration, Prediction
 from sessions.studies import prediction
 from sessions.studies.prediction import Least
 from workbench.runner.config import user_model
-from workbench.runner.config.resolve import require_unblocked, resolve
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.resolve import resolve
 from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
 from workbench.runner.toggles import Situation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,7 @@ class Toggle:
     operators: tuple[str, ...] = ()
     brings: str = ""  # the operator that it lets a model of a person's own call
 
-    @property
+    @functools.cached_property
     def off(self) -> str:
         """The option that leaves the model alone."""
         return next(iter(self.options))

@@ -9,6 +9,7 @@ tokens, AMP BF16): *default* takes 0.55 of the eager step's time and 0.61 of its
 
 from __future__ import annotations
 
+import functools
 import shutil
 import types
 from collections.abc import Callable, Iterator
@@ -46,7 +47,12 @@ NEEDS_COMPILER = Blocked("Inductor needs a C++ compiler on the CPU and finds non
 
 def has_compiler(situation: Situation) -> bool:
     """Return True if Inductor can compile here: on the CPU it writes C++."""
-    return situation.on_gpu or any(map(shutil.which, ("g++", "clang++", "c++")))
+    return situation.on_gpu or _finds_compiler()
+
+
+@functools.cache
+def _finds_compiler() -> bool:
+    return any(map(shutil.which, ("g++", "clang++", "c++")))
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

@@ -12,13 +12,13 @@ import torch
 from kernels import hardware
 from sessions.model import Configuration
 from workbench.protocol import Blocked
-from workbench.runner.config.resolve import (
-    _why,
+from workbench.runner.config.availability import (
     blocked_options,
     require_unblocked,
-    resolve,
     switched,
+    why_blocked,
 )
+from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, all_toggles
 
@@ -106,7 +106,7 @@ def test_a_fix_by_toggles_leaves_nothing_that_cannot_be_used(plain):
                 others_blocked = [
                     toggle
                     for toggle in all_toggles()
-                    if toggle != name and _why(toggle, fixed.option(toggle), fixed)
+                    if toggle != name and why_blocked(toggle, fixed.option(toggle), fixed)
                 ]
                 assert not others_blocked, (name, option, why)
     assert tried > 10

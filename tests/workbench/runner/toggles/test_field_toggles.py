@@ -10,6 +10,7 @@ import torch
 from measuring_family import FAMILY
 from runner_driver import Driver
 
+import models
 from models import hydra
 from sessions.model import Configuration
 from workbench import protocol
@@ -34,7 +35,7 @@ def measuring(**changes) -> Configuration:
 @pytest.fixture
 def family(monkeypatch):
     """The test family among the others of this process."""
-    monkeypatch.setitem(resolve.models.FAMILIES, "measuring", FAMILY)
+    monkeypatch.setitem(models.FAMILIES, "measuring", FAMILY)
 
 
 def situation(configuration: Configuration):
@@ -129,7 +130,7 @@ def test_a_field_that_changes_nothing_in_the_model_is_told(family, monkeypatch):
     deaf = dataclasses.replace(
         FAMILY, construct=lambda c: FAMILY.construct(dataclasses.replace(c, use_fourier=False))
     )
-    monkeypatch.setitem(resolve.models.FAMILIES, "measuring", deaf)
+    monkeypatch.setitem(models.FAMILIES, "measuring", deaf)
     arms = Arms()
     built = arms.get(
         situation(measuring(toggles={"use_fourier": "on"})), PhaseTracker(lambda phase: None)

@@ -10,7 +10,8 @@ import torch
 from built_arms import configuration, evidence_of, stepped
 
 from kernels import hardware
-from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import resolve
 from workbench.runner.numerics import comparison
 
 pytestmark = pytest.mark.gpu

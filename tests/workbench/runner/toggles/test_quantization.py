@@ -12,7 +12,8 @@ import kernels
 from kernels.hardware import imagined
 from models.layers.quantized_linear import QuantizedLinear, expected_error, quantize_linears
 from workbench import protocol
-from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, deviation
 from workbench.runner.toggles import all_toggles, quantization

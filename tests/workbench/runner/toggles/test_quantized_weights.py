@@ -14,7 +14,7 @@ from kernels.quantized_matmul import quantize_weight
 from models import FAMILIES
 from models.layers.quantized_linear import QuantizedLinear, quantizable, quantize_linears
 from sessions.model import Configuration
-from workbench.runner.config.resolve import footprint
+from workbench.runner.config.estimate import footprint
 from workbench.runner.failures import Mistake
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Arms

@@ -8,7 +8,8 @@ import torch
 from built_arms import configuration
 from test_own_model import owned
 
-from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
