@@ -29,7 +29,8 @@ from workbench.runner.instruments.samplers import Sample, Sampler, make_sampler
 from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.instruments.watchdog import Watchdog
-from workbench.runner.roofline.ceilings import Roof, matrix_dtype
+from workbench.runner.roofline.ceilings import Roof
+from workbench.runner.roofline.matrix_rate import matrix_dtype
 from workbench.runner.roofline.predict import Predictor
 from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm, Arms

@@ -13,6 +13,7 @@ from models import Family
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
 from workbench.runner.structures import cast_floats, map_tensors, tensors
+from workbench.runner.toggles import Trait, has
 
 if TYPE_CHECKING:
     from workbench.runner.toggles import Situation
@@ -167,7 +168,7 @@ def batches_of(situation: Situation, dtype: torch.dtype) -> Batches:
         )
     except ValueError as error:
         raise Mistake(str(error)) from None
-    if batches.loose and situation.option("cuda_graphs") != "off":
+    if batches.loose and has(situation, Trait.CAPTURED):
         raise Mistake(
             "own: the batches of make_inputs differ in shape or are sparse, which a CUDA graph "
             "cannot replay; switch CUDA graphs off"

@@ -7,35 +7,33 @@ from typing import Any
 import models
 from kernels import hardware
 from workbench.runner.config import user_model
-from workbench.runner.toggles import Situation
-from workbench.runner.toggles._ranks import layout_of
-from workbench.runner.toggles.compile import WITH_GRAPHS
-from workbench.runner.toggles.data_parallel import ranks_of
-from workbench.runner.toggles.pipeline_parallel import of_stages
-from workbench.runner.toggles.tensor_parallel import of_shares
+from workbench.runner.toggles import Situation, Trait, all_toggles, has
+from workbench.runner.toggles._kernel_toggle import chosen_implementation
 
 # A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
 # One that needs many times what there is would only thrash the host.
 HOPELESS = 8
 
-# What the options of the precision toggle mean for an estimate of memory.
-_SIZES = {"fp32": "fp32", "tf32": "fp32", "amp_fp16": "amp", "amp_bf16": "amp", "bf16": "half"}
+# Arguments of a footprint that ``Family.check_memory`` takes too.
+_CHECKED = ("precision", "checkpointing", "attention", "quantization", "batch")
 
 
 def footprint(situation: Situation) -> models.Footprint | None:
     """Return the estimate of a step's memory; None for a model of unknown costs."""
     step: dict[str, Any] = {
         "fused": _fused(situation),
-        "compiled": situation.option("compile") != "off",
         "device_type": situation.device.type,
-        "rope_shared": situation.option("rope_cache") == "shared",
         "workspace_bytes": _handles(situation) * hardware.of(situation.device).workspace_bytes,
         **_sizes(situation),
+        **_arguments(situation),
     }
-    if staged := of_stages(situation, step):
-        return staged
-    estimate = situation.family.footprint(situation.config, sharding=_sharding(situation), **step)
-    return (of_shares(situation, step) or estimate) if estimate.total else None
+    estimate = situation.family.footprint(situation.config, **step)
+    if not estimate.total:
+        return None
+    for toggle in all_toggles().values():
+        if toggle.divided_memory and (divided := toggle.divided_memory(situation, step)):
+            return divided
+    return estimate
 
 
 def _handles(situation: Situation) -> int:
@@ -44,8 +42,7 @@ def _handles(situation: Situation) -> int:
     The forward pass's thread and the backward pass's have one each, and the same again on the
     stream that a CUDA graph is captured on.
     """
-    captured = situation.option("cuda_graphs") == "on"
-    captured |= situation.option("compile") in WITH_GRAPHS
+    captured = has(situation, Trait.CAPTURED, Trait.REPLAYED)
     return (2 if situation.workload.trains else 1) * (2 if captured else 1)
 
 
@@ -54,37 +51,35 @@ def _fused(situation: Situation) -> bool:
     decisive = ""
     if situation.family is not user_model.FAMILY:
         decisive = situation.family.costs(situation.config).decisive
-    chosen = situation.option(f"triton_{decisive}") if decisive else "follow"
-    return (situation.option("triton") if chosen == "follow" else chosen) in ("on", "triton")
-
-
-def _sharding(situation: Situation) -> models.Sharding | None:
-    """Return what ranks shard, if they do."""
-    stage = situation.option("sharding")
-    if stage == "off":
-        return None
-    return models.Sharding(ranks=layout_of(situation).shard, shares_weights=stage != "gradients")
+    return chosen_implementation(decisive, situation) == "triton"
 
 
 def _sizes(situation: Situation) -> dict[str, Any]:
-    """Return what a step's memory is estimated from."""
-    settings, scheme = situation.configuration.settings, situation.option("quantization")
+    """Return the sizes of a step."""
+    settings = situation.configuration.settings
     return {
         "workload": situation.workload.name,
-        "batch": -(-int(settings["batch"]) // ranks_of(situation)),
+        "batch": int(settings["batch"]),
         "sequence": situation.workload.sequence(settings),
-        "precision": _SIZES[situation.option("precision")],
-        "checkpointing": situation.option("checkpointing"),
         "chunk": int(settings.get("chunk", 0)),
-        "attention": situation.option("attention"),
-        "quantization": "" if scheme == "none" else scheme,
+    }
+
+
+def _arguments(situation: Situation) -> dict[str, Any]:
+    """Return the arguments of a footprint that the toggles decide on."""
+    return {
+        name: value
+        for toggle in all_toggles().values()
+        if toggle.memory is not None
+        for name, value in toggle.memory(situation.option(toggle.name), situation).items()
     }
 
 
 def check_memory(situation: Situation) -> None:
     """Raise ``models.ConfigurationError`` for a step that needs many times the device's memory."""
+    arguments = _arguments(situation)
     situation.family.check_memory(
         situation.config,
         memory_bytes=HOPELESS * hardware.of(situation.device).total_bytes,
-        **_sizes(situation),
+        **_sizes(situation) | {name: arguments[name] for name in _CHECKED if name in arguments},
     )

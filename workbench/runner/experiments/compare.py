@@ -22,7 +22,7 @@ from workbench.runner.experiments.energy_pairs import measure_energy
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
-from workbench.runner.suggested_fixes import slower_when_compiled
+from workbench.runner.suggested_fixes import slower_when_switched_on
 from workbench.runner.variants.variant import title
 
 ORDERS = ("random", "abba")
@@ -309,7 +309,7 @@ class CompareRun:
                 comparison=self._index, judgement=self._judgement, seconds=seconds, final=final
             )
         )
-        advice = slower_when_compiled(command.base, command.other, self._judgement)
+        advice = slower_when_switched_on(command.base, command.other, self._judgement)
         if final and advice is not None:
             self._rig.wire.send(advice)
 

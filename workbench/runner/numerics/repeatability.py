@@ -14,6 +14,7 @@ from workbench.runner.numerics.deviation import (
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.reference import Outputs, Plain
 from workbench.runner.numerics.state import rng
+from workbench.runner.toggles import Trait, has
 
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
@@ -60,7 +61,7 @@ def choose_mode(
         modes.push(mode.pop_all())
     parts = ["it draws random numbers in training"]
     parts += ["its buffers stay as they are"] if first.carries else []
-    if plain.situation.option("compile") != "off":
+    if has(plain.situation, Trait.COMPILED):
         parts.append("it was compiled once more for that")
     return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
 

@@ -16,30 +16,7 @@ from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import resolve
 from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
-from workbench.runner.toggles import Situation
-
-# Options, other than the first, whose least time of a step is unknown, and why.
-_UNKNOWN = {
-    "compile": "what torch.compile fuses is known once it has compiled",
-    **dict.fromkeys(
-        ("tensor_parallel", "pipeline_parallel"),
-        "how long ranks wait for one another is known once they have run",
-    ),
-    "activation_offload": "it moves activations to the host, and the rate of that is not measured",
-}
-# Toggles whose effect the roofline cannot see: no prediction where the two differ in one.
-_UNSEEN = {
-    "data_parallel": "how long ranks wait for one another is known once they have run",
-    "micro_batches": "how long stages wait for one another is known once they have run",
-    "schedule": "how long stages wait for one another is known once they have run",
-    "gradient_compression": "how long ranks wait for gradients is known once they have run",
-    "sharding": "how long ranks wait for one another's shares is known once they have run",
-    "cudnn_benchmark": "which algorithms cuDNN finds is known once it has searched",
-    **dict.fromkeys(
-        ("sdp_flash", "sdp_mem_efficient", "sdp_cudnn", "sdp_math"),
-        "which kernel torch would choose instead is not known beforehand",
-    ),
-}
+from workbench.runner.toggles import Situation, Trait, all_toggles, has
 
 
 @dataclass(frozen=True)
@@ -73,22 +50,22 @@ class Predictor:
         a, b = situations
         if a.configuration == b.configuration:
             return Prediction(ratio=1.0, text="A and B are the same configuration")
-        for name, why in _UNSEEN.items():
-            if a.option(name) != b.option(name):
-                return prediction.none(why)
+        for name, toggle in all_toggles().items():
+            if toggle.incomparable and a.option(name) != b.option(name):
+                return prediction.none(toggle.incomparable)
         return prediction.predict(
             self.least(a), self.least(b), self._idle.get(_key(a.configuration), math.nan)
         )
 
     def profiled(self, situation: Situation, idle: float) -> None:
         """Remember in what share of a configuration's steps the GPU had nothing to do."""
-        if situation.option("cuda_graphs") == "off":
+        if not has(situation, Trait.CAPTURED):
             self._idle[_key(situation.configuration)] = idle
 
     def least(self, situation: Situation) -> Least:
         """Return the least time of a step."""
         tally = self._tally(situation)
-        captured = situation.option("cuda_graphs") != "off"
+        captured = has(situation, Trait.CAPTURED)
         if isinstance(tally, str):
             return Least(None, tally, captured)
         if tally.unknown:
@@ -115,9 +92,9 @@ class Predictor:
         return self._roof.ceilings
 
     def _tally(self, situation: Situation) -> Tally | str:
-        for name, why in _UNKNOWN.items():
-            if situation.option(name) != "off":
-                return why
+        for name, toggle in all_toggles().items():
+            if toggle.unpredictable and situation.option(name) != toggle.off:
+                return toggle.unpredictable
         if situation.family is user_model.FAMILY:
             return "which operators a model of your own calls is not known before it runs"
         key = _key(situation.configuration)
@@ -167,6 +144,11 @@ def _rows(calls: Sequence[Call], ceilings: Ceilings) -> list[Row]:
 
 
 def _key(configuration: Configuration) -> bytes:
-    # What acts on the built step alone changes nothing of what was counted.
-    toggles = {name: o for name, o in configuration.toggles.items() if name != "cuda_graphs"}
+    # A capture acts on the built step alone, and changes nothing of what was counted.
+    capturing = {
+        name
+        for name, toggle in all_toggles().items()
+        if any(Trait.CAPTURED in traits for traits in toggle.traits.values())
+    }
+    toggles = {name: o for name, o in configuration.toggles.items() if name not in capturing}
     return msgspec.json.encode(msgspec.structs.replace(configuration, toggles=toggles))

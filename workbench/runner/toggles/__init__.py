@@ -9,9 +9,11 @@ import torch
 from workbench import plugins, protocol
 from workbench.runner.toggles._toggle import (
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     as_default,
     effective,
     no_effect,
@@ -20,12 +22,15 @@ from workbench.runner.toggles._toggle import (
 
 __all__ = [
     "Finding",
+    "Fix",
     "Situation",
     "Stage",
     "Toggle",
+    "Trait",
     "all_toggles",
     "as_default",
     "effective",
+    "has",
     "no_effect",
     "unknown",
 ]
@@ -36,6 +41,15 @@ def all_toggles() -> dict[str, Toggle]:
     """Every toggle by name, in the order in which they are applied."""
     toggles = plugins.gather(__name__, "TOGGLE", Toggle, "toggles", _check)
     return dict(sorted(toggles.items(), key=lambda item: (item[1].stage, item[0])))
+
+
+def has(situation: Situation, *traits: Trait) -> bool:
+    """Return True if an option of the situation has one of the traits."""
+    return any(
+        not set(traits).isdisjoint(toggle.traits.get(situation.option(name), ()))
+        for name, toggle in all_toggles().items()
+        if toggle.traits
+    )
 
 
 def _check(toggle: Toggle) -> None:

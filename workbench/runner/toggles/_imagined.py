@@ -7,15 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from workbench.runner.toggles._toggle import Situation
-
-COMPUTES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-def computing(situation: Situation) -> torch.dtype:
-    """Return the dtype of linear layers' outputs."""
-    return COMPUTES.get(situation.option("precision"), torch.float32)
-
 
 class Imagined(NamedTuple):
     """Facts of a CUDA tensor that a kernel may refuse; a fake tensor would import Dynamo."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from workbench.protocol import Blocked
 from workbench.runner.distributed import world as worlds
 from workbench.runner.distributed.mesh import Layout
 from workbench.runner.toggles._toggle import Finding, Situation, effective, no_effect
-from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.toggles.compile import graphs_conflict
 from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ KINDS = {  # toggles whose ranks multiply, and what they are called in a sentenc
     "tensor_parallel": "tensor parallelism",
     "pipeline_parallel": "pipeline parallelism",
 }
+WAITING = "how long ranks wait for one another is known once they have run"
+WAITING_STAGES = "how long stages wait for one another is known once they have run"
+_NEVER_DIVIDED = ("quantization", "sharding")
 OPTIONS = {"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"}
 
 
@@ -49,6 +53,11 @@ def layout_of(situation: Situation) -> Layout:
         shard=max(shard, 1),
         tensor=RANKS[situation.option("tensor_parallel")],
     )
+
+
+def undivided_sizes(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a footprint without those that go with no divided model."""
+    return {name: size for name, size in step.items() if name not in _NEVER_DIVIDED}
 
 
 def too_many(toggle: str, ranks: int, situation: Situation) -> Blocked | None:
@@ -92,13 +101,9 @@ def captured(situation: Situation) -> Blocked | None:
             "Switch CUDA graphs off.",
             {"cuda_graphs": "off"},
         )
-    if (mode := situation.option("compile")) in WITH_GRAPHS:
-        return Blocked(
-            f"torch.compile {mode} captures CUDA graphs, whose gradients lie where the graph is",
-            "Compile without them.",
-            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
-        )
-    return None
+    return graphs_conflict(
+        situation, "captures CUDA graphs, whose gradients lie where the graph is"
+    )
 
 
 def eight_bit(situation: Situation) -> Blocked | None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workbench.protocol import Blocked
-from workbench.runner.toggles._toggle import Situation
+from workbench.runner.toggles import has
+from workbench.runner.toggles._toggle import (
+    Situation,
+    Trait,
+)
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
@@ -25,7 +29,7 @@ def nothing_placed(value: Any, arm: Arm) -> str:
     placed = sum(getattr(module, "placed", 0) for module in arm.model.modules())
     if not value or placed:
         return ""
-    if arm.situation.option("compile") != "off":
+    if has(arm.situation, Trait.COMPILED):
         return "no addition was placed: torch.compile plans its memory itself"
     return "no addition was placed: the branches' results are narrower than the stream"
 

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
 
-_ON_CPU = ("sdp_flash", "sdp_math")
+_PREFIX = "sdp_"
+_ON_CPU = ("flash", "math")
 OWN_CHOICE = "sdpa"  # the attention backend that leaves the choice to torch
 
 
 def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
     """Return the toggle that forbids one backend, whose name in words is ``backend``."""
-    enabled, enable = global_flags.SDP[name]
+    enabled, enable = global_flags.SDP[name.removeprefix(_PREFIX)]
 
     @contextlib.contextmanager
     def switched(on: bool) -> Iterator[None]:
@@ -49,7 +50,7 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
     def blocked(option: str, situation: Situation) -> Blocked | None:
         if option == "allowed":
             return None
-        if not situation.on_gpu and name not in _ON_CPU:
+        if not situation.on_gpu and name.removeprefix(_PREFIX) not in _ON_CPU:
             return NEEDS_GPU
         if (
             situation.family is not user_model.FAMILY
@@ -60,8 +61,8 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
                 "Leave the choice to torch.",
                 {"attention": OWN_CHOICE},
             )
-        toggles = global_flags.SDP if situation.on_gpu else _ON_CPU
-        alternatives = [toggle for toggle in toggles if toggle != name]
+        backends = global_flags.SDP if situation.on_gpu else _ON_CPU
+        alternatives = [f"{_PREFIX}{backend}" for backend in backends if _PREFIX + backend != name]
         if all(situation.option(toggle) == "forbidden" for toggle in alternatives):
             return Blocked(
                 "all the others are forbidden, and one must be left",
@@ -98,4 +99,5 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
         apply=apply,
         evidence=evidence,
         blocked=blocked,
+        incomparable="which kernel torch would choose instead is not known beforehand",
     )

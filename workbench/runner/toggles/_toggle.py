@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from kernels import hardware
-from models import Family
+from models import Family, Footprint
 from sessions.model import Configuration, Scalar
-from workbench.protocol import Blocked, LeftOut, OptionInfo, ToggleInfo
+from workbench.protocol import Blocked, Failure, LeftOut, OptionInfo, ToggleInfo
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -32,6 +32,17 @@ class Stage(enum.IntEnum):
     OPTIMIZER = 5
     COMPILE = 6
     GRAPHS = 7
+
+
+class Trait(enum.Enum):
+    """A property that an option gives to the steps, and that other parts depend on."""
+
+    COMPILED = "torch.compile traces the model"
+    COMPILED_BLOCKS = "torch.compile traces each block by itself"
+    REPLAYED = "Inductor replays CUDA graphs of what it compiled"
+    CAPTURED = "the complete step is one CUDA graph"
+    TRITON = "bundled Triton kernels run"
+    ROUNDED = "matrix products have fewer digits than FP32"
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,19 @@ def never_blocked(option: str, situation: Situation) -> Blocked | None:
     return None
 
 
+class Fix(NamedTuple):
+    """A choice that may prevent a failure; the smallest ``order`` is tried first."""
+
+    order: int
+    choices: dict[str, str]
+    meaning: str  # for the steps, as the end of a sentence
+
+
+def no_fix(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterable[Fix]:
+    """Return no fix: the toggle cannot prevent a failure."""
+    return ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Toggle:
     """An optimization. The first of ``options`` leaves the model alone.
@@ -106,6 +130,18 @@ class Toggle:
     itself or because a toggle that ``brings`` it is on.
     ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first;
     for that too where it chooses among others, and ``chooses(arm)`` says that it had to.
+
+    The other fields tell other parts what they need to know of the toggle:
+
+    ``traits`` by option are properties of the steps. ``presets`` has the options that a preset of
+    this name prefers, the best first. ``memory(option, situation)`` gives arguments of the
+    family's ``footprint``. ``divided_memory(situation, arguments)`` is the footprint of the rank
+    that needs most, if the toggle divides the model. ``matrix_rate(option, situation)`` names the
+    rate that linear layers are compared with, if the option decides on it. ``unpredictable`` says
+    why the time of a step is unknown beforehand for every option but the first, and
+    ``incomparable`` why the ratio of two options is. ``fixes(failure, situation, needed)`` are
+    choices that may prevent a failure; ``needed`` is the estimate of memory if that ran out.
+    ``causes_of_slowness`` completes the advice for a verdict that the toggle makes steps slower.
     """
 
     name: str
@@ -124,6 +160,15 @@ class Toggle:
     bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
     operators: tuple[str, ...] = ()
     brings: str = ""  # the operator that it lets a model of a person's own call
+    traits: Mapping[str, Collection[Trait]] = field(default_factory=dict)
+    presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    memory: Callable[[str, Situation], Mapping[str, Any]] | None = None
+    divided_memory: Callable[[Situation, dict[str, Any]], Footprint | None] | None = None
+    matrix_rate: Callable[[str, Situation], str] | None = None
+    unpredictable: str = ""
+    incomparable: str = ""
+    fixes: Callable[[Failure, Situation, Footprint | None], Iterable[Fix]] = no_fix
+    causes_of_slowness: str = ""
 
     @functools.cached_property
     def off(self) -> str:

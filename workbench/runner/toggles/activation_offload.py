@@ -21,7 +21,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.toggles.compile import graphs_conflict
 from workbench.runner.variants.offload import LEAST_BYTES, Offload
 
 if TYPE_CHECKING:
@@ -46,13 +46,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Switch CUDA graphs off.",
             {"cuda_graphs": "off"},
         )
-    mode = situation.option("compile")
-    if mode in WITH_GRAPHS:
-        return Blocked(
-            f"torch.compile {mode} keeps activations in the pool of its CUDA graphs",
-            "Compile without them.",
-            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
-        )
+    if why := graphs_conflict(situation, "keeps activations in the pool of its CUDA graphs"):
+        return why
     if situation.option("checkpointing") == "operators":
         return Blocked(
             "what a checkpoint keeps by operator does not pass through autograd's hooks",
@@ -94,4 +89,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    unpredictable="it moves activations to the host, and the rate of that is not measured",
 )

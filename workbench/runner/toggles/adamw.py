@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
 
+_FAST = ("fused", "foreach")
 _EIGHT_BIT = {f"8bit_{library}": library for library in optimizers.EIGHT_BIT}
 
 
@@ -92,4 +93,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    presets={"low-memory": tuple(_EIGHT_BIT), "latency": _FAST, "throughput": _FAST},
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.runner.toggles._adapting import bits, calls
 from workbench.runner.toggles._field_toggle import field_toggle
-from workbench.runner.toggles._imagined import computing
+from workbench.runner.toggles.precision import computing
 from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -157,4 +158,7 @@ TOGGLE = Toggle(
     chooses=_calls,
     blocked=_blocked,
     operators=("attention",),
+    traits={"triton": (Trait.TRITON,)},
+    presets={"flash-first": ("flash4", "flash3", "flash2", "sdpa_flash")},
+    memory=lambda option, situation: {"attention": option},
 )

@@ -13,18 +13,22 @@ On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): every block takes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from models import Footprint
 from sessions.sizes import size_text
-from workbench.protocol import Blocked
+from workbench.protocol import Blocked, Failure
+from workbench.runner.toggles import has
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -66,6 +70,12 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     return None
 
 
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    if failure.kind == "out-of-memory" and situation.workload.trains:
+        meaning = "activations are computed again in the backward pass, which takes more time"
+        yield Fix(20, {TOGGLE.name: "full"}, meaning)
+
+
 def _apply(option: str, build: Build) -> None:
     build.transforms.append(lambda model: model.set_checkpointing(option))
 
@@ -90,7 +100,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if not arm.kept_operators:
         return no_effect(f"{text}, and no operator's output was kept: they recompute everything")
     # A compiler traces a block more than once, so that only the names mean something there.
-    compiled = arm.situation.option("compile") != "off"
+    compiled = has(arm.situation, Trait.COMPILED)
     names = ", ".join(
         name if compiled else f"{count} of {name}" for name, count in arm.kept_operators.items()
     )
@@ -137,4 +147,7 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     bundled="acts block by block, and the blocks of a model of your own are not known",
+    presets=dict.fromkeys(("development", "production-training", "low-memory"), ("full",)),
+    memory=lambda option, situation: {"checkpointing": option},
+    fixes=_fixes,
 )

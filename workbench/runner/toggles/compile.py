@@ -19,16 +19,19 @@ import torch
 from torch import nn
 
 from kernels import own_code
-from workbench.protocol import Blocked
+from models import Footprint
+from workbench.protocol import Blocked, Failure
 from workbench.runner.failures import Mistake
 from workbench.runner.profiling import provenance
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -40,9 +43,23 @@ if TYPE_CHECKING:
     from workbench.runner.workloads import Compute
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+LAUNCHED = "the host launches each kernel, which short kernels wait for"  # without CUDA graphs
 
 
 NEEDS_COMPILER = Blocked("Inductor needs a C++ compiler on the CPU and finds none", "Install g++.")
+
+
+def graphs_conflict(situation: Situation, reason: str) -> Blocked | None:
+    """Return the conflict with CUDA graphs that Inductor replays; ``reason`` follows the mode."""
+    mode = situation.option(TOGGLE.name)
+    if mode not in WITH_GRAPHS:
+        return None
+    fix = {TOGGLE.name: _without_graphs(mode)}
+    return Blocked(f"torch.compile {mode} {reason}", "Compile without them.", fix)
+
+
+def _without_graphs(mode: str) -> str:
+    return "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"
 
 
 def has_compiler(situation: Situation) -> bool:
@@ -61,6 +78,17 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option in WITH_GRAPHS and not situation.on_gpu:
         return NEEDS_GPU
     return None if has_compiler(situation) else NEEDS_COMPILER
+
+
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    mode = situation.option(TOGGLE.name)
+    if failure.kind == "compile":
+        traced = "torch._dynamo.exc." in failure.detail  # then no other mode would get further
+        if mode not in ("off", "default") and not traced:
+            yield Fix(10, {TOGGLE.name: "default"}, "fewer passes of the compiler, and less speed")
+        yield Fix(30, {TOGGLE.name: "off"}, "the model runs in eager mode, slower")
+    elif failure.kind == "capture" and mode in WITH_GRAPHS:
+        yield Fix(20, {TOGGLE.name: _without_graphs(mode)}, LAUNCHED)
 
 
 def _apply(option: str, build: Build) -> None:
@@ -132,21 +160,39 @@ def _evidence(option: str, arm: Arm) -> Finding:
     return effective(text)
 
 
+_OPTIONS = {
+    "off": "Off",
+    "default": "default",
+    "reduce-overhead": "reduce-overhead",
+    "max-autotune": "max-autotune",
+    "max-autotune-no-cudagraphs": "max-autotune, no CUDA graphs",
+}
+
 TOGGLE = Toggle(
     name="compile",
     title="torch.compile",
     help=__doc__,
     group="Compilation",
     stage=Stage.COMPILE,
-    options={
-        "off": "Off",
-        "default": "default",
-        "reduce-overhead": "reduce-overhead",
-        "max-autotune": "max-autotune",
-        "max-autotune-no-cudagraphs": "max-autotune, no CUDA graphs",
-    },
+    options=_OPTIONS,
     apply=_apply,
     evidence=_evidence,
     chooses=_gave_up,
     blocked=_blocked,
+    traits={
+        mode: (Trait.COMPILED, Trait.REPLAYED) if mode in WITH_GRAPHS else (Trait.COMPILED,)
+        for mode in _OPTIONS
+        if mode != "off"
+    },
+    presets={
+        "production-inference": ("max-autotune", "max-autotune-no-cudagraphs"),
+        "low-memory": ("default",),
+        "throughput": ("default",),
+    },
+    memory=lambda option, situation: {"compiled": option != "off"},
+    unpredictable="what torch.compile fuses is known once it has compiled",
+    fixes=_fixes,
+    causes_of_slowness="Graph breaks, recompiles for changing shapes, or operators that a "
+    "hand-written kernel already does well are the usual causes; the evidence and the checklist "
+    "name lines.",
 )

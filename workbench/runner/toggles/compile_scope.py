@@ -11,12 +11,21 @@ host, 22.3 ms with each block compiled by itself, 17.7 ms as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from workbench.protocol import Blocked
+from models import Footprint
+from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles._compiling import compiling_toggle
-from workbench.runner.toggles._toggle import Finding, Situation, effective, no_effect
-from workbench.runner.toggles.compile import WITH_GRAPHS, repeated_blocks
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Fix,
+    Situation,
+    Trait,
+    effective,
+    no_effect,
+)
+from workbench.runner.toggles.compile import graphs_conflict, repeated_blocks
 from workbench.runner.variants.compiles import Compiles, counted
 
 if TYPE_CHECKING:
@@ -25,15 +34,19 @@ if TYPE_CHECKING:
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    mode = situation.option("compile")
-    if option == "blocks" and mode in WITH_GRAPHS:
-        return Blocked(
-            f"torch.compile {mode} replays CUDA graphs, and each block's would overwrite what the "
-            "next one reads",
-            "Compile without CUDA graphs.",
-            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
-        )
-    return None
+    if option != "blocks":
+        return None
+    return graphs_conflict(
+        situation,
+        "replays CUDA graphs, and each block's would overwrite what the next one reads",
+    )
+
+
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    is_broken = failure.kind == "compile" and "exc.Unsupported" in failure.detail
+    if is_broken and situation.option(TOGGLE.name) == "fullgraph":
+        meaning = "what cannot be traced runs in eager mode between graphs"
+        yield Fix(20, {TOGGLE.name: "model"}, meaning)
 
 
 def _apply(option: str, build: Build) -> None:
@@ -65,4 +78,6 @@ TOGGLE = compiling_toggle(
     apply=_apply,
     shown=_shown,
     blocked=_blocked,
+    traits={"blocks": (Trait.COMPILED_BLOCKS,)},
+    fixes=_fixes,
 )

@@ -68,4 +68,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    incomparable="how long ranks wait for gradients is known once they have run",
 )

@@ -20,12 +20,14 @@ import kernels
 from sessions.model import Phase
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
+from workbench.runner.toggles import has
 from workbench.runner.toggles._kernel_toggle import unavailable, with_triton
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -44,8 +46,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     missing = unavailable("rms_norm", "triton", situation)
     if missing is not None:
         return missing
-    toggles = situation.configuration.toggles
-    if toggles["triton"] != "off" or "triton" in toggles.values():
+    if has(situation, Trait.TRITON):
         return None
     return Blocked(
         "acts on Triton kernels, and every operator runs in PyTorch",

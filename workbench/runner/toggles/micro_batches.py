@@ -16,7 +16,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner.toggles._ranks import RANKS
+from workbench.runner.toggles._ranks import (
+    RANKS,
+    WAITING_STAGES,
+)
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -112,4 +115,5 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     bundled="divides each batch by its rows, which inputs of your own are not known to have",
+    incomparable=WAITING_STAGES,
 )

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 import kernels
 from models import Model
 from workbench.protocol import Blocked
+from workbench.runner.toggles import has
 from workbench.runner.toggles._called import not_called
-from workbench.runner.toggles._kernel_toggle import TITLES
+from workbench.runner.toggles._kernel_toggle import TITLES, chosen_implementation
 from workbench.runner.toggles._residual import needs_inference
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -37,9 +39,7 @@ _IN_WORKSPACE = ("triton", "loop")  # implementations that take a workspace
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if why := not_called("moe_experts", situation) or needs_inference(True, situation):
         return why
-    own = situation.option("triton_moe_experts")
-    if own == "follow":
-        own = "triton" if situation.option("triton") == "on" else "torch"
+    own = chosen_implementation("moe_experts", situation)
     if own in _IN_WORKSPACE or (own == "torch" and not situation.on_gpu):
         return None
     if situation.on_gpu:
@@ -67,7 +67,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
         return no_effect("no layer of experts has a workspace")
     taken, made = layers[0].taken, layers[0].made
     if taken <= made:
-        if arm.situation.option("compile") != "off":
+        if has(arm.situation, Trait.COMPILED):
             return no_effect("nothing was computed there: torch.compile plans its memory itself")
         return no_effect(f"{taken} tensors were taken from {made} allocations: none was reused")
     return effective(

@@ -30,10 +30,12 @@ from workbench.protocol import Blocked
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
+    WAITING,
     captured,
     eight_bit,
     peaks_text,
     too_many,
+    undivided_sizes,
 )
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -68,8 +70,7 @@ def of_stages(situation: Situation, step: dict[str, Any]) -> Footprint | None:
     if ranks == 1 or not situation.workload.trains or chain(family, config).n_blocks < ranks:
         return None
     count = micro_batches_of(situation, ranks)
-    sizes = {name: size for name, size in step.items() if name != "quantization"}  # in inference
-    return largest_stage(family, config, ranks, count, **sizes)
+    return largest_stage(family, config, ranks, count, **undivided_sizes(step))
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -190,4 +191,6 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     bundled="divides the blocks of the bundled families, which a model of yours need not have",
+    divided_memory=of_stages,
+    unpredictable=WAITING,
 )

@@ -21,24 +21,29 @@ than it saves unless it is compiled.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 import kernels
+from kernels.measure import eight_bit
 from kernels.quantized_matmul import SCHEMES
+from models import Footprint
 from models.layers.quantized_linear import QuantizedLinear
-from workbench.protocol import Blocked
-from workbench.runner.toggles._imagined import COMPUTES, Imagined, computing
+from workbench.protocol import Blocked, Failure
+from workbench.runner.toggles._imagined import Imagined
 from workbench.runner.toggles._toggle import (
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
     effective,
     no_effect,
 )
+from workbench.runner.toggles.precision import HALF, computing
 from workbench.runner.variants.weights import Quantized
 
 if TYPE_CHECKING:
@@ -63,7 +68,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     reasons = _refusals(option, dtype)
     if not reasons:
         return None
-    for precision, other in COMPUTES.items():
+    for precision, other in HALF.items():
         if other != dtype and not _refusals(option, other):
             return Blocked(reasons, f"Compute in {str(other)[6:]}.", {"precision": precision})
     return Blocked(reasons, "Choose another scheme.", {"quantization": "int8_weight_only"})
@@ -87,6 +92,12 @@ def _refusals(scheme: str, dtype: torch.dtype) -> str:
         if "and not" not in reason:  # that it is for other schemes says nothing
             reasons.append(reason)
     return "; ".join(reasons)
+
+
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    if situation.option(TOGGLE.name) == TOGGLE.off and needed and 2 * needed.weights > needed.total:
+        meaning = "linear layers hold a byte a weight, rounded, and take more time to widen them"
+        yield Fix(40, {TOGGLE.name: "int8_weight_only"}, meaning)
 
 
 def _apply(option: str, build: Build) -> None:
@@ -143,4 +154,8 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    presets={"low-memory": ("int8_weight_only",)},
+    memory=lambda option, situation: {"quantization": "" if option == "none" else option},
+    matrix_rate=lambda option, situation: eight_bit.unit_of(option, situation.device.type),
+    fixes=_fixes,
 )

@@ -15,16 +15,19 @@ The first GPU also holds the full weights and moments, from which other configur
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import models
 from sessions.sizes import size_text
-from workbench.protocol import Blocked
+from workbench.protocol import Blocked, Failure
 from workbench.runner.config import user_model
 from workbench.runner.toggles import data_parallel
 from workbench.runner.toggles._ranks import RANKS, alike, layout_of
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
@@ -96,6 +99,24 @@ def _others(situation: Situation) -> Blocked | None:
     return None
 
 
+def _memory(option: str, situation: Situation) -> dict[str, models.Sharding | None]:
+    if option == "off":
+        return {"sharding": None}
+    ranks = layout_of(situation).shard
+    return {"sharding": models.Sharding(ranks=ranks, shares_weights=option != "gradients")}
+
+
+def _fixes(
+    failure: Failure, situation: Situation, needed: models.Footprint | None
+) -> Iterator[Fix]:
+    has_ranks = data_parallel.ranks_of(situation) > 1
+    if failure.kind == "out-of-memory" and has_ranks and situation.option(TOGGLE.name) != "full":
+        meaning = "each rank holds its share of weights, gradients and moments, and sends more"
+        yield Fix(10, {TOGGLE.name: "full"}, meaning)
+        less = "each rank holds its share of gradients and moments"
+        yield Fix(10, {TOGGLE.name: "gradients"}, less)
+
+
 def _apply(option: str, build: Build) -> None:
     layout = layout_of(build.situation)
     build.sharding = option
@@ -137,4 +158,7 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    memory=_memory,
+    incomparable="how long ranks wait for one another's shares is known once they have run",
+    fixes=_fixes,
 )

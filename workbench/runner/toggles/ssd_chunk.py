@@ -17,7 +17,8 @@ from models import Model
 from models.layers.ssm import SSM
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
-from workbench.runner.toggles._imagined import Imagined, computing
+from workbench.runner.toggles._imagined import Imagined
+from workbench.runner.toggles._kernel_toggle import chosen_implementation
 from workbench.runner.toggles._toggle import (
     PARTS,
     Finding,
@@ -27,6 +28,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.toggles.precision import computing
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -48,8 +50,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 
 def _refused(chunk: int, tokens: int, situation: Situation) -> Blocked | None:
-    own = situation.option("triton_ssd_scan")
-    chosen = situation.option("triton") == "on" if own == "follow" else own == "triton"
+    chosen = chosen_implementation("ssd_scan", situation) == "triton"
     refuses = kernels.OPS["ssd_scan"].implementations["triton"].refuses
     if not chosen or not situation.on_gpu or refuses is None:
         return None

@@ -27,11 +27,13 @@ from workbench.runner.distributed.collectives import Traffic
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
+    WAITING,
     alike,
     captured,
     eight_bit,
     peaks_text,
     too_many,
+    undivided_sizes,
 )
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -117,8 +119,7 @@ def of_shares(situation: Situation, step: dict[str, Any]) -> Footprint | None:
     if not plan.layers or plan.uneven(ranks):
         return None
     along = situation.option("sequence_parallel") == "on" and not plan.together
-    sizes = {name: size for name, size in step.items() if name != "quantization"}  # never with it
-    return largest_share(family, config, ranks, along_sequence=along, **sizes)
+    return largest_share(family, config, ranks, along_sequence=along, **undivided_sizes(step))
 
 
 def traffic_text(traffic: Traffic) -> str:
@@ -159,4 +160,6 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     bundled="divides layers of the bundled families, which a model of yours is not known to have",
+    divided_memory=of_shares,
+    unpredictable=WAITING,
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from sessions.model import Scalar
 from workbench.runner.config import user_model
 from workbench.runner.roofline import sdpa_flops
-from workbench.runner.toggles import Situation
+from workbench.runner.toggles import Situation, Trait, has
 
 
 def model_flops(situation: Situation) -> dict[str, Scalar]:
@@ -39,7 +39,7 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
 
     Compiled or captured, the first step is no plain one: its FLOPs stay unknown.
     """
-    plain = all(situation.option(name) == "off" for name in ("compile", "cuda_graphs"))
+    plain = not has(situation, Trait.COMPILED, Trait.CAPTURED)
     if situation.family is not user_model.FAMILY or not plain:
         yield
         return

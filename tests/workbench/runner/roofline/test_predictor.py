@@ -17,7 +17,8 @@ from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.roofline import counter
 from workbench.runner.roofline import predict as predictors
-from workbench.runner.roofline.ceilings import Roof, matrix_dtype
+from workbench.runner.roofline.ceilings import Roof
+from workbench.runner.roofline.matrix_rate import matrix_dtype
 from workbench.runner.roofline.predict import Predictor
 
 CPU = torch.device("cpu")

@@ -42,14 +42,23 @@ def switched(toggles: dict[str, str]) -> dict[str, str]:
     return {name: option for name, option in toggles.items() if option != OFF[name]}
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_each_option_that_a_preset_names_exists(name):
-    for toggle, options in presets.PRESETS[name].options.items():
-        assert toggle in all_toggles(), f"{name} names {toggle}"
-        known = all_toggles()[toggle]
-        assert set(options) <= set(known.options), f"{name} names {toggle} = {options}"
-        assert known.off not in options and len(set(options)) == len(options)
-        assert known.stage is not Stage.MODEL, f"{name} changes the model"
+def options_of(name: str) -> dict[str, tuple[str, ...]]:
+    """Return the options of a preset by toggle."""
+    return {
+        toggle.name: toggle.presets[name]
+        for toggle in all_toggles().values()
+        if name in toggle.presets
+    }
+
+
+def test_each_preset_that_a_toggle_names_exists_and_so_does_each_option():
+    for name, toggle in all_toggles().items():
+        assert toggle.presets.keys() <= presets.PRESETS.keys(), name
+        for options in toggle.presets.values():
+            assert set(options) <= set(toggle.options), f"{name} has no option of {options}"
+            assert toggle.off not in options and len(set(options)) == len(options)
+        assert not toggle.presets or toggle.stage is not Stage.MODEL, f"{name} changes the model"
+    assert not options_of("eager")
 
 
 def test_no_options_name_could_be_taken_for_several():
@@ -82,7 +91,7 @@ def test_a_preset_switches_off_what_it_does_not_name_and_leaves_the_model_alone(
 @pytest.mark.parametrize("name", GUIDE)
 def test_the_guides_three_configurations_are_as_it_gives_them(name):
     compiles, captures, checkpoints = GUIDE[name]
-    options = presets.PRESETS[name].options
+    options = options_of(name)
     assert options["precision"] == ("amp_bf16", "amp_fp16")
     assert options.get("compile", (None,))[0] == ("max-autotune" if compiles else None)
     assert ("cuda_graphs" in options) == captures
