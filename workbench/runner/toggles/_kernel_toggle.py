@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import kernels
 from kernels import MEASURED, REQUESTED, STANDARD, Operator, resolve_choice, watched
 from kernels.measure.peers import TITLES as LIBRARIES
 from workbench.protocol import Blocked
-from workbench.runner.toggles import has
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -95,8 +95,13 @@ def kernel_toggle(
         evidence=evidence,
         blocked=blocked,
         operators=(operator,),
-        traits={"triton": (Trait.TRITON,)},
+        traits=triton_traits(options),
     )
+
+
+def triton_traits(options: Collection[str]) -> dict[str, tuple[Trait, ...]]:
+    """Return the trait of the option that runs the bundled Triton kernel, if there is one."""
+    return {option: (Trait.TRITON,) for option in options if option == "triton"}
 
 
 def chosen_implementation(operator: str, situation: Situation) -> str:
@@ -126,18 +131,16 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
     """Return why an implementation of the operator cannot run on this device."""
     if implementation == AUTO:
         return None if situation.on_gpu else NEEDS_GPU
-    if implementation in LIBRARIES and has(situation, Trait.COMPILED):
-        return Blocked(
-            f"torch.compile does not trace kernels of {LIBRARIES[implementation]}",
-            "Run the step without torch.compile.",
-            {"compile": "off"},
-        )
-    reason = kernels.OPS[operator].unavailable(implementation, situation.device.type)
-    if reason is None:
+    if implementation in LIBRARIES:
+        reason = f"{{title}} does not trace kernels of {LIBRARIES[implementation]}"
+        if why := conflict(situation, Trait.COMPILED, reason):
+            return why
+    missing = kernels.OPS[operator].unavailable(implementation, situation.device.type)
+    if missing is None:
         return None
     if not situation.on_gpu:
         return NEEDS_GPU
-    return Blocked(reason, "`workbench doctor` says what to install.")
+    return Blocked(missing, "`workbench doctor` says what to install.")
 
 
 def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:

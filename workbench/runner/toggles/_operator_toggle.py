@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
-from workbench.runner.toggles._kernel_toggle import implementations, unavailable, usage_finding
+from workbench.runner.toggles._kernel_toggle import (
+    implementations,
+    triton_traits,
+    unavailable,
+    usage_finding,
+)
 from workbench.runner.toggles._toggle import (
     PARTS,
     Finding,
     Situation,
     Stage,
     Toggle,
-    Trait,
     no_effect,
 )
 
@@ -66,6 +70,6 @@ def operator_toggle(
         evidence=evidence,
         blocked=blocked,
         bundled=PARTS,
-        traits={"triton": (Trait.TRITON,)},
+        traits=triton_traits(options.keys() - unfused),
         presets=presets,
     )

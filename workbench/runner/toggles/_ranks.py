@@ -14,8 +14,14 @@ from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed import world as worlds
 from workbench.runner.distributed.mesh import Layout
-from workbench.runner.toggles._toggle import Finding, Situation, effective, no_effect
-from workbench.runner.toggles.compile import graphs_conflict
+from workbench.runner.toggles import conflict
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Situation,
+    Trait,
+    effective,
+    no_effect,
+)
 from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
@@ -31,6 +37,11 @@ WAITING = "how long ranks wait for one another is known once they have run"
 WAITING_STAGES = "how long stages wait for one another is known once they have run"
 _NEVER_DIVIDED = ("quantization", "sharding")
 OPTIONS = {"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"}
+
+
+def rank_traits(*more: Trait) -> dict[str, tuple[Trait, ...]]:
+    """Return the traits of a toggle of ranks by option."""
+    return {option: (Trait.RANKS, *more) for option, ranks in RANKS.items() if ranks > 1}
 
 
 def peaks_text(divided: Parallel, *, on_gpu: bool) -> str:
@@ -95,26 +106,21 @@ def too_small(batch: int, ranks: int, situation: Situation) -> Blocked | None:
 
 def captured(situation: Situation) -> Blocked | None:
     """Return why a step that is captured cannot be divided."""
-    if situation.option("cuda_graphs") == "on":
-        return Blocked(
-            "a captured step would go on using a group of ranks that may have ended",
-            "Switch CUDA graphs off.",
-            {"cuda_graphs": "off"},
-        )
-    return graphs_conflict(
-        situation, "captures CUDA graphs, whose gradients lie where the graph is"
+    return conflict(
+        situation,
+        Trait.CAPTURED,
+        "a captured step would go on using a group of ranks that may have ended",
+    ) or conflict(
+        situation,
+        Trait.REPLAYED,
+        "{title} {option} captures CUDA graphs, whose gradients lie where the graph is",
     )
 
 
 def eight_bit(situation: Situation) -> Blocked | None:
     """Return why moments in 8 bits cannot be combined with ranks."""
-    if situation.option("adamw").startswith("8bit"):
-        return Blocked(
-            "moments in 8 bits cannot be taken over by other ranks",
-            "Use AdamW with whole moments.",
-            {"adamw": "fused"},
-        )
-    return None
+    reason = "moments in 8 bits cannot be taken over by other ranks"
+    return conflict(situation, Trait.EIGHT_BIT, reason)
 
 
 def too_few(ranks: int, situation: Situation) -> Blocked | None:

@@ -43,6 +43,15 @@ class Trait(enum.Enum):
     CAPTURED = "the complete step is one CUDA graph"
     TRITON = "bundled Triton kernels run"
     ROUNDED = "matrix products have fewer digits than FP32"
+    TILES_TUNED = "tiles of Triton kernels are tuned in a step before the first"
+    AUTOTUNED = "kernels are chosen by timings of this process"
+    QUANTIZED = "linear layers hold codes of their weights"
+    RECOMPUTED = "activations are computed again in the backward pass"
+    OFFLOADED = "activations are in the host's memory between the passes"
+    EIGHT_BIT = "the optimizer's moments have 8 bits"
+    RANKS = "several ranks make a step together"
+    WEIGHTS_DIVIDED = "each rank has a part of the layers' weights"
+    OWN_REDUCTION = "gradients are reduced without DistributedDataParallel"
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,13 @@ def never_blocked(option: str, situation: Situation) -> Blocked | None:
     return None
 
 
+class Alternative(NamedTuple):
+    """The choices to make in place of an option that conflicts with another."""
+
+    text: str  # a sentence
+    choices: dict[str, str]
+
+
 class Fix(NamedTuple):
     """A choice that may prevent a failure; the smallest ``order`` is tried first."""
 
@@ -131,17 +147,23 @@ class Toggle:
     ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first;
     for that too where it chooses among others, and ``chooses(arm)`` says that it had to.
 
-    The other fields tell other parts what they need to know of the toggle:
+    Other parts learn from the further fields what they need to know of the toggle:
 
-    ``traits`` by option are properties of the steps. ``presets`` has the options that a preset of
-    this name prefers, the best first. ``memory(option, situation)`` gives arguments of the
-    family's ``footprint``. ``divided_memory(situation, arguments)`` is the footprint of the rank
-    that needs most, if the toggle divides the model. ``matrix_rate(option, situation)`` names the
-    rate that linear layers are compared with, if the option decides on it. ``unpredictable`` says
-    why the time of a step is unknown beforehand for every option but the first, and
-    ``incomparable`` why the ratio of two options is. ``fixes(failure, situation, needed)`` are
-    choices that may prevent a failure; ``needed`` is the estimate of memory if that ran out.
-    ``causes_of_slowness`` completes the advice for a verdict that the toggle makes steps slower.
+    * ``traits``: properties of the steps, by option.
+    * ``alternatives``: by option, what to choose where a trait conflicts with another toggle; the
+      first that has not the trait, else the first option.
+    * ``presets``: options that a preset of this name prefers, the best first.
+    * ``memory(option, situation)``: arguments of the family's ``footprint``.
+    * ``divided_memory(situation, arguments)``: the footprint of the rank that needs most, if the
+      toggle divides the model.
+    * ``matrix_rate(option, situation)``: the rate that linear layers are compared with; empty if
+      the option does not decide on it.
+    * ``unpredictable``: why the step's time is unknown beforehand for every option but the first.
+    * ``incomparable``: why the ratio of two options is unknown beforehand.
+    * ``fixes(failure, situation, needed)``: choices that may prevent a failure; ``needed`` is the
+      estimate of memory if that ran out.
+    * ``causes_of_slowness``: completes the advice if a verdict says that the toggle makes steps
+      slower.
     """
 
     name: str
@@ -161,6 +183,7 @@ class Toggle:
     operators: tuple[str, ...] = ()
     brings: str = ""  # the operator that it lets a model of a person's own call
     traits: Mapping[str, Collection[Trait]] = field(default_factory=dict)
+    alternatives: Mapping[str, tuple[Alternative, ...]] = field(default_factory=dict)
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     memory: Callable[[str, Situation], Mapping[str, Any]] | None = None
     divided_memory: Callable[[Situation, dict[str, Any]], Footprint | None] | None = None
@@ -174,6 +197,13 @@ class Toggle:
     def off(self) -> str:
         """The option that leaves the model alone."""
         return next(iter(self.options))
+
+    def alternative(self, option: str, trait: Trait) -> Alternative:
+        """Return what to choose in place of an option that has the trait."""
+        for alternative in self.alternatives.get(option, ()):
+            if trait not in self.traits.get(alternative.choices[self.name], ()):
+                return alternative
+        return Alternative(f"Switch {self.title} off.", {self.name: self.off})
 
     @property
     def makes_other_model(self) -> bool:

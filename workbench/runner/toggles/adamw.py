@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
+    Alternative,
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -94,4 +96,8 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     presets={"low-memory": tuple(_EIGHT_BIT), "latency": _FAST, "throughput": _FAST},
+    traits=dict.fromkeys(_EIGHT_BIT, (Trait.EIGHT_BIT,)),
+    alternatives=dict.fromkeys(
+        _EIGHT_BIT, (Alternative("Use AdamW with whole moments.", {"adamw": "fused"}),)
+    ),
 )

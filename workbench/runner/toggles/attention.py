@@ -22,13 +22,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kernels
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
-from workbench.runner.toggles._kernel_toggle import against_off, usage_finding, with_titles
+from workbench.runner.toggles._kernel_toggle import (
+    against_off,
+    triton_traits,
+    usage_finding,
+    with_titles,
+)
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
     Stage,
     Toggle,
-    Trait,
     effective,
     no_effect,
 )
@@ -158,7 +162,7 @@ TOGGLE = Toggle(
     chooses=_calls,
     blocked=_blocked,
     operators=("attention",),
-    traits={"triton": (Trait.TRITON,)},
+    traits=triton_traits(kernels.OPS["attention"].implementations),
     presets={"flash-first": ("flash4", "flash3", "flash2", "sdpa_flash")},
     memory=lambda option, situation: {"attention": option},
 )

@@ -129,20 +129,21 @@ def _not_seen(usage: Mapping[str, Mapping[str, int]]) -> list[str]:
     ]
 
 
+_OPTIONS = {
+    "fourth": "Every fourth block",
+    "third": "Every third block",
+    "selective": "Every second block",
+    "operators": "By operator",
+    "full": "Every block",
+}
+
 TOGGLE = Toggle(
     name="checkpointing",
     title="Gradient checkpointing",
     help=__doc__,
     group="Memory",
     stage=Stage.MEMORY,
-    options={
-        "none": "Off",
-        "fourth": "Every fourth block",
-        "third": "Every third block",
-        "selective": "Every second block",
-        "operators": "By operator",
-        "full": "Every block",
-    },
+    options={"none": "Off"} | _OPTIONS,
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
@@ -150,4 +151,5 @@ TOGGLE = Toggle(
     presets=dict.fromkeys(("development", "production-training", "low-memory"), ("full",)),
     memory=lambda option, situation: {"checkpointing": option},
     fixes=_fixes,
+    traits=dict.fromkeys(_OPTIONS, (Trait.RECOMPUTED,)),
 )

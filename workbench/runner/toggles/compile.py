@@ -26,6 +26,7 @@ from workbench.runner.profiling import provenance
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
+    Alternative,
     Finding,
     Fix,
     Situation,
@@ -47,19 +48,6 @@ LAUNCHED = "the host launches each kernel, which short kernels wait for"  # with
 
 
 NEEDS_COMPILER = Blocked("Inductor needs a C++ compiler on the CPU and finds none", "Install g++.")
-
-
-def graphs_conflict(situation: Situation, reason: str) -> Blocked | None:
-    """Return the conflict with CUDA graphs that Inductor replays; ``reason`` follows the mode."""
-    mode = situation.option(TOGGLE.name)
-    if mode not in WITH_GRAPHS:
-        return None
-    fix = {TOGGLE.name: _without_graphs(mode)}
-    return Blocked(f"torch.compile {mode} {reason}", "Compile without them.", fix)
-
-
-def _without_graphs(mode: str) -> str:
-    return "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"
 
 
 def has_compiler(situation: Situation) -> bool:
@@ -88,7 +76,8 @@ def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> 
             yield Fix(10, {TOGGLE.name: "default"}, "fewer passes of the compiler, and less speed")
         yield Fix(30, {TOGGLE.name: "off"}, "the model runs in eager mode, slower")
     elif failure.kind == "capture" and mode in WITH_GRAPHS:
-        yield Fix(20, {TOGGLE.name: _without_graphs(mode)}, LAUNCHED)
+        choices = TOGGLE.alternative(mode, Trait.REPLAYED).choices
+        yield Fix(20, choices, LAUNCHED)
 
 
 def _apply(option: str, build: Build) -> None:
@@ -160,13 +149,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
     return effective(text)
 
 
-_OPTIONS = {
-    "off": "Off",
-    "default": "default",
-    "reduce-overhead": "reduce-overhead",
-    "max-autotune": "max-autotune",
-    "max-autotune-no-cudagraphs": "max-autotune, no CUDA graphs",
-}
+_UNTUNED = Alternative("Compile without tuning.", {"compile": "default"})
 
 TOGGLE = Toggle(
     name="compile",
@@ -174,15 +157,30 @@ TOGGLE = Toggle(
     help=__doc__,
     group="Compilation",
     stage=Stage.COMPILE,
-    options=_OPTIONS,
+    options={
+        "off": "Off",
+        "default": "default",
+        "reduce-overhead": "reduce-overhead",
+        "max-autotune": "max-autotune",
+        "max-autotune-no-cudagraphs": "max-autotune, no CUDA graphs",
+    },
     apply=_apply,
     evidence=_evidence,
     chooses=_gave_up,
     blocked=_blocked,
     traits={
-        mode: (Trait.COMPILED, Trait.REPLAYED) if mode in WITH_GRAPHS else (Trait.COMPILED,)
-        for mode in _OPTIONS
-        if mode != "off"
+        "default": (Trait.COMPILED,),
+        "reduce-overhead": (Trait.COMPILED, Trait.REPLAYED),
+        "max-autotune": (Trait.COMPILED, Trait.REPLAYED, Trait.AUTOTUNED),
+        "max-autotune-no-cudagraphs": (Trait.COMPILED, Trait.AUTOTUNED),
+    },
+    alternatives={
+        "reduce-overhead": (Alternative("Compile without them.", {"compile": "default"}),),
+        "max-autotune": (
+            Alternative("Compile without them.", {"compile": "max-autotune-no-cudagraphs"}),
+            _UNTUNED,
+        ),
+        "max-autotune-no-cudagraphs": (_UNTUNED,),
     },
     presets={
         "production-inference": ("max-autotune", "max-autotune-no-cudagraphs"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from models import Footprint
 from workbench.protocol import Blocked, Failure
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._compiling import compiling_toggle
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -25,7 +26,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.toggles.compile import graphs_conflict, repeated_blocks
+from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.variants.compiles import Compiles, counted
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option != "blocks":
         return None
-    return graphs_conflict(
+    return conflict(
         situation,
-        "replays CUDA graphs, and each block's would overwrite what the next one reads",
+        Trait.REPLAYED,
+        "{title} {option} replays CUDA graphs, and each block's would overwrite what the next one "
+        "reads",
     )
 
 

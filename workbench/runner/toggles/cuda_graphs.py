@@ -20,6 +20,7 @@ from models import Footprint
 from models.execution.cuda_graph import capturing, on_capture_stream
 from sessions.model import Phase
 from workbench.protocol import Blocked, Failure
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -31,7 +32,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.toggles.compile import LAUNCHED, graphs_conflict
+from workbench.runner.toggles.compile import LAUNCHED
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -85,7 +86,9 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.on_gpu:
         return NEEDS_GPU
-    if why := graphs_conflict(situation, "captures CUDA graphs of its own"):
+    if why := conflict(
+        situation, Trait.REPLAYED, "{title} {option} captures CUDA graphs of its own"
+    ):
         return why
     if situation.workload.trains and situation.option("adamw") != "fused":
         return Blocked(

@@ -27,6 +27,7 @@ from workbench.runner.toggles._ranks import (
     captured,
     eight_bit,
     peaks_text,
+    rank_traits,
     too_many,
     too_small,
 )
@@ -119,4 +120,5 @@ TOGGLE = Toggle(
     blocked=_blocked,
     memory=_memory,
     incomparable=WAITING,
+    traits=rank_traits(),
 )

@@ -23,6 +23,7 @@ from workbench.runner.profiling import instrumented
 from workbench.runner.toggles import has
 from workbench.runner.toggles._kernel_toggle import unavailable, with_triton
 from workbench.runner.toggles._toggle import (
+    Alternative,
     Finding,
     Situation,
     Stage,
@@ -114,4 +115,8 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     operators=with_triton(),
+    traits={"on": (Trait.TILES_TUNED, Trait.AUTOTUNED)},
+    alternatives={
+        "on": (Alternative("Take the tiles that are stored.", {"kernel_tuning": "cached"}),)
+    },
 )

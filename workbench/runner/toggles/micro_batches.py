@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
 from workbench.runner.toggles._ranks import (
-    RANKS,
     WAITING_STAGES,
+    layout_of,
 )
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -28,6 +28,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.toggles.data_parallel import ranks_of
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -60,7 +61,7 @@ def micro_batches_of(situation: Situation, stages: int) -> int:
 def _rows(situation: Situation) -> int:
     """Return the rows that a pipeline computes of each batch."""
     rows = int(situation.configuration.settings["batch"])
-    return rows // RANKS[situation.option("data_parallel")]
+    return rows // ranks_of(situation)
 
 
 def least_batch(situation: Situation) -> int:
@@ -72,7 +73,7 @@ def least_batch(situation: Situation) -> int:
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option == AUTO:
         return None
-    if RANKS[situation.option("pipeline_parallel")] == 1:
+    if layout_of(situation).pipeline == 1:
         return Blocked(
             "a step goes through no stages that could take turns",
             "Switch pipeline parallelism on.",

@@ -27,6 +27,7 @@ from models.parallel.pipeline_footprint import largest_stage
 from models.parallel.pipeline_stages import chain
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
@@ -34,6 +35,7 @@ from workbench.runner.toggles._ranks import (
     captured,
     eight_bit,
     peaks_text,
+    rank_traits,
     too_many,
     undivided_sizes,
 )
@@ -43,9 +45,11 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
+from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.micro_batches import micro_batches_of
 from workbench.runner.variants.compiles import counted
 
@@ -90,7 +94,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Choose fewer ranks, or a deeper model.",
         )
     rows = int(situation.configuration.settings["batch"])
-    rows //= RANKS[situation.option("data_parallel")]
+    rows //= ranks_of(situation)
     if rows < 2:
         return Blocked(
             f"a batch of {rows} is one micro-batch: no two stages would ever compute at a time",
@@ -106,19 +110,20 @@ def _unstaged(why: str, situation: Situation) -> Blocked:
 
 
 def _other_options(situation: Situation) -> Blocked | None:
-    if situation.option("activation_offload") == "on":
-        return Blocked(
+    return (
+        conflict(
+            situation,
+            Trait.OFFLOADED,
             "what goes to the host and back is counted by call, and stages make several a step",
-            "Checkpoint blocks instead.",
-            {"activation_offload": "off", "checkpointing": "full"},
         )
-    if situation.option("kernel_tuning") == "on":
-        return Blocked(
-            "tiles are tuned in a whole step on one device, and no rank has one",
-            "Take the tiles that are stored.",
-            {"kernel_tuning": "cached"},
+        or conflict(
+            situation,
+            Trait.TILES_TUNED,
+            "tiles are tuned in a complete step on one device, and no rank has one",
         )
-    return captured(situation) or eight_bit(situation)
+        or captured(situation)
+        or eight_bit(situation)
+    )
 
 
 def _apply(option: str, build: Build) -> None:
@@ -193,4 +198,5 @@ TOGGLE = Toggle(
     bundled="divides the blocks of the bundled families, which a model of yours need not have",
     divided_memory=of_stages,
     unpredictable=WAITING,
+    traits=rank_traits(Trait.WEIGHTS_DIVIDED, Trait.OWN_REDUCTION),
 )

@@ -35,11 +35,13 @@ from models.layers.quantized_linear import QuantizedLinear
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles._imagined import Imagined
 from workbench.runner.toggles._toggle import (
+    Alternative,
     Finding,
     Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -158,4 +160,8 @@ TOGGLE = Toggle(
     memory=lambda option, situation: {"quantization": "" if option == "none" else option},
     matrix_rate=lambda option, situation: eight_bit.unit_of(option, situation.device.type),
     fixes=_fixes,
+    traits=dict.fromkeys(SCHEMES, (Trait.QUANTIZED,)),
+    alternatives=dict.fromkeys(
+        SCHEMES, (Alternative("Compute with plain weights.", {"quantization": "none"}),)
+    ),
 )

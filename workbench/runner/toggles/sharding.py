@@ -22,7 +22,7 @@ import models
 from sessions.sizes import size_text
 from workbench.protocol import Blocked, Failure
 from workbench.runner.config import user_model
-from workbench.runner.toggles import data_parallel
+from workbench.runner.toggles import conflict, data_parallel
 from workbench.runner.toggles._ranks import RANKS, alike, layout_of
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -31,6 +31,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     no_effect,
 )
 
@@ -58,7 +59,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         )
     if option == "offload" and (why := _offload(situation)):
         return why
-    return _others(situation)
+    return _other_options(situation)
 
 
 def _offload(situation: Situation) -> Blocked | None:
@@ -77,26 +78,24 @@ def _offload(situation: Situation) -> Blocked | None:
     return None
 
 
-def _others(situation: Situation) -> Blocked | None:
-    if situation.option("activation_offload") == "on":
-        return Blocked(
-            "gathered weights would go to the host together with the activations",
-            "Checkpoint blocks instead.",
-            {"activation_offload": "off", "checkpointing": "full"},
-        )
+def _other_options(situation: Situation) -> Blocked | None:
+    if why := conflict(
+        situation,
+        Trait.OFFLOADED,
+        "gathered weights would go to the host together with the activations",
+    ):
+        return why
     if situation.option("fused_add_norm") != "off":
         return Blocked(
             "a fused addition needs the next block's norm before its weights are gathered",
             "Add and normalise apart.",
             {"fused_add_norm": "off"},
         )
-    if situation.option("kernel_tuning") == "on":
-        return Blocked(
-            "tiles are tuned in a complete step on one device, which has only its shards",
-            "Take the tiles that are stored.",
-            {"kernel_tuning": "cached"},
-        )
-    return None
+    return conflict(
+        situation,
+        Trait.TILES_TUNED,
+        "tiles are tuned in a complete step on one device, which has only its shards",
+    )
 
 
 def _memory(option: str, situation: Situation) -> dict[str, models.Sharding | None]:
@@ -142,23 +141,25 @@ def _evidence(option: str, arm: Arm) -> Finding:
     return alike(divided, text)
 
 
+_OPTIONS = {
+    "gradients": "Gradients and moments",
+    "full": "All, weights too",
+    "offload": "All, on the host",
+    "hybrid": "All, within pairs of replicas",
+}
+
 TOGGLE = Toggle(
     name="sharding",
     title="Sharding",
     help=__doc__,
     group="Devices",
     stage=Stage.GRAPHS,
-    options={
-        "off": "Off",
-        "gradients": "Gradients and moments",
-        "full": "All, weights too",
-        "offload": "All, on the host",
-        "hybrid": "All, within pairs of replicas",
-    },
+    options={"off": "Off"} | _OPTIONS,
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
     memory=_memory,
     incomparable="how long ranks wait for one another's shares is known once they have run",
     fixes=_fixes,
+    traits=dict.fromkeys(_OPTIONS, (Trait.OWN_REDUCTION,)),
 )

@@ -24,6 +24,7 @@ from models.parallel.tensor_parallel_plan import divisible
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed.collectives import Traffic
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
@@ -32,6 +33,7 @@ from workbench.runner.toggles._ranks import (
     captured,
     eight_bit,
     peaks_text,
+    rank_traits,
     too_many,
     undivided_sizes,
 )
@@ -40,6 +42,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -75,27 +78,18 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 
 def _other_options(situation: Situation) -> Blocked | None:
-    if situation.option("quantization") != "none":
-        return Blocked(
-            "quantized weights cannot be split across ranks",
-            "Compute with plain weights.",
-            {"quantization": "none"},
-        )
+    if why := conflict(
+        situation, Trait.QUANTIZED, "quantized weights cannot be split across ranks"
+    ):
+        return why
     if getattr(situation.config, "gating", "") == "noisy_topk":
         return Blocked(
             "each rank would draw other noise for its router", "Choose gating without noise."
         )
-    return _own_timings(situation) or captured(situation) or eight_bit(situation)
-
-
-def _own_timings(situation: Situation) -> Blocked | None:
-    """Return why ranks would choose different kernels, so that replicated results diverge."""
-    why = "autotuning on each rank would pick different kernels, and replicated results diverge"
-    if situation.option("compile").startswith("max-autotune"):
-        return Blocked(why, "Compile without tuning.", {"compile": "default"})
-    if situation.option("kernel_tuning") == "on":
-        return Blocked(why, "Take the tiles that are stored.", {"kernel_tuning": "cached"})
-    return None
+    reason = "autotuning on each rank would pick different kernels, and replicated results diverge"
+    return (
+        conflict(situation, Trait.AUTOTUNED, reason) or captured(situation) or eight_bit(situation)
+    )
 
 
 def _apply(option: str, build: Build) -> None:
@@ -162,4 +156,5 @@ TOGGLE = Toggle(
     bundled="divides layers of the bundled families, which a model of yours is not known to have",
     divided_memory=of_shares,
     unpredictable=WAITING,
+    traits=rank_traits(Trait.WEIGHTS_DIVIDED),
 )

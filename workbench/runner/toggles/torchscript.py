@@ -19,12 +19,14 @@ import torch
 from workbench.protocol import Blocked
 from workbench.runner.failures import Cancelled, Mistake, is_fatal, lacks_memory
 from workbench.runner.profiling import instrumented
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -36,16 +38,14 @@ if TYPE_CHECKING:
 
 _GROUP = "prim::TensorExprGroup"
 # Toggles that act where a recorded graph has nothing of them left, or record by themselves.
-_NOT_WITH = (
-    ("compile", "off", "torch.compile records the model itself"),
-    ("cuda_graphs", "off", "the graph settles over several calls, and a capture holds one"),
-    ("checkpointing", "none", "a recorded graph keeps what its backward pass needs"),
-    ("activation_offload", "off", "a recorded graph keeps what its backward pass needs"),
-    ("triton", "off", "it records torch's operators, and no Triton kernels"),
-    ("data_parallel", "off", "it records what one GPU computes alone"),
-    ("tensor_parallel", "off", "it records what one GPU computes alone"),
-    ("pipeline_parallel", "off", "it records what one GPU computes alone"),
-)
+_NOT_WITH = {
+    Trait.COMPILED: "torch.compile records the model itself",
+    Trait.CAPTURED: "the graph settles over several calls, and a capture holds one",
+    Trait.RECOMPUTED: "a recorded graph keeps what its backward pass needs",
+    Trait.OFFLOADED: "a recorded graph keeps what its backward pass needs",
+    Trait.RANKS: "it records what one GPU computes alone",
+}
+_OFF = "Switch the other one off."
 
 
 class Scripted:
@@ -127,9 +127,13 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Compute in BF16 or FP32 throughout.",
             {"precision": "bf16"},
         )
-    for name, off, why in _NOT_WITH:
-        if situation.option(name) != off:
-            return Blocked(why, "Switch the other one off.", {name: off})
+    for trait, why in _NOT_WITH.items():
+        if blocked := conflict(situation, trait, why, _OFF):
+            return blocked
+    if situation.option("triton") != "off":
+        return Blocked(
+            "it records torch's operators, and no Triton kernels", _OFF, {"triton": "off"}
+        )
     return None
 
 
