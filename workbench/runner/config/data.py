@@ -13,7 +13,9 @@ from models import Family
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
 from workbench.runner.structures import cast_floats, map_tensors, tensors
-from workbench.runner.toggles import Trait, has
+from workbench.runner.toggles import (
+    Trait,
+)
 
 if TYPE_CHECKING:
     from workbench.runner.toggles import Situation
@@ -168,7 +170,7 @@ def batches_of(situation: Situation, dtype: torch.dtype) -> Batches:
         )
     except ValueError as error:
         raise Mistake(str(error)) from None
-    if batches.loose and has(situation, Trait.CAPTURED):
+    if batches.loose and situation.has(Trait.CAPTURED):
         raise Mistake(
             "own: the batches of make_inputs differ in shape or are sparse, which a CUDA graph "
             "cannot replay; switch CUDA graphs off"

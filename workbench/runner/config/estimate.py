@@ -7,7 +7,11 @@ from typing import Any
 import models
 from kernels import hardware
 from workbench.runner.config import user_model
-from workbench.runner.toggles import Situation, Trait, all_toggles, has
+from workbench.runner.toggles import (
+    Situation,
+    Trait,
+    all_toggles,
+)
 from workbench.runner.toggles._kernel_toggle import chosen_implementation
 
 # A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
@@ -42,7 +46,7 @@ def _handles(situation: Situation) -> int:
     The forward pass's thread and the backward pass's have one each, and the same again on the
     stream that a CUDA graph is captured on.
     """
-    captured = has(situation, Trait.CAPTURED, Trait.REPLAYED)
+    captured = situation.has(Trait.CAPTURED, Trait.REPLAYED)
     return (2 if situation.workload.trains else 1) * (2 if captured else 1)
 
 

@@ -28,7 +28,7 @@ from workbench.runner.config.values import (
     known,
 )
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.toggles import Situation, all_toggles, traits_by_toggle
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import all_workloads
 
@@ -65,7 +65,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
         ),
         toggles=toggles,
     )
-    situation = Situation(resolved, device, family, base, workload, base)
+    situation = Situation(resolved, device, family, base, workload, base, traits=traits_by_toggle())
     for name in toggles.keys() - configuration.toggles.keys():
         if why_blocked(name, toggles[name], situation):
             toggles[name] = all_toggles()[name].off  # a default is no demand

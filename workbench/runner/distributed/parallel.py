@@ -34,7 +34,9 @@ from workbench.runner.distributed.messages import (
     Step,
 )
 from workbench.runner.distributed.pipeline import Pipeline
-from workbench.runner.toggles import Trait, has
+from workbench.runner.toggles import (
+    Trait,
+)
 
 if TYPE_CHECKING:
     from models import Model
@@ -368,7 +370,7 @@ def _may_diverge(build: VariantBuild) -> bool:
 
     situation = build.situation
     replicated = divisible(situation.family, situation.config).replicated
-    return has(situation, Trait.COMPILED) or bool(replicated)
+    return situation.has(Trait.COMPILED) or bool(replicated)
 
 
 def _already_done(loss: Tensor) -> None:

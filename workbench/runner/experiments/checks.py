@@ -15,7 +15,9 @@ from workbench.runner.failures import explain, is_fatal
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling.probes import allocations, graphs, syncs
 from workbench.runner.profiling.probes.graphs import Break
-from workbench.runner.toggles import Trait, has
+from workbench.runner.toggles import (
+    Trait,
+)
 from workbench.runner.variants.graph_pools import resident_bytes
 from workbench.runner.variants.optimizers import moments, parts
 from workbench.runner.variants.variant import Arm
@@ -91,7 +93,7 @@ def fixed_graph(
     ``breaks`` are those of the first step, ``events`` counts compilations and captures so far,
     ``steps`` runs some and tells how many.
     """
-    captured = has(arm.situation, Trait.CAPTURED)
+    captured = arm.situation.has(Trait.CAPTURED)
     if not captured and not is_compiled(arm):
         return _if_it_were_compiled(arm)
     before, known = events(), len(arm.compiles.recompiles)
@@ -170,7 +172,7 @@ def _standing_bytes(arm: Arm) -> int:
 
 def is_compiled(arm: Arm) -> bool:
     """Return True if torch.compile was requested, or an operator compiles a function of its own."""
-    return has(arm.situation, Trait.COMPILED) or arm.compiles.graphs > 0
+    return arm.situation.has(Trait.COMPILED) or arm.compiles.graphs > 0
 
 
 def step(arm: Arm, count: int) -> None:

@@ -34,7 +34,10 @@ from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.failures import Mistake, unwritten
 from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles import Situation, Trait, has
+from workbench.runner.toggles import (
+    Situation,
+    Trait,
+)
 from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.variants.graph_pools import resident_bytes
 from workbench.runner.variants.variant import Arm, label
@@ -274,7 +277,7 @@ def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not findings.is_compiled(arm):
             stack.enter_context(marks.modules_marked(arm.model))
-        elif has(arm.situation, Trait.COMPILED_BLOCKS):
+        elif arm.situation.has(Trait.COMPILED_BLOCKS):
             stack.enter_context(marks.blocks_marked(arm.model, repeated_blocks(arm.model)))
         if arm.trainer is not None:
             stack.enter_context(

@@ -57,7 +57,10 @@ from workbench.runner.numerics.state.run_state import NotRecordable
 from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
-from workbench.runner.toggles import Situation, Trait, has
+from workbench.runner.toggles import (
+    Situation,
+    Trait,
+)
 from workbench.runner.variants.training import forget_graph
 from workbench.runner.variants.variant import Arm
 
@@ -150,7 +153,7 @@ def _judge(
     elif outcome.hides_layers:
         right, text = None, f"not checked: nothing can show an error of one layer here: {text}"
     elif finite:
-        captured = has(situation, Trait.CAPTURED)
+        captured = situation.has(Trait.CAPTURED)
         right, text = _with_curve(text, outcome.fits, course, captured)
     difference, errors = outcome.difference, outcome.distance
     return Numerics(
@@ -220,7 +223,7 @@ def _curve(
     """Return the losses over some steps of a training arm; or why there are none, or nothing."""
     if not situation.workload.trains:
         return ""
-    if has(situation, Trait.CAPTURED) and not arm.model.training:
+    if situation.has(Trait.CAPTURED) and not arm.model.training:
         return "the captured graph computes in training mode"
     room, why = free_bytes(situation.device) / 2, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):

@@ -34,7 +34,11 @@ from workbench.runner.numerics.state import rng
 from workbench.runner.profiling import instrumented
 from workbench.runner.roofline import sdpa_flops
 from workbench.runner.roofline.counter import PLAIN, is_view
-from workbench.runner.toggles import Situation, Stage, Trait, has
+from workbench.runner.toggles import (
+    Situation,
+    Stage,
+    Trait,
+)
 from workbench.runner.variants.build import Build, apply_toggles, make_bench, make_compute
 from workbench.runner.variants.build import autocast as build_autocast
 from workbench.runner.variants.compiles import eager
@@ -208,7 +212,7 @@ def _in_force(arm: Arm, build: Build) -> Iterator[None]:
         stack.enter_context(kernels.using(all="auto", **build.kernel_choices))
         stack.enter_context(rng.put_back(arm.model, build.situation.device))
         # Where nothing can be compiled, the import would take seconds for nothing.
-        if isinstance(arm.model, OwnModel) or has(build.situation, Trait.COMPILED):
+        if isinstance(arm.model, OwnModel) or build.situation.has(Trait.COMPILED):
             stack.enter_context(eager())
         yield
 

@@ -14,7 +14,9 @@ from workbench.runner.numerics.deviation import (
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.reference import Outputs, Plain
 from workbench.runner.numerics.state import rng
-from workbench.runner.toggles import Trait, has
+from workbench.runner.toggles import (
+    Trait,
+)
 
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
@@ -61,7 +63,7 @@ def choose_mode(
         modes.push(mode.pop_all())
     parts = ["it draws random numbers in training"]
     parts += ["its buffers stay as they are"] if first.carries else []
-    if has(plain.situation, Trait.COMPILED):
+    if plain.situation.has(Trait.COMPILED):
         parts.append("it was compiled once more for that")
     return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
 

@@ -37,7 +37,9 @@ from workbench.runner.numerics.training_copies import (
 from workbench.runner.numerics.updates import Steps, Updates
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.toggles import Trait, has
+from workbench.runner.toggles import (
+    Trait,
+)
 from workbench.runner.variants.compiles import eager
 from workbench.runner.variants.variant import Arm
 
@@ -152,7 +154,7 @@ def _measured(
     order FP32 rounds otherwise, as it does where ranks add. A model to which that order means more
     is off in its first loss already, and the plain one's have to do.
     """
-    if dtype != torch.float32 or has(arm.situation, Trait.ROUNDED):
+    if dtype != torch.float32 or arm.situation.has(Trait.ROUNDED):
         return plain.losses
     other = _plain_course(arm, dtype, between, fresh=fresh, turned=True).losses
     first = abs(other[0] - reference.losses[0])

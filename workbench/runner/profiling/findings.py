@@ -16,7 +16,10 @@ from workbench.runner.experiments.blocks import TimedBlock
 from workbench.runner.profiling import provenance
 from workbench.runner.profiling.compiled import name_compiled
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles import Situation, Trait, has
+from workbench.runner.toggles import (
+    Situation,
+    Trait,
+)
 from workbench.runner.variants.variant import Arm
 
 BACK_TO_NORMAL = 0.03  # tolerated relative difference between steps before and after the profiler
@@ -24,12 +27,12 @@ BACK_TO_NORMAL = 0.03  # tolerated relative difference between steps before and 
 
 def is_compiled(arm: Arm) -> bool:
     """Return whether the arm's modules are compiled, not only operators that they call."""
-    return has(arm.situation, Trait.COMPILED) and arm.compiles.graphs > 0
+    return arm.situation.has(Trait.COMPILED) and arm.compiles.graphs > 0
 
 
 def has_inductors_graphs(arm: Arm) -> bool:
     """Return whether Inductor replays CUDA graphs that it recorded for the arm."""
-    return has(arm.situation, Trait.REPLAYED) and arm.compiles.recordings > 0
+    return arm.situation.has(Trait.REPLAYED) and arm.compiles.recordings > 0
 
 
 def read(path: Path, arm: Arm) -> Trace:

@@ -16,7 +16,11 @@ from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import resolve
 from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
-from workbench.runner.toggles import Situation, Trait, all_toggles, has
+from workbench.runner.toggles import (
+    Situation,
+    Trait,
+    all_toggles,
+)
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,13 @@ class Predictor:
 
     def profiled(self, situation: Situation, idle: float) -> None:
         """Remember in what share of a configuration's steps the GPU had nothing to do."""
-        if not has(situation, Trait.CAPTURED):
+        if not situation.has(Trait.CAPTURED):
             self._idle[_key(situation.configuration)] = idle
 
     def least(self, situation: Situation) -> Least:
         """Return the least time of a step."""
         tally = self._tally(situation)
-        captured = has(situation, Trait.CAPTURED)
+        captured = situation.has(Trait.CAPTURED)
         if isinstance(tally, str):
             return Least(None, tally, captured)
         if tally.unknown:

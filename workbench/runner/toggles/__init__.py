@@ -16,6 +16,7 @@ from workbench.runner.toggles._toggle import (
     Stage,
     Toggle,
     Trait,
+    Traits,
     as_default,
     effective,
     no_effect,
@@ -34,8 +35,8 @@ __all__ = [
     "as_default",
     "conflict",
     "effective",
-    "has",
     "no_effect",
+    "traits_by_toggle",
     "unknown",
 ]
 
@@ -47,13 +48,9 @@ def all_toggles() -> dict[str, Toggle]:
     return dict(sorted(toggles.items(), key=lambda item: (item[1].stage, item[0])))
 
 
-def has(situation: Situation, *traits: Trait) -> bool:
-    """Return True if an option of the situation has one of the traits."""
-    return any(
-        not set(traits).isdisjoint(toggle.traits.get(situation.option(name), ()))
-        for name, toggle in all_toggles().items()
-        if toggle.traits
-    )
+def traits_by_toggle() -> Traits:
+    """Return the traits of the options of every toggle that has any."""
+    return {name: toggle.traits for name, toggle in all_toggles().items() if toggle.traits}
 
 
 def conflict(situation: Situation, trait: Trait, reason: str, fix: str = "") -> Blocked | None:

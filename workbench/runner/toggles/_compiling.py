@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from models import Footprint
 from workbench.protocol import Blocked, Failure
-from workbench.runner.toggles import has
 from workbench.runner.toggles._toggle import (
     Finding,
     Fix,
@@ -47,7 +46,7 @@ def compiling_toggle(
     def why_not(option: str, situation: Situation) -> Blocked | None:
         if option == next(iter(options)):
             return None
-        return blocked(option, situation) if has(situation, Trait.COMPILED) else NOT_COMPILED
+        return blocked(option, situation) if situation.has(Trait.COMPILED) else NOT_COMPILED
 
     def evidence(option: str, arm: Arm) -> Finding:
         compiles = arm.compiles.read()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workbench.protocol import Blocked
-from workbench.runner.toggles import has
 from workbench.runner.toggles._toggle import (
     Situation,
     Trait,
@@ -29,7 +28,7 @@ def nothing_placed(value: Any, arm: Arm) -> str:
     placed = sum(getattr(module, "placed", 0) for module in arm.model.modules())
     if not value or placed:
         return ""
-    if has(arm.situation, Trait.COMPILED):
+    if arm.situation.has(Trait.COMPILED):
         return "no addition was placed: torch.compile plans its memory itself"
     return "no addition was placed: the branches' results are narrower than the stream"
 

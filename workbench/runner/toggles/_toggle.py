@@ -54,6 +54,9 @@ class Trait(enum.Enum):
     OWN_REDUCTION = "gradients are reduced without DistributedDataParallel"
 
 
+Traits = Mapping[str, Mapping[str, Collection[Trait]]]  # by toggle and option
+
+
 @dataclass(frozen=True)
 class Situation:
     """Facts that decide on availability; ``configuration`` names every toggle's option."""
@@ -65,6 +68,7 @@ class Situation:
     workload: Workload
     base: Any  # the same before any toggle changed it
     left_out: tuple[LeftOut, ...] = ()  # options that were preferred to the ones it has
+    traits: Traits = field(default_factory=dict, repr=False)  # of each toggle's options
 
     @property
     def on_gpu(self) -> bool:
@@ -79,6 +83,14 @@ class Situation:
     def option(self, toggle: str) -> str:
         """Return the option requested of another toggle."""
         return self.configuration.toggles[toggle]
+
+    def has(self, *traits: Trait) -> bool:
+        """Return True if an option of a toggle has one of the traits."""
+        options = self.configuration.toggles
+        return any(
+            not set(traits).isdisjoint(by_option.get(options[toggle], ()))
+            for toggle, by_option in self.traits.items()
+        )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from models import Footprint
 from sessions.sizes import size_text
 from workbench.protocol import Blocked, Failure
-from workbench.runner.toggles import has
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -100,7 +99,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if not arm.kept_operators:
         return no_effect(f"{text}, and no operator's output was kept: they recompute everything")
     # A compiler traces a block more than once, so that only the names mean something there.
-    compiled = has(arm.situation, Trait.COMPILED)
+    compiled = arm.situation.has(Trait.COMPILED)
     names = ", ".join(
         name if compiled else f"{count} of {name}" for name, count in arm.kept_operators.items()
     )

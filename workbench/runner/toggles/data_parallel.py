@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.toggles import has
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
@@ -75,7 +74,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _apply(option: str, build: Build) -> None:
     if not build.sharding:
         build.layout = build.layout._replace(replicate=RANKS[option])
-    if has(build.situation, Trait.COMPILED):
+    if build.situation.has(Trait.COMPILED):
         build.flags.append(_one_graph)
 
 

@@ -20,7 +20,6 @@ import kernels
 from sessions.model import Phase
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
-from workbench.runner.toggles import has
 from workbench.runner.toggles._kernel_toggle import unavailable, with_triton
 from workbench.runner.toggles._toggle import (
     Alternative,
@@ -47,7 +46,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     missing = unavailable("rms_norm", "triton", situation)
     if missing is not None:
         return missing
-    if has(situation, Trait.TRITON):
+    if situation.has(Trait.TRITON):
         return None
     return Blocked(
         "acts on Triton kernels, and every operator runs in PyTorch",

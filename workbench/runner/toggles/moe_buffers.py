@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import kernels
 from models import Model
 from workbench.protocol import Blocked
-from workbench.runner.toggles import has
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._kernel_toggle import TITLES, chosen_implementation
 from workbench.runner.toggles._residual import needs_inference
@@ -67,7 +66,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
         return no_effect("no layer of experts has a workspace")
     taken, made = layers[0].taken, layers[0].made
     if taken <= made:
-        if has(arm.situation, Trait.COMPILED):
+        if arm.situation.has(Trait.COMPILED):
             return no_effect("nothing was computed there: torch.compile plans its memory itself")
         return no_effect(f"{taken} tensors were taken from {made} allocations: none was reused")
     return effective(

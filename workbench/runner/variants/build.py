@@ -17,7 +17,12 @@ from workbench.runner.distributed.mesh import ONE_RANK, Layout
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.roofline.ceilings import fp32_products
-from workbench.runner.toggles import Situation, Stage, Trait, all_toggles, has
+from workbench.runner.toggles import (
+    Situation,
+    Stage,
+    Trait,
+    all_toggles,
+)
 from workbench.runner.variants.training import Trainer, Weights
 from workbench.runner.variants.weights import Quantized
 from workbench.runner.workloads import Bench, Compute, Step
@@ -132,7 +137,7 @@ def make_bench(
         trainer,
         configuration.seed,
         getattr(situation.config, "vocabulary", 0),
-        compiled=has(situation, Trait.COMPILED),
+        compiled=situation.has(Trait.COMPILED),
     )
 
 

@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from sessions.model import Scalar
 from workbench.runner.config import user_model
 from workbench.runner.roofline import sdpa_flops
-from workbench.runner.toggles import Situation, Trait, has
+from workbench.runner.toggles import (
+    Situation,
+    Trait,
+)
 
 
 def model_flops(situation: Situation) -> dict[str, Scalar]:
@@ -39,7 +42,7 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
 
     Compiled or captured, the first step is no plain one: its FLOPs stay unknown.
     """
-    plain = not has(situation, Trait.COMPILED, Trait.CAPTURED)
+    plain = not situation.has(Trait.COMPILED, Trait.CAPTURED)
     if situation.family is not user_model.FAMILY or not plain:
         yield
         return

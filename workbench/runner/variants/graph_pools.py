@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles import Trait, has
+from workbench.runner.toggles import (
+    Trait,
+)
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
@@ -40,7 +42,7 @@ def _captured(arm: Arm) -> tuple[int, int] | None:
 
 def _inductors(arm: Arm) -> tuple[int, int] | None:
     """Return the pool of what Inductor captured, once it has."""
-    if not has(arm.situation, Trait.REPLAYED):
+    if not arm.situation.has(Trait.REPLAYED):
         return None
     tree = recordings.manager(arm.situation.device.index)
     return None if tree is None else tuple(tree.cuda_graphs_thread_pool)

@@ -25,7 +25,10 @@ from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.distributed.mesh import Layout
 from workbench.runner.distributed.world import rank
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, Trait, has
+from workbench.runner.toggles import (
+    Situation,
+    Trait,
+)
 from workbench.runner.toggles._ranks import layout_of
 from workbench.runner.variants.training import Weights
 
@@ -252,7 +255,7 @@ class WeightSets:
     def _seen_by(self, situation: Situation, dtype: torch.dtype) -> bytes:
         """Return the key of the weights that a situation is about to compute with."""
         key = _key(situation, dtype)
-        if has(situation, Trait.CAPTURED, Trait.REPLAYED):
+        if situation.has(Trait.CAPTURED, Trait.REPLAYED):
             self._captured.add(key)
         return key
 

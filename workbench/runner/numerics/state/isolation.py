@@ -21,7 +21,9 @@ from workbench.runner.numerics.state import rng, variables
 from workbench.runner.numerics.state.carried_state import Carried
 from workbench.runner.numerics.state.run_state import RunState, recorded
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.toggles import Trait, has
+from workbench.runner.toggles import (
+    Trait,
+)
 from workbench.runner.variants.compiles import eager
 
 if TYPE_CHECKING:
@@ -170,7 +172,7 @@ def _remembered(arm: Arm) -> Remembered:
     unclear = carried.unclear(changed, built)
     carried_state = Carried(changed, built, {}, unclear)
     suspects = [name for name, value in changed.items() if carried.has_floats(value)]
-    if suspects and has(arm.situation, Trait.ROUNDED):
+    if suspects and arm.situation.has(Trait.ROUNDED):
         constants = _constants(arm, suspects, built)
         unclear = tuple(name for name in unclear if name not in constants)
         carried_state = Carried(changed, built, constants, unclear)
