@@ -87,7 +87,8 @@ PySide6 numpy msgspec
 .runner.user_models .runner.wire .runner.workloads kernels models sessions | msgspec torch
 .runner.user_models.hf_model .runner.environment models sessions | torch transformers
 .runner.context .protocol .runner.config .runner.distributed .runner.failures .runner.instruments \
-.runner.roofline .runner.variants .runner.wire sessions | torch
+.runner.interfaces .runner.roofline .runner.toggles .runner.variants .runner.wire sessions | \
+torch
 .runner.decoding .runner.decoding .protocol .runner.batches .runner.environment .runner.failures \
 .runner.instruments .runner.wire models sessions | msgspec torch
 .runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
@@ -128,9 +129,8 @@ msgspec torch
 .runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches .runner.failures \
 .runner.interfaces .runner.structures .runner.training .runner.workloads kernels models sessions \
 | msgspec psutil torch
-.runner.roofline .runner.roofline .ceilings .protocol .runner.data .runner.environment \
-.runner.instruments .runner.interfaces .runner.toggles .runner.training .runner.variants \
-.runner.wire kernels models sessions | msgspec torch
+.runner.roofline .runner.roofline .ceilings .protocol .runner.environment .runner.interfaces \
+.runner.wire kernels sessions | msgspec torch
 .runner.foreign .runner.foreign kernels | torch transformers
 .runner.script .runner.script .instrument .protocol .runner.instruments .runner.wire sessions | \
 psutil pynvml

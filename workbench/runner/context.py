@@ -31,8 +31,12 @@ from workbench.runner.instruments.samplers import Sample, Sampler, make_sampler
 from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.instruments.watchdog import Watchdog
+from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.ceilings import Roof, matrix_dtype
+from workbench.runner.roofline.counter import Tally
 from workbench.runner.roofline.predict import Predictor
+from workbench.runner.toggles import Stage, toggles_before
+from workbench.runner.variants import fake_step
 from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.graph_pools import resident_bytes
 from workbench.runner.variants.steady_segment import SteadySegment
@@ -72,7 +76,7 @@ class Rig:
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
         self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
-        self.predictor = Predictor(self.roof, resolve_runnable)
+        self.predictor = Predictor(self.roof, resolve_runnable, counted_step)
         self._alarm = Alarm()
         self._companions = Companions(self.wire, self.device, world.current)
         self._arm: weakref.ref[Arm] | None = None  # that steps
@@ -248,6 +252,11 @@ class Rig:
             self.phases.clock_mhz(sample["sm_clock"])
         if warning := self._alarm.warning(sample.get("others"), who, time.perf_counter()):
             self.wire.send(protocol.Note(kind="warning", text=warning))
+
+
+def counted_step(situation: Situation) -> Tally:
+    """Return the work of a situation's step, neither compiled nor captured."""
+    return fake_step.count(situation, toggles_before(Stage.COMPILE))
 
 
 def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:

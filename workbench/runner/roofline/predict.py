@@ -55,13 +55,16 @@ class Predictor:
     """Counts each configuration once; one runner asks about few.
 
     ``resolve`` returns the situation of a configuration on a device; it raises ``ValueError`` for
-    one that cannot run.
+    one that cannot run. ``count`` returns the work of a situation's step.
     """
 
     def __init__(
-        self, roof: Roof, resolve: Callable[[Configuration, torch.device], Situation]
+        self,
+        roof: Roof,
+        resolve: Callable[[Configuration, torch.device], Situation],
+        count: Callable[[Situation], Tally],
     ) -> None:
-        self._roof, self._resolve = roof, resolve
+        self._roof, self._resolve, self._count = roof, resolve, count
         self._known: dict[bytes, Tally | str] = {}
         self._idle: dict[bytes, float] = {}  # by ``profiled``
 
@@ -123,7 +126,7 @@ class Predictor:
             return "which operators a model of your own calls is not known before it runs"
         key = _key(situation.configuration)
         if key not in self._known:
-            self._known[key] = _counted(situation)
+            self._known[key] = _counted(situation, self._count)
         return self._known[key]
 
 
@@ -141,9 +144,7 @@ def least_us(call: Call, ceilings: Ceilings) -> float:
     return max(memory_us, 1e6 * call.flops / rate)
 
 
-def _counted(situation: Situation) -> Tally | str:
-    from workbench.runner.roofline.fake_step import count
-
+def _counted(situation: Situation, count: Callable[[Situation], Tally]) -> Tally | str:
     try:
         return count(situation)
     except NotCounted as why:

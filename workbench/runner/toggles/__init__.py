@@ -27,6 +27,7 @@ __all__ = [
     "as_default",
     "effective",
     "no_effect",
+    "toggles_before",
     "unknown",
 ]
 
@@ -36,6 +37,11 @@ def all_toggles() -> dict[str, Toggle]:
     """Every toggle by name, in the order in which they are applied."""
     toggles = plugins.gather(__name__, "TOGGLE", Toggle, "toggles", _check)
     return dict(sorted(toggles.items(), key=lambda item: (item[1].stage, item[0])))
+
+
+def toggles_before(stage: Stage) -> list[Toggle]:
+    """Every toggle that is applied before a stage, in order."""
+    return [toggle for toggle in all_toggles().values() if toggle.stage < stage]
 
 
 def _check(toggle: Toggle) -> None:

@@ -25,6 +25,7 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics.state.isolation import probed
 from workbench.runner.profiling.probe import probe
 from workbench.runner.revision import source_facts
+from workbench.runner.toggles import all_toggles
 from workbench.runner.training.trainer import Weights
 from workbench.runner.user_models import global_flags, user_model
 from workbench.runner.variants import evidence, measured_choices
@@ -156,7 +157,7 @@ class Arms:
         build = Build(situation, phases)
         if situation.is_own_model:  # ours switch nothing
             build.flags.insert(0, global_flags.put_back)
-        apply_toggles(build)
+        apply_toggles(build, all_toggles().values())
         sets, dtype = self._weights, build.weights_dtype
         used = [*self._used(), Use(situation, dtype, build.quantization, build.layout)]
         sets.tidy(used)

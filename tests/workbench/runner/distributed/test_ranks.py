@@ -180,7 +180,7 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(configuration, mon
 )
 def test_a_peer_that_cannot_join_is_named_soon_and_the_next_group_meets(monkeypatch, fault, reason):
     code = (
-        "import os; from workbench.runner.distributed import worker; "
+        "import os; from workbench.runner import rank_worker as worker; "
         f"worker.join = lambda *_: {fault}; worker.main()"
     )
     world.close()

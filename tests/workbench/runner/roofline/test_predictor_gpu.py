@@ -9,6 +9,7 @@ import torch
 
 from sessions.model import Ceilings, Configuration
 from workbench.runner.config.resolve import resolve_runnable
+from workbench.runner.context import counted_step
 from workbench.runner.roofline.predict import Predictor
 
 ROOF = Ceilings(
@@ -29,7 +30,9 @@ ROOF = Ceilings(
 )
 def test_what_saves_bytes_is_predicted_to_be_faster_without_taking_memory(family, change):
     device = torch.device("cuda", 0)
-    predictor = Predictor(SimpleNamespace(device=device, ceilings=ROOF), resolve_runnable)
+    predictor = Predictor(
+        SimpleNamespace(device=device, ceilings=ROOF), resolve_runnable, counted_step
+    )
     base = {"adamw": "fused", "triton": "on" if family == "moe" else "off"}
     before = torch.cuda.memory_allocated()
     a, b = (
