@@ -86,17 +86,17 @@ PySide6 numpy msgspec
 .runner.config .plugins .protocol .runner.failures .runner.interfaces .runner.toggles \
 .runner.user_models .runner.wire .runner.workloads kernels models sessions | msgspec torch
 .runner.user_models.hf_model .runner.environment models sessions | torch transformers
-.runner.context .protocol .runner.config .runner.distributed .runner.failures .runner.instruments \
-.runner.interfaces .runner.roofline .runner.toggles .runner.variants .runner.wire sessions | \
-torch
+.runner.context .protocol .runner.building .runner.config .runner.distributed .runner.failures \
+.runner.instruments .runner.interfaces .runner.roofline .runner.toggles .runner.variants \
+.runner.wire sessions | torch
 .runner.decoding .runner.decoding .protocol .runner.batches .runner.environment .runner.failures \
 .runner.instruments .runner.wire models sessions | msgspec torch
 .runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
 .runner.experiments .runner.failures .runner.suggested_fixes .runner.triton_cache .runner.wire \
 kernels sessions | torch
 .runner.environment .runner.instruments kernels sessions | pynvml torch
-.runner.experiments .runner.experiments .protocol .runner.config .runner.context .runner.decoding \
-.runner.environment .runner.failed_options .runner.failures .runner.instruments \
+.runner.experiments .runner.experiments .protocol .runner.building .runner.config .runner.context \
+.runner.decoding .runner.environment .runner.failed_options .runner.failures .runner.instruments \
 .runner.interfaces .runner.numerics .runner.profiling .runner.suggested_fixes .runner.toggles \
 .runner.training .runner.variants .runner.wire .runner.workloads kernels models sessions | \
 msgspec torch
@@ -109,21 +109,26 @@ models sessions | msgspec torch
 .runner.interfaces .protocol .runner.batches .runner.workloads kernels models sessions | torch
 .runner.source_lines | torch
 .runner.training .runner.training models | torch
-.runner.rank_worker .runner.config .runner.distributed .runner.environment .runner.failures \
-.runner.instruments .runner.interfaces .runner.numerics .runner.toggles .runner.variants \
-.runner.wire | torch
+.runner.rank_worker .runner.building .runner.config .runner.distributed .runner.environment \
+.runner.failures .runner.instruments .runner.interfaces .runner.numerics .runner.toggles \
+.runner.variants .runner.wire | torch
 .runner.user_models .runner.user_models .BUNDLED .runner.environment .runner.failures \
 .runner.instruments .runner.structures kernels models sessions | torch
 .runner.data .runner.batches .runner.environment .runner.failures .runner.interfaces \
 .runner.structures models | torch
+.runner.building .runner.building .runner.data .runner.distributed .runner.failures \
+.runner.instruments .runner.interfaces .runner.numerics .runner.profiling .runner.revision \
+.runner.toggles .runner.training .runner.user_models .runner.variants kernels sessions | msgspec \
+torch
+.runner.model_state .runner.model_state .runner.structures .runner.user_models | torch
 .runner.revision sessions |
 .runner.instruments .runner.instruments .protocol .runner.revision .runner.wire kernels models \
 sessions | psutil pynvml torch
 .runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
 .runner.numerics .runner.numerics .runner.batches .runner.failures .runner.instruments \
-.runner.interfaces .runner.profiling .runner.roofline .runner.structures .runner.toggles \
+.runner.interfaces .runner.model_state .runner.profiling .runner.roofline .runner.structures \
 .runner.training .runner.user_models .runner.variants .runner.workloads kernels models sessions | \
-msgspec torch
+torch
 .runner.profiling .runner.profiling .runner.batches .runner.interfaces .runner.source_lines \
 .runner.structures .runner.workloads kernels models sessions | torch
 .runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches .runner.failures \
@@ -138,14 +143,14 @@ psutil pynvml
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.interfaces \
 .runner.toggles sessions | msgspec torch
 .runner.toggles .runner.toggles .plugins .protocol .runner.batches .runner.distributed \
-.runner.failures .runner.foreign .runner.interfaces .runner.numerics .runner.profiling \
-.runner.roofline .runner.structures .runner.training .runner.user_models .runner.variants \
-.runner.workloads kernels models sessions | torch
+.runner.failures .runner.foreign .runner.instruments .runner.interfaces .runner.model_state \
+.runner.profiling .runner.roofline .runner.structures .runner.training .runner.user_models \
+.runner.variants .runner.workloads kernels models sessions | msgspec torch
 .runner.triton_cache |
 .runner.variants .runner.variants .runner.batches .runner.data .runner.decoding \
-.runner.distributed .runner.failures .runner.instruments .runner.interfaces .runner.numerics \
-.runner.profiling .runner.revision .runner.roofline .runner.toggles .runner.training \
-.runner.user_models .runner.workloads kernels models sessions | msgspec torch
+.runner.distributed .runner.failures .runner.instruments .runner.interfaces .runner.model_state \
+.runner.profiling .runner.roofline .runner.training .runner.workloads kernels models sessions | \
+msgspec torch
 .runner.wire .descendants .protocol |
 .runner.workloads .runner.workloads .plugins .protocol .runner.batches .runner.decoding models \
 sessions | torch

@@ -18,6 +18,8 @@ from sessions.ceilings import FASTEST
 from sessions.model import Ceilings, Phase, Scalar
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
+from workbench.runner.building.arms import Arms
+from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.config.resolve import resolve_runnable
 from workbench.runner.distributed import world
 from workbench.runner.failures import Cancelled
@@ -37,8 +39,6 @@ from workbench.runner.roofline.counter import Tally
 from workbench.runner.roofline.predict import Predictor
 from workbench.runner.toggles import Stage, toggles_before
 from workbench.runner.variants import fake_step
-from workbench.runner.variants.arms import Arms
-from workbench.runner.variants.graph_pools import resident_bytes
 from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm
 from workbench.runner.wire import Wire

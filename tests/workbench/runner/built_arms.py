@@ -6,9 +6,9 @@ import torch
 
 from sessions.model import Configuration, Evidence
 from workbench.protocol import Blocked
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import blocked_options, resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 CPU = torch.device("cpu")

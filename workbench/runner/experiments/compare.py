@@ -13,6 +13,7 @@ from collections.abc import Callable
 from sessions.model import Configuration, EnergyPairs, Judgement, Prediction, Scalar
 from sessions.verdicts import verdict
 from workbench import protocol
+from workbench.runner.building.labels import title
 from workbench.runner.config.resolve import LONGEST_S, demand
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks, rebuilding
@@ -22,7 +23,6 @@ from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.suggested_fixes import slower_when_compiled
-from workbench.runner.variants.labels import title
 
 ORDERS = ("random", "abba")
 HOPELESS_PAIRS = 8  # so many pairs given up in a row, and none ever whole, end the comparison

@@ -25,6 +25,7 @@ from sessions.verdicts import verdict
 from sessions.verdicts.work import MODEL_TOGGLES
 from workbench import protocol
 from workbench.protocol.catalogue import expected
+from workbench.runner.building.labels import label
 from workbench.runner.config.resolve import LONGEST_S, blocked_options, demand
 from workbench.runner.context import Rig
 from workbench.runner.experiments.blocks import TimedBlock
@@ -32,7 +33,6 @@ from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
-from workbench.runner.variants.labels import label
 
 PERIOD_S = 0.5  # between two reports, while rounds run
 COUNTED = "counted by the allocator, without what is held for other configurations"

@@ -25,6 +25,8 @@ from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
 from sessions.tracing.trace import Trace
 from workbench import protocol
+from workbench.runner.building.graph_pools import resident_bytes
+from workbench.runner.building.labels import label
 from workbench.runner.config.resolve import demand, footprint
 from workbench.runner.context import Rig
 from workbench.runner.environment import host
@@ -36,8 +38,6 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.toggles.compile import WITH_GRAPHS, repeated_blocks
-from workbench.runner.variants.graph_pools import resident_bytes
-from workbench.runner.variants.labels import label
 from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Step
 

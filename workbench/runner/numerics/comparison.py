@@ -41,6 +41,8 @@ from sessions.sizes import size_text
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.interfaces import Situation
+from workbench.runner.model_state.carried_state import NotCarried, Remembered
+from workbench.runner.model_state.run_state import NotRecordable
 from workbench.runner.numerics import forward, layer_errors, structure_check, training_curve
 from workbench.runner.numerics.deviation import (
     Deviation,
@@ -48,13 +50,11 @@ from workbench.runner.numerics.deviation import (
     is_ruined,
     other_shapes,
 )
+from workbench.runner.numerics.isolation import undisturbed
 from workbench.runner.numerics.layer_errors import LayerError
 from workbench.runner.numerics.reference import Outputs, Plain
 from workbench.runner.numerics.repeatability import Comparison, choose_mode
 from workbench.runner.numerics.routing_ties import Nudges
-from workbench.runner.numerics.state.carried_state import NotCarried, Remembered
-from workbench.runner.numerics.state.isolation import undisturbed
-from workbench.runner.numerics.state.run_state import NotRecordable
 from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.runner.failures import explain, is_fatal
+from workbench.runner.model_state import rng
 from workbench.runner.numerics.deviation import (
     rounding_of,
 )
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.reference import Outputs, Plain
-from workbench.runner.numerics.state import rng
 
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 

@@ -46,7 +46,7 @@ def _idle(value: Any, arm: Arm) -> str:
 
 def _none_would_be_narrower(value: Any, arm: Arm) -> str:
     """Why a higher least rank keeps no column, if no head would give one up without it."""
-    from workbench.runner.numerics import effects
+    from workbench.runner.toggles import _effects as effects
 
     situation = arm.situation
     config = dataclasses.replace(situation.config, rank_ratio=situation.base.rank_ratio)

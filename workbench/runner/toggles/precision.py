@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from workbench.protocol import Blocked
-from workbench.runner.numerics.state import rng
+from workbench.runner.model_state import rng
 from workbench.runner.profiling import instrumented
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products

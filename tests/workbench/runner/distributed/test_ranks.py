@@ -25,6 +25,7 @@ from runner_driver import Driver
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner import rank_worker as worker_module
+from workbench.runner.building.arms import Arms
 from workbench.runner.distributed import world
 from workbench.runner.distributed.connection import Connection
 from workbench.runner.distributed.messages import Build, Enter, Leave, Order
@@ -33,7 +34,6 @@ from workbench.runner.failures import explain
 from workbench.runner.numerics import training_curve
 from workbench.runner.rank_worker import WorkerLoop
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.arms import Arms
 
 SLOW = pytest.mark.slow
 

@@ -14,6 +14,7 @@ from runner_driver import Driver
 from models import FAMILIES, Sharding
 from sessions.model import Configuration
 from workbench import protocol
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import footprint, resolve
 from workbench.runner.distributed import world
 from workbench.runner.distributed.data import FullyShard
@@ -23,7 +24,6 @@ from workbench.runner.experiments import checks
 from workbench.runner.experiments.profile import known_memory
 from workbench.runner.numerics import training_curve
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 pytestmark = needs_cores

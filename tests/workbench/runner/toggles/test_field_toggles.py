@@ -13,11 +13,11 @@ from runner_driver import Driver
 from models import hydra
 from sessions.model import Configuration
 from workbench import protocol
+from workbench.runner.building import arms as arms_module
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
-from workbench.runner.variants import arms as arms_module
-from workbench.runner.variants.arms import Arms
 
 FIELDS = (
     "ccgqa", "mixture_of_depths", "mixture_of_recursions", "attention_every", "adaptive_rank",

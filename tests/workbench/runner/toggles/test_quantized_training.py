@@ -16,10 +16,10 @@ from models.layers.fake_quantized import (
     fake_quantize_as,
     fake_quantized,
 )
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import blocked_options, resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 

@@ -8,12 +8,12 @@ import torch
 from built_arms import configuration
 from test_own_model import owned
 
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import blocked_options, resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
 from workbench.runner.toggles import torchscript
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 

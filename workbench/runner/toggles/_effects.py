@@ -30,7 +30,7 @@ from models import Model
 from models.layers.quantized_linear import quantize_linears
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
-from workbench.runner.numerics.state import rng
+from workbench.runner.model_state import rng
 from workbench.runner.profiling import instrumented
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline import sdpa_flops
