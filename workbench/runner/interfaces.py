@@ -22,7 +22,10 @@ from workbench.runner.workloads import Compute, Workload
 
 @dataclass(frozen=True)
 class Situation:
-    """What an option's availability depends on; ``configuration`` names every toggle's option."""
+    """A request on a device; ``configuration`` names every toggle's option.
+
+    Availability, estimates and builds depend on it.
+    """
 
     configuration: Configuration
     device: torch.device
@@ -39,7 +42,7 @@ class Situation:
 
     @property
     def is_own_model(self) -> bool:
-        """Whether the model is that of a person's own file."""
+        """True if the model is that of a person's own file."""
         return self.family.name == OWN
 
     @property

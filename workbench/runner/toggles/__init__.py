@@ -40,7 +40,7 @@ def all_toggles() -> dict[str, Toggle]:
 
 
 def toggles_before(stage: Stage) -> list[Toggle]:
-    """Every toggle that is applied before a stage, in order."""
+    """Return the toggles that are applied before a stage, in order."""
     return [toggle for toggle in all_toggles().values() if toggle.stage < stage]
 
 
