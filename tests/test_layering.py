@@ -77,65 +77,83 @@ PySide6 numpy msgspec
 .__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
 .runner.__init__                                               |
-.runner.variants.optimizers .runner | torch torchao bitsandbytes
-.runner.export._onnx_operators                                 | torch onnxscript
-.runner.__main__ .runner.main .runner.distributed |
+.runner.training.optimizers | torch torchao bitsandbytes
+.runner.export._onnx_operators | onnxscript torch
+.runner.__main__ .runner.main .runner.rank_worker |
 .runner.catalogue .plugins .protocol .runner.config .runner.environment .runner.toggles \
-.runner.workloads kernels models sessions | torch
+.runner.user_models .runner.workloads kernels models sessions | torch
 .runner.components .runner.components kernels models | torch
-.runner.config .runner.config .plugins .BUNDLED .ROOT .protocol .runner.context \
-.runner.environment .runner.failures .runner.instruments .runner.structures .runner.toggles \
-.runner.variants .runner.wire .runner.workloads kernels models sessions | msgspec torch
-.runner.config.hf_model .runner.environment models sessions | torch transformers
-.runner.context .protocol .runner.experiments .runner.failures .runner.instruments \
-.runner.roofline .runner.variants .runner.wire sessions | torch
-.runner.decoding .runner.decoding .protocol .runner.config .runner.environment \
-.runner.failures .runner.instruments .runner.toggles .runner.variants .runner.wire models \
-sessions | msgspec torch
+.runner.config .runner.config .plugins .protocol .runner.failures .runner.interfaces \
+.runner.toggles .runner.user_models .runner.wire .runner.workloads kernels models sessions | msgspec torch
+.runner.user_models.hf_model .runner.environment models sessions | torch transformers
+.runner.context .protocol .runner.building .runner.config .runner.distributed .runner.failures \
+.runner.instruments .runner.interfaces .runner.roofline .runner.toggles .runner.variants \
+.runner.wire sessions | torch
+.runner.decoding .runner.decoding .protocol .runner.batches .runner.environment .runner.failures \
+.runner.instruments .runner.wire models sessions | msgspec torch
 .runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
-.runner.experiments .runner.failures .runner.roofline .runner.suggested_fixes \
-.runner.triton_cache .runner.wire kernels sessions | torch
-.runner.environment .runner.instruments kernels sessions | psutil pynvml torch
-.runner.experiments .runner.experiments .protocol .runner.config .runner.context \
-.runner.decoding .runner.environment .runner.failed_options .runner.failures \
-.runner.instruments .runner.numerics .runner.profiling .runner.suggested_fixes \
-.runner.toggles .runner.variants .runner.workloads kernels models sessions | msgspec torch
-.runner.export .runner.export .runner.config .runner.failures kernels models sessions | \
-msgspec onnxruntime torch
-.runner.failed_options .runner.failures .runner.toggles models sessions |
-.runner.failures .protocol .runner.environment .runner.profiling .runner.distributed \
-.runner.triton_cache kernels models sessions | msgspec torch
-.runner.revision sessions                                      |
-.runner.instruments .runner.instruments .runner.revision .protocol .runner.distributed \
-.runner.variants .runner.wire kernels models sessions | psutil pynvml torch
+.runner.experiments .runner.failures .runner.suggested_fixes .runner.triton_cache .runner.wire \
+kernels sessions | torch
+.runner.environment .runner.instruments kernels sessions | pynvml torch
+.runner.experiments .runner.experiments .protocol .runner.building .runner.config .runner.context \
+.runner.decoding .runner.environment .runner.failed_options .runner.failures .runner.instruments \
+.runner.interfaces .runner.numerics .runner.profiling .runner.suggested_fixes .runner.toggles \
+.runner.training .runner.variants .runner.wire .runner.workloads kernels models sessions | \
+msgspec torch
+.runner.export .runner.export .runner.batches .runner.config .runner.data .runner.failures \
+kernels models sessions | msgspec onnxruntime torch
+.runner.failed_options .runner.failures .runner.interfaces .runner.toggles models sessions |
+.runner.failures .protocol .runner.environment .runner.source_lines .runner.triton_cache kernels \
+models sessions | msgspec torch
+.runner.batches .runner.failures .runner.structures | torch
+.runner.interfaces .protocol .runner.batches .runner.workloads kernels models sessions | torch
+.runner.source_lines | torch
+.runner.training .runner.training models | torch
+.runner.rank_worker .runner.building .runner.config .runner.distributed .runner.environment \
+.runner.failures .runner.instruments .runner.interfaces .runner.numerics .runner.toggles \
+.runner.variants .runner.wire | torch
+.runner.user_models .runner.user_models .BUNDLED .runner.environment .runner.failures \
+.runner.instruments .runner.structures kernels models sessions | torch
+.runner.data .runner.batches .runner.environment .runner.failures .runner.interfaces \
+.runner.structures models | torch
+.runner.building .runner.building .runner.data .runner.distributed .runner.failures \
+.runner.instruments .runner.interfaces .runner.numerics .runner.profiling .runner.revision \
+.runner.toggles .runner.training .runner.user_models .runner.variants kernels sessions | msgspec \
+torch
+.runner.model_state .runner.model_state .runner.structures .runner.user_models | torch
+.runner.revision sessions |
+.runner.instruments .runner.instruments .protocol .runner.revision .runner.wire kernels models \
+sessions | psutil pynvml torch
 .runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
-.runner.numerics .runner.numerics .protocol .runner.config .runner.context .runner.failures \
-.runner.instruments .runner.profiling .runner.roofline .runner.structures .runner.toggles \
-.runner.variants .runner.workloads kernels models sessions | msgspec torch
-.runner.profiling .runner.profiling .runner.config .runner.experiments .runner.structures \
-.runner.toggles .runner.variants .runner.workloads kernels models sessions | msgspec torch
-.runner.distributed .runner.distributed .exit_reasons .protocol .runner.config \
-.runner.environment .runner.failures .runner.instruments .runner.numerics .runner.toggles \
-.runner.variants .runner.wire .runner.workloads kernels models sessions | msgspec psutil torch
-.runner.roofline .runner.roofline .ceilings .protocol .runner.config .runner.context \
-.runner.environment .runner.instruments .runner.profiling .runner.toggles .runner.variants \
-.runner.wire kernels models sessions | msgspec torch
+.runner.numerics .runner.numerics .runner.batches .runner.failures .runner.instruments \
+.runner.interfaces .runner.model_state .runner.profiling .runner.roofline .runner.structures \
+.runner.training .runner.user_models .runner.variants .runner.workloads kernels models sessions | \
+torch
+.runner.profiling .runner.profiling .runner.batches .runner.interfaces .runner.source_lines \
+.runner.structures .runner.workloads kernels models sessions | torch
+.runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches .runner.failures \
+.runner.interfaces .runner.structures .runner.training .runner.workloads kernels models sessions \
+| msgspec psutil torch
+.runner.roofline .runner.roofline .ceilings .protocol .runner.environment .runner.interfaces \
+.runner.wire kernels sessions | msgspec torch
 .runner.foreign .runner.foreign kernels | torch transformers
 .runner.script .runner.script .instrument .protocol .runner.instruments .runner.wire sessions | \
 psutil pynvml
-.runner.structures  | torch
-.runner.suggested_fixes .protocol .runner.config .runner.failures .runner.toggles sessions | \
+.runner.structures | torch
+.runner.suggested_fixes .protocol .runner.config .runner.failures .runner.interfaces \
+.runner.toggles sessions | msgspec torch
+.runner.toggles .runner.toggles .plugins .protocol .runner.batches .runner.distributed \
+.runner.failures .runner.foreign .runner.instruments .runner.interfaces .runner.model_state \
+.runner.profiling .runner.roofline .runner.structures .runner.training .runner.user_models \
+.runner.variants .runner.workloads kernels models sessions | msgspec torch
+.runner.triton_cache |
+.runner.variants .runner.variants .runner.batches .runner.data .runner.decoding \
+.runner.distributed .runner.failures .runner.instruments .runner.interfaces .runner.model_state \
+.runner.profiling .runner.roofline .runner.training .runner.workloads kernels models sessions | \
 msgspec torch
-.runner.toggles .runner.toggles .plugins .protocol .runner.config .runner.failures \
-.runner.foreign .runner.numerics .runner.profiling .runner.distributed .runner.roofline \
- .runner.variants .runner.workloads kernels models sessions | torch
-.runner.triton_cache  |
-.runner.variants .runner.variants .runner.config .runner.decoding .runner.failures \
-.runner.revision .runner.instruments .runner.numerics .runner.profiling .runner.distributed \
-.runner.roofline .runner.toggles .runner.workloads kernels models sessions | msgspec torch
 .runner.wire .descendants .protocol |
-.runner.workloads .runner.workloads .plugins .protocol .runner.config \
-.runner.decoding .runner.variants models sessions | torch
+.runner.workloads .runner.workloads .plugins .protocol .runner.batches .runner.decoding models \
+sessions | torch
 """
 
 # What a fresh process never holds, whatever is imported by whatever, after it has imported every

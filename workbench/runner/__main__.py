@@ -11,7 +11,7 @@ from workbench.runner.main import main
 def run() -> int:
     """Serve as the runner or, as any rank but 0, as a worker."""
     if int(os.environ.get("RANK", "0")):
-        from workbench.runner.distributed.worker import main as work
+        from workbench.runner.rank_worker import main as work
 
         work()
     return main()

@@ -18,6 +18,10 @@ from sessions.ceilings import FASTEST
 from sessions.model import Ceilings, Phase, Scalar
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
+from workbench.runner.building.arms import Arms
+from workbench.runner.building.graph_pools import resident_bytes
+from workbench.runner.config.resolve import resolve_runnable
+from workbench.runner.distributed import world
 from workbench.runner.failures import Cancelled
 from workbench.runner.instruments import timing
 from workbench.runner.instruments.clocks import ClockMeter
@@ -29,11 +33,20 @@ from workbench.runner.instruments.samplers import Sample, Sampler, make_sampler
 from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.instruments.watchdog import Watchdog
+from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.ceilings import Roof
-from workbench.runner.roofline.matrix_rate import matrix_dtype
+from workbench.runner.roofline.counter import NotCounted, Tally
 from workbench.runner.roofline.predict import Predictor
+from workbench.runner.toggles import (
+    Stage,
+    matrix_dtype,
+    toggles_before,
+    why_incomparable,
+    why_unpredictable,
+)
+from workbench.runner.variants import fake_step
 from workbench.runner.variants.steady_segment import SteadySegment
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.variant import Arm
 from workbench.runner.wire import Wire
 
 SAMPLES = 1200  # of telemetry that are kept: a minute
@@ -56,7 +69,7 @@ class Rig:
     samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     clock: HostClock | GpuClock = field(init=False)
     clocks: ClockMeter = field(init=False)  # how fast the GPU ran
-    memory: GpuMemory | HostMemory = field(init=False)
+    memory: GpuMemory[Arm] | HostMemory = field(init=False)
     phases: PhaseTracker = field(init=False)
     watchdog: Watchdog = field(init=False)
     roof: Roof = field(init=False)
@@ -65,13 +78,13 @@ class Rig:
     def __post_init__(self) -> None:
         self.clock = make_clock(self.device)
         self.clocks = ClockMeter(self.device, self._no_cycles)
-        self.memory = make_memory(self.device, self.arms.others_bytes)
+        self.memory = make_memory(self.device, resident_bytes, self.arms.others_bytes)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
         self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
-        self.predictor = Predictor(self.roof)
+        self.predictor = make_predictor(self.roof)
         self._alarm = Alarm()
-        self._companions = Companions(self.wire, self.device)
+        self._companions = Companions(self.wire, self.device, world.current)
         self._arm: weakref.ref[Arm] | None = None  # that steps
         self._sampler: Sampler | None = None
         self._own_peaks: dict[int, float] = {}  # by segment
@@ -245,6 +258,21 @@ class Rig:
             self.phases.clock_mhz(sample["sm_clock"])
         if warning := self._alarm.warning(sample.get("others"), who, time.perf_counter()):
             self.wire.send(protocol.Note(kind="warning", text=warning))
+
+
+def make_predictor(roof: Roof) -> Predictor:
+    """Return the predictions for a device with such ceilings."""
+    return Predictor(roof, resolve_runnable, counted_step, why_incomparable)
+
+
+def counted_step(situation: Situation) -> Tally:
+    """Return the work of a situation's step, neither compiled nor captured.
+
+    Raise ``NotCounted`` if a toggle says that it is unknown beforehand.
+    """
+    if why := why_unpredictable(situation):
+        raise NotCounted(why)
+    return fake_step.count(situation, toggles_before(Stage.COMPILE))
 
 
 def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:

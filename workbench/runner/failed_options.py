@@ -5,7 +5,8 @@ from __future__ import annotations
 from models.execution.cuda_graph import CaptureError
 from sessions.model import Configuration, Evidence
 from workbench.runner.failures import explain, is_of_compiler, is_of_triton
-from workbench.runner.toggles import Trait, all_toggles
+from workbench.runner.interfaces import Trait
+from workbench.runner.toggles import all_toggles
 
 
 def failed_options(

@@ -15,10 +15,8 @@ import models
 from models.execution.cuda_graph import CaptureError
 from sessions.sizes import size_text
 from workbench.protocol import Failure
-from workbench.runner import triton_cache
-from workbench.runner.distributed.connection import RankError
+from workbench.runner import source_lines, triton_cache
 from workbench.runner.environment import host
-from workbench.runner.profiling.probes import _lines
 
 # By name: importing the compilers to name their exceptions would cost seconds at every start.
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
@@ -53,6 +51,23 @@ class OwnModelError(RuntimeError):
     def __init__(self, sentence: str, detail: str) -> None:
         super().__init__(sentence)
         self.detail = detail
+
+
+class RankError(RuntimeError):
+    """A worker failed, in one sentence; ``failure`` is the worker's own report, if it sent one."""
+
+    def __init__(self, sentence: str, rank: int = 0, failure: Failure | None = None) -> None:
+        super().__init__(sentence)
+        self.rank, self.failure = rank, failure
+
+    @property
+    def lacks_memory(self) -> bool:
+        """True if the worker had too little memory."""
+        return self.failure is not None and self.failure.kind == "out-of-memory"
+
+    def copy(self) -> RankError:
+        """Return an equal error without a traceback."""
+        return RankError(str(self), self.rank, self.failure)
 
 
 class Cancelled(Exception):  # noqa: N818 - a request, not an error
@@ -222,7 +237,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _where(error: BaseException) -> str:
     """Return the line in which it went wrong first."""
     stacks = [traceback.extract_tb(cause.__traceback__) for cause in _chain(error)]
-    line = _lines.innermost(stacks[-1])
+    line = source_lines.innermost(stacks[-1])
     return f" at {line}" if line is not None else ""
 
 

@@ -7,7 +7,7 @@ whose attributes hold these. Everything else (None, numbers, text) is passed on 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -59,6 +59,15 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     """Return ``value`` with every floating-point tensor in ``dtype``."""
     return map_tensors(value, lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+
+def listed_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the entries of the outermost lists of modules inside a module."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from listed_modules(child)
 
 
 def is_named_tuple(value: Any) -> bool:

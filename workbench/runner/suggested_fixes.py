@@ -17,7 +17,8 @@ from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.estimate import footprint
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Fix, Situation, all_toggles
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import Fix, all_toggles
 
 BATCH = "batch"  # the only setting that a fix may change
 OUT_OF_MEMORY = "out-of-memory"

@@ -6,10 +6,11 @@ import torch
 
 from sessions.model import Configuration, Evidence
 from workbench.protocol import Blocked
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.variant import Arm
 
 CPU = torch.device("cpu")
 

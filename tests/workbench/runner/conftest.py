@@ -70,7 +70,7 @@ def no_peer_is_left() -> Iterator[None]:
     yield
     world.close()
     names = [" ".join(child.cmdline()) for child in psutil.Process().children()]
-    assert not [name for name in names if "distributed.worker" in name]
+    assert not [name for name in names if "rank_worker" in name]
 
 
 @pytest.fixture(autouse=True)

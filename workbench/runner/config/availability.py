@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from workbench.protocol import Blocked
-from workbench.runner.config import user_model
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, Toggle, all_toggles
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import Toggle, all_toggles
+from workbench.runner.user_models import user_model
 
 
 def why_blocked(name: str, option: str, situation: Situation) -> Blocked | None:
@@ -19,7 +20,7 @@ def why_blocked(name: str, option: str, situation: Situation) -> Blocked | None:
     toggle = all_toggles()[name]
     if option == toggle.off:
         return None
-    if situation.family is user_model.FAMILY and (why := _not_of(toggle, situation)):
+    if situation.is_own_model and (why := _not_of(toggle, situation)):
         return Blocked(*why, {name: toggle.off}, absent=True)
     return toggle.blocked(option, situation)
 

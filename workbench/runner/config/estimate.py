@@ -6,12 +6,8 @@ from typing import Any
 
 import models
 from kernels import hardware
-from workbench.runner.config import user_model
-from workbench.runner.toggles import (
-    Situation,
-    Trait,
-    all_toggles,
-)
+from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles._kernel_toggle import chosen_implementation
 
 # A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
@@ -53,7 +49,7 @@ def _handles(situation: Situation) -> int:
 def _fused(situation: Situation) -> bool:
     """Return True if the library's kernels run: all, or the one that decides on memory."""
     decisive = ""
-    if situation.family is not user_model.FAMILY:
+    if not situation.is_own_model:
         decisive = situation.family.costs(situation.config).decisive
     return chosen_implementation(decisive, situation) == "triton"
 

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import torch
 
-from sessions.model import Configuration
+from sessions.model import OWN, Configuration
 from workbench import protocol
 from workbench.protocol import OR, Availability, Blocked
-from workbench.runner.config import user_model
 from workbench.runner.config.availability import (
     blocked_options,
     configured,
@@ -28,7 +27,8 @@ from workbench.runner.config.values import (
     known,
 )
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, all_toggles, traits_by_toggle
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import all_toggles, traits_by_toggle
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import all_workloads
 
@@ -59,7 +59,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
     resolved = msgspec.structs.replace(
         configuration,
         preset=preset,
-        model=dataclasses.asdict(base) if family is user_model.FAMILY else configuration.model,
+        model=dataclasses.asdict(base) if family.name == OWN else configuration.model,
         settings=complete_settings(
             configuration.settings, workload, family.suggested(preset, device.type)
         ),
@@ -102,14 +102,19 @@ def _settle(
     return tuple(left_out)
 
 
+def resolve_runnable(configuration: Configuration, device: torch.device) -> Situation:
+    """Return the situation of a configuration; raise ``ValueError`` if it cannot run."""
+    situation = resolve(configuration, device)
+    require_unblocked(situation)
+    return situation
+
+
 def demand(wire: Wire, device: torch.device, *configurations: Configuration) -> list[Situation]:
     """Return the usable situations of a request; raises as ``resolve`` and ``require_unblocked``.
 
     The wire reports what a preset leaves out.
     """
-    situations = [resolve(configuration, device) for configuration in configurations]
-    for situation in situations:
-        require_unblocked(situation)
+    situations = [resolve_runnable(configuration, device) for configuration in configurations]
     tell_left_out(wire, situations)
     return situations
 

@@ -12,9 +12,9 @@ from kernels import hardware
 from sessions.model import Configuration, Scalar
 from workbench.protocol import MOST_PAIRING_SHARE, OR, Field, Start
 from workbench.protocol.catalogue import expected
-from workbench.runner.config import user_model
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import all_toggles
+from workbench.runner.user_models import user_model
 from workbench.runner.workloads import Workload
 
 LONGEST_S = 1e9

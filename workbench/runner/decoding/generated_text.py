@@ -15,8 +15,8 @@ import torch
 
 from sessions.model import Scalar
 from workbench import protocol
-from workbench.runner.config.data import SYNTHETIC
-from workbench.runner.variants.variant import Arm
+from workbench.runner.batches import SYNTHETIC, Batches
+from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.wire import Wire
 
 PERIOD_NS = 250_000_000
@@ -59,29 +59,40 @@ class Spelling:
 
 
 class TextReader:
-    """Reads the text of one segment's arm; ``poll`` is called between steps."""
+    """Reads the text of one segment; ``poll`` is called between steps.
 
-    def __init__(self, wire: Wire, segment: int, arm: Arm) -> None:
-        self._wire, self._segment, self._arm = wire, segment, arm
-        self._spelling = Spelling(arm.configuration.data)
+    ``text`` are the tokens that steps write, as in ``Decoder.written``, and ``data`` is the source
+    of the batches.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        segment: int,
+        text: torch.Tensor,
+        rounds: Rounds,
+        batches: Batches,
+        data: str,
+    ) -> None:
+        self._wire, self._segment = wire, segment
+        self._text, self._rounds, self._batches, self._data = text, rounds, batches, data
+        self._spelling = Spelling(data)
         self._number, self._told = -1, 0  # the round, and how many of its tokens were sent
         self._reading: _Reading | None = None
         self._due_ns = 0
         self._prefills_ms: list[float] = []
-        if arm.text is None or arm.rounds is None:
-            return
-        on_gpu = arm.text.is_cuda
-        (prompt_BS,) = arm.batches.inputs
+        on_gpu = text.is_cuda
+        (prompt_BS,) = batches.inputs
         self._event = torch.cuda.Event() if on_gpu else None
         self._written, self._prompt = (
             torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
-            for source in (arm.text, prompt_BS[0])
+            for source in (text, prompt_BS[0])
         )
 
     def poll(self) -> None:
         """Take a reading if one is due, and send the one that was taken if it has arrived."""
         now_ns = time.perf_counter_ns()
-        if self._arm.text is None or (self._reading is None and now_ns < self._due_ns):
+        if self._reading is None and now_ns < self._due_ns:
             return
         if self._reading is None:
             self._take()
@@ -91,18 +102,15 @@ class TextReader:
 
     def finish(self) -> None:
         """Send how the segment's text ended; waits for its last step."""
-        if self._arm.text is None:
-            return
         self._take()
         if self._event is not None:
             self._event.synchronize()
         self._send()
 
     def _take(self) -> None:
-        text, rounds = self._arm.text, self._arm.rounds
-        assert text is not None and rounds is not None
-        self._written.copy_(text, non_blocking=True)
-        self._prompt.copy_(self._arm.batches.inputs[0][0], non_blocking=True)
+        rounds = self._rounds
+        self._written.copy_(self._text, non_blocking=True)
+        self._prompt.copy_(self._batches.inputs[0][0], non_blocking=True)
         if self._event is not None:
             self._event.record()
         self._reading = _Reading(self._wire.seconds(), rounds.number, rounds.done + 1)
@@ -125,7 +133,7 @@ class TextReader:
             return
         prompt = ""
         if self._told == 0:
-            prompt = Spelling(self._arm.configuration.data).text(self._prompt.tolist())
+            prompt = Spelling(self._data).text(self._prompt.tolist())
         self._wire.send(
             protocol.Generated(
                 t_s=reading.t_s,
@@ -139,8 +147,7 @@ class TextReader:
         self._told = count
 
     def _send_prefills(self) -> None:
-        assert self._arm.rounds is not None
-        spent_ms = self._arm.rounds.spent_ms()
+        spent_ms = self._rounds.spent_ms()
         if spent_ms:
             self._prefills_ms += spent_ms
             ledger: dict[str, Scalar] = {

@@ -10,36 +10,17 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from workbench.exit_reasons import how_ended
 from workbench.protocol import Failure
 from workbench.runner.distributed.messages import Alive, Failed, Hello, Order, Ready
-
-if TYPE_CHECKING:
-    from workbench.runner.distributed.world import World
+from workbench.runner.failures import RankError
 
 _LAST_WORDS_S = 10.0  # for a worker to end after its connection was closed
 _DYING_S = 5.0  # for a process to be gone after the system closed its connection
-
-
-class RankError(RuntimeError):
-    """A worker failed, in one sentence; ``failure`` is the worker's own report, if it sent one."""
-
-    def __init__(self, sentence: str, rank: int = 0, failure: Failure | None = None) -> None:
-        super().__init__(sentence)
-        self.rank, self.failure = rank, failure
-
-    @property
-    def lacks_memory(self) -> bool:
-        """True if the worker had too little memory."""
-        return self.failure is not None and self.failure.kind == "out-of-memory"
-
-    def copy(self) -> RankError:
-        """Return an equal error without a traceback."""
-        return RankError(str(self), self.rank, self.failure)
 
 
 class Connection:
@@ -81,11 +62,24 @@ class Connection:
         self._socket.close()
 
 
+class Observer(Protocol):
+    """The receiver of what happens to a worker."""
+
+    def fail(self, error: RankError) -> None:
+        """Record that the worker failed."""
+
+    def ended(self, worker: Worker, code: int | None) -> None:
+        """Record that the worker's process ended; ``code`` is None on another host."""
+
+    def check(self) -> None:
+        """Raise ``RankError`` if a worker has failed."""
+
+
 class Worker:
     """A rank other than 0, seen from rank 0; ``process`` is None if it was started from outside."""
 
-    def __init__(self, rank: int, world: World) -> None:
-        self.rank, self._world = rank, world
+    def __init__(self, rank: int, observer: Observer) -> None:
+        self.rank, self._observer = rank, observer
         self.process: subprocess.Popen[bytes] | None = None
         self.host = ""
         self.heard_s = time.monotonic()
@@ -107,8 +101,8 @@ class Worker:
             self._connection.send(order)
         except OSError:
             self.drain()
-            self._world.fail(self.error(" ended without a request"))
-            self._world.check()
+            self._observer.fail(self.error(" ended without a request"))
+            self._observer.check()
 
     def answer(self, limit_s: float) -> Ready | None:
         """Return the next answer; None if there is none in time."""
@@ -159,7 +153,7 @@ class Worker:
                     self.steps = message.steps
                 case Failed():
                     sentence = message.failure.sentence
-                    self._world.fail(self.error(f" ended: {sentence}", message.failure))
+                    self._observer.fail(self.error(f" ended: {sentence}", message.failure))
                 case Ready():
                     self._answers.put(message)
         code = None
@@ -169,4 +163,4 @@ class Worker:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 code = self.process.wait()
-        self._world.ended(self, code)
+        self._observer.ended(self, code)

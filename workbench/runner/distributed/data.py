@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.initialisation import keep_marks
-from workbench.runner.config import user_model
 from workbench.runner.distributed.local_weights import LocalWeights, local
-from workbench.runner.failures import Mistake
-from workbench.runner.toggles.compile import repeated_blocks
-from workbench.runner.variants.training import Weights
+from workbench.runner.structures import listed_modules
+from workbench.runner.training.trainer import Weights
 
 if TYPE_CHECKING:
     from models import Model
-    from workbench.runner.variants.build import Build
+    from workbench.runner.interfaces import DividedBuild
     from workbench.runner.workloads import Compute
 
 SHARDING = ("gradients", "full", "offload", "hybrid")
@@ -56,7 +54,9 @@ class _Loss(nn.Module):
 class Replicate:
     """A loss whose gradients ``DistributedDataParallel`` averages over the replicas."""
 
-    def __init__(self, build: Build, weights: LocalWeights, model: Model, compute: Compute) -> None:
+    def __init__(
+        self, build: DividedBuild, weights: LocalWeights, model: Model, compute: Compute
+    ) -> None:
         self._weights, self._module = weights, _Loss(model, compute)
         self._options: dict[str, Any] = {
             "broadcast_buffers": False,
@@ -128,10 +128,10 @@ def _hook(compression: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
     return group, default_hooks.allreduce_hook
 
 
-def _may_leave_unused(build: Build) -> bool:
+def _may_leave_unused(build: DividedBuild) -> bool:
     """Return True if some parameter may have no gradient on one rank: an expert without a token."""
     situation = build.situation
-    if situation.family is user_model.FAMILY:
+    if situation.is_own_model:
         return True
     return situation.family.name not in ("hydra", "mamba2") or getattr(
         situation.config, "mixture_of_recursions", False
@@ -141,7 +141,7 @@ def _may_leave_unused(build: Build) -> bool:
 class FullyShard:
     """Applies ``fully_shard`` to the blocks and the root of a model, in place."""
 
-    def __init__(self, build: Build, weights: LocalWeights, model: Model) -> None:
+    def __init__(self, build: DividedBuild, weights: LocalWeights, model: Model) -> None:
         from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
         self.option, self._weights = build.sharding, weights
@@ -154,10 +154,7 @@ class FullyShard:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=pins)
         before = model.weights()
         self.full_bytes = weights.own.bytes
-        try:
-            self._blocks = list(dict.fromkeys(repeated_blocks(model)))
-        except Mistake:
-            self._blocks = []
+        self._blocks = list(dict.fromkeys(listed_modules(model)))
         for block in self._blocks:
             fully_shard(block, **options)
         fully_shard(model, **options)

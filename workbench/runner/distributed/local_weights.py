@@ -26,11 +26,10 @@ from workbench.runner.distributed import mesh as meshes
 from workbench.runner.distributed.collectives import AcrossRanks, AlongSequence
 from workbench.runner.distributed.mesh import Layout, Mesh
 from workbench.runner.distributed.world import rank
-from workbench.runner.variants.training import Weights
+from workbench.runner.training.trainer import Weights
 
 if TYPE_CHECKING:
-    from workbench.runner.toggles import Situation
-    from workbench.runner.variants.build import Build
+    from workbench.runner.interfaces import Situation
 
 _numbers = itertools.count(1)
 
@@ -98,17 +97,17 @@ class LocalWeights:
                 self.cuts = {names[name]: cut for name, cut in cuts.items()}
                 self.own = Weights(_zeros(part.weights(), situation.device))
 
-    def model(self, build: Build) -> Model:
+    def model(self, situation: Situation, *, along_sequence: bool) -> Model:
         """Build a model around them, whose stream may be split, too."""
-        family, config = build.situation.family, build.situation.config
+        family, config = situation.family, situation.config
         layout = self.layout
         if layout.tensor == layout.pipeline == 1:
             shared: Model = family.share(config, self.own.parameters)
             return shared
-        region = AlongSequence(layout.tensor) if build.along_sequence else AcrossRanks()
+        region = AlongSequence(layout.tensor) if along_sequence else AcrossRanks()
         stage = self.stage if layout.pipeline > 1 else None
         model = family.share_divided(config, self.own.parameters, layout.tensor, region, stage)
-        if build.along_sequence:
+        if along_sequence:
             assert isinstance(model, LanguageModel)
             model.stream = region
         return model

@@ -34,18 +34,16 @@ from workbench.runner.distributed.messages import (
     Step,
 )
 from workbench.runner.distributed.pipeline import Pipeline
-from workbench.runner.toggles import (
+from workbench.runner.interfaces import (
     Trait,
 )
 
 if TYPE_CHECKING:
     from models import Model
     from sessions.model import Configuration
-    from workbench.runner.config.data import Batches
-    from workbench.runner.variants.build import Build as VariantBuild
-    from workbench.runner.variants.training import Trainer
-    from workbench.runner.variants.variant import Arm
-    from workbench.runner.variants.weights import Parameters
+    from workbench.runner.batches import Batches
+    from workbench.runner.interfaces import DividedBuild, DividedVariant
+    from workbench.runner.training.trainer import Parameters, Trainer
     from workbench.runner.workloads import Compute
     from workbench.runner.workloads import Step as ArmStep
 
@@ -62,14 +60,14 @@ class Parallel:
     ``moved_bytes``: weights and moments that the last ``entered`` had to load.
     """
 
-    def __init__(self, build: VariantBuild, weights: LocalWeights, model: Model) -> None:
+    def __init__(self, build: DividedBuild, weights: LocalWeights, model: Model) -> None:
         self.layout, self.weights = weights.layout, weights
         self.ranks, self.rank = self.layout.ranks, worlds.rank()
         self.parts = self.layout.data  # of a batch
         self.differing: int | None = None
         self.prepared = False
         self.peaks: list[int] = []
-        self.others_bytes: Callable[[Arm], int] = lambda arm: 0
+        self.others_bytes: Callable[[Any], int] = lambda arm: 0
         self.traffic = Traffic()  # of the last step inside layers
         self.version = 0  # that rank 0 orders this rank to load
         self.variant = 0 if self.rank else next(_variants)
@@ -160,7 +158,7 @@ class Parallel:
         return step_on_all_ranks
 
     @contextlib.contextmanager
-    def evaluating(self, name: str, arm: Arm) -> Iterator[None]:
+    def evaluating(self, name: str, arm: DividedVariant) -> Iterator[None]:
         """Let all ranks evaluate ``name`` with rank 0; replicas are evaluated on rank 0 alone."""
         if self._is_replica:
             yield
@@ -169,7 +167,7 @@ class Parallel:
             self._load_buffers(arm)
             yield
 
-    def outputs(self, arm: Arm) -> Any:
+    def outputs(self, arm: DividedVariant) -> Any:
         """Return the model's outputs for rank 0's batch; within ``evaluating``."""
         if self.pipeline is not None:
             return self.pipeline.outputs(arm)
@@ -178,19 +176,19 @@ class Parallel:
             self.fully_shard.reshard(arm.model)
         return outputs
 
-    def loss(self, arm: Arm) -> Tensor:
+    def loss(self, arm: DividedVariant) -> Tensor:
         """Return the loss of rank 0's batch as steps compute it; within ``evaluating``."""
         if self.pipeline is not None:
             return self.pipeline.loss(arm)
         return arm.compute(*arm.batches.inputs, *arm.batches.targets)
 
     @contextlib.contextmanager
-    def entered(self, arm: Arm) -> Iterator[None]:
+    def entered(self, arm: DividedVariant) -> Iterator[None]:
         """Prepare all ranks for steps from the full weights; store and compare them afterwards."""
         if self._depth:
             yield
             return
-        world = None if self.rank else self._assemble(arm)
+        world = None if self.rank else self._assemble()
         full = self.weights.full
         if self.keeper is not None and full is not None:
             full.hand_over(self.keeper.optimizer)
@@ -210,7 +208,7 @@ class Parallel:
             finally:
                 self._depth, self._world = 0, None
 
-    def compare(self, arm: Arm) -> None:
+    def compare(self, arm: DividedVariant) -> None:
         """Store the weights after steps, and count parameters that ranks do not have alike."""
         if not self._steps:
             return
@@ -220,7 +218,7 @@ class Parallel:
             self._read_peak(arm)
             self._compare(arm)
 
-    def _compare(self, arm: Arm) -> None:
+    def _compare(self, arm: DividedVariant) -> None:
         """Compare what the ranks have, on all of them at the same time."""
         own, keeper = self._optimizers
         if not self._is_replica:
@@ -280,9 +278,11 @@ class Parallel:
         world.tell(Build(configuration, self.copy, self.variant))
         return world
 
-    def _assemble(self, arm: Arm) -> worlds.World:
+    def _assemble(self) -> worlds.World:
         """Have every rank ready; order it to load the weights unless it has them."""
-        world = self._order_build(arm.configuration)  # it may have ended, or freed the variant
+        world = self._order_build(
+            self._build.situation.configuration
+        )  # it may have ended, or freed the variant
         answers = world.await_answers()[: self.ranks - 1]
         self.has_all &= all(answer.prepared for answer in answers)
         keeper = self._optimizers[1]
@@ -290,12 +290,12 @@ class Parallel:
         self.version = self.weights.version
         if not current or any(answer.version != self.version for answer in answers):
             self.version = self.weights.next_version()
-        scaler = None if arm.trainer is None else arm.trainer.scaler
+        scaler = None if self._trainer is None else self._trainer.scaler
         scale = {} if scaler is None else scaler.state_dict()
         world.tell(Enter(self.version, not self.has_all, scale))
         return world
 
-    def _load(self, arm: Arm) -> None:
+    def _load(self, arm: DividedVariant) -> None:
         own, keeper = self._optimizers
         self.moved_bytes = 0
         if self.version != self.weights.version:
@@ -314,7 +314,7 @@ class Parallel:
         if self.pipeline is not None:
             self.pipeline.prepare()
 
-    def _load_buffers(self, arm: Arm) -> None:
+    def _load_buffers(self, arm: DividedVariant) -> None:
         """Give every rank the buffers of rank 0, by which a model that adapts goes."""
         if self.pipeline is not None:
             return  # constants and metrics: no model that adapts has stages
@@ -351,7 +351,7 @@ class Parallel:
             dist.all_reduce(on_any, dist.ReduceOp.MAX, group=self.weights.mesh.group)
             own.copy_(on_any)
 
-    def _read_peak(self, arm: Arm) -> None:
+    def _read_peak(self, arm: DividedVariant) -> None:
         """Read the steps' memory before the comparison needs more."""
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
@@ -360,7 +360,7 @@ class Parallel:
             self._peak_bytes = int(psutil.Process().memory_info().rss)
 
 
-def _may_diverge(build: VariantBuild) -> bool:
+def _may_diverge(build: DividedBuild) -> bool:
     """Return True if ranks could compute by different roundings what all of them should have.
 
     Compilers choose kernels in each process, and backward passes of layers that are not divided may

@@ -26,8 +26,7 @@ from workbench.runner.distributed.stage_metrics import StageMetrics
 if TYPE_CHECKING:
     from models import Model
     from workbench.runner.distributed.local_weights import LocalWeights
-    from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.interfaces import DividedBuild, DividedVariant
     from workbench.runner.workloads import Compute
 
 SCHEDULES = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe"}
@@ -74,7 +73,7 @@ class _Part(nn.Module):
 class Pipeline:
     """One rank's stage, and the schedule of its micro-batches."""
 
-    def __init__(self, build: Build, weights: LocalWeights, model: Model) -> None:
+    def __init__(self, build: DividedBuild, weights: LocalWeights, model: Model) -> None:
         assert isinstance(model, LanguageModel)
         self._build, self._weights, self._model = build, weights, model
         self.stage, self.stages = weights.stage, weights.stages
@@ -147,7 +146,7 @@ class Pipeline:
             return injected
         return output.x
 
-    def outputs(self, arm: Arm) -> Any:
+    def outputs(self, arm: DividedVariant) -> Any:
         """Return the logits on rank 0; the last stage computes them."""
         model = arm.autocast(arm.model)
         logits: list[Tensor] = []
@@ -173,7 +172,7 @@ class Pipeline:
             return received
         return None
 
-    def loss(self, arm: Arm) -> Tensor:
+    def loss(self, arm: DividedVariant) -> Tensor:
         """Return the loss as steps compute it, without gradients."""
         self._evaluate(arm.compute, arm)
         return self._total()
@@ -208,7 +207,7 @@ class Pipeline:
             self._stage.count("receives", [theirs])
             own += theirs  # equal to the last bit on both, whichever comes first
 
-    def share_records(self, arm: Arm) -> None:
+    def share_records(self, arm: DividedVariant) -> None:
         """Tell all ranks what each did in the last step, and rank 0 which kernels others called."""
         turns = torch.zeros(self._weights.layout.ranks, len(Turns._fields), dtype=torch.int64)
         turns[dist.get_rank()] = torch.tensor(self._own_turns())
@@ -252,7 +251,7 @@ class Pipeline:
         dist.all_reduce(total, group=self._weights.mesh.group_of("pipeline"))
         return total
 
-    def _evaluate(self, compute: Any, arm: Arm) -> None:
+    def _evaluate(self, compute: Any, arm: DividedVariant) -> None:
         """Run all micro-batches forward."""
         _, schedule = self._make(_Part(self, compute), "ScheduleGPipe")
         self._losses.clear()

@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 
 from workbench.runner.distributed import mesh
-from workbench.runner.distributed.connection import Connection, RankError, Worker
+from workbench.runner.distributed.connection import Connection, Worker
 from workbench.runner.distributed.messages import Answer, Forget, Hello, Order, Ready, Step
+from workbench.runner.failures import RankError
 
 TOKEN = "WORKBENCH_RANK_TOKEN"  # the variable with the secret of a run
 ADDRESS = "WORKBENCH_RANK_0"  # the variable, and the store's key, with HOST:PORT for messages
@@ -39,7 +40,7 @@ TIMEOUT = timedelta(minutes=10)  # of a collective: ranks may compile before it
 SILENCE_S = 2.5  # without a heartbeat between steady steps, until a worker counts as lost
 LONG_SILENCE_S = 60.0  # the same while a worker may build or compile
 STEADY_STEPS = 3
-_COMMAND = (sys.executable, "-P", "-m", "workbench.runner.distributed.worker")
+_COMMAND = (sys.executable, "-P", "-m", "workbench.runner.rank_worker")
 _POLL_S = 0.05
 _HELLO_S = 10.0
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

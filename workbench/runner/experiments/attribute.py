@@ -23,6 +23,8 @@ from sessions.studies.attribution_rows import Arm, arm_rows, effect_rows
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.protocol.catalogue import expected
+from workbench.runner.building.labels import label
+from workbench.runner.building.paths import path_text
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import demand, resolve
 from workbench.runner.config.values import LONGEST_S
@@ -33,9 +35,8 @@ from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.toggles import Situation, all_toggles
-from workbench.runner.variants.paths import path_text
-from workbench.runner.variants.variant import label
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import all_toggles
 
 HOPELESS_ROUNDS = 8  # so many without a whole pair of blocks end the run
 MOST_ORDERS = 64

@@ -23,7 +23,7 @@ from workbench.runner.instruments.clocks import moved
 from workbench.runner.instruments.contention import BUSY, VOID
 from workbench.runner.instruments.samplers import Sample
 from workbench.runner.instruments.timing import Lap
-from workbench.runner.toggles import Situation
+from workbench.runner.interfaces import Situation
 from workbench.runner.variants.backward_pass import Pace, backward_pass
 from workbench.runner.variants.variant import Arm
 

@@ -10,16 +10,14 @@ import torch
 
 from sessions.sizes import size_text
 from sessions.studies.checklist import FAIL, NOT_APPLICABLE, NOT_CHECKED, PASS, UNDECIDED
+from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.config.estimate import footprint
 from workbench.runner.failures import explain, is_fatal
+from workbench.runner.interfaces import Trait
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling.probes import allocations, graphs, syncs
 from workbench.runner.profiling.probes.graphs import Break
-from workbench.runner.toggles import (
-    Trait,
-)
-from workbench.runner.variants.graph_pools import resident_bytes
-from workbench.runner.variants.optimizers import moments, parts
+from workbench.runner.training.optimizers import moments, parts
 from workbench.runner.variants.variant import Arm
 
 SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from sessions.model import Configuration, EnergyPairs, Judgement, Prediction, Scalar
 from sessions.verdicts import verdict
 from workbench import protocol
+from workbench.runner.building.labels import title
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
@@ -23,7 +24,6 @@ from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.suggested_fixes import slower_when_switched_on
-from workbench.runner.variants.variant import title
 
 ORDERS = ("random", "abba")
 HOPELESS_PAIRS = 8  # so many pairs given up in a row, and none ever whole, end the comparison

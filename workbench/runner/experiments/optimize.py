@@ -25,6 +25,7 @@ from sessions.verdicts import verdict
 from sessions.verdicts.work import MODEL_TOGGLES
 from workbench import protocol
 from workbench.protocol.catalogue import expected
+from workbench.runner.building.labels import label
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import LONGEST_S
@@ -32,8 +33,8 @@ from workbench.runner.context import Rig
 from workbench.runner.experiments.blocks import TimedBlock
 from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, all_toggles
-from workbench.runner.variants.variant import label
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import all_toggles
 
 PERIOD_S = 0.5  # between two reports, while rounds run
 COUNTED = "counted by the allocator, without what is held for other configurations"

@@ -36,7 +36,7 @@ from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.energy import EnergyCounter
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.toggles import Situation
+from workbench.runner.interfaces import Situation
 
 BUSY = "An optimization is being measured; stop it before changing a toggle."
 ROUNDS = 16  # of 5 blocks, that a tenth of the budget holds

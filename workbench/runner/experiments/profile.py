@@ -25,6 +25,9 @@ from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
 from sessions.tracing.trace import Trace
 from workbench import protocol
+from workbench.runner.building.graph_pools import resident_bytes
+from workbench.runner.building.labels import label
+from workbench.runner.config.estimate import footprint
 from workbench.runner.config.resolve import demand
 from workbench.runner.context import Rig
 from workbench.runner.environment import host
@@ -32,15 +35,14 @@ from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender, TimedBlock
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.failures import Mistake, unwritten
-from workbench.runner.profiling import findings, marks, roles
-from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles import (
+from workbench.runner.interfaces import (
     Situation,
     Trait,
 )
+from workbench.runner.profiling import findings, marks, roles
+from workbench.runner.profiling.probes import recordings
 from workbench.runner.toggles.compile import repeated_blocks
-from workbench.runner.variants.graph_pools import resident_bytes
-from workbench.runner.variants.variant import Arm, label
+from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Step
 
 MOST_STEPS = 100
@@ -113,7 +115,7 @@ class ProfileRun:
             known, profiled_us = self._record(arm, path, arm.step, self._command.steps)
             turns.take_commands()
             rig.state("running", "Reading the trace")
-            recorded = findings.read(path, arm)
+            recorded = _read(path, arm)
             if file is not None:
                 try:
                     findings.keep(path, file)
@@ -122,7 +124,7 @@ class ProfileRun:
                     file = None
             course = roles.course(recorded, known)
             if (beside := self._without_graphs(arm, path)) is not None:
-                plain = findings.read(path, arm)
+                plain = _read(path, arm)
                 sums.name_replayed(recorded, plain)
                 recorded.untold = recorded.untold or plain.untold
                 course = roles.replayed(roles.course(plain, beside), known)
@@ -133,8 +135,9 @@ class ProfileRun:
         # They may be slower, and so are no steady steps of the segment.
         while (after := blocks.run_block(rig, contender, 0)) is None:
             turns.take_commands()
-        notes = findings.notes(arm, before, recorded)
-        if situation.on_gpu and (disturbed := findings.disturbed(before, after)):
+        notes = findings.notes(_compilation(arm), rig.device, before.void, recorded)
+        disturbed = findings.disturbed(before.median_ms, after.median_ms)
+        if situation.on_gpu and disturbed:
             notes.append(disturbed)
             rig.wire.send(protocol.Note(kind="warning", text=disturbed))
         busy_us = sums.busy_us(recorded) / len(recorded.steps) if situation.on_gpu else math.nan
@@ -163,7 +166,7 @@ class ProfileRun:
         if uncaptured := getattr(arm.step, "uncaptured", None):
             return self._record(arm, path, uncaptured, 1)[0]
         index = self._rig.device.index
-        if not (findings.has_inductors_graphs(arm) and recordings.can_launch(index)):
+        if not (_compilation(arm).recorded and recordings.can_launch(index)):
             return None
         with recordings.launched(index):
             return self._record(arm, path, arm.step, 1)[0]
@@ -178,7 +181,7 @@ class ProfileRun:
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
         gradients: list[set[int]] = []
         with arm.entered():
-            known = roles.known(arm, rig.device)
+            known = known_memory(arm, rig.device)
             profiler = torch.profiler.profile(activities=activities, profile_memory=True)
             with _marked(arm, gradients), profiler:
                 self._step(arm, step)  # in which the profiler sets itself up
@@ -255,7 +258,9 @@ class ProfileRun:
             }
         self._rows(index, "gaps", sums.gap_columns(recorded))
         self._rows(index, "memory", {name: [*values] for name, values in course.items()})
-        self._rows(index, "peak", findings.peak_by_role(course, situation))
+        trains = situation.workload.trains
+        peak = findings.peak_by_role(course, footprint(situation), trains=trains)
+        self._rows(index, "peak", peak)
         for table, columns in timeline.tables(recorded).items():
             self._rows(index, table, columns)
         if file is not None:
@@ -271,18 +276,46 @@ class ProfileRun:
         self._rig.wire.send(protocol.Progress(task="profiling", fraction=fraction))
 
 
+def _compilation(arm: Arm) -> findings.Compilation:
+    situation, compiles = arm.situation, arm.compiles
+    return findings.Compilation(
+        modules=situation.has(Trait.COMPILED) and compiles.graphs > 0,
+        recorded=situation.has(Trait.REPLAYED) and compiles.recordings > 0,
+        captured=bool(getattr(arm.step, "uncaptured", None)),
+    )
+
+
+def _read(path: Path, arm: Arm) -> trace.Trace:
+    compiled, trains = _compilation(arm).modules, arm.situation.workload.trains
+    return findings.read(path, arm.model, arm.situation.device, compiled=compiled, trains=trains)
+
+
+def known_memory(arm: Arm, device: torch.device) -> roles.Known:
+    """Return the memory of an arm between two steps."""
+    replicate = None if arm.divided is None else arm.divided.replicate
+    return roles.known(
+        device,
+        arm.model,
+        None if arm.trainer is None else arm.trainer.optimizer,
+        () if replicate is None else replicate.tensors(),
+        (arm.batches.inputs, arm.batches.targets),
+        resident_bytes(arm) if device.type == "cuda" else 0,
+    )
+
+
 @contextlib.contextmanager
 def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
     """Mark modules where that disturbs nothing, and note where the gradients of each step lie."""
     with contextlib.ExitStack() as stack:
-        if not findings.is_compiled(arm):
+        if not _compilation(arm).modules:
             stack.enter_context(marks.modules_marked(arm.model))
         elif arm.situation.has(Trait.COMPILED_BLOCKS):
             stack.enter_context(marks.blocks_marked(arm.model, repeated_blocks(arm.model)))
         if arm.trainer is not None:
             stack.enter_context(
                 marks.before_updates(
-                    arm.trainer.optimizer, lambda: gradients.append(roles.gradient_addresses(arm))
+                    arm.trainer.optimizer,
+                    lambda: gradients.append(roles.gradient_addresses(arm.model.parameters())),
                 )
             )
         yield

@@ -20,13 +20,16 @@ from sessions.model import Configuration, Evidence, Phase, Scalar
 from sessions.verdicts.regression import SKETCH
 from workbench import protocol
 from workbench.runner import suggested_fixes
+from workbench.runner.building.labels import label
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import check_limits
 from workbench.runner.context import Rig
-from workbench.runner.decoding.checkpoint import SavedRound, check_decodes, read_round, save_round
+from workbench.runner.decoding.checkpoint import SavedRound
 from workbench.runner.decoding.generated_text import TextReader
-from workbench.runner.experiments import blocks
+from workbench.runner.experiments import blocks, decode_state
 from workbench.runner.experiments.pairing import Pairing
+from workbench.runner.experiments.segment_check import SegmentCheck
+from workbench.runner.experiments.segment_evidence import SegmentEvidence
 from workbench.runner.failed_options import failed_options
 from workbench.runner.failures import (
     MEMORY_MAY_CURE,
@@ -38,15 +41,14 @@ from workbench.runner.failures import (
 )
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.metrics import MetricReader
+from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import masked_inf
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.numerics.result_sketch import sketch
-from workbench.runner.numerics.segment_check import SegmentCheck
-from workbench.runner.numerics.segment_evidence import SegmentEvidence
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles.kernel_tuning import origins
-from workbench.runner.variants.variant import Arm, label
+from workbench.runner.variants.variant import Arm
 
 FLUSH_NS = 33_000_000
 
@@ -113,7 +115,9 @@ class Run:
         try:
             (situation,) = demand(self._rig.wire, self._rig.device, configuration)
             if before is None:
-                self._saved = self._read_state(situation)
+                self._saved = decode_state.read(
+                    situation, self._start.load_state, self._start.save_state
+                )
             self._leave()
             self._begin(situation)
         except (RunEnded, Cancelled):
@@ -160,7 +164,7 @@ class Run:
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
         self._finite = FiniteWatch(rig.device, self._infinities)
-        self._text = TextReader(wire, index, arm)
+        self._text = decode_state.text_reader(wire, index, arm)
         self._evidence.begin()
         self._numbers.begin(situation)
         self._pairing.begin(situation, index)
@@ -189,7 +193,7 @@ class Run:
                 self._first_step(arm)
                 arm.made_s = time.perf_counter() - began
             if self._saved is not None:
-                self._saved.restore(arm)
+                decode_state.restore(self._saved, arm)
                 self._rig.note("info", self._saved.note)
                 self._saved = None
             return arm
@@ -258,7 +262,7 @@ class Run:
         if last and self._start.save_state:
             self._rig.watchdog.active = False  # writing is no hang
             try:
-                self._rig.note("info", save_round(self._start.save_state, arm))
+                self._rig.note("info", decode_state.save(self._start.save_state, arm))
             except OSError as error:
                 self._rig.wire.send(unwritten("The decode state", self._start.save_state, error))
         self._numbers.end(arm, cancelled)
@@ -295,12 +299,6 @@ class Run:
             rig.phases.restart()
         blocks.settle(rig, (arm.ready, arm.step))
         rig.state("running")
-
-    def _read_state(self, situation: Situation) -> SavedRound | None:
-        """Return the state to go on from, if any; raises ``Mistake`` before anything is built."""
-        if self._start.load_state or self._start.save_state:
-            check_decodes(situation)
-        return read_round(self._start.load_state, situation) if self._start.load_state else None
 
     # Stepping
 
@@ -369,7 +367,12 @@ class Run:
     def _infinities(self, batch: int) -> masked_inf.Counts | None:
         """Return the counts that one batch's outputs may have, in a pause between two steps."""
         rig, arm = self._rig, self._arm
-        if arm is None or arm.trainer is not None or not arm.feeds or arm.rounds is not None:
+        if (
+            arm is None
+            or arm.trainer is not None
+            or not arm.situation.workload.feeds
+            or arm.rounds is not None
+        ):
             return None  # a loss, or tokens
         with rig.unwatched():
             try:

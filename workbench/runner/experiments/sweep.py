@@ -22,6 +22,7 @@ import msgspec
 from sessions.model import Configuration, Numerics, Phase, Scalar
 from sessions.studies import sweep
 from workbench import protocol
+from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import resolve, tell_left_out
 from workbench.runner.config.values import LONGEST_S, check_choice
@@ -31,9 +32,8 @@ from workbench.runner.experiments.blocks import Contender
 from workbench.runner.experiments.interleaving import WARM_UP_S, Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
-from workbench.runner.toggles import Situation
-from workbench.runner.variants.variant import label
 
 MOST_POINTS = 2000
 BLOCKS = 10  # of a point: as long as the time allows, so that they hardly depend on one another

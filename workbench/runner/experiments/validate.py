@@ -13,6 +13,7 @@ from sessions.studies.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, NOT_C
 from sessions.verdicts.expectation import at_most
 from sessions.verdicts.verdict_words import judgement_words, more_text
 from workbench import protocol
+from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import demand, resolve
 from workbench.runner.context import Rig
@@ -24,12 +25,13 @@ from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
+from workbench.runner.interfaces import Situation
 from workbench.runner.profiling.probes.graphs import Break
-from workbench.runner.toggles import Situation, Stage, all_toggles
+from workbench.runner.toggles import Stage, all_toggles
 from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.micro_batches import least_batch
 from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
-from workbench.runner.variants.variant import Arm, label
+from workbench.runner.variants.variant import Arm
 
 COPY = 9  # of an arm: one that no other run has built or warmed up
 MOST_STEPS = 10_000

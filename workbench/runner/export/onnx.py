@@ -23,8 +23,9 @@ import kernels
 from models import FAMILIES, ConfigurationError, Family, Model
 from sessions.model import Scalar
 from sessions.storage import atomic_write
-from workbench.runner.config.data import SYNTHETIC, Tensors, make_batches
+from workbench.runner.batches import SYNTHETIC, Tensors
 from workbench.runner.config.installed_plugins import register_plugins
+from workbench.runner.data import make_batches
 from workbench.runner.failures import Mistake
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")

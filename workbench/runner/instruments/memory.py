@@ -14,15 +14,12 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import psutil
 import torch
 
-from workbench.runner.variants.graph_pools import resident_bytes
-
-if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+Stepping = TypeVar("Stepping")  # what makes steps: memory belongs to it
 
 
 class Memory(NamedTuple):
@@ -48,19 +45,23 @@ class Memory(NamedTuple):
         return min(self.allocated, self.peak_of(start_ns))
 
 
-class GpuMemory:
+class GpuMemory(Generic[Stepping]):
     """Samples PyTorch's caching allocator; what CUDA graphs hold is added to its peak.
 
-    ``others_bytes`` counts what is held for others than an arm.
+    ``pool_bytes`` counts what the graphs of an arm hold beside the allocator's count, and
+    ``others_bytes`` what is held for others than an arm.
     """
 
     def __init__(
-        self, device: torch.device, others_bytes: Callable[[Arm], int] = lambda _: 0
+        self,
+        device: torch.device,
+        pool_bytes: Callable[[Stepping], int],
+        others_bytes: Callable[[Stepping], int] = lambda _: 0,
     ) -> None:
         self._device = device
-        self._count_others = others_bytes
+        self._count_pools, self._count_others = pool_bytes, others_bytes
         self._others_bytes = 0
-        self._arm: weakref.ref[Arm] | None = None  # that steps; it may be freed meanwhile
+        self._arm: weakref.ref[Any] | None = None  # that steps; it may be freed meanwhile
         self._pool_bytes: int | None = None  # of its graphs; None: to be counted, which takes long
         self._before = math.nan
         self._since_ns = 0
@@ -71,13 +72,13 @@ class GpuMemory:
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         if self._pool_bytes is None:
             arm = None if self._arm is None else self._arm()
-            self._pool_bytes = 0 if arm is None else resident_bytes(arm)
+            self._pool_bytes = 0 if arm is None else self._count_pools(arm)
             self._others_bytes = 0 if arm is None else self._count_others(arm)
         peak = allocated["peak"] + self._pool_bytes
         now = Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
         return now._replace(before=self._before, since_ns=self._since_ns)
 
-    def follow(self, arm: Arm | None) -> None:
+    def follow(self, arm: Stepping | None) -> None:
         """Begin a new peak if another arm steps than before; None if none does."""
         if (self._arm and self._arm()) is not arm:
             self._arm = None if arm is None else weakref.ref(arm)
@@ -100,7 +101,7 @@ class HostMemory:
         self._counts = False  # whether the kernel counts the peak of this phase
         self._before = math.nan
         self._since_ns = 0
-        self._arm: weakref.ref[Arm] | None = None
+        self._arm: weakref.ref[Any] | None = None
 
     def sample(self) -> Memory:
         """Return the resident set."""
@@ -109,7 +110,7 @@ class HostMemory:
         now = Memory(resident, math.nan, self._peak)
         return now._replace(before=self._before, since_ns=self._since_ns)
 
-    def follow(self, arm: Arm | None) -> None:
+    def follow(self, arm: object | None) -> None:
         """Begin a new peak if another arm steps than before; None if none does."""
         if (self._arm and self._arm()) is not arm:
             self._arm = None if arm is None else weakref.ref(arm)
@@ -139,9 +140,15 @@ def _forget_highest_resident() -> bool:
     return True
 
 
-def make_memory(device: torch.device, others_bytes: Callable[[Arm], int]) -> GpuMemory | HostMemory:
+def make_memory(
+    device: torch.device,
+    pool_bytes: Callable[[Stepping], int],
+    others_bytes: Callable[[Stepping], int],
+) -> GpuMemory[Stepping] | HostMemory:
     """Return the sampler for this device."""
-    return GpuMemory(device, others_bytes) if device.type == "cuda" else HostMemory()
+    if device.type == "cuda":
+        return GpuMemory(device, pool_bytes, others_bytes)
+    return HostMemory()
 
 
 def free_bytes(device: torch.device) -> int:

@@ -6,12 +6,14 @@ shows that too. Without a GPU a rank is a process; only its resident memory is k
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
 import psutil
 import pynvml
 import torch
 
 from workbench import protocol
-from workbench.runner.distributed import world as worlds
 from workbench.runner.instruments.contention import CpuOthers, GpuOthers
 from workbench.runner.instruments.samplers import Sample, Sampler, nvml_sampler
 from workbench.runner.instruments.telemetry import Telemetry
@@ -42,18 +44,31 @@ class ProcessSampler:
         return {}
 
 
-class Companions:
-    """Samples what the present group of ranks uses; call ``follow`` when another arm steps."""
+class Ranks(Protocol):
+    """A group of ranks, as far as their telemetry is concerned."""
 
-    def __init__(self, wire: Wire, device: torch.device) -> None:
-        self._wire, self._device = wire, device
-        self._group: worlds.World | None = None
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """The processes of the other ranks on this host, by rank."""
+
+
+class Companions:
+    """Samples what the present group of ranks uses; call ``follow`` when another arm steps.
+
+    ``present`` returns that group; None if there is one rank.
+    """
+
+    def __init__(
+        self, wire: Wire, device: torch.device, present: Callable[[], Ranks | None]
+    ) -> None:
+        self._wire, self._device, self._present = wire, device, present
+        self._group: Ranks | None = None
         self._running: list[Telemetry] = []
         self._others: dict[str, tuple[float, str]] = {}  # by device: share of others, and who
 
     def follow(self) -> None:
         """Begin or end to sample, where the ranks are others than before."""
-        group = worlds.current()
+        group = self._present()
         if group is self._group:
             return
         self.stop()

@@ -40,6 +40,12 @@ from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.instruments.memory import free_bytes
+from workbench.runner.interfaces import (
+    Situation,
+    Trait,
+)
+from workbench.runner.model_state.carried_state import NotCarried, Remembered
+from workbench.runner.model_state.run_state import NotRecordable
 from workbench.runner.numerics import forward, layer_errors, structure_check, training_curve
 from workbench.runner.numerics.deviation import (
     Deviation,
@@ -47,21 +53,15 @@ from workbench.runner.numerics.deviation import (
     is_ruined,
     other_shapes,
 )
+from workbench.runner.numerics.isolation import undisturbed
 from workbench.runner.numerics.layer_errors import LayerError
 from workbench.runner.numerics.reference import Outputs, Plain
 from workbench.runner.numerics.repeatability import Comparison, choose_mode
 from workbench.runner.numerics.routing_ties import Nudges
-from workbench.runner.numerics.state.carried_state import NotCarried
-from workbench.runner.numerics.state.isolation import undisturbed
-from workbench.runner.numerics.state.run_state import NotRecordable
 from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
-from workbench.runner.toggles import (
-    Situation,
-    Trait,
-)
-from workbench.runner.variants.training import forget_graph
+from workbench.runner.training.trainer import forget_graph
 from workbench.runner.variants.variant import Arm
 
 
@@ -78,7 +78,7 @@ def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
     """
     try:
         with undisturbed(arm) as put_back, contextlib.ExitStack() as modes:
-            if why := _unclear(arm):
+            if why := _unclear(arm.remembered, arm.weights_dtype):
                 return _not_checked(why)
             plain = Plain(arm, situation, arm.plain_weights())
             reference, name = plain.reference()
@@ -106,11 +106,11 @@ def _not_checked(why: str) -> Numerics:
     return Numerics(reference="", ok=None, text=f"not checked: {why}")
 
 
-def _unclear(arm: Arm) -> str:
+def _unclear(remembered: Remembered | None, weights_dtype: torch.dtype) -> str:
     """Return why state cannot be told apart from constants, as a clause; empty where it can."""
-    if arm.remembered is None or not (names := arm.remembered.carried.unclear):
+    if remembered is None or not (names := remembered.carried.unclear):
         return ""
-    dtype = str(arm.weights_dtype).removeprefix("torch.")
+    dtype = str(weights_dtype).removeprefix("torch.")
     return (
         f"{dtype} rounded the first values of {', '.join(names)}, and steps have changed them: "
         "what the rounding did cannot be told apart from what the steps did"
@@ -227,7 +227,8 @@ def _curve(
         return "the captured graph computes in training mode"
     room, why = free_bytes(situation.device) / 2, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
-        if (needed := training_curve.bytes_needed(arm, dtype)) > room:
+        needed = training_curve.bytes_needed(arm.plain_weights(), arm.weights_dtype, dtype)
+        if needed > room:
             copies, free = size_text(needed), size_text(room)
             why = f"copies to compare with take {copies}, and half of the free memory is {free}"
             continue

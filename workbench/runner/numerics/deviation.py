@@ -19,7 +19,6 @@ from workbench.runner.numerics.layer_errors import LayerError
 from workbench.runner.numerics.reference import Outputs, Plain
 from workbench.runner.numerics.routing_ties import Nudge, Nudges
 from workbench.runner.numerics.structure_check import StructureError
-from workbench.runner.variants.variant import Arm
 
 SLACK = 2.0  # times the error of the plain model in the same precision
 TIED = " where rounding decides between choices"
@@ -99,8 +98,8 @@ def find_deviation(
     """Return the deviation of the output that is off most, and what could explain more of it."""
     arm = model.arm
     errors, least = _distances(own, reference), _distances(plain, reference)
-    output_index, which = _worst(arm, own, errors, least)
-    rounding = rounding_of(arm, own.all[output_index])
+    output_index, which = _worst(arm.weights_dtype, own, errors, least)
+    rounding = rounding_of(arm.weights_dtype, own.all[output_index])
     tolerance = SLACK * least[output_index].relative_error + rounding
     nudges = _nudges(model, reference, name, rounding, tolerance, output_index)
     if arm.quantization:
@@ -108,7 +107,10 @@ def find_deviation(
             model.outputs(quantized=False).all[output_index], reference.all[output_index]
         )
         plain_error = SLACK * rounded.relative_error + rounding
-        tolerance = min(tolerance, max(plain_error, _most(arm, rounding)))
+        named = arm.model.named_modules()
+        ran = [m for n, m in named if isinstance(m, QuantizedLinear) and n in arm.probe.ran]
+        most = _most(arm.quantization, len(ran), rounding)
+        tolerance = min(tolerance, max(plain_error, most))
     promise = plain.promise
     if promise is not None and promise.relative_error > 0:
         still = model.outputs(adapted=False)
@@ -124,16 +126,14 @@ def find_deviation(
     return outcome, nudges
 
 
-def _most(arm: Arm, rounding: float) -> float:
-    """Return the largest error of the arm's scheme by its definition."""
-    named = arm.model.named_modules()
-    ran = [m for n, m in named if isinstance(m, QuantizedLinear) and n in arm.probe.ran]
-    return SLACK * expected_error(arm.quantization, len(ran)) + rounding * (1 + len(ran)) ** 0.5
+def _most(scheme: str, layers: int, rounding: float) -> float:
+    """Return the largest error of so many quantized layers by the scheme's definition."""
+    return SLACK * expected_error(scheme, layers) + rounding * (1 + layers) ** 0.5
 
 
-def rounding_of(arm: Arm, values: torch.Tensor) -> float:
+def rounding_of(weights_dtype: torch.dtype, values: torch.Tensor) -> float:
     """Return one rounding of the output's dtype, or of the weights' if that is coarser."""
-    return max(torch.finfo(values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
+    return max(torch.finfo(values.dtype).eps, torch.finfo(weights_dtype).eps)
 
 
 def _distances(outputs: Outputs, reference: Outputs) -> list[Distance]:
@@ -142,7 +142,7 @@ def _distances(outputs: Outputs, reference: Outputs) -> list[Distance]:
 
 
 def _worst(
-    arm: Arm, own: Outputs, errors: list[Distance], least: list[Distance]
+    weights_dtype: torch.dtype, own: Outputs, errors: list[Distance], least: list[Distance]
 ) -> tuple[int, str]:
     """Return which output is off by most of what it may be, and words for it.
 
@@ -152,7 +152,7 @@ def _worst(
         return 0, ""
 
     def share(index: int) -> float:
-        tolerance = SLACK * least[index].relative_error + rounding_of(arm, own.all[index])
+        tolerance = SLACK * least[index].relative_error + rounding_of(weights_dtype, own.all[index])
         part = errors[index].relative_error / tolerance
         return part if math.isfinite(part) else math.inf
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.runner.variants.compiles import eager
+from workbench.runner.profiling.eager import eager
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm

@@ -23,9 +23,9 @@ from torch import Tensor
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Outputs, Plain, plain_kernels
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats
-from workbench.runner.variants.compiles import eager
 
 SMALLEST = 0.01  # of a layer's scale: no less is called an error
 COARSE = 1e-4  # a tolerance below it shows such an error without this

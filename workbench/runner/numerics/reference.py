@@ -18,22 +18,22 @@ from models import Model
 from models.layers.fake_quantized import fake_quantize_as
 from models.layers.quantized_linear import quantize_linears
 from models.model import Promise
-from workbench.runner.config import user_model
-from workbench.runner.config.data import Tensors
+from workbench.runner.batches import Tensors
 from workbench.runner.failures import Mistake, is_fatal
 from workbench.runner.instruments.memory import free_bytes
+from workbench.runner.interfaces import Situation
+from workbench.runner.model_state import rng
+from workbench.runner.model_state.carried_state import NotCarried
 from workbench.runner.numerics import routing_ties
+from workbench.runner.numerics.isolation import constants_of, kept_state, share
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.routing_ties import Nudge, nudged
-from workbench.runner.numerics.state import rng
-from workbench.runner.numerics.state.carried_state import NotCarried
-from workbench.runner.numerics.state.isolation import constants_of, kept_state, share
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors, tensors
-from workbench.runner.toggles import Situation
-from workbench.runner.variants.compiles import eager
+from workbench.runner.training.trainer import Parameters
+from workbench.runner.user_models import user_model
 from workbench.runner.variants.variant import Arm
-from workbench.runner.variants.weights import Parameters
 from workbench.runner.workloads import Compute
 
 _ROOM = 4  # times the reference's weights and outputs must be free for it
@@ -121,9 +121,9 @@ class Plain:
         weights: dict[str, torch.Tensor] = dict(self.weights)
         if dtype is not None:
             cast = {n: x.detach().to(user_model.kind(x, dtype)) for n, x in self.weights.items()}
-            cast = constants_of(self.arm, cast, dtype)
+            cast = constants_of(self.arm.remembered, cast, dtype)
             weights = {n: nudged(x, nudge, index) for index, (n, x) in enumerate(cast.items())}
-        model = share(self.arm, weights, dtype)
+        model = share(self.situation, self.arm.model, self.arm.remembered, weights, dtype)
         fake_quantize_as(model, self.arm.model)
         model.train(self.situation.workload.trains)
         rng.take_modes(model, self.arm.model)
@@ -136,13 +136,13 @@ class Plain:
         batch: tuple[Tensors, Tensors] | None = None,
     ) -> Outputs:
         """Return what a model gives for a batch (the arm's current one) without any cache."""
-        arm, workload = self.arm, self.situation.workload
+        batches, workload = self.arm.batches, self.situation.workload
         dtype = user_model.precision(model.parameters())
-        given, targets = batch or (arm.batches.inputs, arm.batches.targets)
+        given, targets = batch or (batches.inputs, batches.targets)
         inputs = self.inputs(cast_floats(given, dtype))
         # What a person's file compiles by itself has one budget of recompiles for all copies of it.
         with torch.no_grad(), eager():
-            put_back = kept_state(model, arm)
+            put_back = kept_state(model, batches, self.situation.device)
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
             before = rng.states(model, self.situation.device)
             hooks = count_hooks(model)

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.runner.failures import explain, is_fatal
+from workbench.runner.interfaces import Trait
+from workbench.runner.model_state import rng
 from workbench.runner.numerics.deviation import (
     rounding_of,
 )
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.reference import Outputs, Plain
-from workbench.runner.numerics.state import rng
-from workbench.runner.toggles import (
-    Trait,
-)
 
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
@@ -74,7 +72,7 @@ def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:
     put_back()
     off = max(distance(y, x).relative_error for y, x in zip(first.all, other.all, strict=True))
     loss = abs((first.loss or 0.0) - (other.loss or 0.0))
-    most = max(ALIKE, *(rounding_of(arm, y) for y in first.all))
+    most = max(ALIKE, *(rounding_of(arm.weights_dtype, y) for y in first.all))
     alike = off <= most and loss <= most * abs(first.loss or 0.0)
     if alike or not (math.isfinite(off) and math.isfinite(loss)):
         return ""

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch.func import functional_call
 
-from workbench.runner.config.user_model import OwnModel
 from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.numerics.distances import distance
+from workbench.runner.numerics.isolation import kept_state
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Plain, plain_kernels, take_choices
-from workbench.runner.numerics.state.isolation import kept_state
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.variants.compiles import eager
+from workbench.runner.user_models.user_model import OwnModel
 
 LARGEST = 1e-4  # relative; FP32 kernels are off by 1e-6
 
@@ -81,7 +81,7 @@ def _error(model: Plain) -> float:
         with plain_kernels(), fp32_products(tf32=False):
             plain = model.model(torch.float32)
             take_choices(plain, arm.model)
-            restore = kept_state(plain, arm)
+            restore = kept_state(plain, arm.batches, arm.situation.device)
             # Of each call its own, which a model may overwrite.
             inputs = [map_tensors(cast_floats(model.inputs(), torch.float32), torch.clone)
                       for _ in range(2)]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from models import Model
 from models.initialisation import keep_marks
 from models.layers.fake_quantized import fake_quantize_as
-from workbench.runner.config.user_model import kind
+from workbench.runner.model_state import rng
+from workbench.runner.numerics.isolation import constants_of, share
 from workbench.runner.numerics.routing_ties import Nudge, nudged
-from workbench.runner.numerics.state import rng
-from workbench.runner.numerics.state.isolation import constants_of, share
-from workbench.runner.variants.training import Trainer, plain_optimizer
+from workbench.runner.training.trainer import Parameters, Trainer, plain_optimizer
+from workbench.runner.user_models.user_model import kind
 from workbench.runner.variants.variant import Arm
 
 
-def parameters_of(arm: Arm) -> list[nn.Parameter]:
-    """Return each parameter once; undivided if ranks divide them."""
-    return list({id(parameter): parameter for parameter in arm.plain_weights().values()}.values())
+def distinct(weights: Parameters) -> list[nn.Parameter]:
+    """Return each parameter once."""
+    return list({id(parameter): parameter for parameter in weights.values()}.values())
 
 
-def is_plain(arm: Arm) -> bool:
+def is_plain(keeper: Trainer | None) -> bool:
     """Return True if a plain AdamW can go on from the optimizer's moments."""
-    return arm.keeper is not None and type(arm.keeper.optimizer) is torch.optim.AdamW
+    return keeper is not None and type(keeper.optimizer) is torch.optim.AdamW
 
 
 def copy_of(
@@ -42,7 +42,7 @@ def copy_of(
     copies: dict[int, nn.Parameter] = {}
     weights: dict[str, Tensor] = {}
     held_by = arm.plain_weights()
-    exact = held_by if requested is None else constants_of(arm, held_by, dtype)
+    exact = held_by if requested is None else constants_of(arm.remembered, held_by, dtype)
     for name, parameter in held_by.items():
         if id(parameter) not in copies:
             cast = exact[name].detach().to(kind(parameter, dtype), copy=True)
@@ -51,7 +51,7 @@ def copy_of(
             keep_marks(parameter, copied)
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]
-    model = share(arm, weights, requested)
+    model = share(arm.situation, arm.model, arm.remembered, weights, requested)
     fake_quantize_as(model, arm.model)
     model.train()
     model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
@@ -69,18 +69,19 @@ def copy_of(
 
 
 @contextlib.contextmanager
-def put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
+def put_back(
+    weights: Parameters, buffers: Iterable[Tensor], keeper: Trainer
+) -> Iterator[dict[int, Tensor]]:
     """Leave weights, moments and the scale of the loss as they were, in the tensors they lie in.
 
     Gives what the weights were, by address.
     """
-    assert arm.keeper is not None
-    parameters = parameters_of(arm)
-    tensors = [*parameters, *arm.model.buffers()]
-    if is_plain(arm):
-        for state in arm.keeper.optimizer.state.values():
+    parameters = distinct(weights)
+    tensors = [*parameters, *buffers]
+    if is_plain(keeper):
+        for state in keeper.optimizer.state.values():
             tensors += state.values()
-    scaler = arm.keeper.scaler
+    scaler = keeper.scaler
     scale = None if scaler is None else scaler.state_dict()
     copies = [tensor.detach().clone() for tensor in tensors]
     try:
@@ -94,10 +95,8 @@ def put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
 
 
 @contextlib.contextmanager
-def fresh_moments(arm: Arm) -> Iterator[None]:
+def fresh_moments(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Let the optimizer begin anew, and go on afterwards from what it had."""
-    assert arm.keeper is not None
-    optimizer = arm.keeper.optimizer
     state, optimizer.state = optimizer.state, collections.defaultdict(dict)
     try:
         yield

@@ -23,24 +23,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.runner.config.data import Tensors
+from workbench.runner.batches import Batches, Tensors
+from workbench.runner.interfaces import Trait
 from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import plain_kernels, take_choices
 from workbench.runner.numerics.routing_ties import Nudge
 from workbench.runner.numerics.training_copies import (
     copy_of,
+    distinct,
     fresh_moments,
     is_plain,
-    parameters_of,
     put_back,
 )
 from workbench.runner.numerics.updates import Steps, Updates
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.toggles import (
-    Trait,
-)
-from workbench.runner.variants.compiles import eager
+from workbench.runner.training.trainer import Parameters, Trainer
 from workbench.runner.variants.variant import Arm
 
 STEPS = 8
@@ -97,17 +96,18 @@ def check(
     ``nudge`` is called if the losses are too far off. It returns the size of nudges of the
     reference's weights, which find out if rounding decides what the model chooses. 0: none.
     """
-    rough = not is_plain(arm)
+    assert arm.keeper is not None
+    rough, optimizer = not is_plain(arm.keeper), arm.keeper.optimizer
     advances = arm.batches.advances
     try:
         reference = _plain_course(arm, dtype, between, fresh=rough)
         plain = _plain_course(arm, None, between, fresh=rough)
         measured = _measured(arm, dtype, between, plain, reference, fresh=rough)
         with (
-            put_back(arm) as weights_before,
-            fresh_moments(arm) if rough else contextlib.nullcontext(),
+            put_back(arm.plain_weights(), arm.model.buffers(), arm.keeper) as weights_before,
+            fresh_moments(optimizer) if rough else contextlib.nullcontext(),
         ):
-            own = Course(_own_losses(arm, between), _moved(arm, weights_before))
+            own = Course(_own_losses(arm, between), _moved(arm.plain_weights(), weights_before))
         worst = _farthest(own.losses, reference.losses)
         allowed = bound(measured, reference.losses)
         if rough:
@@ -121,7 +121,8 @@ def check(
             if routing_ties.is_jump(reach, SLACK * _farthest(measured, reference.losses)):
                 allowed += SLACK * reach
         changes = _updates(
-            arm,
+            arm.plain_weights(),
+            arm.keeper,
             own.steps,
             plain,
             reference,
@@ -169,27 +170,30 @@ def _farthest(first: list[float], second: list[float]) -> float:
     return next((distance for distance in off if distance != distance), max(off))
 
 
-def bytes_needed(arm: Arm, dtype: torch.dtype) -> int:
+def bytes_needed(weights: Parameters, weights_dtype: torch.dtype, dtype: torch.dtype) -> int:
     """Count both models' weights, gradients and moments, and what is put back.
 
     And how far either moved, in FP32.
     """
-    numbers = sum(parameter.numel() for parameter in parameters_of(arm))
-    return numbers * (4 * (dtype.itemsize + 2 * arm.weights_dtype.itemsize) + 8)
+    numbers = sum(parameter.numel() for parameter in distinct(weights))
+    return numbers * (4 * (dtype.itemsize + 2 * weights_dtype.itemsize) + 8)
 
 
 def _updates(
-    arm: Arm, own: Steps, plain: Course, reference: Course, turned: Callable[[], Course]
+    weights: Parameters,
+    keeper: Trainer,
+    own: Steps,
+    plain: Course,
+    reference: Course,
+    turned: Callable[[], Course],
 ) -> Updates:
     """Compare where the weights went; ``turned`` is the plain course, rows in another order."""
-    assert arm.keeper is not None
     groups = [
         [id(parameter) for parameter in group["params"] if parameter.requires_grad]
-        for group in arm.keeper.optimizer.param_groups
+        for group in keeper.optimizer.param_groups
     ]
     groups = [group for group in groups if group]
-    named = arm.plain_weights().items()
-    short = updates.SHORT if is_plain(arm) else updates.COARSE
+    short = updates.SHORT if is_plain(keeper) else updates.COARSE
     if updates.follows(plain.steps, reference.steps, groups):
         changes = updates.against_reference(own, plain.steps, reference.steps, groups, short)
     else:
@@ -197,15 +201,15 @@ def _updates(
         least = SLACK * max(abs(a - b) for a, b in zip(plain.losses, reference.losses, strict=True))
         alike = abs(other.losses[0] - plain.losses[0]) <= least + rounding(plain.losses[0])
         changes = updates.against_plain(own, plain.steps, other.steps if alike else None, groups)
-    tensors = updates.of_tensors(named, own, plain.steps, reference.steps)
+    tensors = updates.of_tensors(weights.items(), own, plain.steps, reference.steps)
     return Updates([*changes.ways, *tensors], changes.unclear)
 
 
-def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
-    """Return the distances from where each of the arm's parameters was to where it is."""
+def _moved(weights: Parameters, before: Mapping[int, Tensor]) -> Steps:
+    """Return the distances from where each parameter was to where it is."""
     return {
         id(parameter): _numbers(parameter.detach()) - _numbers(before[id(parameter)])
-        for parameter in arm.plain_weights().values()
+        for parameter in weights.values()
         if parameter.requires_grad
     }
 
@@ -253,12 +257,14 @@ def _plain_course(
         model, trainer, copies = copy_of(arm, dtype, nudge, fresh=fresh)
         if dtype is None:
             take_choices(model, arm.model)
-            trainer.scaler = _scaler(arm)
+            trainer.scaler = _scaler(arm.keeper, arm.situation.device)
         losses = []
+        parts = 1 if arm.divided is None else arm.divided.parts
         arm.batches.rewind()
         for _ in range(STEPS):
             arm.batches.advance()
-            inputs = [_turned(share) if turned else share for share in arm.shares()]
+            shares = _shares(arm.all_batches, parts)
+            inputs = [_turned(share) if turned else share for share in shares]
             loss = torch.stack([wrap(model.loss)(*_cast(share, dtype)) for share in inputs]).mean()
             trainer.update(loss)
             losses.append(loss.detach().double())
@@ -269,6 +275,12 @@ def _plain_course(
             if parameter.requires_grad
         }
     return Course([float(loss) for loss in losses], steps)
+
+
+def _shares(batches: Batches, count: int) -> list[Tensors]:
+    """Return inputs and targets of each of so many parts of the current batch."""
+    parts = (batches.part(index, count) for index in range(count))
+    return [part.inputs + part.targets for part in parts]
 
 
 def _turned(batch: Tensors) -> Tensors:
@@ -284,13 +296,11 @@ def _cast(batch: Tensors, dtype: torch.dtype | None) -> Tensors:
     return cast
 
 
-def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
-    """Build a scaler at the scale of the arm's own; None if it has none."""
-    assert arm.keeper is not None
-    if arm.keeper.scaler is None:
+def _scaler(keeper: Trainer | None, device: torch.device) -> torch.amp.GradScaler | None:
+    """Build a scaler at the scale of the trainer's own; None if it has none."""
+    if keeper is None or keeper.scaler is None:
         return None
-    scale = arm.keeper.scaler.get_scale()
-    return torch.amp.GradScaler(arm.situation.device.type, init_scale=scale)
+    return torch.amp.GradScaler(device.type, init_scale=keeper.scaler.get_scale())
 
 
 def _as_it_is(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -15,11 +15,11 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.runner.variants.compiles import eager
+from workbench.runner.profiling.eager import eager
 
 if TYPE_CHECKING:
-    from workbench.runner.config.data import Batches
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.batches import Batches
+    from workbench.runner.interfaces import MarkedVariant
     from workbench.runner.workloads import Compute, Workload
 
 _CONVOLUTIONS = frozenset(
@@ -44,7 +44,7 @@ _KINDS = {"convolution": "convolution", "_attention": "attention", "_rnn": "recu
 _CHECKED = 64  # rows and columns of a product, which are computed again in FP64
 
 
-def call(arm: Arm, *, backward: bool = False) -> None:
+def call(arm: MarkedVariant, *, backward: bool = False) -> None:
     """Compute what a step does, uncompiled, up to its loss; the arm must be entered.
 
     ``backward``: and in training its gradients, which are not kept.

@@ -12,9 +12,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from models import Model
-from workbench.runner.config.data import Tensors
-from workbench.runner.config.user_model import OwnModel
-from workbench.runner.variants.compiles import eager
+from workbench.runner.batches import Tensors
+from workbench.runner.profiling.eager import eager
 from workbench.runner.workloads import Compute
 
 _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
@@ -28,8 +27,13 @@ class Probe:
     ran: frozenset[str]
 
 
-def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> Probe:
-    """Run ``model`` once on few inputs as its arm would, and look at every linear layer."""
+def probe(
+    model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute], *, compiles_itself: bool
+) -> Probe:
+    """Run ``model`` once on few inputs as its arm would, and look at every linear layer.
+
+    ``compiles_itself``: the model may, as that of a person's own file; nothing is compiled here.
+    """
     dtypes: dict[str, torch.dtype] = {}
 
     def watch(name: str, module: nn.Module) -> RemovableHandle:
@@ -44,8 +48,8 @@ def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> 
         if isinstance(module, _PRODUCTS)
     ]
     training = model.training
-    # A file's model may compile itself; of ours, attention by flex holds all weights uncompiled.
-    alone = eager() if isinstance(model, OwnModel) else contextlib.nullcontext()
+    # Of the bundled models, attention by flex would hold all weights if it were not compiled.
+    alone = eager() if compiles_itself else contextlib.nullcontext()
     try:
         with torch.no_grad(), alone:
             wrap(model.eval())(*inputs)

@@ -14,15 +14,15 @@ such total: blocks from before the trace with an unknown role (a decode cache) a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor, nn
 
 from sessions.studies.breakdown import ROLES
 from sessions.tracing.trace import Trace
 from workbench.runner.structures import tensors
-from workbench.runner.variants.graph_pools import resident_bytes
-from workbench.runner.variants.variant import Arm
 
 ROWS = 400  # rows of the course over a step, at most
 _ROUNDING = 512  # the CUDA allocator rounds a block up to a multiple of this many bytes
@@ -53,8 +53,18 @@ class _Block:
     role: str = "other"
 
 
-def known(arm: Arm, device: torch.device) -> Known:
-    """Return the memory of an arm between two steps."""
+def known(
+    device: torch.device,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    buckets: Iterable[Tensor],
+    batch: object,
+    pool_bytes: int,
+) -> Known:
+    """Return the memory of a model and its steps between two of them.
+
+    ``buckets``: what gradients lie in where ranks reduce them. ``pool_bytes``: as in ``Known``.
+    """
     memory = Known()
     on_gpu = device.type == "cuda"
 
@@ -66,32 +76,31 @@ def known(arm: Arm, device: torch.device) -> Known:
             if size:
                 memory.blocks.setdefault(storage.data_ptr(), (role, size))
 
-    for parameter in arm.model.parameters():
+    for parameter in model.parameters():
         take("parameters", parameter)
         take("gradients", parameter.grad)
-    for buffer in arm.model.buffers():
+    for buffer in model.buffers():
         take("parameters", buffer)
-    if arm.trainer is not None:
-        for state in arm.trainer.optimizer.state.values():
+    if optimizer is not None:
+        for state in optimizer.state.values():
             for value in state.values():
                 take("optimizer", value)
-    if arm.divided is not None and arm.divided.replicate is not None:
-        for bucket in arm.divided.replicate.tensors():
-            take("gradients", bucket)
+    for bucket in buckets:
+        take("gradients", bucket)
     if on_gpu:
         explained = sum(size for _, size in memory.blocks.values())
         memory.other = max(0, torch.cuda.memory_allocated(device) - explained)
         memory.reserved = torch.cuda.memory_reserved(device)
-        memory.pools = resident_bytes(arm)
+        memory.pools = pool_bytes
     else:
-        for tensor in tensors((arm.batches.inputs, arm.batches.targets)):
+        for tensor in tensors(batch):
             take("other", tensor)
     return memory
 
 
-def gradient_addresses(arm: Arm) -> set[int]:
+def gradient_addresses(parameters: Iterable[nn.Parameter]) -> set[int]:
     """Return the present addresses of the gradients."""
-    gradients = (parameter.grad for parameter in arm.model.parameters())
+    gradients = (parameter.grad for parameter in parameters)
     return {storage.data_ptr() for gradient in gradients for storage in _storages(gradient)}
 
 

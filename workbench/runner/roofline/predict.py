@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import torch
 
 from sessions.model import Ceilings, Configuration, Prediction
 from sessions.studies import prediction
 from sessions.studies.prediction import Least
-from workbench.runner.config import user_model
-from workbench.runner.config.availability import require_unblocked
-from workbench.runner.config.resolve import resolve
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
-from workbench.runner.toggles import (
-    Situation,
-    Trait,
-    all_toggles,
-)
 
 
 @dataclass(frozen=True)
@@ -35,10 +29,22 @@ class Row:
 
 
 class Predictor:
-    """Counts each configuration once; one runner asks about few."""
+    """Counts each configuration once; one runner asks about few.
 
-    def __init__(self, roof: Roof) -> None:
-        self._roof = roof
+    ``resolve`` returns the situation of a configuration on a device; it raises ``ValueError`` for
+    one that cannot run. ``count`` returns the work of a situation's step.
+    ``why_incomparable`` says why the ratio of two situations is unknown; empty if it is known.
+    """
+
+    def __init__(
+        self,
+        roof: Roof,
+        resolve: Callable[[Configuration, torch.device], Situation],
+        count: Callable[[Situation], Tally],
+        why_incomparable: Callable[[Situation, Situation], str],
+    ) -> None:
+        self._roof, self._resolve, self._count = roof, resolve, count
+        self._why_incomparable = why_incomparable
         self._known: dict[bytes, Tally | str] = {}
         self._idle: dict[bytes, float] = {}  # by ``profiled``
 
@@ -46,25 +52,19 @@ class Predictor:
         """Return the prediction for two configurations; one that cannot run has none."""
         device = self._roof.device
         try:
-            situations = [resolve(configuration, device) for configuration in (base, other)]
-            for situation in situations:
-                require_unblocked(situation)
+            a, b = (self._resolve(configuration, device) for configuration in (base, other))
         except ValueError as error:
             return prediction.none(str(error))
-        a, b = situations
         if a.configuration == b.configuration:
             return Prediction(ratio=1.0, text="A and B are the same configuration")
-        for name, toggle in all_toggles().items():
-            if toggle.incomparable and a.option(name) != b.option(name):
-                return prediction.none(toggle.incomparable)
-        return prediction.predict(
-            self.least(a), self.least(b), self._idle.get(_key(a.configuration), math.nan)
-        )
+        if why := self._why_incomparable(a, b):
+            return prediction.none(why)
+        return prediction.predict(self.least(a), self.least(b), self._idle.get(_key(a), math.nan))
 
     def profiled(self, situation: Situation, idle: float) -> None:
         """Remember in what share of a configuration's steps the GPU had nothing to do."""
         if not situation.has(Trait.CAPTURED):
-            self._idle[_key(situation.configuration)] = idle
+            self._idle[_key(situation)] = idle
 
     def least(self, situation: Situation) -> Least:
         """Return the least time of a step."""
@@ -96,14 +96,11 @@ class Predictor:
         return self._roof.ceilings
 
     def _tally(self, situation: Situation) -> Tally | str:
-        for name, toggle in all_toggles().items():
-            if toggle.unpredictable and situation.option(name) != toggle.off:
-                return toggle.unpredictable
-        if situation.family is user_model.FAMILY:
+        if situation.is_own_model:
             return "which operators a model of your own calls is not known before it runs"
-        key = _key(situation.configuration)
+        key = _key(situation)
         if key not in self._known:
-            self._known[key] = _counted(situation)
+            self._known[key] = _counted(situation, self._count)
         return self._known[key]
 
 
@@ -121,9 +118,7 @@ def least_us(call: Call, ceilings: Ceilings) -> float:
     return max(memory_us, 1e6 * call.flops / rate)
 
 
-def _counted(situation: Situation) -> Tally | str:
-    from workbench.runner.roofline.fake_step import count
-
+def _counted(situation: Situation, count: Callable[[Situation], Tally]) -> Tally | str:
     try:
         return count(situation)
     except NotCounted as why:
@@ -147,12 +142,13 @@ def _rows(calls: Sequence[Call], ceilings: Ceilings) -> list[Row]:
     return sorted(rows_by_name.values(), key=lambda row: -row.us)
 
 
-def _key(configuration: Configuration) -> bytes:
+def _key(situation: Situation) -> bytes:
     # A capture acts on the built step alone, and changes nothing of what was counted.
+    configuration = situation.configuration
     capturing = {
         name
-        for name, toggle in all_toggles().items()
-        if any(Trait.CAPTURED in traits for traits in toggle.traits.values())
+        for name, by_option in situation.traits.items()
+        if any(Trait.CAPTURED in traits for traits in by_option.values())
     }
     toggles = {name: o for name, o in configuration.toggles.items() if name not in capturing}
     return msgspec.json.encode(msgspec.structs.replace(configuration, toggles=toggles))

@@ -112,7 +112,7 @@ def _judged(
     by: tuple[Needs, Facts, Facts],
 ) -> Finding:
     """Compare the arm with one whose field has another value, and say what that changes."""
-    from workbench.runner.numerics import effects
+    from workbench.runner.toggles import _effects as effects
 
     needs, idle, facts = by
     situation = arm.situation

@@ -190,7 +190,7 @@ def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str
     """Correct a finding of effect where the same runs with the toggle's first option ``off``."""
     if finding.status != "effective":
         return finding
-    from workbench.runner.numerics import effects
+    from workbench.runner.toggles import _effects as effects
 
     situation = effects.without(arm, toggle, off)
     chosen = effects.kernel_choices(situation).get(operator, "auto")

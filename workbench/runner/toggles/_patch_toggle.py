@@ -91,6 +91,6 @@ def patch_toggle(
 
 
 def _is_own(situation: Situation) -> bool:
-    from workbench.runner.config import user_model
+    from workbench.runner.user_models import user_model
 
     return situation.family is user_model.FAMILY

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner.config import global_flags, user_model
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -23,6 +22,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.user_models import global_flags, user_model
 from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from kernels import hardware
-from models import Family, Footprint
-from sessions.model import Configuration, Scalar
-from workbench.protocol import Blocked, Failure, LeftOut, OptionInfo, ToggleInfo
+from models import Footprint
+from sessions.model import Scalar
+from workbench.protocol import Blocked, Failure, OptionInfo, ToggleInfo
+from workbench.runner.interfaces import Situation as Situation  # for files of toggles
+from workbench.runner.interfaces import Trait as Trait
+from workbench.runner.interfaces import Traits as Traits
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
-    from workbench.runner.workloads import Workload
 
 
 class Stage(enum.IntEnum):
@@ -32,65 +33,6 @@ class Stage(enum.IntEnum):
     OPTIMIZER = 5
     COMPILE = 6
     GRAPHS = 7
-
-
-class Trait(enum.Enum):
-    """A property that an option gives to the steps, and that other parts depend on."""
-
-    COMPILED = "torch.compile traces the model"
-    COMPILED_BLOCKS = "torch.compile traces each block by itself"
-    REPLAYED = "Inductor replays CUDA graphs of what it compiled"
-    CAPTURED = "the complete step is one CUDA graph"
-    TRITON = "bundled Triton kernels run"
-    ROUNDED = "matrix products have fewer digits than FP32"
-    TILES_TUNED = "tiles of Triton kernels are tuned in a step before the first"
-    AUTOTUNED = "kernels are chosen by timings of this process"
-    QUANTIZED = "linear layers hold codes of their weights"
-    RECOMPUTED = "activations are computed again in the backward pass"
-    OFFLOADED = "activations are in the host's memory between the passes"
-    EIGHT_BIT = "the optimizer's moments have 8 bits"
-    RANKS = "several ranks make a step together"
-    WEIGHTS_DIVIDED = "each rank has a part of the layers' weights"
-    OWN_REDUCTION = "gradients are reduced without DistributedDataParallel"
-
-
-Traits = Mapping[str, Mapping[str, Collection[Trait]]]  # by toggle and option
-
-
-@dataclass(frozen=True)
-class Situation:
-    """Facts that decide on availability; ``configuration`` names every toggle's option."""
-
-    configuration: Configuration
-    device: torch.device
-    family: Family
-    config: Any  # the family's configuration dataclass, as toggles have changed it
-    workload: Workload
-    base: Any  # the same before any toggle changed it
-    left_out: tuple[LeftOut, ...] = ()  # options that were preferred to the ones it has
-    traits: Traits = field(default_factory=dict, repr=False)  # of each toggle's options
-
-    @property
-    def on_gpu(self) -> bool:
-        """True if the model runs on a CUDA device."""
-        return bool(self.device.type == "cuda")
-
-    @property
-    def hardware(self) -> hardware.Hardware:
-        """The device's capabilities."""
-        return hardware.of(self.device)
-
-    def option(self, toggle: str) -> str:
-        """Return the option requested of another toggle."""
-        return self.configuration.toggles[toggle]
-
-    def has(self, *traits: Trait) -> bool:
-        """Return True if an option of a toggle has one of the traits."""
-        options = self.configuration.toggles
-        return any(
-            not set(traits).isdisjoint(by_option.get(options[toggle], ()))
-            for toggle, by_option in self.traits.items()
-        )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.toggles.compile import NEEDS_COMPILER, has_compiler
-from workbench.runner.variants import optimizers
+from workbench.runner.training import optimizers
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

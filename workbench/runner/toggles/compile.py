@@ -24,6 +24,7 @@ from workbench.protocol import Blocked, Failure
 from workbench.runner.failures import Mistake
 from workbench.runner.profiling import provenance
 from workbench.runner.profiling.probes import recordings
+from workbench.runner.structures import listed_modules
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Alternative,
@@ -106,21 +107,13 @@ def _compiled(compute: Compute, build: Build) -> Compute:
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the entries of the model's outermost lists of modules; raise ``Mistake`` for none."""
-    blocks = list(_listed(model))
+    blocks = list(listed_modules(model))
     if not blocks:
         raise Mistake(
             f"compile_scope: {type(model).__name__} has no nn.ModuleList, whose entries would be "
             "compiled one by one; choose the whole model"
         )
     return blocks
-
-
-def _listed(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
-        else:
-            yield from _listed(child)
 
 
 def _gave_up(arm: Arm) -> bool:

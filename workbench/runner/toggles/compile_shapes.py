@@ -23,7 +23,7 @@ from workbench.runner.toggles._toggle import Finding, Situation, as_default, eff
 from workbench.runner.variants.compiles import Compiles, without_id
 
 if TYPE_CHECKING:
-    from workbench.runner.config.data import Tensors
+    from workbench.runner.batches import Tensors
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from torch.backends import cudnn
 
 from workbench.protocol import Blocked
-from workbench.runner.config import user_model
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -26,6 +25,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.user_models import user_model
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

@@ -46,7 +46,7 @@ def _idle(value: Any, arm: Arm) -> str:
 
 def _none_would_be_narrower(value: Any, arm: Arm) -> str:
     """Say that no head would give up a column without a higher least rank; empty if one would."""
-    from workbench.runner.numerics import effects
+    from workbench.runner.toggles import _effects as effects
 
     situation = arm.situation
     config = dataclasses.replace(situation.config, rank_ratio=situation.base.rank_ratio)

@@ -17,8 +17,9 @@ import torch
 
 from models import Footprint
 from workbench.protocol import Blocked, Failure
-from workbench.runner.numerics.state import rng
+from workbench.runner.model_state import rng
 from workbench.runner.profiling import instrumented
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -32,7 +33,7 @@ from workbench.runner.toggles._toggle import (
     no_effect,
     unknown,
 )
-from workbench.runner.variants.compiles import counted, eager
+from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import models
 from sessions.sizes import size_text
 from workbench.protocol import Blocked, Failure
-from workbench.runner.config import user_model
 from workbench.runner.toggles import conflict, data_parallel
 from workbench.runner.toggles._ranks import RANKS, alike, layout_of
 from workbench.runner.toggles._toggle import (
@@ -34,6 +33,7 @@ from workbench.runner.toggles._toggle import (
     Trait,
     no_effect,
 )
+from workbench.runner.user_models import user_model
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

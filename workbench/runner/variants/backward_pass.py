@@ -12,10 +12,8 @@ from collections.abc import Callable
 import torch
 
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import (
-    Trait,
-)
-from workbench.runner.variants.training import forget_graph
+from workbench.runner.interfaces import Trait
+from workbench.runner.training.trainer import forget_graph
 from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Step
 

@@ -1,4 +1,4 @@
-"""The changes of toggles while an arm is built, and the step that results."""
+"""A build: the changes of toggles while a variant is built."""
 
 from __future__ import annotations
 
@@ -6,29 +6,18 @@ import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 import kernels
 from models import Model
-from workbench.runner.config.data import Batches
 from workbench.runner.distributed.mesh import ONE_RANK, Layout
-from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.ceilings import fp32_products
-from workbench.runner.toggles import (
-    Situation,
-    Stage,
-    Trait,
-    all_toggles,
-)
-from workbench.runner.variants.training import Trainer, Weights
-from workbench.runner.variants.weights import Quantized
-from workbench.runner.workloads import Bench, Compute, Step
-
-if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Arm
+from workbench.runner.workloads import Compute, Step
 
 
 @dataclass
@@ -73,99 +62,3 @@ class Build:
     def choose_kernel(self, operator: str, implementation: str) -> None:
         """Let ``operator`` run ``implementation`` in this arm; the last choice wins."""
         self.kernel_choices[operator] = implementation
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """A step, and what it works with."""
-
-    bench: Bench
-    compute: Compute
-    step: Step
-
-
-def apply_toggles(build: Build, before: Stage | None = None) -> None:
-    """Let every toggle that is switched change the build; only those before a stage, if named."""
-    for toggle in all_toggles().values():
-        option = build.situation.option(toggle.name)
-        if option != toggle.off and (before is None or toggle.stage < before):
-            toggle.apply(option, build)
-
-
-def assemble(
-    build: Build,
-    model: Model,
-    weights: Weights | Quantized,
-    batches: Batches,
-    divided: Parallel | None = None,
-) -> Assembled:
-    """Return the step of a transformed model; call it inside the build's flags.
-
-    ``batches`` are those of this rank, where the step is divided.
-    """
-    workload, trainer = build.situation.workload, None
-    if divided is not None:
-        divided.shard(model)
-        weights = divided.weights.own
-    if workload.trains:
-        assert isinstance(weights, Weights), "codes cannot be trained"
-        trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
-    bench = make_bench(build, model, batches, trainer)
-    compute = make_compute(build, bench, divided)
-    if divided is None or trainer is None:
-        step = workload.step(bench, compute)
-    else:
-        divided.follow(trainer)
-        step = workload.step(bench, divided.loss_of_step(compute, model))
-    for wrap_step in build.step_wrappers:
-        step = wrap_step(step)
-    if divided is not None:
-        step = divided.together(step, batches)
-    return Assembled(bench, compute, step)
-
-
-def make_bench(
-    build: Build, model: Model, batches: Batches, trainer: Trainer | None = None
-) -> Bench:
-    """Return what the build's workload works with; without a trainer nothing is updated."""
-    situation = build.situation
-    configuration = situation.configuration
-    return Bench(
-        model,
-        batches,
-        configuration.settings,
-        trainer,
-        configuration.seed,
-        getattr(situation.config, "vocabulary", 0),
-        compiled=situation.has(Trait.COMPILED),
-    )
-
-
-def make_compute(build: Build, bench: Bench, divided: Parallel | None = None) -> Compute:
-    """Return what a step computes, under autocast and with the build's wrappers around it."""
-    with _region(build):  # a KV cache is made in the dtype that will compute
-        compute = build.situation.workload.compute(bench)
-    compute = autocast(build)(compute if divided is None else divided.part(compute, bench.model))
-    for wrap in build.compute_wrappers:
-        compute = wrap(compute)
-    return compute
-
-
-def autocast(build: Build) -> Callable[[Compute], Compute]:
-    """Return a wrapper that runs a function under the build's autocast, if it has one."""
-    if build.autocast is None:
-        return lambda compute: compute
-
-    def wrap(compute: Compute) -> Compute:
-        def cast(*tensors: torch.Tensor) -> torch.Tensor:
-            with _region(build):
-                return compute(*tensors)
-
-        return cast
-
-    return wrap
-
-
-def _region(build: Build) -> torch.autocast:
-    enabled = build.autocast is not None
-    return torch.autocast(build.situation.device.type, build.autocast, enabled=enabled)

@@ -21,7 +21,7 @@ import torch
 from workbench.runner.profiling.probes import graphs as graph_probe
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.profiling.probes.graphs import Break
-from workbench.runner.variants.optimizers import EIGHT_BIT
+from workbench.runner.training.optimizers import EIGHT_BIT
 
 RECORDS = 4096  # that Dynamo keeps; its own limit is 64
 _SHOWN = 3  # of each kind, in a sentence
@@ -146,16 +146,6 @@ def keep_records() -> None:
     import torch._dynamo.utils
 
     torch._dynamo.utils.set_compilation_metrics_limit(RECORDS)
-
-
-@contextlib.contextmanager
-def eager() -> Iterator[None]:
-    """Compile nothing inside, and run nothing compiled, if a compiler is loaded at all."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def without_id(reason: str) -> str:

@@ -10,18 +10,17 @@ import contextlib
 from collections.abc import Iterator
 
 from sessions.model import Scalar
-from workbench.runner.config import user_model
-from workbench.runner.roofline import sdpa_flops
-from workbench.runner.toggles import (
+from workbench.runner.interfaces import (
     Situation,
     Trait,
 )
+from workbench.runner.roofline import sdpa_flops
 
 
 def model_flops(situation: Situation) -> dict[str, Scalar]:
     """Return ``model_flops`` of a step, for a ledger; nothing where it is not known."""
     family, workload = situation.family, situation.workload
-    if family is user_model.FAMILY:
+    if situation.is_own_model:
         return {}
     settings = situation.configuration.settings
     batch, sequence = int(settings["batch"]), int(settings["sequence"])
@@ -43,7 +42,7 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
     Compiled or captured, the first step is no plain one: its FLOPs stay unknown.
     """
     plain = not situation.has(Trait.COMPILED, Trait.CAPTURED)
-    if situation.family is not user_model.FAMILY or not plain:
+    if not situation.is_own_model or not plain:
         yield
         return
     from torch.utils.flop_counter import FlopCounterMode

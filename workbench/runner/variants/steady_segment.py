@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from workbench.runner.toggles import Situation
+from workbench.runner.interfaces import Situation
 
 
 @dataclass(eq=False)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -20,23 +20,21 @@ from torch import Tensor, nn
 import kernels
 from models import Model
 from models.layers.quantized_linear import Codes, quantizable, quantize_linears
-from workbench.runner.config import user_model
 from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.distributed.mesh import Layout
 from workbench.runner.distributed.world import rank
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import (
-    Situation,
-    Trait,
-)
-from workbench.runner.toggles._ranks import layout_of
-from workbench.runner.variants.training import Weights
+from workbench.runner.interfaces import Situation
+from workbench.runner.training.trainer import Parameters, Weights
 
-if TYPE_CHECKING:
-    from workbench.runner.variants.build import Build
 
-Parameters = Mapping[str, nn.Parameter]
-Use = tuple[Situation, torch.dtype, str]  # whose weights, in what precision, by what scheme if any
+class Use(NamedTuple):
+    """The weights that a variant computes with; ``scheme`` is that of their codes, if any."""
+
+    situation: Situation
+    dtype: torch.dtype
+    scheme: str
+    layout: Layout
 
 
 class Quantized:
@@ -140,7 +138,7 @@ class WeightSets:
 
     def plain(self, situation: Situation, dtype: torch.dtype) -> Weights:
         """Return the weights of a situation's structure, drawn now if they are missing."""
-        key = self._seen_by(situation, dtype)
+        key = _key(situation, dtype)
         if key not in self._plain:
             self._plain[key] = made = Weights(self._drawn(situation, dtype))
             for codes in self._coded.get(key, {}).values():
@@ -149,7 +147,7 @@ class WeightSets:
 
     def quantized(self, situation: Situation, dtype: torch.dtype, scheme: str) -> Quantized:
         """Return their codes, made here if there are none."""
-        key = self._seen_by(situation, dtype)
+        key = _key(situation, dtype)
         coded = self._coded.setdefault(key, {})
         if scheme not in coded:
             made = Quantized(scheme, situation.family.build(situation.config))
@@ -162,17 +160,18 @@ class WeightSets:
             coded[scheme] = made
         return coded[scheme]
 
-    def part(self, build: Build) -> LocalWeights | None:
-        """Return what this rank has of a build's weights; None if there is one rank.
+    def part(
+        self, situation: Situation, dtype: torch.dtype, layout: Layout, *, shards: bool
+    ) -> LocalWeights | None:
+        """Return what this rank has of a situation's weights; None if there is one rank.
 
-        Variants of one layout share it, unless FSDP shards it: its shards belong to one model.
+        Variants of one layout share it, unless FSDP ``shards`` it: its shards belong to one model.
         """
-        layout, situation, dtype = build.layout, build.situation, build.weights_dtype
         if layout.ranks == 1:
             return None
         has_replica = rank() == 0 or (layout.ranks == layout.replicate)
         replica = self.plain(situation, dtype) if has_replica else None
-        if build.sharding:
+        if shards:
             return LocalWeights(situation, dtype, layout, replica)
         key = (_key(situation, dtype), layout)
         if key not in self._parts:
@@ -183,6 +182,10 @@ class WeightSets:
         """Return the plain weights for a comparison: drawn if need be, and not stored."""
         weights = self._plain.get(_key(situation, dtype))
         return self._drawn(situation, dtype) if weights is None else weights.parameters
+
+    def mark_captured(self, situation: Situation, dtype: torch.dtype) -> None:
+        """Record that captured graphs may read these weights at their addresses."""
+        self._captured.add(_key(situation, dtype))
 
     def are_captured(self, situation: Situation, dtype: torch.dtype) -> bool:
         """Return True if captured graphs may read these weights at their addresses."""
@@ -201,8 +204,8 @@ class WeightSets:
         Plain weights stay while they are in use or were changed.
         """
         used = list(used)
-        keys = {(_key(situation, dtype), scheme) for situation, dtype, scheme in used}
-        laid_out = {(_key(situation, dtype), layout_of(situation)) for situation, dtype, _ in used}
+        keys = {(_key(use.situation, use.dtype), use.scheme) for use in used}
+        laid_out = {(_key(use.situation, use.dtype), use.layout) for use in used}
         self._parts = {key: part for key, part in self._parts.items() if key in laid_out}
         for key in list(self._coded):
             codes_in_use = self._coded[key] = {
@@ -252,13 +255,6 @@ class WeightSets:
         for weights in (*self._plain.values(), *parts):
             weights.drop_gradients()
 
-    def _seen_by(self, situation: Situation, dtype: torch.dtype) -> bytes:
-        """Return the key of the weights that a situation is about to compute with."""
-        key = _key(situation, dtype)
-        if situation.has(Trait.CAPTURED, Trait.REPLAYED):
-            self._captured.add(key)
-        return key
-
     def _drawn(
         self, situation: Situation, dtype: torch.dtype, into: Quantized | None = None
     ) -> dict[str, nn.Parameter]:
@@ -276,11 +272,7 @@ class WeightSets:
         made: dict[str, nn.Parameter] = situation.family.weights(
             situation.config, situation.device, dtype, seed, take
         )
-        if (
-            situation.family is user_model.FAMILY
-            and not into
-            and not all(c.is_of(made) for c in sets)
-        ):
+        if situation.is_own_model and not into and not all(c.is_of(made) for c in sets):
             raise Mistake(
                 f"own: build() gives other weights now than when they were quantized, under the "
                 f"same seed {seed}; let it draw all of them from torch's own generator"

@@ -5,22 +5,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from models import Cache, LanguageModel, Model, pieces
 from sessions.model import Scalar
 from workbench.protocol import Field, WorkloadInfo
+from workbench.runner.batches import Batches
+from workbench.runner.decoding.decoder import Decoder
 from workbench.runner.decoding.rounds import Rounds
-from workbench.runner.workloads._decoder import Decoder
-
-if TYPE_CHECKING:
-    from workbench.runner.config.data import Batches
-    from workbench.runner.variants.training import Trainer
 
 Compute = Callable[..., torch.Tensor]
 Step = Callable[[], torch.Tensor]
+
+
+class Updates(Protocol):
+    """The part of a training step after its loss."""
+
+    def update(self, loss: torch.Tensor) -> None:
+        """Run the backward pass and the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Bench:
     model: Model
     batches: Batches
     settings: Mapping[str, Scalar]
-    trainer: Trainer | None  # None where nothing is trained
+    trainer: Updates | None  # None where nothing is trained
     seed: int = 0
     vocabulary: int = 0  # tokens that there are; the model's head may have more rows
     compiled: bool = False  # whether torch.compile will see the computation

@@ -14,9 +14,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
 from workbench.runner.config.estimate import footprint
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.variant import Arm
 
 SCHEDULED = 12  # operators of torch's schedule for a micro-batch: buffers, messages
 AMP = {"precision": "amp_bf16", "adamw": "fused"}

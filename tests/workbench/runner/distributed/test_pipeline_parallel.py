@@ -16,6 +16,7 @@ from runner_driver import Driver
 
 from models import LanguageModel
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import world
 from workbench.runner.distributed.counted_stage import CountsCalls
@@ -24,7 +25,7 @@ from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.experiments import checks
 from workbench.runner.failures import explain
 from workbench.runner.toggles.micro_batches import suited
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.variant import Arm
 
 ON = {"pipeline_parallel": "2"}
 

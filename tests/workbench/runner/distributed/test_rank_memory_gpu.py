@@ -11,10 +11,10 @@ from rank_checks import BF16, on_gpus
 
 from models import FAMILIES
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.variants.variant import Arms
 
 pytestmark = on_gpus
 TENSOR = {"tensor_parallel": "2"}

@@ -24,16 +24,16 @@ from runner_driver import Driver
 
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.distributed import worker as worker_module
+from workbench.runner import rank_worker as worker_module
+from workbench.runner.building.arms import Arms
 from workbench.runner.distributed import world
 from workbench.runner.distributed.connection import Connection
 from workbench.runner.distributed.messages import Build, Enter, Leave, Order
 from workbench.runner.distributed.parallel import Parallel
-from workbench.runner.distributed.worker import WorkerLoop
 from workbench.runner.failures import explain
 from workbench.runner.numerics import training_curve
+from workbench.runner.rank_worker import WorkerLoop
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.variant import Arms
 
 SLOW = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
     sentence = explain(ended.value).sentence
     assert sentence.startswith("Divided step: rank 1 (in step ")
     assert sentence.endswith(" was ended by SIGKILL, as the system does when memory runs out")
-    offered = cure(explain(ended.value), arm.configuration, CPU)
+    offered = cure(explain(ended.value), arm.situation.configuration, CPU)
     assert offered.set == {"data_parallel": "off"} and "one device continues alone" in offered.fix
     assert world.current() is None
     again = stepped(configuration, arms=arms, steps=2, data_parallel="2")
@@ -159,8 +159,8 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(configuration, mon
     arm = stepped(configuration, arms=Arms(), **{toggle: "2"})
     assemble = Parallel._assemble
 
-    def then_killed(self, arm):
-        ranks = assemble(self, arm)
+    def then_killed(self):
+        ranks = assemble(self)
         os.kill(ranks.pids[1], signal.SIGKILL)
         return ranks
 
@@ -180,7 +180,7 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(configuration, mon
 )
 def test_a_peer_that_cannot_join_is_named_soon_and_the_next_group_meets(monkeypatch, fault, reason):
     code = (
-        "import os; from workbench.runner.distributed import worker; "
+        "import os; from workbench.runner import rank_worker as worker; "
         f"worker.join = lambda *_: {fault}; worker.main()"
     )
     world.close()

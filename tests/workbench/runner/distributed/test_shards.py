@@ -14,6 +14,7 @@ from runner_driver import Driver
 from models import FAMILIES, Sharding
 from sessions.model import Configuration
 from workbench import protocol
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.estimate import footprint
 from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import world
@@ -21,10 +22,10 @@ from workbench.runner.distributed.data import FullyShard
 from workbench.runner.distributed.local_weights import LocalWeights, local
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.experiments import checks
+from workbench.runner.experiments.profile import known_memory
 from workbench.runner.numerics import training_curve
-from workbench.runner.profiling import roles
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.variant import Arm
 
 pytestmark = needs_cores
 OPTIONS = ("gradients", "full", "offload")
@@ -112,7 +113,7 @@ def test_a_profile_counts_the_shards_of_this_rank(configuration):
         for _ in range(2):
             arm.step()
         sizes = dict.fromkeys(("optimizer", "parameters"), 0)
-        for role, size in roles.known(arm, CPU).blocks.values():
+        for role, size in known_memory(arm, CPU).blocks.values():
             if role in sizes:
                 sizes[role] += size
     weights = sum(parameter.nbytes for parameter in arm.plain_weights().values())

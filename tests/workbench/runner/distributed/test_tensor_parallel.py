@@ -20,13 +20,14 @@ from torch import nn
 from models.parallel.tensor_parallel_plan import Cut
 from sessions.model import Configuration
 from sessions.sizes import size_text
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import collectives, parallel, world
 from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.training import Trainer, plain_optimizer
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.training.trainer import Trainer, plain_optimizer
+from workbench.runner.variants.variant import Arm
 
 SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
 

@@ -22,11 +22,10 @@ from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
-from workbench.runner.distributed.connection import RankError
 from workbench.runner.experiments import interleaving
 from workbench.runner.experiments.attribute import AttributeRun
 from workbench.runner.experiments.run import RunEnded
-from workbench.runner.failures import Cancelled, Mistake, explain
+from workbench.runner.failures import Cancelled, Mistake, RankError, explain
 from workbench.runner.instruments.memory import Memory
 from workbench.runner.variants.backward_pass import backward_pass
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.runner.config import user_model
-from workbench.runner.config.user_model import OwnConfig, OwnModel
 from workbench.runner.foreign.probe import InDouble
 from workbench.runner.toggles import all_toggles
+from workbench.runner.user_models import user_model
+from workbench.runner.user_models.user_model import OwnConfig, OwnModel
 
 PLAIN = Path(__file__).parents[3] / "examples" / "own_plain.py"
 PATCHES = [name for name, toggle in all_toggles().items() if toggle.brings]

@@ -13,7 +13,8 @@ from models import ConfigurationError
 from sessions import numerics
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.config import hf_model, resolve, user_model
+from workbench.runner.config import resolve
+from workbench.runner.user_models import hf_model, user_model
 
 CPU = torch.device("cpu")
 needs_transformers = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from foreign_models import (
     unpatch,
 )
 
-from workbench.runner.config import hf_model
+from workbench.runner.user_models import hf_model
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 needs_transformers = pytest.mark.skipif(

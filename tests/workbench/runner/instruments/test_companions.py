@@ -15,7 +15,8 @@ from sessions.storage import hdf5
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.context import Rig
-from workbench.runner.instruments import contention, rank_telemetry
+from workbench.runner.distributed import world
+from workbench.runner.instruments import contention
 from workbench.runner.instruments.rank_telemetry import Companions
 
 GIB = 2**30
@@ -64,7 +65,7 @@ def driver(monkeypatch):
 def ranks(monkeypatch):
     """Return a function that sets how many ranks there are; no process is started for them."""
     there = SimpleNamespace(group=None)
-    monkeypatch.setattr(rank_telemetry.worlds, "current", lambda: there.group)
+    monkeypatch.setattr(world, "current", lambda: there.group)
 
     def begin(size: int) -> None:
         pids = dict.fromkeys(range(1, size), os.getpid())
@@ -90,7 +91,7 @@ def test_every_gpu_of_the_ranks_is_sampled_and_kept_in_the_file_under_its_own_na
     driver, ranks, tmp_path
 ):
     wire = RecordingWire()
-    devices = Companions(wire, torch.device("cuda", 0))
+    devices = Companions(wire, torch.device("cuda", 0), lambda: world.current())
     devices.follow()
     time.sleep(0.15)
     assert not wire.sent, "one rank has no other"
@@ -118,7 +119,7 @@ def test_every_gpu_of_the_ranks_is_sampled_and_kept_in_the_file_under_its_own_na
 
 def test_sampling_ends_with_the_ranks_and_begins_anew_with_others(driver, ranks):
     wire = RecordingWire()
-    devices = Companions(wire, torch.device("cuda", 0))
+    devices = Companions(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(2)
     devices.follow()
     until(lambda: sampled(wire) == {"gpu1"})
@@ -144,7 +145,7 @@ def test_a_device_that_the_driver_does_not_find_is_told_and_the_others_are_sampl
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", handle)
     wire = RecordingWire()
-    devices = Companions(wire, torch.device("cuda", 0))
+    devices = Companions(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(3)
     devices.follow()
     until(lambda: sampled(wire) == {"gpu2"})
@@ -156,7 +157,7 @@ def test_a_device_that_the_driver_does_not_find_is_told_and_the_others_are_sampl
 def test_what_others_use_of_a_ranks_gpu_counts_as_if_they_used_the_runners_own(driver, ranks):
     wire = RecordingWire()
     rig = Rig(wire, torch.device("cpu"))
-    rig._companions = Companions(wire, torch.device("cuda", 0))
+    rig._companions = Companions(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(2)
     driver.other_shares = {1: [60]}
     rig.follow(None)

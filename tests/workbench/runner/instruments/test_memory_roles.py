@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -181,17 +180,16 @@ EAGER = ["MmBackward0", "SiluBackward0", "MmBackward0", "EmbeddingBackward0"]
 COMPILED = ["CompiledFunctionBackward"]
 
 
-def at_peak(course, monkeypatch) -> dict[str, float]:
-    monkeypatch.setattr(findings, "footprint", lambda situation: None)
-    table = findings.peak_by_role(course, SimpleNamespace())
+def at_peak(course) -> dict[str, float]:
+    table = findings.peak_by_role(course, None, trains=True)
     return dict(zip(table["role"], table["bytes"], strict=True))
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("nodes", [EAGER, COMPILED], ids=["eager", "compiled"])
-def test_roles_add_up_to_what_the_allocator_held_at_most(tmp_path, monkeypatch, nodes, seed):
+def test_roles_add_up_to_what_the_allocator_held_at_most(tmp_path, nodes, seed):
     traced, allocator, before = training(tmp_path, nodes, seed)
-    peak = at_peak(roles.course(traced, before), monkeypatch)
+    peak = at_peak(roles.course(traced, before))
     assert sum(peak.values()) == allocator.peak
     assert peak["activations"] + peak["gradients"] + peak["workspace"] == allocator.peak - 80
     assert peak["private_pools"] == 0
@@ -199,25 +197,23 @@ def test_roles_add_up_to_what_the_allocator_held_at_most(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("nodes", [EAGER, COMPILED], ids=["eager", "compiled"])
-def test_a_captured_step_has_the_uncaptured_ones_roles_within_its_pool(
-    tmp_path, monkeypatch, nodes, seed
-):
+def test_a_captured_step_has_the_uncaptured_ones_roles_within_its_pool(tmp_path, nodes, seed):
     traced, allocator, before = training(tmp_path, nodes, seed)
-    plain = at_peak(roles.course(traced, before), monkeypatch)
+    plain = at_peak(roles.course(traced, before))
     slack = 64  # of the segments in the pool
     before.pools = slack + allocator.peak - 80
     course = roles.replayed(roles.course(traced, before), known(pools=before.pools, reserved=7000))
     totals = {sum(course[role][n] for role in breakdown.ROLES) for n in range(len(course["t_ms"]))}
     assert totals == {80 + before.pools}  # what is allocated and the pool, at any time
     assert set(course["reserved"]) == {7000}
-    assert at_peak(course, monkeypatch) == plain | {"private_pools": slack}
+    assert at_peak(course) == plain | {"private_pools": slack}
     assert course["private_pools"][0] == before.pools
 
 
-def test_a_step_that_needs_more_than_the_pool_has_shows_that_more(tmp_path, monkeypatch):
+def test_a_step_that_needs_more_than_the_pool_has_shows_that_more(tmp_path):
     traced, allocator, before = training(tmp_path, EAGER, 0)
     course = roles.replayed(roles.course(traced, before), known(pools=10))
-    peak = at_peak(course, monkeypatch)
+    peak = at_peak(course)
     assert peak["private_pools"] == 0 and sum(peak.values()) == allocator.peak
 
 

@@ -9,13 +9,12 @@ from built_arms import configuration, stepped
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
-from workbench.runner.distributed.connection import RankError
-from workbench.runner.failures import explain
+from workbench.runner.failures import RankError, explain
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, distances, training_curve
 from workbench.runner.numerics import reference as plain
-from workbench.runner.variants.variant import Arms
 
 CPU = torch.device("cpu")
 DECODES = ("decode", "generate")
@@ -357,7 +356,9 @@ def test_a_curve_that_is_not_checked_says_why(build, monkeypatch):
 
 def test_a_curve_that_does_not_fit_in_fp64_is_followed_in_fp32(build, monkeypatch):
     arm, situation = build("train")
-    room = 2 * training_curve.bytes_needed(arm, torch.float32) + 2
+    room = (
+        2 * training_curve.bytes_needed(arm.plain_weights(), arm.weights_dtype, torch.float32) + 2
+    )
     monkeypatch.setattr(plain.Plain, "_fits", lambda *_: True)
     monkeypatch.setattr(comparison, "free_bytes", lambda situation: room)
     result = comparison.check(arm, situation)

@@ -20,7 +20,8 @@ from workbench.runner.config.availability import (
 )
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import all_toggles
 
 ALL = [
     (family, workload)
@@ -131,7 +132,7 @@ def test_a_fix_by_toggles_leaves_nothing_that_cannot_be_used(plain):
 def test_stages_grey_out_what_does_not_go_with_them_and_the_fix_gives_them_up(
     plain, monkeypatch, toggles, other, option, change
 ):
-    monkeypatch.setattr("workbench.runner.variants.optimizers.installed", lambda _: True)
+    monkeypatch.setattr("workbench.runner.training.optimizers.installed", lambda _: True)
     monkeypatch.setattr("models.hydra.HydraConfig.n_layers", 4)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     staged = switched(plain, {"pipeline_parallel": "2", **toggles})

@@ -14,11 +14,11 @@ import models
 from models import hydra
 from sessions.model import Configuration
 from workbench import protocol
+from workbench.runner.building import arms as arms_module
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
-from workbench.runner.variants import variant
-from workbench.runner.variants.variant import Arms
 
 FIELDS = (
     "ccgqa", "mixture_of_depths", "mixture_of_recursions", "attention_every", "adaptive_rank",
@@ -145,7 +145,7 @@ def test_weights_of_other_structures_make_room_when_memory_is_short(family, monk
     for option in ("on", "off"):
         arms.get(situation(measuring(toggles={"use_fourier": option})), phases)
     assert len(arms._weights) == 2
-    monkeypatch.setattr(variant, "is_short", lambda device: True)
+    monkeypatch.setattr(arms_module, "is_short", lambda device: True)
     arms.get(situation(measuring(toggles={"use_fourier": "off", "precision": "bf16"})), phases)
     assert len(arms._weights) == 2  # FP32 and BF16 of the same structure
     assert arms.count == 1

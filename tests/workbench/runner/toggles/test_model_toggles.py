@@ -12,10 +12,10 @@ import kernels
 from kernels.hardware import imagined
 from models import FAMILIES
 from models.layers.ssm import SSM
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.numerics import comparison
 from workbench.runner.toggles import all_toggles, ssd_chunk
-from workbench.runner.variants.variant import Arms
 
 
 def checked(requested):

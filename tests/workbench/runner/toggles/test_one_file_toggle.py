@@ -14,7 +14,7 @@ from workbench.runner import suggested_fixes, toggles
 from workbench.runner.config import presets
 from workbench.runner.config.estimate import footprint
 from workbench.runner.config.resolve import availability, resolve
-from workbench.runner.roofline.predict import Predictor
+from workbench.runner.context import make_predictor
 from workbench.runner.toggles import Alternative, all_toggles
 
 ON = {TOGGLE.name: "on"}
@@ -76,7 +76,7 @@ def test_a_preset_that_it_names_switches_it_on():
 
 
 def test_a_step_with_it_is_not_predicted_for_its_reason():
-    predictor = Predictor(SimpleNamespace(device=CPU, ceilings=None))
+    predictor = make_predictor(SimpleNamespace(device=CPU, ceilings=None))
     counting = resolve(configuration("hydra", toggles=ON), CPU)
     assert predictor.least(counting).why == TOGGLE.unpredictable
 

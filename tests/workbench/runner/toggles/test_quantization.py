@@ -12,12 +12,12 @@ import kernels
 from kernels.hardware import imagined
 from models.layers.quantized_linear import QuantizedLinear, expected_error, quantize_linears
 from workbench import protocol
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, deviation
 from workbench.runner.toggles import all_toggles, quantization
-from workbench.runner.variants.variant import Arms
 
 CPU = torch.device("cpu")
 SCHEMES = list(all_toggles()["quantization"].options)[1:]

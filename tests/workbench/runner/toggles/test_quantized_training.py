@@ -16,11 +16,11 @@ from models.layers.fake_quantized import (
     fake_quantize_as,
     fake_quantized,
 )
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arms
 
 CPU = torch.device("cpu")
 

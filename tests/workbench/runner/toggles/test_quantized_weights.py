@@ -14,10 +14,10 @@ from kernels.quantized_matmul import quantize_weight
 from models import FAMILIES
 from models.layers.quantized_linear import QuantizedLinear, quantizable, quantize_linears
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.estimate import footprint
 from workbench.runner.failures import Mistake
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arms
 
 OPTION = "int8_weight_only"
 MIB = 2**20

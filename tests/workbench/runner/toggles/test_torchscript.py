@@ -8,13 +8,13 @@ import torch
 from built_arms import configuration
 from test_own_model import owned
 
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
 from workbench.runner.toggles import torchscript
-from workbench.runner.variants.variant import Arms
 
 CPU = torch.device("cpu")
 

@@ -16,9 +16,9 @@ from torch import nn
 from models.execution import checkpointing
 from sessions.model import Configuration
 from workbench.runner.toggles import all_toggles, allocator
-from workbench.runner.variants import optimizers
+from workbench.runner.training import optimizers
+from workbench.runner.training.trainer import Weights
 from workbench.runner.variants.offload import Offload
-from workbench.runner.variants.training import Weights
 
 IMAGES = Path(__file__).parents[3] / "examples" / "own_model.py"
 

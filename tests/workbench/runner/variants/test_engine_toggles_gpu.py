@@ -11,10 +11,10 @@ import torch
 from built import blocked, collect_evidence, stepped
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling import instrumented
-from workbench.runner.variants import optimizers
-from workbench.runner.variants.variant import Arms
+from workbench.runner.training import optimizers
 
 pytestmark = pytest.mark.gpu
 

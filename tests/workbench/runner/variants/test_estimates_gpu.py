@@ -8,9 +8,9 @@ from built import own_peak, stepped
 
 from models import FAMILIES
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.estimate import footprint
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.variants.variant import Arms
 
 DEFAULTS = [
     (name, workload)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels import own_code
-from workbench.runner.profiling.probes import _lines
-from workbench.runner.profiling.probes._lines import Line
+from workbench.runner import source_lines
+from workbench.runner.source_lines import Line
 
 
 class Break(NamedTuple):
@@ -47,7 +47,9 @@ def breaks_since(start: int) -> list[Break]:
         return []
     reasons = torch._dynamo.utils.graph_break_reasons
     new = reasons[start:] if len(reasons) >= start else reasons
-    return by_place(Break(_tidy(entry.reason), _lines.innermost(entry.user_stack)) for entry in new)
+    return by_place(
+        Break(_tidy(entry.reason), source_lines.innermost(entry.user_stack)) for entry in new
+    )
 
 
 def trace(compute: Callable[..., Any], inputs: Iterable[Any]) -> Traced:

@@ -21,8 +21,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.runner.profiling.probes import _lines
-from workbench.runner.profiling.probes._lines import Line
+from workbench.runner import source_lines
+from workbench.runner.source_lines import Line
 
 aten = torch.ops.aten
 _MASKED = (aten.index_put.default, aten.index_put_.default, aten.index.Tensor)
@@ -131,7 +131,7 @@ def watching(
     counts: Counter[Sync] = Counter()
 
     def report(what: str) -> None:
-        counts[Sync(what, _lines.here())] += 1
+        counts[Sync(what, source_lines.here())] += 1
 
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":

@@ -1,0 +1,103 @@
+"""The batches of a step: a ring of them on the device, and the tensors that every step reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.runner.failures import Mistake
+from workbench.runner.structures import map_tensors, tensors
+
+SYNTHETIC = "synthetic"  # the source of batches that are drawn by a seed
+RING = 16  # batches kept on the device, in turn, so that no step waits for the host
+
+Tensors = tuple[Any, ...]  # tensors, or structures of them
+
+
+class Batches:
+    """A ring of batches on the device, and the tensors that every step reads.
+
+    A model is called with ``inputs``, its loss with ``inputs`` and ``targets``. Their addresses
+    never change, as CUDA graphs need; ``advance`` copies the next batch into them. ``few`` are
+    inputs of one call, a short one of a model of language.
+
+    ``loose`` batches do not fit into such tensors: they differ in shape, or are sparse. Each of
+    them stays as it is, and ``advance`` makes the next the current one.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensors,
+        targets: Tensors,
+        few: Tensors,
+        buffers: Iterable[tuple[Tensor, Tensor]],
+        loose: Sequence[Tensors] = (),
+        rows: int | None = None,
+    ) -> None:
+        self.inputs, self.targets, self.few = inputs, targets, few
+        self._buffers = list(buffers)  # each with its ring: one more axis, the batches
+        self.loose = loose
+        self._rows = rows  # of every tensor that is to be divided; None: as many as it has
+        self.advances = 0
+
+    @property
+    def index(self) -> int:
+        """Which batch of the ring is current."""
+        return max(0, self.advances - 1) % RING
+
+    def tensors(self) -> list[Tensor]:
+        """Return all dense tensors that lie on the device."""
+        rings = [tensor for pair in self._buffers for tensor in pair]
+        dense = tensors((self.inputs, self.targets, self.few, self.loose))
+        return [*(tensor for tensor in dense if tensor.layout == torch.strided), *rings]
+
+    def part(self, index: int, parts: int) -> Batches:
+        """Return the rows of one of so many equal parts, in the same buffers.
+
+        Raises ``Mistake`` for batches that cannot be divided by rows.
+        """
+        if parts == 1:
+            return self
+        current = tensors((self.inputs, self.targets))
+        if self.loose or any(not x.ndim or len(x) != (self._rows or len(x)) for x in current):
+            raise Mistake(
+                f"own: batches cannot be divided among {parts} ranks unless every input is a dense "
+                "tensor whose first axis is the batch, of one shape in all batches"
+            )
+        inputs, targets = (
+            map_tensors(every, lambda x: x.chunk(parts)[index])
+            for every in (self.inputs, self.targets)
+        )
+        return Batches(inputs, targets, self.few, self._buffers)
+
+    def rewind(self) -> None:
+        """Let the first batch be the next."""
+        self.advances = 0
+
+    def go_to(self, count: int) -> None:
+        """Be as after ``count`` advances."""
+        self.advances = max(0, count - 1)
+        self.advance()
+        self.advances = count
+
+    def following(self) -> tuple[Tensors, Tensors]:
+        """Return copies of the inputs and targets of the next batch; the current one stays so."""
+        count, inputs = self.advances, self.inputs
+        before = [buffer.clone() for buffer, _ in self._buffers]  # a model may have changed them
+        self.go_to(self.index + 2)
+        batch: tuple[Tensors, Tensors] = map_tensors((self.inputs, self.targets), torch.clone)
+        for (buffer, _), values in zip(self._buffers, before, strict=True):
+            buffer.copy_(values)
+        self.advances, self.inputs = count, inputs
+        return batch
+
+    def advance(self) -> None:
+        """Make the next batch current."""
+        for buffer, ring in self._buffers:
+            buffer.copy_(ring[self.advances % RING])
+        if self.loose:
+            self.inputs = self.loose[self.advances % RING]
+        self.advances += 1

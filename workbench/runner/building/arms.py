@@ -1,0 +1,259 @@
+"""Builds arms and stores them.
+
+Returning to a configuration neither builds nor compiles it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+import weakref
+
+import msgspec
+import torch
+
+import kernels
+from sessions.model import Numerics
+from workbench.runner.building import evidence
+from workbench.runner.building.graph_pools import captures_graphs
+from workbench.runner.data import batches_of
+from workbench.runner.distributed import world
+from workbench.runner.distributed.mesh import ONE_RANK
+from workbench.runner.distributed.parallel import Parallel
+from workbench.runner.instruments.memory import free_memory
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import Situation
+from workbench.runner.numerics.isolation import probed
+from workbench.runner.profiling.probe import probe
+from workbench.runner.revision import source_facts
+from workbench.runner.toggles import all_toggles
+from workbench.runner.training.trainer import Weights
+from workbench.runner.user_models import global_flags, user_model
+from workbench.runner.variants import measured_choices
+from workbench.runner.variants.assembly import apply_toggles, assemble, autocast
+from workbench.runner.variants.build import Build
+from workbench.runner.variants.flops import model_flops
+from workbench.runner.variants.footprints import others_bytes
+from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.weights import Quantized, Use, WeightSets, structure_key
+
+KEPT_ARMS = 24
+FREE_SHARE = 0.3  # of a GPU's memory, for the next arm
+
+
+def _tokens(situation: Situation) -> int:
+    """Return the tokens of a step; samples of a model whose inputs are no tokens."""
+    tokens = int(situation.workload.tokens(situation.configuration.settings))
+    if situation.is_own_model:
+        tokens *= user_model.tokens_of_sample(situation.config)
+    return tokens
+
+
+def is_short(device: torch.device) -> bool:
+    """Return True if so little GPU memory is free that arms that are not in use should go."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + cached < FREE_SHARE * total
+
+
+class Arms:
+    """Builds arms and keeps them, least recently used first to go."""
+
+    def __init__(self) -> None:
+        self._arms: dict[bytes, Arm] = {}
+        self._weights = WeightSets()
+        self._numbers: dict[bytes, Numerics] = {}
+        self._others: dict[int, int] = {}  # bytes by an arm's id, until an arm comes or goes
+
+    @property
+    def count(self) -> int:
+        """Return how many arms are stored."""
+        return len(self._arms)
+
+    def has(self, situation: Situation, copy: int = 0) -> bool:
+        """Return True if the situation's arm is built already."""
+        return _arm_key(situation, copy) in self._arms
+
+    def get(self, situation: Situation, phases: PhaseTracker, copy: int = 0) -> Arm:
+        """Return the arm of a situation, built now unless it exists; each ``copy`` is an arm."""
+        key = _arm_key(situation, copy)
+        arm = self._arms.pop(key, None)
+        if arm is not None and arm.divided is not None and arm.divided.is_stale:
+            arm = None
+        if arm is None:
+            while self._arms and (len(self._arms) >= KEPT_ARMS or is_short(situation.device)):
+                old = self._arms.pop(next(iter(self._arms)))
+                left = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
+                del old  # what was compiled holds its model in a cycle; looking takes 0.1 s
+                if is_short(situation.device) or any(x() is not None for x in left):
+                    gc.collect()
+            if is_short(situation.device):
+                situations = [arm.situation for arm in self._arms.values()]
+                self._weights.keep_structures([*situations, situation])
+            try:
+                arm = self._build(situation, phases, copy)
+            finally:
+                self._others.clear()
+        self._arms[key] = arm
+        return arm
+
+    def others_bytes(self, arm: Arm) -> int:
+        """Return bytes on the device that are held for others than this arm.
+
+        Counted once, which takes milliseconds: what is held changes as arms are built and freed.
+        """
+        if id(arm) not in self._others:
+            self._others[id(arm)] = others_bytes(arm, self._arms.values(), self._weights)
+        return self._others[id(arm)]
+
+    def forget(self, situation: Situation, copy: int = 0) -> None:
+        """Free the arm of a situation, and the gradients that it may have left half made."""
+        self._arms.pop(_arm_key(situation, copy), None)
+        self._others.clear()
+        self._weights.drop_gradients()
+
+    def forget_arms(self) -> int:
+        """Free all arms, and gradients left half made; the weights stay, on this rank.
+
+        Returns how many arms there were.
+        """
+        count = len(self._arms)
+        self._arms.clear()
+        self._others.clear()
+        self._weights.drop_gradients()
+        gc.collect()
+        free_memory()
+        world.forget_variants()
+        return count
+
+    def numbers_of(self, situation: Situation) -> Numerics | None:
+        """Return the result of a check of the situation's numbers; None if none was made."""
+        return self._numbers.get(_numbers_key(situation))
+
+    def keep_numbers(self, situation: Situation, checked: Numerics) -> None:
+        """Know what a check found for as long as there are weights of this model."""
+        self._numbers[_numbers_key(situation)] = checked
+
+    def forget_all(self) -> None:
+        """Free all arms and weights, and know nothing of their numbers."""
+        self._arms.clear()
+        self._others.clear()
+        self._weights.forget()
+        self._numbers.clear()
+        gc.collect()  # arms that were compiled, or divided among ranks, are in cycles
+        free_memory()
+        world.forget_variants()
+
+    def keep_only(self, *situations: Situation) -> None:
+        """Free everything if any of it belongs to another model or seed than these."""
+        if not self._weights.are_of(situations):
+            self.forget_all()
+
+    def _build(self, situation: Situation, phases: PhaseTracker, copy: int) -> Arm:
+        began = time.perf_counter()
+        configuration, workload = situation.configuration, situation.workload
+        build = Build(situation, phases)
+        if situation.is_own_model:  # ours switch nothing
+            build.flags.insert(0, global_flags.put_back)
+        apply_toggles(build, all_toggles().values())
+        sets, dtype = self._weights, build.weights_dtype
+        used = [*self._used(), Use(situation, dtype, build.quantization, build.layout)]
+        sets.tidy(used)
+        if captures_graphs(situation):
+            sets.mark_captured(situation, dtype)
+        part = sets.part(situation, dtype, build.layout, shards=bool(build.sharding))
+        weights: Weights | Quantized
+        if build.quantization:
+            weights = sets.quantized(situation, dtype, build.quantization)
+            model = weights.model(situation)
+            build.flags.append(weights.current)
+        elif part is not None:
+            weights, model = part.own, part.model(situation, along_sequence=build.along_sequence)
+        else:
+            weights = sets.plain(situation, dtype)
+            # Each arm has modules of its own over the same parameters: structure differs only.
+            model = situation.family.share(situation.config, weights.parameters)
+        sets.tidy(used)
+        model.share_rope_cache(False)
+        unshared = model.rope_cache_bytes()
+        for transform in build.transforms:
+            transform(model)
+        build.model = model
+        model.train(workload.trains)
+        all_batches = batches_of(situation, dtype)
+        divided = None if part is None else Parallel(build, part, model)
+        batches = all_batches
+        if divided is not None:
+            divided.others_bytes = self.others_bytes
+            batches = divided.share(all_batches)
+        cast = autocast(build)
+        with contextlib.ExitStack() as stack:
+            if divided is not None:
+                stack.enter_context(divided.building(configuration, copy))
+            for flag in build.flags:
+                stack.enter_context(flag())
+            stack.enter_context(kernels.using(**build.kernel_choices))
+            with probed(model, situation.device):
+                observed = probe(model, batches.few, cast, compiles_itself=situation.is_own_model)
+            made = assemble(build, model, weights, batches, divided)
+        bench, compute = made.bench, made.compute
+        if divided is not None:
+            weights = divided.weights.own
+        named = weights.parameters if divided is None else divided.full or weights.parameters
+        return Arm(
+            situation=situation,
+            model=model,
+            batches=batches,
+            all_batches=all_batches,
+            divided=divided,
+            trainer=made.trainer,
+            step=made.step,
+            compute=compute,
+            autocast=cast,
+            rounds=workload.rounds(bench, compute) if workload.rounds else None,
+            text=workload.text(bench) if workload.text else None,
+            decoder=bench.decoder if workload.decodes else None,
+            kernel_choices=build.kernel_choices,
+            weights_dtype=build.weights_dtype,
+            quantization=build.quantization,
+            weights=weights,
+            sets=sets,
+            flags=build.flags,
+            preparations=[*build.preparations, *measured_choices.preparations(build)],
+            look=evidence.look,
+            probe=observed,
+            ledger={
+                "parameters": sum({id(p): p.numel() for p in named.values()}.values()),
+                "weights_bytes": weights.bytes,
+                "tokens_per_step": _tokens(situation),
+                **model_flops(situation),
+                "rope_cache_bytes": model.rope_cache_bytes(),
+                "rope_cache_bytes_unshared": unshared,
+                **({"decode_state_bytes": bench.decoder.cache.bytes()} if workload.decodes else {}),
+                "build_s": round(time.perf_counter() - began, 4),
+                **source_facts(configuration),
+            },
+        )
+
+    def _used(self) -> list[Use]:
+        return [
+            Use(
+                arm.situation,
+                arm.weights_dtype,
+                arm.quantization,
+                ONE_RANK if arm.divided is None else arm.divided.layout,
+            )
+            for arm in self._arms.values()
+        ]
+
+
+def _arm_key(situation: Situation, copy: int) -> bytes:
+    return msgspec.json.encode(situation.configuration) + b"%d" % copy
+
+
+def _numbers_key(situation: Situation) -> bytes:
+    # The structure too: a file with a model of one's own may have changed under its name.
+    return structure_key(situation) + _arm_key(situation, 0)

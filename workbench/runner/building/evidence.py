@@ -1,0 +1,30 @@
+"""The evidence of a variant: what each toggle finds when it looks for its own effect."""
+
+from __future__ import annotations
+
+from sessions.model import Evidence
+from workbench.runner.failures import explain, is_fatal
+from workbench.runner.toggles import Toggle, all_toggles, unknown
+from workbench.runner.variants.variant import Arm
+
+
+def look(arm: Arm) -> list[Evidence]:
+    """Ask every toggle that was switched, or chose, what proves its effect; the arm is entered.
+
+    A failure makes the toggle's evidence unknown, and is raised only if it is fatal.
+    """
+    evidence = (_evidence_of(toggle, arm) for toggle in all_toggles().values())
+    return [item for item in evidence if item is not None]
+
+
+def _evidence_of(toggle: Toggle, arm: Arm) -> Evidence | None:
+    option = arm.situation.option(toggle.name)
+    if option == toggle.off and not (toggle.chooses and toggle.chooses(arm)):
+        return None
+    try:
+        finding = toggle.evidence(option, arm)
+    except Exception as error:  # evidence may run the model, which may raise anything
+        if is_fatal(error):
+            raise
+        finding = unknown(f"looking for the evidence failed: {explain(error).sentence}")
+    return Evidence(toggle.name, option, finding.status, finding.text)

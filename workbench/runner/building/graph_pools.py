@@ -1,0 +1,47 @@
+"""Memory that CUDA graphs hold beside the allocator's count: what is resident in private pools.
+
+The kernels of a graph read and write where they were captured. Between replays the allocator counts
+of its pool only what tensors hold; the rest looks free, and yet nobody else can have it. So what
+counts is whole segments, the most that any capture needed, and not what one replay touches; what
+tensors hold in them stands in the allocator's counters already. Inductor has one pool for all that
+it captures in a process: configurations that share it are each told all of it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.profiling.probes import recordings
+from workbench.runner.variants.variant import Arm
+
+
+def captures_graphs(situation: Situation) -> bool:
+    """Return True if a situation's steps are replayed as CUDA graphs, its own or Inductor's."""
+    return situation.has(Trait.CAPTURED, Trait.REPLAYED)
+
+
+def resident_bytes(arm: Arm) -> int:
+    """Return bytes of the arm's pools that no tensor holds; takes milliseconds where it has any."""
+    pools = {_captured(arm), _inductors(arm)} - {None}
+    if not pools:
+        return 0
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) in pools
+    )
+
+
+def _captured(arm: Arm) -> tuple[int, int] | None:
+    """Return the pool of a step that was captured as one graph."""
+    graph: torch.cuda.CUDAGraph | None = getattr(arm.step, "graph", None)
+    return None if graph is None else tuple(graph.pool())
+
+
+def _inductors(arm: Arm) -> tuple[int, int] | None:
+    """Return the pool of what Inductor captured, once it has."""
+    if not arm.situation.has(Trait.REPLAYED):
+        return None
+    tree = recordings.manager(arm.situation.device.index)
+    return None if tree is None else tuple(tree.cuda_graphs_thread_pool)

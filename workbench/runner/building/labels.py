@@ -1,0 +1,34 @@
+"""Names of configurations in a few words."""
+
+from __future__ import annotations
+
+import torch
+
+from sessions.model import Configuration
+from workbench.runner.toggles import all_toggles
+
+MOST_LETTERS = 24  # of a value in a title: a path, a checksum
+
+
+def label(configuration: Configuration, device: torch.device) -> str:
+    """Return what a configuration switches differently from the defaults, in a few words."""
+    parts = [
+        f"{toggle.title}: {toggle.options[option]}"
+        for toggle in all_toggles().values()
+        if (option := configuration.toggles[toggle.name]) != toggle.default_option(device)
+    ]
+    return ", ".join(parts) or "defaults"
+
+
+def title(configuration: Configuration, beside: Configuration, device: torch.device) -> str:
+    """Return an arm's name: its toggles, after whatever else differs from the other arm."""
+    switched = label(configuration, device)
+    if configuration.family != beside.family:
+        return f"{configuration.family} {configuration.preset}: {switched}"
+    flat, shared = configuration.flat(), beside.flat().items()
+    apart = [
+        f"{name.rpartition('.')[2].replace('_', ' ')} {str(value)[:MOST_LETTERS]}"
+        for name, value in flat.items()
+        if not name.startswith("toggles.") and (name, value) not in shared
+    ]
+    return f"{', '.join(apart)}: {switched}" if apart else switched

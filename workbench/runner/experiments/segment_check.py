@@ -1,0 +1,94 @@
+"""The check of a run's segment against a reference: its time, and what is reported.
+
+A configuration is checked once; the result is reported for each of its segments. A segment that is
+to be looked at while it runs pauses for that, and a person's command comes first: the look is given
+up, and taken again later.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sessions import numerics as checked
+from sessions.model import Numerics
+from workbench import protocol
+from workbench.runner.context import Rig
+from workbench.runner.instruments.memory import free_memory
+from workbench.runner.interfaces import Situation
+from workbench.runner.numerics import comparison
+from workbench.runner.variants.variant import Arm
+
+STEADY_STEPS = 3  # after as many an option has had its chance to show an effect
+SEEN_S = 1.0  # for which steady steps are to be seen before a pause
+EARLY = f"not checked: the segment ended before it had been steady for {SEEN_S:g} s"
+
+
+class SegmentCheck:
+    """Looks at one run's segments, one after another; ``when`` as in ``protocol.Start.check``."""
+
+    def __init__(self, rig: Rig, when: str) -> None:
+        self._rig = rig
+        self._when = when
+        self._told = False
+        self._steady_ns = 0  # since when the segment has been steady; 0: it has not
+
+    def begin(self, situation: Situation) -> None:
+        """Begin a segment; what is known of its configuration is reported at once."""
+        self._told, self._steady_ns = False, 0
+        known = self._rig.arms.numbers_of(situation)
+        if known is not None and self._when != "never":
+            self._tell(known)
+
+    def due(self, arm: Arm, steady: int) -> bool:
+        """Return True if the check should run now; ``steady`` counts steady steps so far."""
+        if self._told or self._when != "steady":
+            return False
+        if steady < max(STEADY_STEPS, arm.steps_to_settle()):
+            return False
+        now_ns = time.perf_counter_ns()
+        self._steady_ns = self._steady_ns or now_ns
+        return now_ns - self._steady_ns >= SEEN_S * 1e9
+
+    def look(self, arm: Arm) -> None:
+        """Compare the arm with its reference, unless a command comes; not inside ``entered()``."""
+        began = time.perf_counter()
+        try:
+            checked_numerics = self._look(arm, self._give_way)
+        except comparison.PutOff:
+            return
+        finally:
+            free_memory()
+        seconds = time.perf_counter() - began
+        said = f"checked in {seconds:.1f} s, between two steps"
+        if checked_numerics.ok is False:
+            self._rig.note("warning", f"the numbers are WRONG ({said}): {checked_numerics.text}")
+        else:
+            self._rig.note("info", f"the numbers are {checked.MARKS[checked_numerics.ok]} ({said})")
+
+    def end(self, arm: Arm, cancelled: bool) -> None:
+        """End the segment; ``cancelled``: whoever requested it has gone."""
+        if self._told:
+            return
+        if self._when == "steady":
+            self._tell(Numerics(reference="", ok=None, text=EARLY))
+        elif self._when == "last" and not cancelled and not self._rig.wire.cancelled.is_set():
+            self._look(arm, self._rig.check_cancelled)
+
+    def _look(self, arm: Arm, between: comparison.Between) -> Numerics:
+        rig = self._rig
+        rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
+        rig.state("running", "Checking results")
+        rig.phases.check()
+        numerics = comparison.check(arm, arm.situation, between)
+        rig.arms.keep_numbers(arm.situation, numerics)
+        self._tell(numerics)
+        return numerics
+
+    def _give_way(self) -> None:
+        if self._rig.wire.waiting:
+            raise comparison.PutOff
+
+    def _tell(self, numerics: Numerics) -> None:
+        self._told = True
+        facts = protocol.Facts(segment=self._rig.segments - 1, ledger=checked.facts(numerics))
+        self._rig.wire.send(facts)

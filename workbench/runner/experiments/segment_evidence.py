@@ -1,0 +1,43 @@
+"""Evidence of a run's segment: when it is looked for, and when again.
+
+Heads that adapt may not have changed anything when a segment is steady. So what they chose is read
+again after twice as many steps each time, and at the end of the segment. Reading waits for the
+device, and new evidence is looked for only where a choice has changed, or can be final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sessions.model import Evidence
+from workbench.runner.experiments.segment_check import STEADY_STEPS
+from workbench.runner.toggles._adapting import choices
+from workbench.runner.variants.variant import Arm
+
+
+class SegmentEvidence:
+    """Evidence of one segment after another; ``send`` gets it."""
+
+    def __init__(self, send: Callable[[list[Evidence]], None]) -> None:
+        self._send = send
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a segment without sent evidence."""
+        self._due_steps = STEADY_STEPS
+        self._shown: object = None  # choices and whether they can be final, as of the last message
+
+    def look(self, arm: Arm, steady: int) -> None:
+        """Send evidence if it is due after so many steady steps."""
+        if steady >= self._due_steps:
+            self._due_steps = 2 * steady
+            self.show(arm)
+
+    def show(self, arm: Arm) -> None:
+        """Send evidence unless the segment's last message still holds."""
+        state = (choices(arm), arm.steps_to_settle() == 0)
+        if state != self._shown:
+            self._shown = state
+            if arm.model.adapted():
+                arm.evidence = None
+            self._send(arm.find_evidence())

@@ -1,0 +1,135 @@
+"""Interfaces that the packages of the runner share, below all of them.
+
+``Situation`` is what options, sizes and availability depend on. The protocols are the parts of a
+build and of a built configuration that other packages read.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from kernels import hardware
+from models import Family, Model
+from sessions.model import OWN, Configuration
+from workbench.protocol import LeftOut
+from workbench.runner.batches import Batches
+from workbench.runner.workloads import Compute, Workload
+
+
+class Trait(enum.Enum):
+    """A property that an option gives to the steps, and that other parts depend on."""
+
+    COMPILED = "torch.compile traces the model"
+    COMPILED_BLOCKS = "torch.compile traces each block by itself"
+    REPLAYED = "Inductor replays CUDA graphs of what it compiled"
+    CAPTURED = "the complete step is one CUDA graph"
+    TRITON = "bundled Triton kernels run"
+    ROUNDED = "matrix products have fewer digits than FP32"
+    TILES_TUNED = "tiles of Triton kernels are tuned in a step before the first"
+    AUTOTUNED = "kernels are chosen by timings of this process"
+    QUANTIZED = "linear layers hold codes of their weights"
+    RECOMPUTED = "activations are computed again in the backward pass"
+    OFFLOADED = "activations are in the host's memory between the passes"
+    EIGHT_BIT = "the optimizer's moments have 8 bits"
+    RANKS = "several ranks make a step together"
+    WEIGHTS_DIVIDED = "each rank has a part of the layers' weights"
+    OWN_REDUCTION = "gradients are reduced without DistributedDataParallel"
+
+
+Traits = Mapping[str, Mapping[str, Collection[Trait]]]  # by toggle and option
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A request on a device; ``configuration`` names every toggle's option.
+
+    Availability, estimates and builds depend on it.
+    """
+
+    configuration: Configuration
+    device: torch.device
+    family: Family
+    config: Any  # the family's configuration dataclass, as toggles have changed it
+    workload: Workload
+    base: Any  # the same before any toggle changed it
+    left_out: tuple[LeftOut, ...] = ()  # options that were preferred to the ones it has
+    traits: Traits = field(default_factory=dict, repr=False)  # of each toggle's options
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if the model runs on a CUDA device."""
+        return bool(self.device.type == "cuda")
+
+    @property
+    def is_own_model(self) -> bool:
+        """True if the model is that of a person's own file."""
+        return self.family.name == OWN
+
+    @property
+    def hardware(self) -> hardware.Hardware:
+        """The device's capabilities."""
+        return hardware.of(self.device)
+
+    def option(self, toggle: str) -> str:
+        """Return the option requested of a toggle."""
+        return self.configuration.toggles[toggle]
+
+    def has(self, *traits: Trait) -> bool:
+        """Return True if an option of a toggle has one of the traits."""
+        options = self.configuration.toggles
+        return any(
+            not set(traits).isdisjoint(by_option.get(options[toggle], ()))
+            for toggle, by_option in self.traits.items()
+        )
+
+
+class DividedBuild(Protocol):
+    """The part of a build that steps of several ranks depend on."""
+
+    situation: Situation
+    weights_dtype: torch.dtype
+    autocast: torch.dtype | None
+    scales_loss: bool
+    optimizer: dict[str, Any]
+    sharding: str
+    along_sequence: bool
+    gradient_compression: str
+    schedule: str
+    micro_batches: int
+
+
+class MarkedVariant(Protocol):
+    """The part of a built configuration that a call beside its steps reads."""
+
+    situation: Situation
+    model: Model
+    batches: Batches
+
+    @property
+    def compute(self) -> Compute:
+        """The computation of a step, without its update."""
+
+    def restart(self) -> None:
+        """Begin the round of steps anew, if there are rounds."""
+
+
+class DividedVariant(Protocol):
+    """The part of a built configuration that its ranks evaluate, load and report."""
+
+    model: Model
+    batches: Batches
+    usage: dict[str, dict[str, int]]
+    reasons: dict[str, tuple[str, str]]
+
+    @property
+    def compute(self) -> Compute:
+        """The computation of a step, without its update."""
+
+    @property
+    def autocast(self) -> Callable[[Compute], Compute]:
+        """A wrapper that runs a function in the precision of the steps."""

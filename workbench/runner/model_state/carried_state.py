@@ -1,0 +1,227 @@
+"""State of a person's model beside its weights: collected, compared, and carried to a reference.
+
+The state of a model is the difference between it and a fresh build: buffers, attributes of modules,
+global and class variables of its files, and variables of closures. What equals the fresh
+build is a constant, which a reference takes from its own build, in its own precision. What steps
+have produced is carried over. A table that is computed in the first call is a constant too: it is
+the same after any batch and with any weights, and the reference's own calls compute it.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from workbench.runner.model_state.run_state import are_same
+from workbench.runner.model_state.variables import (
+    CODE,
+    MISSING,
+    Variable,
+    add_variable,
+    variables,
+)
+from workbench.runner.structures import is_named_tuple, tensors
+from workbench.runner.user_models.user_model import OwnModel, kind
+
+
+class NotCarried(Exception):  # noqa: N818 - a reason, not an error
+    """State that no reference can begin from; the text is a clause that says what it is."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The variables of an arm's model that its steps have changed.
+
+    ``built`` are those of a fresh build in FP32. ``constants`` are names whose value the reference
+    computes by itself. ``unclear`` are names that may be state or not.
+    """
+
+    changed: Mapping[str, Any]
+    built: Mapping[str, Variable]
+    constants: Mapping[str, Any]
+    unclear: tuple[str, ...]
+
+    def put_into(self, model: OwnModel, dtype: torch.dtype | None) -> None:
+        """Let a fresh build go on from this state, in ``dtype``, or as it is in the arm.
+
+        Raises ``NotCarried``.
+        """
+        own = variables(model)
+        classes = {
+            value.__qualname__: value
+            for source in model.sources
+            for value in source.names.values()
+            if isinstance(value, type)
+        }
+        for name, value in self.changed.items():
+            if name in self.constants and dtype is not None:
+                value = self.constants[name]
+            fresh = own.get(name)
+            made = _portable(name, value, fresh and fresh.value, dtype, classes)
+            if fresh is not None:
+                made = self._with_constants(name, made, value, fresh, dtype)
+                fresh.set(made)
+            elif not add_variable(model, name, made):
+                raise NotCarried(f"{name} appeared in a step")
+
+    def _with_constants(
+        self, name: str, made: Any, value: Any, fresh: Variable, dtype: torch.dtype | None
+    ) -> Any:
+        """Take elements of a tensor that no step has changed from the fresh build."""
+        built = self.built[name].value if name in self.built else None
+        if dtype is None or not _is_float(built) or not _is_float(value):
+            return made
+        if built.shape != value.shape or not isinstance(fresh.value, Tensor):
+            return made
+        same = _as_in_arm(self.built[name], value.dtype).to(value.device) == value
+        return torch.where(same, built.to(made.device, made.dtype), made)
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The state of an arm's model, and constants among its parameters as the file gives them."""
+
+    carried: Carried
+    exact: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def find(model: OwnModel, fresh: Mapping[str, Variable], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the variables of an arm's model, in ``dtype``, that differ from a fresh FP32 build."""
+    differing = {}
+    for name, variable in variables(model).items():
+        other = fresh.get(name)
+        expected = MISSING if other is None else _in_arm(other, dtype)
+        if not same_values(variable.value, expected):
+            differing[name] = variable.value
+    return differing
+
+
+def unclear(changed: Mapping[str, Any], fresh: Mapping[str, Variable]) -> tuple[str, ...]:
+    """Return the variables that steps changed, and that began from values that were rounded.
+
+    What the rounding has done cannot be told apart from what the steps have done.
+    """
+    names = []
+    for name, value in changed.items():
+        variable = fresh.get(name)
+        built = None if variable is None or not variable.is_buffer else variable.value
+        if not _is_float(built) or not _is_float(value) or built.shape != value.shape:
+            continue
+        rounded = built.to(value.device).to(value.dtype)
+        moved = rounded != value
+        lossy = rounded.to(built.dtype) != built.to(value.device)
+        if bool((moved & lossy).any()):
+            names.append(name)
+    return tuple(names)
+
+
+def has_floats(value: Any) -> bool:
+    """Return True if a value holds a floating-point tensor."""
+    return any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors(value))
+
+
+def copied(value: Any) -> Any:
+    """Return a copy that later calls do not change."""
+    return _portable("", value, value, None, {})
+
+
+def same_values(mine: Any, theirs: Any, depth: int = 0) -> bool:
+    """Return True if two variables hold the same: bits of tensors, contents of containers."""
+    if mine is theirs or depth > 20 or isinstance(mine, (*CODE, torch.Generator)):
+        return True
+    if isinstance(mine, Tensor):
+        if not isinstance(theirs, Tensor) or mine.layout != theirs.layout:
+            return False
+        if mine.layout != torch.strided:
+            mine, theirs = mine.to_dense(), theirs.to_dense()
+        return are_same(mine, theirs)
+    if type(mine).__module__ == "numpy" and hasattr(mine, "tobytes"):
+        return type(theirs) is type(mine) and mine.tobytes() == theirs.tobytes()
+    if type(mine).__qualname__ != type(theirs).__qualname__:
+        return False
+    if isinstance(mine, Mapping):
+        return list(mine) == list(theirs) and all(
+            same_values(value, theirs[key], depth + 1) for key, value in mine.items()
+        )
+    if isinstance(mine, list | tuple | collections.deque):
+        return len(mine) == len(theirs) and all(
+            same_values(a, b, depth + 1) for a, b in zip(mine, theirs, strict=True)
+        )
+    if isinstance(getattr(mine, "__dict__", None), dict) and vars(mine):
+        return same_values(vars(mine), vars(theirs), depth + 1)
+    try:
+        return bool(mine == theirs) or mine != mine or _is_opaque(mine)
+    except Exception:  # noqa: BLE001 - an object's comparison may raise anything
+        return True
+
+
+def _portable(
+    name: str, value: Any, fresh: Any, dtype: torch.dtype | None, classes: Mapping[str, type]
+) -> Any:
+    """Return a copy of an arm's value for another build, whose own value is ``fresh``."""
+
+    def inner(key: Any, child: Any) -> Any:
+        mine = _child(fresh, key)
+        return _portable(f"{name}[{key!r:.30}]", child, mine, dtype, classes)
+
+    if isinstance(value, Tensor):
+        detached = value.detach().clone()
+        return detached if dtype is None else detached.to(kind(detached, dtype))
+    if isinstance(value, Mapping):
+        made: Any = copy.copy(value)
+        for key, child in value.items():
+            made[key] = inner(key, child)
+        return made
+    if isinstance(value, list | tuple | collections.deque):
+        parts = [inner(index, child) for index, child in enumerate(value)]
+        if isinstance(value, collections.deque):
+            return collections.deque(parts, value.maxlen)
+        return type(value)(*parts) if is_named_tuple(value) else type(value)(parts)
+    if isinstance(value, (*CODE, torch.Generator)):
+        if fresh is None:
+            raise NotCarried(f"{name} is a {type(value).__name__}")
+        return fresh
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or not attributes:
+        return copy.copy(value)
+    owner = type(value)
+    mine = type(fresh) if type(fresh).__qualname__ == owner.__qualname__ else owner
+    object_made: Any = object.__new__(classes.get(owner.__qualname__, mine))
+    for key, child in attributes.items():
+        object_made.__dict__[key] = inner(key, child)
+    return object_made
+
+
+def _child(value: Any, key: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(key)
+    if isinstance(value, list | tuple) and isinstance(key, int) and key < len(value):
+        return value[key]
+    return getattr(value, key, None) if isinstance(key, str) else None
+
+
+def _in_arm(variable: Variable, dtype: torch.dtype) -> Any:
+    """Return a fresh FP32 build's value as an arm in ``dtype`` begins with it."""
+    if variable.is_buffer and isinstance(variable.value, Tensor):
+        return variable.value.to(kind(variable.value, dtype))
+    return variable.value
+
+
+def _as_in_arm(variable: Variable, dtype: torch.dtype) -> Tensor:
+    value: Tensor = variable.value
+    return value.to(dtype)
+
+
+def _is_float(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided
+
+
+def _is_opaque(value: Any) -> bool:
+    """Return True for an object that compares by identity: its content is unknown."""
+    return getattr(type(value), "__eq__", None) is getattr(object, "__eq__", None)

@@ -1,0 +1,328 @@
+"""The state of a person's model and of its process: recorded, and put back as it was.
+
+A check calls the model several times. Afterwards everything must be as before: parameters, buffers,
+attributes of modules, global and class variables of the model's files, variables of closures, hooks
+and random number generators. All of it is restored in place, so that other holders of a container
+or a tensor see the old contents again.
+
+Large models: copies of tensors go to the host where the device lacks the memory.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import random
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from workbench.runner.model_state import rng
+from workbench.runner.user_models import global_flags
+
+ROOM = 4  # times the bytes of a copy must be free for it on the device
+_MOST_OBJECTS = 500_000
+_LIBRARIES = frozenset(
+    {*sys.stdlib_module_names, "torch", "numpy", "triton", "workbench", "kernels"}
+)
+_EMPTY: tuple[Any, ...] = ([], (), {}, set(), range(0), "")
+_ITERATORS: tuple[type, ...] = (
+    types.GeneratorType,
+    itertools.count,
+    itertools.cycle,
+    *(type(iter(made)) for made in _EMPTY),
+    *(map, filter, zip, enumerate),
+)
+_CLOSED: tuple[type, ...] = (str, bytes, int, float, complex, bool, type(None), torch.dtype)
+Restore = Callable[[], None]
+
+
+class NotRecordable(Exception):  # noqa: N818 - a reason, not an error
+    """A model holds something that cannot be put back; the text is a clause that says what."""
+
+
+class RunState:
+    """A record of what ``roots`` hold, which have names for messages; ``skipped`` is left out."""
+
+    def __init__(
+        self, roots: Iterable[tuple[str, Any]], free_bytes: int, skipped: Iterable[Any] = ()
+    ) -> None:
+        self._restores: list[Restore] = []
+        self._seen: dict[int, Any] = {}  # by id; holds on to each, so that no id is used again
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._free_bytes = free_bytes
+        self._seen |= {id(value): value for value in skipped}
+        waiting = list(roots)
+        while waiting:
+            name, value = waiting.pop()
+            if id(value) in self._seen or isinstance(value, _CLOSED):
+                continue
+            if len(self._seen) > _MOST_OBJECTS:
+                raise NotRecordable(f"it holds more than {_MOST_OBJECTS:,} objects")
+            self._seen[id(value)] = value
+            waiting += self._record(name, value)
+
+    def restore(self) -> None:
+        """Put everything back that has changed."""
+        for restore in self._restores:
+            restore()
+        for tensor, copy in self._tensors:
+            if not are_same(tensor, copy):
+                overwrite(tensor, copy)
+
+    def _record(self, name: str, value: Any) -> list[tuple[str, Any]]:
+        """Record one object; return what it holds."""
+        if isinstance(value, _ITERATORS):
+            raise NotRecordable(f"{name} is a {type(value).__name__}, which cannot be put back")
+        if isinstance(value, Tensor):
+            return self._record_tensor(name, value)
+        if isinstance(value, torch.Generator):
+            state = value.get_state()
+            self._restores.append(lambda: void(value.set_state(state)))
+            return []
+        if isinstance(value, random.Random):
+            python = value.getstate()
+            self._restores.append(lambda: value.setstate(python))
+            return []
+        if _is_of_numpy(value):
+            return self._record_numpy(value)
+        if isinstance(value, types.CellType):
+            return self._record_cell(name, value)
+        if isinstance(value, types.FunctionType):
+            if _is_of_library(value):
+                return []
+            cells = value.__closure__ or ()
+            names = value.__code__.co_freevars
+            defaults = (value.__defaults__ or (), value.__kwdefaults__ or {}, value.__dict__)
+            contents = [(f"{name}'s {free}", cell) for free, cell in zip(names, cells, strict=True)]
+            return [*contents, *((f"{name}'s default", default) for default in defaults)]
+        if isinstance(value, types.MethodType):
+            return [(name, value.__self__), (name, value.__func__)]
+        if isinstance(value, type):
+            return self._record_class(name, value)
+        return self._record_container(name, value)
+
+    def _record_tensor(self, name: str, tensor: Tensor) -> list[tuple[str, Any]]:
+        grad, needed = tensor.grad if tensor.is_leaf else None, tensor.requires_grad
+        hooks = {
+            kind: dict(hooks_of_kind)
+            for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")
+            if (hooks_of_kind := getattr(tensor, kind, None)) is not None
+        }
+        if tensor.is_leaf:
+
+            def restore() -> None:
+                if tensor.is_leaf and tensor.requires_grad != needed:
+                    tensor.requires_grad_(needed)
+                if tensor.is_leaf and tensor.grad is not grad:
+                    tensor.grad = grad
+                for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                    current = getattr(tensor, kind, None)
+                    if current is not None and dict(current) != hooks.get(kind, {}):
+                        current.clear()
+                        current.update(hooks.get(kind, {}))
+
+            self._restores.append(restore)
+        if tensor.device.type != "meta" and tensor.layout == torch.strided:
+            self._tensors.append((tensor, self._copy(tensor)))
+        return [] if grad is None else [(f"{name}.grad", grad)]
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        roomy = tensor.device.type == "cpu" or ROOM * tensor.nbytes < self._free_bytes
+        if roomy:
+            self._free_bytes -= tensor.nbytes
+            return tensor.detach().clone()
+        return tensor.detach().to("cpu", copy=True)
+
+    def _record_numpy(self, value: Any) -> list[tuple[str, Any]]:
+        if hasattr(value, "bit_generator"):
+            state = value.bit_generator.state
+            self._restores.append(lambda: setattr(value.bit_generator, "state", state))
+        elif hasattr(value, "get_state"):
+            old = value.get_state()
+            self._restores.append(lambda: value.set_state(old))
+        elif hasattr(value, "flags") and value.flags.writeable:
+            array = value.copy()
+            self._restores.append(lambda: value.__setitem__(..., array))
+        return []
+
+    def _record_cell(self, name: str, cell: types.CellType) -> list[tuple[str, Any]]:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # empty
+            return []
+        self._restores.append(lambda: setattr(cell, "cell_contents", content))
+        return [(name, content)]
+
+    def _record_class(self, name: str, kind: type) -> list[tuple[str, Any]]:
+        if _is_of_library(kind):
+            return []
+        before = {key: value for key, value in vars(kind).items() if not key.startswith("__")}
+
+        def restore() -> None:
+            for key in [key for key in vars(kind) if not key.startswith("__")]:
+                if key not in before:
+                    delattr(kind, key)
+            for key, value in before.items():
+                if vars(kind).get(key) is not value:
+                    setattr(kind, key, value)
+
+        self._restores.append(restore)
+        return [(f"{name}.{key}", value) for key, value in before.items()]
+
+    def _record_container(self, name: str, value: Any) -> list[tuple[str, Any]]:
+        if isinstance(value, dict):
+            self._restores.append(_restoring_dict(value))
+            return [
+                (f"{name}[{key!r:.40}]", item)
+                for key, item in value.items()
+                if key != "__builtins__"
+            ]
+        if isinstance(value, list | collections.deque):
+            items = list(value)
+
+            def restore_items() -> None:
+                if len(value) != len(items) or any(map(_is_not, value, items)):
+                    value.clear()
+                    value.extend(items)
+
+            self._restores.append(restore_items)
+            return [(f"{name}[{index}]", item) for index, item in enumerate(items)]
+        if isinstance(value, set):
+            members = set(value)
+
+            def restore_members() -> None:
+                if value != members:
+                    value.clear()
+                    value.update(members)
+
+            self._restores.append(restore_members)
+            return []
+        if isinstance(value, bytearray):
+            content = bytes(value)
+            self._restores.append(lambda: value.__setitem__(slice(None), content))
+            return []
+        if isinstance(value, tuple | frozenset):
+            return [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+        if isinstance(value, nn.Module) or not _is_of_library(type(value)):
+            return self._record_object(name, value)
+        return []
+
+    def _record_object(self, name: str, value: Any) -> list[tuple[str, Any]]:
+        contents: list[tuple[str, Any]] = []
+        if isinstance(attributes := getattr(value, "__dict__", None), dict):
+            self._restores.append(_restoring_dict(attributes))
+            contents += [(f"{name}.{key}", attribute) for key, attribute in attributes.items()]
+        for kind in type(value).__mro__:
+            for slot in _slots(kind):
+                if not hasattr(value, slot):
+                    continue
+                content = getattr(value, slot)
+                self._restores.append(functools.partial(object.__setattr__, value, slot, content))
+                contents.append((f"{name}.{slot}", content))
+        return [*contents, (type(value).__name__, type(value))]
+
+
+@contextlib.contextmanager
+def recorded(
+    roots: Iterable[tuple[str, Any]],
+    model: nn.Module,
+    device: torch.device,
+    free_bytes: int,
+    skipped: Iterable[Any] = (),
+) -> Iterator[RunState]:
+    """Record the state of a model and of the process; put all of it back at the end.
+
+    Raises ``NotRecordable`` before anything has happened.
+    """
+    state = RunState(roots, free_bytes, skipped)
+    global_hooks = [
+        (hooks, dict(hooks))
+        for name, hooks in vars(torch_module).items()
+        if name.startswith("_global_") and isinstance(hooks, dict)
+    ]
+    modes = {module: module.training for module in model.modules()}
+    with rng.put_back(model, device), global_flags.put_back():
+        try:
+            yield state
+        finally:
+            state.restore()
+            for module, training in modes.items():
+                module.training = training
+            for hooks, before in global_hooks:
+                if dict(hooks) != before:
+                    hooks.clear()
+                    hooks.update(before)
+
+
+def are_same(first: Tensor, second: Tensor) -> bool:
+    """Return True if two tensors hold the same bits."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    first, second = first.detach(), second.detach()
+    if first.device != second.device:
+        second = second.to(first.device)
+    if torch.equal(first, second):
+        return bool(first.dtype.is_complex or not first.is_floating_point()) or bool(
+            torch.equal(torch.signbit(first), torch.signbit(second))
+        )
+    if not (first.is_floating_point() or first.is_complex()):
+        return False
+    return bool(((first == second) | ((first != first) & (second != second))).all())
+
+
+def overwrite(tensor: Tensor, values: Tensor) -> None:
+    """Write values into a tensor where it lies, whatever its shape has become."""
+    with torch.no_grad():
+        if tensor.shape != values.shape or tensor.dtype != values.dtype:
+            tensor.data = values.to(tensor.device, copy=True)
+            return
+        try:
+            tensor.copy_(values)
+        except RuntimeError:  # made in inference mode, or expanded
+            with torch.inference_mode():
+                tensor.copy_(values)
+
+
+def void(_: object) -> None:
+    """Drop what a call returns."""
+
+
+def _restoring_dict(contents: dict[Any, Any]) -> Restore:
+    before = dict(contents)
+
+    def restore() -> None:
+        if "training" in before and "training" in contents:  # a mode, which ``recorded`` puts back
+            before["training"] = contents["training"]
+        if len(contents) != len(before) or any(
+            key not in before or before[key] is not value for key, value in list(contents.items())
+        ):
+            contents.clear()
+            contents.update(before)
+
+    return restore
+
+
+def _is_not(first: object, second: object) -> bool:
+    return first is not second
+
+
+def _slots(kind: type) -> list[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _is_of_library(kind: type | types.FunctionType) -> bool:
+    return (kind.__module__ or "").partition(".")[0] in _LIBRARIES
+
+
+def _is_of_numpy(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "numpy"

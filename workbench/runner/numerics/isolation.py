@@ -1,0 +1,219 @@
+"""A check's surroundings: what an arm's model remembers is known, and all is put back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from models import Model
+from workbench.runner.batches import Batches
+from workbench.runner.failures import is_fatal
+from workbench.runner.instruments.memory import free_bytes
+from workbench.runner.interfaces import (
+    Situation,
+    Trait,
+)
+from workbench.runner.model_state import carried_state as carried
+from workbench.runner.model_state import rng, variables
+from workbench.runner.model_state.carried_state import Carried, Remembered
+from workbench.runner.model_state.run_state import RunState, recorded
+from workbench.runner.numerics.routing_ties import nudged
+from workbench.runner.profiling.eager import eager
+from workbench.runner.structures import cast_floats, map_tensors
+from workbench.runner.user_models import global_flags, user_model
+from workbench.runner.user_models.user_model import OwnModel
+
+if TYPE_CHECKING:
+    from workbench.runner.variants.variant import Arm
+
+_OTHER_WEIGHTS = (0.1, 1)  # a nudge, so large that what depends on weights shows it
+
+
+@contextlib.contextmanager
+def undisturbed(arm: Arm) -> Iterator[Callable[[], None]]:
+    """Let calls inside change nothing of the run; give what puts the model's state back.
+
+    Raises ``NotRecordable`` or ``NotCarried`` for a model whose state cannot be handled so.
+    """
+    model, device = arm.model, arm.situation.device
+    advances = arm.batches.advances
+    if not isinstance(model, OwnModel):
+        with rng.put_back(model, device), global_flags.put_back(), _choices(model) as put_back:
+            yield put_back
+        return
+    batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
+    skipped = list(model.parameters()) if arm.divided is not None else []
+    room = free_bytes(device)
+    with recorded([*variables.roots(model), batch], model, device, room, skipped) as state:
+        arm.remembered = _remembered(arm)
+        state.restore()
+        try:
+            yield state.restore
+        finally:
+            arm.remembered = None
+            arm.batches.advances = advances
+
+
+@contextlib.contextmanager
+def probed(model: Model, device: torch.device) -> Iterator[None]:
+    """Let one call of a person's model, before its first step, change nothing."""
+    if not isinstance(model, OwnModel):
+        yield
+        return
+    try:
+        state = recorded(variables.roots(model), model, device, free_bytes(device))
+        state.__enter__()
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        yield
+        return
+    try:
+        yield
+    finally:
+        state.__exit__(None, None, None)
+
+
+def share(
+    situation: Situation,
+    source: Model,
+    remembered: Remembered | None,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+) -> Model:
+    """Return a plain model around ``weights`` that goes on from what ``source`` remembers.
+
+    In ``dtype``, or in the precision of ``source``.
+    """
+    model: Model = situation.family.share(situation.config, weights)
+    if remembered is None:
+        begin_from(model, source.carried())
+    else:
+        assert isinstance(model, OwnModel)
+        remembered.carried.put_into(model, dtype)
+    return model
+
+
+def constants_of(
+    remembered: Remembered | None, weights: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return ``weights`` with parameters that are constants taken from the fresh build."""
+    exact = {} if remembered is None else remembered.exact
+    return {
+        name: exact[name].to(value.device, user_model.kind(value, dtype))
+        if name in exact
+        else value
+        for name, value in weights.items()
+    }
+
+
+def begin_from(model: Model, values: Mapping[str, Tensor]) -> None:
+    """Let a model go on from what calls have left, of itself or of another of its structure."""
+    for name, tensor in values.items():
+        model.carried()[name].copy_(tensor)
+
+
+def kept_state(model: Model, batches: Batches, device: torch.device) -> Callable[[], None]:
+    """Return what puts a plain model's state, and the inputs, back to where they are."""
+    if not isinstance(model, OwnModel):
+        before = {name: tensor.clone() for name, tensor in model.carried().items()}
+        return lambda: begin_from(model, before)
+    batch = ("the inputs", (batches.inputs, batches.targets))
+    room = free_bytes(device)
+    return RunState([*variables.roots(model), batch], room).restore
+
+
+@contextlib.contextmanager
+def _choices(model: Model) -> Iterator[Callable[[], None]]:
+    """Give what puts back the choices that calls have changed; that is done at the end, too."""
+    adapted, left = (
+        {name: tensor.clone() for name, tensor in state.items()}
+        for state in (model.adapted(), model.carried())
+    )
+
+    def put_back() -> None:
+        for name, tensor in model.adapted().items():
+            tensor.copy_(adapted[name])
+        begin_from(model, left)
+
+    try:
+        yield put_back
+    finally:
+        put_back()
+
+
+def _remembered(arm: Arm) -> Remembered:
+    """Compare the arm's model with a fresh build of its file."""
+    model, config = arm.model, arm.situation.config
+    assert isinstance(model, OwnModel)
+    fresh = user_model.fresh(config)
+    built = variables.variables(fresh)
+    changed = carried.find(model, built, arm.weights_dtype)
+    exact = {}
+    if arm.weights_dtype.itemsize < 4:
+        weights = model.weights()
+        for name, parameter in fresh.weights().items():
+            weight = weights.get(name)
+            if weight is None or parameter.requires_grad or weight.shape != parameter.shape:
+                continue
+            rounded = parameter.detach().to(weight.device, weight.dtype)
+            if torch.equal(rounded, weight):
+                exact[name] = parameter.detach()
+    built = {
+        name: variables.Variable(carried.copied(variable.value), variable.set, variable.is_buffer)
+        for name, variable in built.items()
+        if name in changed
+    }
+    unclear = carried.unclear(changed, built)
+    carried_state = Carried(changed, built, {}, unclear)
+    suspects = [name for name, value in changed.items() if carried.has_floats(value)]
+    if suspects and arm.situation.has(Trait.ROUNDED):
+        constants = _constants(arm, suspects, built)
+        unclear = tuple(name for name in unclear if name not in constants)
+        carried_state = Carried(changed, built, constants, unclear)
+    return Remembered(carried_state, exact)
+
+
+def _constants(
+    arm: Arm, names: list[str], built: Mapping[str, variables.Variable]
+) -> dict[str, Any]:
+    """Return the variables, in FP32, that the first call computes from nothing but constants."""
+    current, following = arm.batches.inputs, arm.batches.following()[0]
+
+    def after(size: tuple[float, int], *batches: Any) -> list[dict[str, Any]]:
+        weights = {
+            name: nudged(
+                weight.detach().to(user_model.kind(weight, torch.float32), copy=True), size, index
+            )
+            for index, (name, weight) in enumerate(arm.plain_weights().items())
+        }
+        model = arm.situation.family.share(arm.situation.config, weights)
+        rng.take_modes(model, arm.model)
+        left = []
+        for batch in batches:
+            with torch.no_grad(), eager():
+                model(*map_tensors(cast_floats(batch, torch.float32), torch.clone))
+            now = variables.variables(model)
+            left.append({name: carried.copied(now[name].value) for name in names if name in now})
+        return left
+
+    try:
+        first, second = after((0.0, 0), current, following)
+        (third,) = after(_OTHER_WEIGHTS, following)
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        return {}
+    constants = {}
+    for name, value in first.items():
+        begun = built[name].value if name in built else None
+        alike = carried.same_values(value, second.get(name)) and carried.same_values(
+            value, third.get(name)
+        )
+        if alike and not carried.same_values(value, begun):
+            constants[name] = value
+    return constants

@@ -1,0 +1,183 @@
+"""``python -m workbench.runner.rank_worker``: a rank that follows rank 0's messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import NoReturn
+
+import torch
+from torch.distributed.rendezvous import rendezvous
+
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.installed_plugins import register_plugins
+from workbench.runner.config.resolve import resolve
+from workbench.runner.distributed import mesh as meshes
+from workbench.runner.distributed.connection import Connection
+from workbench.runner.distributed.mesh import Layout
+from workbench.runner.distributed.messages import (
+    Alive,
+    Arrange,
+    Build,
+    Compare,
+    Enter,
+    Evaluate,
+    Failed,
+    Forget,
+    Hello,
+    Leave,
+    Order,
+    Ready,
+    Step,
+)
+from workbench.runner.distributed.world import ADDRESS, START_S, TOKEN, join, rank
+from workbench.runner.environment import host
+from workbench.runner.failures import explain
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import Situation
+from workbench.runner.numerics.forward import evaluate
+from workbench.runner.toggles._ranks import layout_of
+from workbench.runner.variants.variant import Arm
+from workbench.runner.wire import leave
+
+BEAT_S = 0.5
+
+
+class WorkerLoop:
+    """Builds variants and steps them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._arms = Arms()
+        self._entered = contextlib.ExitStack()
+        self._arm: Arm | None = None
+        self._steps = 0
+        self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        for target in (self._listen, self._beat):
+            threading.Thread(target=target, daemon=True).start()
+
+    def serve(self) -> None:
+        """Follow orders until rank 0 ends the connection, which ends the process."""
+        while True:
+            self.follow(self._orders.get())
+
+    def follow(self, order: Order) -> None:
+        """Follow one order."""
+        if isinstance(order, Arrange):
+            meshes.of(Layout(*order.layout), self.device)
+            return
+        if isinstance(order, Build):
+            self._connection.send(self._build(order))
+            return
+        if isinstance(order, Forget):
+            self._arm = None
+            self._arms.forget_all()
+            return
+        arm = self._arm
+        if arm is None:
+            return  # fewer ranks than there are step
+        assert arm.divided is not None
+        match order:
+            case Enter():
+                self._enter(arm, order)
+            case Step():
+                self._steps += 1
+                arm.batches.go_to(order.advances)
+                arm.step()
+            case Evaluate():
+                arm.batches.go_to(order.advances)
+                evaluate(order.name, arm)
+            case Compare():
+                arm.divided.compare(arm)
+            case Leave():
+                self._entered.close()
+
+    def _listen(self) -> None:
+        for order in self._connection.messages():
+            self._orders.put(order)
+        leave()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._connection.send(Alive(self._steps))
+                time.sleep(BEAT_S)
+
+    def _enter(self, arm: Arm, order: Enter) -> None:
+        """Prepare for steps; tune kernels before the first, as rank 0 does."""
+        assert arm.divided is not None
+        if arm.trainer is not None and arm.trainer.scaler is not None:
+            arm.trainer.scaler.load_state_dict(order.scale)
+        arm.divided.version = order.version
+        arm.divided.has_all = not order.prepare
+        self._entered.enter_context(arm.entered())
+        if not arm.divided.prepared:
+            arm.divided.prepared = True
+            arm.prepare()
+
+    def _build(self, order: Build) -> Ready:
+        """Build a variant, or nothing if its ranks do not include this one."""
+        self._arm = None
+        try:
+            situation = resolve(order.configuration, self.device)
+            if layout_of(situation).ranks > rank():
+                self._arm = self._get(situation, order)
+        except Exception as error:  # noqa: BLE001 - rank 0 reports it, and this worker goes on
+            return Ready(explain(error))
+        divided = None if self._arm is None else self._arm.divided
+        if divided is None:
+            return Ready(prepared=True)
+        return Ready(version=divided.weights.version, prepared=divided.has_all)
+
+    def _get(self, situation: Situation, order: Build) -> Arm:
+        """Return the variant that belongs to rank 0's, built now if it does not exist."""
+        phases = PhaseTracker(lambda phase: None)
+        arm = self._arms.get(situation, phases, order.copy)
+        if arm.divided is not None and arm.divided.variant not in (0, order.variant):
+            del arm
+            self._arms.forget(situation, order.copy)
+            arm = self._arms.get(situation, phases, order.copy)
+        if arm.divided is not None:
+            arm.divided.variant = order.variant
+        return arm
+
+
+def main() -> NoReturn:
+    """Join the ranks and follow rank 0 until it ends this process; report a failure to it."""
+    local = TOKEN in os.environ  # else an agent has started this worker, which sees all GPUs
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    if not local:
+        visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+        number = int(os.environ.get("LOCAL_RANK", "0"))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
+        os.environ["LOCAL_RANK"] = "0"
+    size, limit = int(os.environ["WORLD_SIZE"]), timedelta(seconds=START_S)
+    store, *_ = next(rendezvous("env://", rank(), size, timeout=limit))
+    token = os.environ[TOKEN] if local else store.get(TOKEN).decode()
+    address = os.environ[ADDRESS] if local else store.get(ADDRESS).decode()
+    name, _, port = address.rpartition(":")
+    connection = Connection(socket.create_connection((name, int(port))), Order)
+    connection.send(Hello(rank=rank(), token=token, host=host(), pid=os.getpid()))
+    loop = WorkerLoop(connection)
+    try:
+        torch.empty(1, device=loop.device)  # a GPU that is full is reported before others wait
+        register_plugins()
+        connection.send(Ready())
+        join(size, loop.device, store)
+        loop.serve()
+    except Exception as error:  # noqa: BLE001 - the last message of this process
+        with contextlib.suppress(OSError):
+            connection.send(Failed(explain(error)))
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Compare what an arm computes with what it would compute with one option off.
+
+The arm's model, and one of the same weights without the option, are called on the arm's batch,
+neither compiled nor captured. Their outputs are compared bit by bit, and so are the operators that
+ran, by shapes and dtypes. Where an option changes which weights there are, the operators of both
+steps are counted on tensors without storage instead. The arm stays as it is: no weight, buffer or
+random state changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+import kernels
+from kernels import Operator, watched
+from models import Model
+from models.layers.quantized_linear import quantize_linears
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.model_state import rng
+from workbench.runner.profiling import instrumented
+from workbench.runner.profiling.eager import eager
+from workbench.runner.roofline import sdpa_flops
+from workbench.runner.roofline.counter import PLAIN, is_view
+from workbench.runner.toggles import Stage, toggles_before
+from workbench.runner.user_models.user_model import OwnModel
+from workbench.runner.variants.assembly import apply_toggles, make_bench, make_compute
+from workbench.runner.variants.assembly import autocast as build_autocast
+from workbench.runner.variants.build import Build
+
+if TYPE_CHECKING:
+    from workbench.runner.variants.variant import Arm
+
+_NAMED = 3  # operators named in a sentence
+
+
+@dataclass
+class Work:
+    """Operators that ran. ``library`` are those of ``kernels``, by implementation."""
+
+    calls: Counter[Any] = field(default_factory=Counter)
+    library: Counter[str] = field(default_factory=Counter)
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides: as the arm is, and with the option off.
+
+    ``error`` is the Euclidean distance of the outputs relative to their size, 0 if all bits are
+    equal, None if the sides have other weights; ``noise`` is that of two calls of the arm's side.
+    """
+
+    error: float | None
+    noise: float
+    own: Work
+    off: Work
+
+    @property
+    def same_work(self) -> bool:
+        """Return True if the same operators ran on the same shapes and dtypes."""
+        return self.own.calls == self.off.calls
+
+    @property
+    def identical(self) -> bool:
+        """Return True if nothing that a step computes differs."""
+        repeats = self.error is None or self.error <= 2 * self.noise
+        return repeats and self.same_work
+
+    def text(self) -> str:
+        """Say what differs."""
+        parts = []
+        if self.error is not None:
+            differ = f"outputs differ by {self.error:.2g} of their size"
+            parts.append(differ if self.error else "outputs are identical to the last bit")
+        own, off = self.own.library, self.off.library
+        changed = [name for name in dict.fromkeys([*own, *off]) if own[name] != off[name]]
+        parts += [f"{name}: {own[name]} calls and not {off[name]}" for name in changed[:_NAMED]]
+        if self.own.flops != self.off.flops and self.off.flops:
+            parts.append(f"{self.own.flops / self.off.flops:.3g} of the FLOPs")
+        elif not self.same_work and not changed:
+            counts = [sum(side.calls.values()) for side in (self.own, self.off)]
+            same = counts[0] == counts[1]
+            parts.append(
+                f"{counts[0]} operators, of other sizes or dtypes"
+                if same
+                else f"{counts[0]} operators and not {counts[1]}"
+            )
+        return "; ".join(parts)
+
+
+def without(arm: Arm, toggle: str, off: str) -> Situation:
+    """Return the arm's situation with the first option of a toggle that sets no field."""
+    configuration = arm.situation.configuration
+    toggles = {**configuration.toggles, toggle: off}
+    changed = msgspec.structs.replace(configuration, toggles=toggles)
+    return replace(arm.situation, configuration=changed)
+
+
+def kernel_choices(situation: Situation) -> dict[str, str]:
+    """Return the implementations that a situation's toggles choose, by operator."""
+    build = _build(situation)
+    return build.kernel_choices
+
+
+def compare(arm: Arm, off: Situation) -> Comparison | None:
+    """Compare the arm with a situation that differs in one option.
+
+    None if the sides have other weights, and a step depends on numbers that are not there to
+    count it.
+    """
+    if not _same_weights(arm.situation, off):
+        from torch._subclasses.fake_tensor import DataDependentOutputException
+
+        from workbench.runner.variants.fake_step import count
+
+        try:
+            toggles = toggles_before(Stage.COMPILE)
+            own_tally, off_tally = count(arm.situation, toggles), count(off, toggles)
+        except DataDependentOutputException:
+            return None
+        return Comparison(None, 0.0, _counted(own_tally.calls), _counted(off_tally.calls))
+    model = arm.model if arm.divided is None else None
+    own, again = (_outputs(arm, arm.situation, model) for _ in range(2))
+    other = _outputs(arm, off)
+    return Comparison(_distance(own[0], other[0]), _distance(own[0], again[0]), own[1], other[1])
+
+
+def settled(arm: Arm, situation: Situation, calls: int) -> Model:
+    """Return a model of the arm's weights that has adapted in so many calls, each an analysis."""
+    config = replace(situation.config, refresh_every=1)
+    build = _build(replace(situation, config=config))
+    model: Model = situation.family.share(config, arm.plain_weights())
+    with _in_force(arm, build), torch.no_grad():
+        for _ in range(calls):
+            build_autocast(build)(model)(*arm.all_batches.inputs)
+    return model
+
+
+def kept_bytes(arm: Arm, situation: Situation) -> int:
+    """Return the bytes that autograd keeps of one call on few inputs, weights left out."""
+    if not any(x.requires_grad for x in arm.model.parameters()):
+        return 0
+    build = _build(situation)
+    model = _model(arm, build)
+    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
+    saved: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+    with _in_force(arm, build), torch.enable_grad(), hooks:
+        made = make_bench(build, model, arm.all_batches).model(*arm.batches.few)
+    del made  # alive until here, as the graph keeps its tensors
+    return sum(saved.values())
+
+
+def _same_weights(own: Situation, off: Situation) -> bool:
+    shapes = [
+        {name: x.shape for name, x in situation.family.build(situation.config).weights().items()}
+        for situation in (own, off)
+    ]
+    return shapes[0] == shapes[1]
+
+
+def _build(situation: Situation) -> Build:
+    build = Build(situation, PhaseTracker(lambda phase: None))
+    apply_toggles(build, toggles_before(Stage.COMPILE))
+    return build
+
+
+def _model(arm: Arm, build: Build) -> Model:
+    situation = build.situation
+    model: Model = situation.family.share(situation.config, arm.plain_weights())
+    model.train(situation.workload.trains)
+    rng.take_modes(model, arm.model)
+    for name, values in arm.model.adapted().items():
+        if name in model.adapted():
+            model.adapted()[name].copy_(values)
+    if build.quantization:
+        quantize_linears(model, build.quantization)
+    model.share_rope_cache(False)
+    for transform in build.transforms:
+        transform(model)
+    return model
+
+
+@contextlib.contextmanager
+def _in_force(arm: Arm, build: Build) -> Iterator[None]:
+    """Set what the build sets for its steps, and leave no trace in counters and generators."""
+    with contextlib.ExitStack() as stack:
+        for flag in build.flags:
+            stack.enter_context(flag())
+        stack.enter_context(kernels.using(all="auto", **build.kernel_choices))
+        stack.enter_context(rng.put_back(arm.model, build.situation.device))
+        # Where nothing can be compiled, the import would take seconds for nothing.
+        if isinstance(arm.model, OwnModel) or build.situation.has(Trait.COMPILED):
+            stack.enter_context(eager())
+        yield
+
+
+@contextlib.contextmanager
+def _unchanged(model: Model) -> Iterator[None]:
+    """Put back what calls write to buffers."""
+    buffers = {name: x.clone() for name, x in model.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, x in model.named_buffers():
+            x.copy_(buffers[name])
+
+
+def _outputs(arm: Arm, situation: Situation, model: Model | None = None) -> tuple[Tensor, Work]:
+    """Return all outputs of one call in a row, and what ran; of another model if none is given."""
+    build, work = _build(situation), Work()
+    workload = situation.workload
+    with _in_force(arm, build), torch.no_grad():
+        called = _model(arm, build) if model is None else model
+        with _unchanged(called):
+            compute = make_compute(build, make_bench(build, called, arm.all_batches))
+        with _unchanged(called), watched(_watch(work)), _Record(work):
+            out = instrumented.computed(compute, workload, arm.all_batches)
+    values = [x.detach().reshape(-1) for x in tree_leaves(out) if isinstance(x, Tensor)]
+    return torch.cat([x.clone() for x in values]), work
+
+
+def _watch(work: Work) -> Any:
+    """Return a watch of the library's calls that counts them and lets them compute."""
+
+    def watch(op: Operator, name: str, args: tuple[Any, ...]) -> Any:
+        label = f"{op.name} by {name}"
+        work.library[label] += 1
+        work.calls[label, _signature(args)] += 1
+        if name in PLAIN:
+            return op.implementations[name].call(*args)
+        work.flops += op.cost(**op.named(args)).forward.flops
+        with _disable_current_modes():  # a kernel is one call, and flex attention is compiled
+            return op.implementations[name].call(*args)
+
+    return watch
+
+
+class _Record(TorchDispatchMode):
+    """Counts the operators of torch that run inside."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        sdpa_flops.register()
+        self._work = work
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not is_view(func):
+            self._work.calls[str(func), _signature((args, kwargs, out))] += 1
+            formula = flop_registry.get(func._overloadpacket)
+            self._work.flops += int(formula(*args, **kwargs, out_val=out)) if formula else 0
+        return out
+
+
+def _signature(values: Any) -> tuple[Any, ...]:
+    return tuple((x.shape, x.dtype) for x in tree_leaves(values) if isinstance(x, Tensor))
+
+
+def _counted(calls: Any) -> Work:
+    return Work(Counter(calls), flops=sum(call.flops for call in calls))
+
+
+def _distance(first: Tensor, second: Tensor) -> float:
+    """Return the relative Euclidean distance; 0 only if all bits are equal."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return float("inf")
+    if torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8)):
+        return 0.0
+    wide = [x.double() for x in (first, second)]
+    distance = float((wide[0] - wide[1]).norm() / wide[1].norm().clamp_min(1e-300))
+    return float("inf") if math.isnan(distance) else max(distance, sys.float_info.min)

@@ -1,0 +1,1 @@
+"""Weights and the optimizers that train them."""

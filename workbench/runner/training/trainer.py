@@ -1,0 +1,240 @@
+"""Weights, and the optimizers that train them; both are shared by all arms of one precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.initialisation import keep_marks
+from workbench.runner.training.optimizers import eight_bit_adamw, parts
+
+Parameters = Mapping[str, nn.Parameter]
+LEARNING_RATE = 3e-4
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+
+
+class Trainer:
+    """One optimizer with its loss scaler; ``update`` is the part of a step after the loss."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.backward: Callable[[torch.Tensor], None] = torch.Tensor.backward
+        # Of a variant of several ranks: what completes gradients, and which updates all of them
+        # skip.
+        self.after_backward: Callable[[], None] | None = None
+        self.agree: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None = None
+
+    def update(self, loss: torch.Tensor) -> None:
+        """Run the backward pass and the optimizer; frees gradients and the graph of the loss."""
+        self.backward(loss if self.scaler is None else self.scaler.scale(loss))
+        if self.after_backward is not None:
+            self.after_backward()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            if self.agree is not None:
+                self.agree(self.scaler, self.optimizer)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        forget_graph(loss)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the moments and step counts of each parameter."""
+        yield from _state(self.optimizer)
+
+    def on_host(self) -> set[int]:
+        """Return addresses of the step counts that AdamW keeps on the host whatever the device."""
+        counts = [
+            self.optimizer.state.get(parameter, {}).get("step")
+            for group in self.optimizer.param_groups
+            if not (group.get("capturable") or group.get("fused"))
+            for parameter in group["params"]
+        ]
+        return {count.data_ptr() for count in counts if isinstance(count, torch.Tensor)}
+
+
+def forget_graph(loss: torch.Tensor) -> None:
+    """Free what was kept for the backward pass of a loss, though the tensor itself may live on.
+
+    Inductor returns the same tensor from every replay of a graph that it recorded. Its loss would
+    keep the nodes that accumulate gradients, and with them the stream that they were made on: no
+    other arm's step could then be captured, on a stream of its own.
+    """
+    if not loss._is_view():  # a view cannot be detached in place, and no replay returns one
+        loss.detach_()
+
+
+class Weights:
+    """The parameters of one model in one precision, and the optimizer state that belongs to them.
+
+    However AdamW is stepped (loop, foreach, fused), its moments are the same tensors: a toggle
+    goes on training where the other left off, and memory is held once. Moments in 8 bits are
+    others, which begin at zero.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], source: Weights | None = None) -> None:
+        """``source``: other weights in the same memory, whose moments are used."""
+        self.parameters, self._source = parameters, source
+        self.entries = 0  # of variants of one rank that may have trained them
+        self._drawn = {name: parameter._version for name, parameter in parameters.items()}
+        self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
+        self._eight_bit: dict[str, torch.optim.Optimizer] = {}
+        self._stepping: torch.optim.Optimizer | None = None  # the AdamW that stepped last
+        self._scaler: torch.amp.GradScaler | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the parameters; of FSDP's shards those of this rank."""
+        distinct = _distinct(self.parameters.values())
+        return sum(part.nbytes for parameter in distinct for part in parts(parameter))
+
+    def alias(self) -> Weights:
+        """Return weights of other parameters in the same memory, moments included.
+
+        Hooks on such parameters, and the nodes that accumulate their gradients, are not those of
+        the variants that compute with these ones.
+        """
+        aliases: dict[int, nn.Parameter] = {}
+        for parameter in _distinct(self.parameters.values()):
+            twin = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+            aliases[id(parameter)] = keep_marks(parameter, twin)
+        named = {name: aliases[id(parameter)] for name, parameter in self.parameters.items()}
+        return Weights(named, source=self)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the parameters, and their gradients if there are any."""
+        for parameter in _distinct(self.parameters.values()):
+            yield from parts(parameter)
+            if parameter.grad is not None:
+                yield from parts(parameter.grad)
+
+    def states(self) -> Iterator[Tensor]:
+        """Yield the state of the optimizers; some tensors more than once."""
+        for optimizer in (*self._optimizers.values(), *self._eight_bit.values()):
+            yield from _state(optimizer)
+
+    @property
+    def changed(self) -> bool:
+        """Return True if the parameters may differ from the first ones."""
+        versions = {name: parameter._version for name, parameter in self.parameters.items()}
+        return bool(self._optimizers or self._eight_bit) or versions != self._drawn
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients: a step that failed half-way must not leak into the next."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def trainer(self, options: dict[str, Any], *, scales_loss: bool) -> Trainer:
+        """Return the trainer for these AdamW options, its moments shared with every other.
+
+        ``{"eight_bit": library}`` takes that library's 8-bit AdamW.
+        """
+        if scales_loss and self._scaler is None:
+            device = next(iter(self.parameters.values())).device
+            self._scaler = torch.amp.GradScaler(device.type)
+        return Trainer(self._optimizer(options), self._scaler if scales_loss else None)
+
+    def hand_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an AdamW count on from that which stepped last, whose moments it shares.
+
+        Counts lie on the device for some ways to step, and on the host for others.
+        """
+        if not any(optimizer is known for known in self._optimizers.values()):
+            return  # 8-bit moments are its own
+        before, self._stepping = self._stepping, optimizer
+        if before is None or before is optimizer:
+            return
+        for parameter, state in optimizer.state.items():
+            count = before.state.get(parameter, {}).get("step")
+            if isinstance(count, Tensor) and count is not state.get("step"):
+                state["step"].copy_(count)
+
+    def _optimizer(self, options: dict[str, Any]) -> torch.optim.Optimizer:
+        if library := options.get("eight_bit"):
+            if library not in self._eight_bit:
+                groups = _groups(self.parameters.values())
+                self._eight_bit[library] = eight_bit_adamw(
+                    library, groups, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY
+                )
+            return self._eight_bit[library]
+        key = tuple(sorted(options.items()))
+        if key not in self._optimizers:
+            self._optimizers[key] = self._make_optimizer(options)
+        return self._optimizers[key]
+
+    def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
+        optimizer = plain_optimizer(self.parameters.values(), **options)
+        before = next(iter(self._optimizers.values()), None)
+        if self._source is not None:
+            before = self._source._optimizer(options)  # type: ignore[assignment]
+        if before is not None:
+            state = before.state_dict()
+            for group in state["param_groups"]:
+                group.update(options)
+            optimizer.load_state_dict(state)  # keeps the tensors; moves step counts to the device
+            if not (options.get("fused") or options.get("capturable")):  # and not back from there
+                for state_of_parameter in optimizer.state.values():
+                    state_of_parameter["step"] = state_of_parameter[
+                        "step"
+                    ].cpu()  # else each is waited for in every step
+        else:
+            _create_state(optimizer)
+        return optimizer
+
+
+def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        for value in state.values():
+            yield from parts(value)
+
+
+def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.AdamW:
+    """Build AdamW with the rates of every arm; the plain loop, without ``options``."""
+    chosen = {"fused": False, "foreach": False, **options}
+    return torch.optim.AdamW(
+        _groups(parameters),
+        lr=LEARNING_RATE,
+        betas=BETAS,
+        weight_decay=WEIGHT_DECAY,
+        **chosen,
+    )
+
+
+def _create_state(optimizer: torch.optim.AdamW) -> None:
+    # AdamW makes its moments at the first step; made now, every later optimizer can share them.
+    # With zero gradients and rate 0 the step changes no weight. What is frozen has no moments.
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        group["lr"] = 0.0
+    optimizer.step()
+    for group in optimizer.param_groups:
+        group["lr"] = LEARNING_RATE
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Return AdamW's groups: what decays, and what is marked with ``no_weight_decay``, if any."""
+    distinct = list(_distinct(parameters))
+    spared = [parameter for parameter in distinct if getattr(parameter, "no_weight_decay", False)]
+    decaying = [
+        parameter for parameter in distinct if not getattr(parameter, "no_weight_decay", False)
+    ]
+    groups: list[dict[str, Any]] = [
+        {"params": decaying},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _distinct(parameters: Iterable[nn.Parameter]) -> Iterable[nn.Parameter]:
+    return {id(parameter): parameter for parameter in parameters}.values()

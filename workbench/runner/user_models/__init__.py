@@ -1,0 +1,1 @@
+"""Models of people's files and of libraries: loaded, called and explained where they fail."""

@@ -1,0 +1,491 @@
+"""A model of one's own: any ``torch.nn.Module``, from a Python file, as a family made on the fly.
+
+The file has a function, ``build`` unless ``FILE.py:name`` names another, that takes nothing and
+returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
+
+* ``make_inputs(batch)`` gives what the module is called with, random, on the CPU: a tensor (dense
+  or sparse), or a tuple of arguments. Each may be a dict, a list, a named tuple, a dataclass or
+  another object that holds tensors. A dict of the parameters of ``forward`` is its keywords.
+  Called for every batch of a ring, seeded; batches may differ in shape.
+* An example in place of ``make_inputs`` is enough: a tensor, or a tuple of arguments. Its first
+  dimension is the batch; floating numbers are drawn from a normal distribution, whole ones from the
+  range of the example. A module with ``example_input_array`` may be returned alone.
+* ``loss(output, *inputs)`` gives the mean loss, one number; only the training step needs it.
+
+The module may give one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
+are checked if equal inputs give equal outputs. One that draws random numbers in training alone
+(dropout) is checked in evaluation mode, and told so. State may lie in buffers, attributes, global
+variables of the file and closures: every configuration has its own. State that Python cannot copy
+(an iterator) leaves the numbers unchecked.
+
+It computes in the precision that is chosen; complex parameters stay complex, in FP32 at least. What
+it sets of torch's or Python's switches (default dtype, gradients, threads, TF32, the collection of
+garbage) is put back after it: they are toggles here, or hold for all configurations.
+
+The file is run in the runner, once for the weights and once for every configuration around them,
+and so is what it imports from beside it, which counts as a part of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import itertools
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from models import ConfigurationError, Costs, Family, Footprint, Model
+from models.family import Batch, setting
+from models.initialisation import Take
+from models.layers.quantized_linear import QuantizedLinear
+from sessions.model import OWN
+from workbench.runner.environment import host
+from workbench.runner.failures import OWN_MODULE, Mistake, OwnModelError
+from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
+from workbench.runner.user_models import global_flags, hf_model, neighbour_modules
+from workbench.runner.user_models.example_inputs import inputs_like, with_example
+
+BUILD = "build"
+_MOST_BYTES = 10_000_000
+_PACKAGES = Path(kernels.__file__).absolute().parents[1]
+_SHAPE = "(module, make_inputs), (module, example) or (module, make_inputs, loss)"
+_numbers = itertools.count()
+_drawers: dict[OwnConfig, Parts] = {}  # of the file built last
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig:
+    """Which file; ``sha256`` is filled in when it is read, and keeps a session reproducible."""
+
+    source: str = setting(
+        "",
+        "File",
+        "A Python file whose build() returns a module: FILE.py or FILE.py:function. Or "
+        "hf:CONFIG, a Hugging Face model with random weights: a config.json, its folder, or one "
+        f"of {', '.join(hf_model.bundled())}; hf:CONFIG:tiny is a small one.",
+    )
+    sha256: str = setting("", "SHA-256", "Of the file; empty takes the file as it is.")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the model, and the global variables that it has in this build."""
+
+    file: str
+    names: dict[str, Any]
+
+    def __deepcopy__(self, memo: object) -> Source:
+        """Return the same: a module cannot be copied."""
+        return self
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts that ``build()`` returned."""
+
+    module: nn.Module
+    make_inputs: Callable[[int], Any]
+    loss: Callable[..., Any] | None
+    sources: tuple[Source, ...] = ()
+
+
+class OwnModel(Model):
+    """The person's module, behind what the runner asks of a model."""
+
+    repeats = False  # it may draw random numbers, or overwrite its inputs
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[..., Any] | None,
+        sources: tuple[Source, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.sources = sources
+        self.own_loss = loss
+        self.patches: dict[str, Any] = {}  # ``foreign.patches.Patch`` by toggle
+        self._names = frozenset(_parameters_of(module))
+
+    def train(self, mode: bool = True) -> OwnModel:
+        """Set the mode of every module, also where a person's ``train()`` raises."""
+        try:
+            super().train(mode)
+        except Exception:  # noqa: BLE001 - it may raise anything
+            for module in self.modules():
+                module.training = mode
+        return self
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return what the module returns; a dict of its parameters' names is its keywords."""
+        if len(inputs) == 1 and isinstance(inputs[0], dict) and self._names.issuperset(inputs[0]):
+            return self.module(**inputs[0])
+        return self.module(*inputs)
+
+    def loss(self, *batch: Any) -> Tensor:
+        """Return the person's loss of the module's output."""
+        if self.own_loss is None:
+            raise Mistake(f"own: build() returned no loss, which the training step needs: {_SHAPE}")
+        value = self.own_loss(self(*batch), *batch)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise Mistake(f"loss() returned {shown}; expected a tensor of one number")
+        if torch.is_grad_enabled() and not value.requires_grad:
+            raise Mistake(
+                "own: the loss depends on no parameter that asks for gradients (requires_grad), "
+                "which the training step needs; measure it with workload forward"
+            )
+        return value.float().reshape(())
+
+    def carried(self) -> dict[str, Tensor]:
+        """Return the module's buffers, which calls may change: running means, counts. No codes."""
+        return {
+            f"{name}.{buffer}".lstrip("."): tensor
+            for name, module in self.module.named_modules()
+            if not isinstance(module, QuantizedLinear)
+            for buffer, tensor in module.named_buffers(recurse=False)
+        }
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Return the parameters alone: every structure has buffers of its own."""
+        state = self.state_dict(keep_vars=True)
+        return {name: tensor for name, tensor in state.items() if isinstance(tensor, nn.Parameter)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFamily(Family):
+    """The family of whatever file is named."""
+
+    def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> OwnConfig:
+        """Return the current file's configuration; raises ``ConfigurationError``, runs nothing."""
+        config: OwnConfig = super().configure(preset, overrides)
+        if hf_model.is_hf(config.source):
+            named, source = config.source, hf_model.canonical(config.source)
+            digest = hf_model.digest(source)
+        else:
+            path, name = split(config.source)
+            named, source, digest = str(path), f"{path}:{name}", _digest(path)
+        if config.sha256 not in ("", digest):
+            raise ConfigurationError(
+                f"own: {named} has changed since: its SHA-256 was {config.sha256[:12]}... and is "
+                f"{digest[:12]}...; start anew without sha256 to run it as it is"
+            )
+        return replace(config, source=source, sha256=digest)
+
+    def check_memory(self, config: OwnConfig, *, sequence: int, **step: Any) -> None:
+        """Check the sequence, which such inputs do not have; the memory is not known."""
+        if sequence != 1:
+            raise ConfigurationError(
+                f"own: sequence = {sequence}, but make_inputs(batch) decides on all but the batch; "
+                "leave sequence at 1"
+            )
+
+    def footprint(self, config: OwnConfig, **step: Any) -> Footprint:
+        """Return zeros: not known before it is built."""
+        return Footprint(**{role.name: 0 for role in fields(Footprint)})
+
+    def build(
+        self,
+        config: OwnConfig,
+        device: torch.device | str = "meta",
+        dtype: torch.dtype = torch.float32,
+    ) -> Model:
+        """Return the structure that its file gives, whatever the values."""
+        return self.materialise(config, device, dtype)
+
+    def materialise(
+        self,
+        config: OwnConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> Model:
+        """Return the model with the weights that its file gives it under ``seed``."""
+        parts = load(config, seed)
+        return _cast(OwnModel(parts.module, parts.loss, parts.sources), device, dtype)
+
+    def weights(
+        self, config: OwnConfig, device: torch.device, dtype: torch.dtype, seed: int, take: Take
+    ) -> dict[str, nn.Parameter]:
+        """Return the weights of ``materialise``, all of which are in memory at first."""
+        model = self.materialise(config, device, dtype, seed)
+        for prefix, module in model.named_modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                taken = take(f"{prefix}.{name}".removeprefix("."), parameter)
+                if taken is not parameter:
+                    setattr(module, name, taken)
+        return model.weights()
+
+    def share(self, config: OwnConfig, weights: Mapping[str, nn.Parameter]) -> Model:
+        """Build another structure around the same parameters; its buffers are its own."""
+        model = fresh(config)
+        model.load_state_dict(weights, strict=False, assign=True)
+        first = next(iter(weights.values()))
+        return _cast(model, first.device, precision(weights.values()))
+
+
+def fresh(config: OwnConfig) -> OwnModel:
+    """Return the model as its file builds it, on the CPU and in the file's own precision.
+
+    Weights of a Hugging Face model are not drawn: only its structure and buffers are of use.
+    """
+    parts = load(config, 0, initialise=False)
+    return OwnModel(parts.module, parts.loss, parts.sources)
+
+
+def kind(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return a tensor's dtype in a model of ``dtype``: complex numbers and integers stay such."""
+    if tensor.is_complex():
+        return torch.complex128 if dtype == torch.float64 else torch.complex64
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def precision(tensors: Iterable[Tensor]) -> torch.dtype:
+    """Return the dtype of a model's parameters; of complex ones alone, that of their parts."""
+    kinds = [tensor.dtype for tensor in tensors]
+    real = [dtype for dtype in kinds if dtype.is_floating_point]
+    parts = [dtype.to_real() for dtype in kinds if dtype.is_complex]
+    return next(iter([*real, *parts]), torch.float32)
+
+
+def _cast(model: OwnModel, device: torch.device | str, dtype: torch.dtype) -> OwnModel:
+    """Cast as ``Module.to`` does, which would cut complex numbers down to their real parts."""
+    model._apply(lambda tensor: tensor.to(device, kind(tensor, dtype)))
+    return model
+
+
+def split(source: str) -> tuple[Path, str]:
+    """Return ``FILE.py:function`` as an absolute path and a name.
+
+    A relative path that does not exist is looked up beside the installed packages, so that a file
+    of theirs has the same name on every host. Raises ``ConfigurationError``.
+    """
+    text, colon, name = source.rpartition(":")
+    if not colon or not name.isidentifier():
+        text, name = source, BUILD
+    if not text.strip():
+        raise ConfigurationError(
+            "own: no file is named; choose one with Open model..., or with --model FILE.py:build"
+        )
+    path = Path(text).expanduser()
+    bundled = _PACKAGES / path
+    if not path.is_absolute() and not path.exists() and bundled.is_file():
+        return bundled, name
+    return path.absolute(), name
+
+
+def called(config: OwnConfig) -> frozenset[str]:
+    """Return the operators of ``kernels`` that the file names, which is read and not run.
+
+    As ``kernels.rms_norm`` under whatever name the package is imported, or as imported from it.
+    """
+    if not config.source or hf_model.is_hf(config.source):
+        return frozenset()
+    return _called(split(config.source)[0], config.sha256)
+
+
+def tokens_of_sample(config: OwnConfig) -> int:
+    """Return how many tokens a sample of the batch has; 1 for a user's own file."""
+    return hf_model.sequence(config.source) if hf_model.is_hf(config.source) else 1
+
+
+@functools.lru_cache(maxsize=16)
+def _called(path: Path, sha256: str) -> frozenset[str]:
+    if neighbour_modules.is_shadowed("kernels", path.parent):
+        return frozenset()
+    nodes = neighbour_modules.syntax_nodes(_read(path))
+    names: set[str] = set()
+    aliases: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            aliases |= {
+                alias.asname or alias.name for alias in node.names if alias.name == "kernels"
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module == "kernels":
+            names |= {alias.name for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names |= {node.attr} if node.value.id in aliases else set()
+    return frozenset(names & kernels.OPS.keys())
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of the file, and of those that it imports from beside it, if any."""
+    digest = hashlib.sha256(_read(path))
+    for file in neighbour_modules.files_beside(path, _read):
+        digest.update(str(file.relative_to(path.parent)).encode() + b"\0" + _read(file))
+    return digest.hexdigest()
+
+
+def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
+    """Run the file and its function. Raises ``Mistake`` or ``OwnModelError``.
+
+    ``initialise``: whether weights of a Hugging Face model are drawn.
+    """
+    if hf_model.is_hf(config.source):
+        with torch.random.fork_rng(devices=[]), global_flags.put_back():
+            torch.default_generator.manual_seed(seed)
+            made = hf_model.load(config.source, initialise=initialise)
+        return _remember(config, Parts(made.module, made.make_inputs, made.loss))
+    path, name = split(config.source)
+    module = types.ModuleType(f"{OWN_MODULE}{next(_numbers)}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look it up
+    content = _read(path)
+
+    def run() -> None:
+        exec(compile(content, path, "exec"), module.__dict__)
+
+    with (
+        torch.random.fork_rng(devices=[]),
+        global_flags.put_back(),
+        neighbour_modules.importing(path, module, _read),
+    ):
+        torch.default_generator.manual_seed(seed)
+        _own(path, "the file", run)
+        build = getattr(module, name, None)
+        if not callable(build):
+            raise Mistake(f"own: {path} has no function {name}(); it must return {_SHAPE}")
+        returned = _own(path, f"{name}()", build)
+    files = set(map(str, neighbour_modules.files_beside(path, _read)))
+    loaded = [module, *(m for m in sys.modules.values() if getattr(m, "__file__", None) in files)]
+    sources = tuple(Source(Path(str(m.__file__)).name, vars(m)) for m in loaded)
+    parts = replace(_parts(path, name, with_example(returned)), sources=sources)
+    return _remember(config, parts)
+
+
+def _remember(config: OwnConfig, parts: Parts) -> Parts:
+    _drawers.clear()
+    _drawers[config] = parts
+    return parts
+
+
+def _parts(path: Path, name: str, returned: Any) -> Parts:
+    shown = f"own: {name}() of {path} returned"
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        what = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        raise Mistake(f"{shown} {what}; expected {_SHAPE}")
+    module, make_inputs, loss = (*returned, None)[:3]
+    if not isinstance(module, nn.Module):
+        raise Mistake(f"{shown} {type(module).__name__} for the module; expected a torch.nn.Module")
+    if not callable(make_inputs) and tensors(make_inputs):
+        make_inputs = inputs_like(make_inputs)
+    for what, value in (("make_inputs", make_inputs), ("loss", loss)):
+        if not callable(value) and (what, value) != ("loss", None):
+            raise Mistake(f"{shown} {type(value).__name__} for {what}; expected a function")
+    lazy = nn.parameter.UninitializedTensorMixin
+    if any(isinstance(tensor, lazy) for tensor in (*module.parameters(), *module.buffers())):
+        raise Mistake(
+            f"{shown} a module with lazy layers, which have no weights yet; call it once in "
+            f"{name}(), on make_inputs(1)"
+        )
+    if not any(True for _ in module.parameters()):
+        raise Mistake(f"{shown} a module without parameters; there is nothing to run or train")
+    return Parts(module, make_inputs, loss)
+
+
+def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:
+    path = Path(config.source) if hf_model.is_hf(config.source) else split(config.source)[0]
+    parts = _drawers[config] if config in _drawers else load(config, 0, initialise=False)
+    with torch.random.fork_rng(devices=[]), global_flags.put_back():
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        drawn = _own(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
+    if not tensors(drawn):
+        raise Mistake(
+            f"own: make_inputs({batch}) returned {type(drawn).__name__}; expected {SUPPORTED}"
+        )
+    several = isinstance(drawn, tuple | list)
+    if is_named_tuple(drawn):  # one argument, unless the module takes its parts
+        several = len(_parameters_of(parts.module, required=True)) > 1
+    return (tuple(drawn) if several else (drawn,)), ()
+
+
+def _parameters_of(module: nn.Module, *, required: bool = False) -> list[str]:
+    """Return the names of what ``forward`` takes; none where Python does not know them."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return [p.name for p in named if not required or p.default is p.empty]
+
+
+def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
+    """Call what the person wrote; raise ``OwnModelError`` with that code's own traceback."""
+    try:
+        return call()
+    except torch.OutOfMemoryError:
+        raise
+    except (MemoryError, RecursionError) as error:
+        nested = neighbour_modules.too_deeply_nested(path, _read)
+        if nested is None and isinstance(error, MemoryError):
+            raise
+        if nested is None:
+            raise _own_error(path, what, error) from None
+        raise OwnModelError(
+            f"{nested}: an expression or a statement nests too deeply for Python's parser; divide "
+            "it into several",
+            "".join(traceback.format_exception_only(error)),
+        ) from None
+    except SyntaxError as error:
+        detail = "".join(traceback.format_exception_only(error))
+        where = f"{error.filename or path}, line {error.lineno}"
+        raise OwnModelError(f"{where}: {error.msg}", detail) from None
+    except BaseException as error:  # noqa: BLE001 - a person's file may raise anything
+        raise _own_error(path, what, error) from None
+
+
+def _own_error(path: Path, what: str, error: BaseException) -> OwnModelError:
+    """Return the error for what a person's code raised: the line, and that code's traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
+    line = f", line {frames[own[-1]].lineno}" if own else ""
+    text = (str(error).strip().split("\n") or [""])[0]
+    detail = "".join(traceback.format_list(frames[own[0] :] if own else frames))
+    detail += "".join(traceback.format_exception_only(error))
+    sentence = f"{path}{line}: {what} raised {type(error).__name__}: {text or 'no message'}"
+    return OwnModelError(sentence, detail)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it is larger than {_MOST_BYTES:,} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError also for a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(f"own: cannot read {str(path)!r} on {host()}: {reason}") from None
+
+
+def _unknown(config: OwnConfig) -> Costs:
+    """Estimate nothing: nothing is known before it is built."""
+    raise ConfigurationError("own: what a model of your own costs is not known before it is built")
+
+
+FAMILY = OwnFamily(
+    name=OWN,
+    title="Own model",
+    help=__doc__ or "",
+    config=OwnConfig,
+    presets={"file": OwnConfig()},
+    suggestions={"file": {"cpu": (4, 1)}},
+    construct=lambda config: OwnModel(nn.Identity(), None),
+    check=lambda config: None,
+    costs=_unknown,
+    workloads=("forward", "train"),
+    first_choice="file",
+    draw=_draw,
+)

@@ -1,0 +1,131 @@
+"""The step that results from a build: toggles are applied, and the model's parts put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from models import Model
+from workbench.runner.batches import Batches
+from workbench.runner.distributed.parallel import Parallel
+from workbench.runner.interfaces import Trait
+from workbench.runner.training.trainer import Trainer, Weights
+from workbench.runner.variants.build import Build
+from workbench.runner.variants.weights import Quantized
+from workbench.runner.workloads import Bench, Compute, Step
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A step, and what it works with."""
+
+    bench: Bench
+    trainer: Trainer | None
+    compute: Compute
+    step: Step
+
+
+class Change(Protocol):
+    """The part of a toggle that a build reads."""
+
+    @property
+    def name(self) -> str:
+        """The toggle's name."""
+
+    @property
+    def off(self) -> str:
+        """The option that changes nothing."""
+
+    @property
+    def apply(self) -> Callable[[str, Build], None]:
+        """The function of an option and a build, which it changes."""
+
+
+def apply_toggles(build: Build, toggles: Iterable[Change]) -> None:
+    """Let every toggle that is switched change the build; they come in order of their stages."""
+    for toggle in toggles:
+        option = build.situation.option(toggle.name)
+        if option != toggle.off:
+            toggle.apply(option, build)
+
+
+def assemble(
+    build: Build,
+    model: Model,
+    weights: Weights | Quantized,
+    batches: Batches,
+    divided: Parallel | None = None,
+) -> Assembled:
+    """Return the step of a transformed model; call it inside the build's flags.
+
+    ``batches`` are those of this rank, where the step is divided.
+    """
+    workload, trainer = build.situation.workload, None
+    if divided is not None:
+        divided.shard(model)
+        weights = divided.weights.own
+    if workload.trains:
+        assert isinstance(weights, Weights), "codes cannot be trained"
+        trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
+    bench = make_bench(build, model, batches, trainer)
+    compute = make_compute(build, bench, divided)
+    if divided is None or trainer is None:
+        step = workload.step(bench, compute)
+    else:
+        divided.follow(trainer)
+        step = workload.step(bench, divided.loss_of_step(compute, model))
+    for wrap_step in build.step_wrappers:
+        step = wrap_step(step)
+    if divided is not None:
+        step = divided.together(step, batches)
+    return Assembled(bench, trainer, compute, step)
+
+
+def make_bench(
+    build: Build, model: Model, batches: Batches, trainer: Trainer | None = None
+) -> Bench:
+    """Return what the build's workload works with; without a trainer nothing is updated."""
+    situation = build.situation
+    configuration = situation.configuration
+    return Bench(
+        model,
+        batches,
+        configuration.settings,
+        trainer,
+        configuration.seed,
+        getattr(situation.config, "vocabulary", 0),
+        compiled=situation.has(Trait.COMPILED),
+    )
+
+
+def make_compute(build: Build, bench: Bench, divided: Parallel | None = None) -> Compute:
+    """Return what a step computes, under autocast and with the build's wrappers around it."""
+    with _region(build):  # a KV cache is made in the dtype that will compute
+        compute = build.situation.workload.compute(bench)
+    compute = autocast(build)(compute if divided is None else divided.part(compute, bench.model))
+    for wrap in build.compute_wrappers:
+        compute = wrap(compute)
+    return compute
+
+
+def autocast(build: Build) -> Callable[[Compute], Compute]:
+    """Return a wrapper that runs a function under the build's autocast, if it has one."""
+    if build.autocast is None:
+        return lambda compute: compute
+
+    def wrap(compute: Compute) -> Compute:
+        def cast(*tensors: torch.Tensor) -> torch.Tensor:
+            with _region(build):
+                return compute(*tensors)
+
+        return cast
+
+    return wrap
+
+
+def _region(build: Build) -> torch.autocast:
+    enabled = build.autocast is not None
+    return torch.autocast(build.situation.device.type, build.autocast, enabled=enabled)

@@ -1,0 +1,76 @@
+"""A configuration's step on tensors without storage: what would run, with nothing run or allocated.
+
+Model, optimizer and batches are made of torch's fake tensors, which carry shape, dtype and device.
+Toggles are applied as they are in an arm; those that act on the built step alone (compilation,
+graphs) are left out, and the caller must know what they would change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+import kernels
+from models import Model
+from models.layers.quantized_linear import quantize_linears
+from workbench.runner.data import batches_of
+from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import Situation
+from workbench.runner.roofline.counter import Tally
+from workbench.runner.training.trainer import Weights
+from workbench.runner.variants.assembly import Change, apply_toggles, assemble
+from workbench.runner.variants.build import Build
+
+
+def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
+    """Return the work of one step.
+
+    ``toggles`` are those that change what a step computes; not how it is compiled or captured.
+    Raises ``tally.NotCounted``, or whatever torch raises if a step cannot be followed without
+    numbers.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to load, with all of Dynamo
+
+    build = Build(situation, PhaseTracker(lambda phase: None))
+    apply_toggles(build, toggles)
+    model = situation.family.build(situation.config, dtype=build.weights_dtype)
+    tally = Tally(situation.device)
+    with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
+        _imagine(model, situation.device)
+        if build.quantization:
+            quantize_linears(model, build.quantization)
+        model.share_rope_cache(False)
+        stack.enter_context(tally.looking())
+        for transform in build.transforms:
+            transform(model)
+        model.train(situation.workload.trains)
+        for flag in build.flags:
+            stack.enter_context(flag())
+        stack.enter_context(kernels.using(**build.kernel_choices))
+        weights, batches = (
+            Weights(model.weights()),
+            batches_of(build.situation, build.weights_dtype),
+        )
+        made = assemble(build, model, weights, batches)
+        trainer = made.trainer
+        with tally.counting(None if trainer is None else trainer.optimizer):
+            made.step()
+    return tally
+
+
+def _imagine(model: Model, device: torch.device) -> None:
+    """Give a model without values parameters and constants that seem to lie on ``device``."""
+    known: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            if id(old) not in known:
+                empty = torch.empty(old.shape, dtype=old.dtype, device=device)
+                known[id(old)] = nn.Parameter(empty, requires_grad=old.requires_grad)
+                known[id(old)].__dict__.update(old.__dict__)
+            setattr(module, name, known[id(old)])
+    for module in model.modules():
+        if hasattr(module, "rebuild_buffers"):
+            module.rebuild_buffers(device)
