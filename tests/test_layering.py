@@ -84,7 +84,8 @@ PySide6 numpy msgspec
 .runner.user_models .runner.workloads kernels models sessions | torch
 .runner.components .runner.components kernels models | torch
 .runner.config .runner.config .plugins .protocol .runner.failures .runner.interfaces \
-.runner.toggles .runner.user_models .runner.wire .runner.workloads kernels models sessions | msgspec torch
+.runner.toggles .runner.user_models .runner.wire .runner.workloads kernels models sessions | \
+msgspec torch
 .runner.user_models.hf_model .runner.environment models sessions | torch transformers
 .runner.context .protocol .runner.building .runner.config .runner.distributed .runner.failures \
 .runner.instruments .runner.interfaces .runner.roofline .runner.toggles .runner.variants \
