@@ -22,7 +22,6 @@ from sessions.studies.optimization_space import BATCH, ENERGY, MEMORY, Candidate
 from sessions.studies.optimization_verdicts import Verdicts
 from sessions.studies.optimization_words import BLOCKS, CANDIDATES, EFFECTS, KIND, OPTIONS
 from sessions.verdicts import verdict
-from sessions.verdicts.work import MODEL_TOGGLES
 from workbench import protocol
 from workbench.protocol.catalogue import expected
 from workbench.runner.building.labels import label
@@ -116,12 +115,12 @@ class OptimizeRun:
         for name in [*command.include, *command.exclude]:
             if name not in toggles:
                 raise Mistake(f"toggle: unknown {name!r}; expected {expected(name, toggles)}")
-            if name in MODEL_TOGGLES and name in command.include:
+            if toggles[name].makes_other_model and name in command.include:
                 raise Mistake(f"toggle {name} makes another model, so that it is not searched")
         blocked = blocked_options(base)
         dimensions = []
         for name, toggle in toggles.items():
-            is_left_out = name in MODEL_TOGGLES or name in command.exclude
+            is_left_out = toggle.makes_other_model or name in command.exclude
             if is_left_out or (command.include and name not in command.include):
                 continue
             # What only another machine or family could use is no part of the space. What another
