@@ -83,8 +83,9 @@ PySide6 numpy msgspec
 .runner.catalogue .plugins .protocol .runner.config .runner.environment .runner.toggles \
 .runner.user_models .runner.workloads kernels models sessions | torch
 .runner.components .runner.components kernels models | torch
-.runner.config .plugins .protocol .runner.failures .runner.interfaces .runner.toggles \
-.runner.user_models .runner.wire .runner.workloads kernels models sessions | msgspec torch
+.runner.config .runner.config .plugins .protocol .runner.failures .runner.interfaces \
+.runner.toggles .runner.user_models .runner.wire .runner.workloads kernels models sessions | \
+msgspec torch
 .runner.user_models.hf_model .runner.environment models sessions | torch transformers
 .runner.context .protocol .runner.building .runner.config .runner.distributed .runner.failures \
 .runner.instruments .runner.interfaces .runner.roofline .runner.toggles .runner.variants \
@@ -102,7 +103,7 @@ kernels sessions | torch
 msgspec torch
 .runner.export .runner.export .runner.batches .runner.config .runner.data .runner.failures \
 kernels models sessions | msgspec onnxruntime torch
-.runner.failed_options .runner.failures .runner.toggles models sessions |
+.runner.failed_options .runner.failures .runner.interfaces .runner.toggles models sessions |
 .runner.failures .protocol .runner.environment .runner.source_lines .runner.triton_cache kernels \
 models sessions | msgspec torch
 .runner.batches .runner.failures .runner.structures | torch

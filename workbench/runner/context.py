@@ -20,6 +20,7 @@ from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
 from workbench.runner.building.arms import Arms
 from workbench.runner.building.graph_pools import resident_bytes
+from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.config.resolve import resolve_runnable
 from workbench.runner.distributed import world
 from workbench.runner.failures import Cancelled
@@ -34,10 +35,10 @@ from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.instruments.watchdog import Watchdog
 from workbench.runner.interfaces import Situation
-from workbench.runner.roofline.ceilings import Roof, matrix_dtype
+from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Tally
 from workbench.runner.roofline.predict import Predictor
-from workbench.runner.toggles import Stage, toggles_before
+from workbench.runner.toggles import Stage, all_toggles, toggles_before
 from workbench.runner.variants import fake_step
 from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm
@@ -76,7 +77,7 @@ class Rig:
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
         self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
-        self.predictor = Predictor(self.roof, resolve_runnable, counted_step)
+        self.predictor = Predictor(self.roof, all_toggles(), resolve_runnable, counted_step)
         self._alarm = Alarm()
         self._companions = Companions(self.wire, self.device, world.current)
         self._arm: weakref.ref[Arm] | None = None  # that steps

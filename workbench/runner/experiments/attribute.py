@@ -25,7 +25,9 @@ from workbench import protocol
 from workbench.protocol.catalogue import expected
 from workbench.runner.building.labels import label
 from workbench.runner.building.paths import path_text
-from workbench.runner.config.resolve import LONGEST_S, demand, require_unblocked, resolve
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.resolve import demand, resolve
+from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender, TimedBlock

@@ -26,7 +26,9 @@ from sessions.verdicts.work import MODEL_TOGGLES
 from workbench import protocol
 from workbench.protocol.catalogue import expected
 from workbench.runner.building.labels import label
-from workbench.runner.config.resolve import LONGEST_S, blocked_options, demand
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import demand
+from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
 from workbench.runner.experiments.blocks import TimedBlock
 from workbench.runner.experiments.optimize_bench import RunnerBench

@@ -21,7 +21,8 @@ from sessions.verdicts.regression import SKETCH
 from workbench import protocol
 from workbench.runner import suggested_fixes
 from workbench.runner.building.labels import label
-from workbench.runner.config.resolve import check_limits, demand
+from workbench.runner.config.resolve import demand
+from workbench.runner.config.values import check_limits
 from workbench.runner.context import Rig
 from workbench.runner.decoding.checkpoint import SavedRound
 from workbench.runner.decoding.generated_text import TextReader

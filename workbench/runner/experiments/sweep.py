@@ -23,13 +23,9 @@ from sessions.model import Configuration, Numerics, Phase, Scalar
 from sessions.studies import sweep
 from workbench import protocol
 from workbench.runner.building.labels import label
-from workbench.runner.config.resolve import (
-    LONGEST_S,
-    check_choice,
-    require_unblocked,
-    resolve,
-    tell_left_out,
-)
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.resolve import resolve, tell_left_out
+from workbench.runner.config.values import LONGEST_S, check_choice
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender

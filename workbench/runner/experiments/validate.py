@@ -14,7 +14,8 @@ from sessions.verdicts.expectation import at_most
 from sessions.verdicts.verdict_words import judgement_words, more_text
 from workbench import protocol
 from workbench.runner.building.labels import label
-from workbench.runner.config.resolve import demand, require_unblocked, resolve
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.resolve import demand, resolve
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks, checks
 from workbench.runner.experiments.blocks import Contender

@@ -40,7 +40,7 @@ from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.model_state.carried_state import NotCarried, Remembered
 from workbench.runner.model_state.run_state import NotRecordable
 from workbench.runner.numerics import forward, layer_errors, structure_check, training_curve
@@ -150,7 +150,7 @@ def _judge(
     elif outcome.hides_layers:
         right, text = None, f"not checked: nothing can show an error of one layer here: {text}"
     elif finite:
-        captured = situation.option("cuda_graphs") != "off"
+        captured = situation.has(Trait.CAPTURED)
         right, text = _with_curve(text, outcome.fits, course, captured)
     difference, errors = outcome.difference, outcome.distance
     return Numerics(
@@ -220,7 +220,7 @@ def _curve(
     """Return the losses over some steps of a training arm; or why there are none, or nothing."""
     if not situation.workload.trains:
         return ""
-    if situation.option("cuda_graphs") != "off" and not arm.model.training:
+    if situation.has(Trait.CAPTURED) and not arm.model.training:
         return "the captured graph computes in training mode"
     room, why = free_bytes(situation.device) / 2, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):

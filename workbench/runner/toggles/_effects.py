@@ -35,7 +35,7 @@ from workbench.runner.profiling import instrumented
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline import sdpa_flops
 from workbench.runner.roofline.counter import PLAIN, is_view
-from workbench.runner.toggles import Stage, toggles_before
+from workbench.runner.toggles import Stage, Trait, toggles_before
 from workbench.runner.user_models.user_model import OwnModel
 from workbench.runner.variants.assembly import apply_toggles, make_bench, make_compute
 from workbench.runner.variants.assembly import autocast as build_autocast
@@ -211,7 +211,7 @@ def _in_force(arm: Arm, build: Build) -> Iterator[None]:
         stack.enter_context(kernels.using(all="auto", **build.kernel_choices))
         stack.enter_context(rng.put_back(arm.model, build.situation.device))
         # Where nothing can be compiled, the import would take seconds for nothing.
-        if isinstance(arm.model, OwnModel) or build.situation.option("compile") != "off":
+        if isinstance(arm.model, OwnModel) or build.situation.has(Trait.COMPILED):
             stack.enter_context(eager())
         yield
 

@@ -11,6 +11,7 @@ import torch
 from models import Model
 from workbench.runner.batches import Batches
 from workbench.runner.distributed.parallel import Parallel
+from workbench.runner.interfaces import Trait
 from workbench.runner.training.trainer import Trainer, Weights
 from workbench.runner.variants.build import Build
 from workbench.runner.variants.weights import Quantized
@@ -96,7 +97,7 @@ def make_bench(
         trainer,
         configuration.seed,
         getattr(situation.config, "vocabulary", 0),
-        compiled=situation.option("compile") != "off",
+        compiled=situation.has(Trait.COMPILED),
     )
 
 

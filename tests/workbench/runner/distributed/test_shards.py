@@ -15,7 +15,8 @@ from models import FAMILIES, Sharding
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner.building.arms import Arms
-from workbench.runner.config.resolve import footprint, resolve
+from workbench.runner.config.estimate import footprint
+from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import world
 from workbench.runner.distributed.data import FullyShard
 from workbench.runner.distributed.local_weights import LocalWeights, local

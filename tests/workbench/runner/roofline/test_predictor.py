@@ -13,12 +13,14 @@ from models import FAMILIES
 from sessions.ceilings import describe
 from sessions.model import Ceilings, Configuration
 from workbench import protocol
+from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.config.resolve import resolve, resolve_runnable
 from workbench.runner.context import Rig, counted_step
 from workbench.runner.roofline import counter
 from workbench.runner.roofline import predict as predictors
-from workbench.runner.roofline.ceilings import Roof, matrix_dtype
+from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.predict import Predictor
+from workbench.runner.toggles import all_toggles
 
 CPU = torch.device("cpu")
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1}
@@ -39,7 +41,7 @@ def configured(workload="train", batch=8, **toggles):
 
 def predictor_at(ceilings):
     roof = SimpleNamespace(device=CPU, ceilings=ceilings)
-    return Predictor(roof, resolve_runnable, counted_step)
+    return Predictor(roof, all_toggles(), resolve_runnable, counted_step)
 
 
 @pytest.fixture(scope="module")

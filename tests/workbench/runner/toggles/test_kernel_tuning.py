@@ -104,8 +104,8 @@ def test_the_evidence_tells_where_the_tiles_came_from_and_what_they_gave(
     option, tiles, status, text
 ):
     arm = SimpleNamespace(tiles=tiles, ledger={"autotune_s": 4.2})
-    found = TOGGLE.evidence(option, arm)
-    assert (found.status, found.text) == (status, text)
+    finding = TOGGLE.evidence(option, arm)
+    assert (finding.status, finding.text) == (status, text)
 
 
 def test_the_benchmark_refuses_to_tune_where_there_is_nothing_to_tune(runner):
