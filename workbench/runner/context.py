@@ -20,6 +20,7 @@ from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
 from workbench.runner.building.arms import Arms
 from workbench.runner.building.graph_pools import resident_bytes
+from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.config.resolve import resolve_runnable
 from workbench.runner.distributed import world
 from workbench.runner.failures import Cancelled
@@ -35,15 +36,9 @@ from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_c
 from workbench.runner.instruments.watchdog import Watchdog
 from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.ceilings import Roof
-from workbench.runner.roofline.counter import NotCounted, Tally
+from workbench.runner.roofline.counter import Tally
 from workbench.runner.roofline.predict import Predictor
-from workbench.runner.toggles import (
-    Stage,
-    matrix_dtype,
-    toggles_before,
-    why_incomparable,
-    why_unpredictable,
-)
+from workbench.runner.toggles import Stage, all_toggles, toggles_before
 from workbench.runner.variants import fake_step
 from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm
@@ -262,16 +257,11 @@ class Rig:
 
 def make_predictor(roof: Roof) -> Predictor:
     """Return the predictions for a device with such ceilings."""
-    return Predictor(roof, resolve_runnable, counted_step, why_incomparable)
+    return Predictor(roof, all_toggles(), resolve_runnable, counted_step)
 
 
 def counted_step(situation: Situation) -> Tally:
-    """Return the work of a situation's step, neither compiled nor captured.
-
-    Raise ``NotCounted`` if a toggle says that it is unknown beforehand.
-    """
-    if why := why_unpredictable(situation):
-        raise NotCounted(why)
+    """Return the work of a situation's step, neither compiled nor captured."""
     return fake_step.count(situation, toggles_before(Stage.COMPILE))
 
 

@@ -13,10 +13,7 @@ from models import Family
 from workbench.runner.batches import RING, SYNTHETIC, Batches, Tensors
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
-from workbench.runner.interfaces import (
-    Situation,
-    Trait,
-)
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.structures import cast_floats, map_tensors, tensors
 
 _FEW_TOKENS = 16

@@ -46,10 +46,7 @@ Traits = Mapping[str, Mapping[str, Collection[Trait]]]  # by toggle and option
 
 @dataclass(frozen=True)
 class Situation:
-    """A request on a device; ``configuration`` names every toggle's option.
-
-    Availability, estimates and builds depend on it.
-    """
+    """Facts that decide on availability; ``configuration`` names every toggle's option."""
 
     configuration: Configuration
     device: torch.device
@@ -76,7 +73,7 @@ class Situation:
         return hardware.of(self.device)
 
     def option(self, toggle: str) -> str:
-        """Return the option requested of a toggle."""
+        """Return the option requested of another toggle."""
         return self.configuration.toggles[toggle]
 
     def has(self, *traits: Trait) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import torch
 
-from sessions.model import OWN, Configuration
+from sessions.model import Configuration
 from workbench import protocol
 from workbench.protocol import OR, Availability, Blocked
 from workbench.runner.config.availability import (
@@ -29,6 +29,7 @@ from workbench.runner.config.values import (
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles, traits_by_toggle
+from workbench.runner.user_models import user_model
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import all_workloads
 
@@ -59,7 +60,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
     resolved = msgspec.structs.replace(
         configuration,
         preset=preset,
-        model=dataclasses.asdict(base) if family.name == OWN else configuration.model,
+        model=dataclasses.asdict(base) if family is user_model.FAMILY else configuration.model,
         settings=complete_settings(
             configuration.settings, workload, family.suggested(preset, device.type)
         ),

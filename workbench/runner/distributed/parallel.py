@@ -34,9 +34,7 @@ from workbench.runner.distributed.messages import (
     Step,
 )
 from workbench.runner.distributed.pipeline import Pipeline
-from workbench.runner.interfaces import (
-    Trait,
-)
+from workbench.runner.interfaces import Trait
 
 if TYPE_CHECKING:
     from models import Model

@@ -35,10 +35,7 @@ from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender, TimedBlock
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.failures import Mistake, unwritten
-from workbench.runner.interfaces import (
-    Situation,
-    Trait,
-)
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.toggles.compile import repeated_blocks

@@ -40,10 +40,7 @@ from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.interfaces import (
-    Situation,
-    Trait,
-)
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.model_state.carried_state import NotCarried, Remembered
 from workbench.runner.model_state.run_state import NotRecordable
 from workbench.runner.numerics import forward, layer_errors, structure_check, training_curve

@@ -13,10 +13,7 @@ from models import Model
 from workbench.runner.batches import Batches
 from workbench.runner.failures import is_fatal
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.interfaces import (
-    Situation,
-    Trait,
-)
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.model_state import carried_state as carried
 from workbench.runner.model_state import rng, variables
 from workbench.runner.model_state.carried_state import Carried, Remembered

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import torch
@@ -28,23 +29,39 @@ class Row:
     us: float
 
 
+class PredictedToggle(Protocol):
+    """The part of a toggle that a prediction reads."""
+
+    @property
+    def off(self) -> str:
+        """The option that changes nothing."""
+
+    @property
+    def unpredictable(self) -> str:
+        """The reason why the step's time is unknown for every other option; empty if it is not."""
+
+    @property
+    def incomparable(self) -> str:
+        """The reason why the ratio of two options is unknown; empty if it is not."""
+
+
 class Predictor:
     """Counts each configuration once; one runner asks about few.
 
     ``resolve`` returns the situation of a configuration on a device; it raises ``ValueError`` for
-    one that cannot run. ``count`` returns the work of a situation's step.
-    ``why_incomparable`` says why the ratio of two situations is unknown; empty if it is known.
+    one that cannot run. ``toggles`` say what is unknown beforehand. ``count`` returns the work of
+    a situation's step.
     """
 
     def __init__(
         self,
         roof: Roof,
+        toggles: Mapping[str, PredictedToggle],
         resolve: Callable[[Configuration, torch.device], Situation],
         count: Callable[[Situation], Tally],
-        why_incomparable: Callable[[Situation, Situation], str],
     ) -> None:
-        self._roof, self._resolve, self._count = roof, resolve, count
-        self._why_incomparable = why_incomparable
+        self._roof, self._toggles = roof, toggles
+        self._resolve, self._count = resolve, count
         self._known: dict[bytes, Tally | str] = {}
         self._idle: dict[bytes, float] = {}  # by ``profiled``
 
@@ -57,8 +74,9 @@ class Predictor:
             return prediction.none(str(error))
         if a.configuration == b.configuration:
             return Prediction(ratio=1.0, text="A and B are the same configuration")
-        if why := self._why_incomparable(a, b):
-            return prediction.none(why)
+        for name, toggle in self._toggles.items():
+            if toggle.incomparable and a.option(name) != b.option(name):
+                return prediction.none(toggle.incomparable)
         return prediction.predict(self.least(a), self.least(b), self._idle.get(_key(a), math.nan))
 
     def profiled(self, situation: Situation, idle: float) -> None:
@@ -96,6 +114,9 @@ class Predictor:
         return self._roof.ceilings
 
     def _tally(self, situation: Situation) -> Tally | str:
+        for name, toggle in self._toggles.items():
+            if toggle.unpredictable and situation.option(name) != toggle.off:
+                return toggle.unpredictable
         if situation.is_own_model:
             return "which operators a model of your own calls is not known before it runs"
         key = _key(situation)
@@ -144,11 +165,11 @@ def _rows(calls: Sequence[Call], ceilings: Ceilings) -> list[Row]:
 
 def _key(situation: Situation) -> bytes:
     # A capture acts on the built step alone, and changes nothing of what was counted.
-    configuration = situation.configuration
     capturing = {
         name
         for name, by_option in situation.traits.items()
         if any(Trait.CAPTURED in traits for traits in by_option.values())
     }
+    configuration = situation.configuration
     toggles = {name: o for name, o in configuration.toggles.items() if name not in capturing}
     return msgspec.json.encode(msgspec.structs.replace(configuration, toggles=toggles))

@@ -35,13 +35,10 @@ __all__ = [
     "as_default",
     "conflict",
     "effective",
-    "matrix_dtype",
     "no_effect",
     "toggles_before",
     "traits_by_toggle",
     "unknown",
-    "why_incomparable",
-    "why_unpredictable",
 ]
 
 
@@ -76,43 +73,6 @@ def conflict(situation: Situation, trait: Trait, reason: str, fix: str = "") -> 
                 text, choices = fix, {name: toggle.off}
             return Blocked(reason.format(title=toggle.title, option=option), text, choices)
     return None
-
-
-def matrix_dtype(situation: Situation) -> str:
-    """Return the name of the matrix rate of a step's linear layers.
-
-    The last toggle that decides on it wins: 8-bit codes are multiplied whatever the precision.
-    """
-    rates = [
-        toggle.matrix_rate(situation.option(name), situation)
-        for name, toggle in all_toggles().items()
-        if toggle.matrix_rate is not None
-    ]
-    return [rate for rate in rates if rate][-1]
-
-
-def why_unpredictable(situation: Situation) -> str:
-    """Return why the time of a situation's step is unknown beforehand; empty if it is known."""
-    return next(
-        (
-            toggle.unpredictable
-            for name, toggle in all_toggles().items()
-            if toggle.unpredictable and situation.option(name) != toggle.off
-        ),
-        "",
-    )
-
-
-def why_incomparable(first: Situation, second: Situation) -> str:
-    """Return why the ratio of two situations' steps is unknown beforehand; empty if it is known."""
-    return next(
-        (
-            toggle.incomparable
-            for name, toggle in all_toggles().items()
-            if toggle.incomparable and first.option(name) != second.option(name)
-        ),
-        "",
-    )
 
 
 def _check(toggle: Toggle) -> None:

@@ -29,13 +29,13 @@ from kernels import Operator, watched
 from models import Model
 from models.layers.quantized_linear import quantize_linears
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.interfaces import Situation
 from workbench.runner.model_state import rng
 from workbench.runner.profiling import instrumented
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline import sdpa_flops
 from workbench.runner.roofline.counter import PLAIN, is_view
-from workbench.runner.toggles import Stage, toggles_before
+from workbench.runner.toggles import Stage, Trait, toggles_before
 from workbench.runner.user_models.user_model import OwnModel
 from workbench.runner.variants.assembly import apply_toggles, make_bench, make_compute
 from workbench.runner.variants.assembly import autocast as build_autocast

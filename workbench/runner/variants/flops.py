@@ -10,10 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from sessions.model import Scalar
-from workbench.runner.interfaces import (
-    Situation,
-    Trait,
-)
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.roofline import sdpa_flops
 
 

@@ -13,12 +13,12 @@ from models import FAMILIES
 from sessions.ceilings import describe
 from sessions.model import Ceilings, Configuration
 from workbench import protocol
+from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig, make_predictor
 from workbench.runner.roofline import counter
 from workbench.runner.roofline import predict as predictors
 from workbench.runner.roofline.ceilings import Roof
-from workbench.runner.toggles import matrix_dtype
 
 CPU = torch.device("cpu")
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1}

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING
 
 from models import Footprint
 from workbench.protocol import Blocked, Failure
-from workbench.runner.toggles import (
-    Finding,
-    Fix,
-    Situation,
-    Stage,
-    Toggle,
-    Trait,
-    conflict,
-    effective,
-    no_effect,
-)
+from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.toggles import Finding, Fix, Stage, Toggle, conflict, effective, no_effect
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

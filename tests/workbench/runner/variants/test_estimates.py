@@ -6,7 +6,7 @@ import torch
 
 from kernels import hardware
 from sessions.model import Configuration
-from workbench.runner.config import estimate, resolve
+from workbench.runner.config import resolve
 from workbench.runner.config.estimate import footprint
 from workbench.runner.profiling import findings
 
@@ -66,7 +66,7 @@ def test_each_thread_and_stream_of_a_gpu_has_a_workspace_of_its_own(workload, to
     requested = Configuration(family="hydra", preset="tiny", workload=workload, toggles=toggles)
     with hardware.imagined((9, 0)):
         situation = resolve.resolve(requested, torch.device("cuda", 0))
-        on_gpu = estimate.footprint(situation)
+        on_gpu = footprint(situation)
         by_role = findings.estimate_by_role(on_gpu, trains=situation.workload.trains)
     assert on_gpu.workspaces == handles * (32 << 20)
     assert by_role["other"] == on_gpu.workspaces + on_gpu.cache
