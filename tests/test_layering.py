@@ -36,7 +36,8 @@ INSTRUMENT = "workbench.instrument"
 
 # What a module may import: of the project | of the libraries; the standard library is free. The
 # row is the longest name that the module begins with, and a name stands for all that begins with
-# it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with.
+# it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with. The
+# runner's rows are in layers: each needs only itself and rows above it.
 MAY_IMPORT = """
 kernels      kernels                                           | torch triton filelock platformdirs
 kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm
@@ -89,78 +90,85 @@ PySide6 numpy msgspec
 .__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
 .runner.__init__                                               |
-.runner.training.optimizers | torch torchao bitsandbytes
-.runner.export._onnx_operators | onnxscript torch
-.runner.__main__ .runner.main .runner.rank_worker |
-.runner.catalogue .plugins .protocol .runner.config .runner.environment .runner.toggles \
-.runner.user_models .runner.workloads kernels models sessions | torch
 .runner.components .runner.components kernels models | torch
-.runner.config .plugins .protocol .runner.failures .runner.interfaces .runner.toggles \
-.runner.user_models .runner.wire .runner.workloads kernels models sessions | msgspec torch
-.runner.user_models.hf_model .runner.environment models sessions | torch transformers
-.runner.context .protocol .runner.config .runner.distributed .runner.failures .runner.instruments \
-.runner.roofline .runner.variants .runner.wire sessions | torch
-.runner.decoding .runner.decoding .protocol .runner.batches .runner.environment .runner.failures \
-.runner.instruments .runner.wire models sessions | msgspec torch
-.runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
-.runner.experiments .runner.failures .runner.suggested_fixes .runner.triton_cache .runner.wire \
-kernels sessions | torch
+.runner.foreign .runner.foreign kernels | torch transformers
+.runner.revision sessions |
+.runner.source_lines | torch
+.runner.structures | torch
+.runner.training .runner.training models | torch
+.runner.training.optimizers | torch torchao bitsandbytes
+.runner.triton_cache |
+.runner.wire .descendants .protocol |
+.runner.instruments .runner.instruments .protocol .runner.revision .runner.wire kernels models \
+sessions | psutil pynvml torch
 .runner.environment .runner.instruments kernels sessions | pynvml torch
-.runner.experiments .runner.experiments .protocol .runner.config .runner.context .runner.decoding \
-.runner.environment .runner.failed_options .runner.failures .runner.instruments \
-.runner.interfaces .runner.numerics .runner.profiling .runner.suggested_fixes .runner.toggles \
-.runner.training .runner.variants .runner.wire .runner.workloads kernels models sessions | \
-msgspec torch
-.runner.export .runner.export .runner.batches .runner.config .runner.data .runner.failures \
-kernels models sessions | msgspec onnxruntime torch
-.runner.failed_options .runner.failures .runner.toggles models sessions |
+.runner.script .runner.script .instrument .protocol .runner.instruments .runner.wire sessions | \
+psutil pynvml
 .runner.failures .protocol .runner.environment .runner.source_lines .runner.triton_cache kernels \
 models sessions | msgspec torch
 .runner.batches .runner.failures .runner.structures | torch
-.runner.interfaces .protocol .runner.batches .runner.workloads kernels models sessions | torch
-.runner.source_lines | torch
-.runner.training .runner.training models | torch
-.runner.rank_worker .runner.config .runner.distributed .runner.environment .runner.failures \
-.runner.instruments .runner.interfaces .runner.numerics .runner.toggles .runner.variants \
-.runner.wire | torch
 .runner.user_models .runner.user_models .BUNDLED .runner.environment .runner.failures \
 .runner.instruments .runner.structures kernels models sessions | torch
-.runner.data .runner.batches .runner.environment .runner.failures .runner.interfaces \
-.runner.structures models | torch
-.runner.revision sessions |
-.runner.instruments .runner.instruments .protocol .runner.revision .runner.wire kernels models \
-sessions | psutil pynvml torch
-.runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
-.runner.numerics .runner.numerics .runner.batches .runner.failures .runner.instruments \
-.runner.interfaces .runner.profiling .runner.roofline .runner.structures .runner.toggles \
-.runner.training .runner.user_models .runner.variants .runner.workloads kernels models sessions | \
-msgspec torch
-.runner.profiling .runner.profiling .runner.batches .runner.interfaces .runner.source_lines \
-.runner.structures .runner.workloads kernels models sessions | torch
-.runner.distributed .runner.distributed .exit_reasons .protocol .runner.environment .runner.batches .runner.failures \
-.runner.interfaces .runner.structures .runner.training .runner.workloads kernels models sessions \
-| msgspec psutil torch
-.runner.roofline .runner.roofline .ceilings .protocol .runner.data .runner.environment \
-.runner.instruments .runner.interfaces .runner.toggles .runner.training .runner.variants \
-.runner.wire kernels models sessions | msgspec torch
-.runner.foreign .runner.foreign kernels | torch transformers
-.runner.script .runner.script .instrument .protocol .runner.instruments .runner.wire sessions | \
-psutil pynvml
-.runner.structures | torch
-.runner.suggested_fixes .protocol .runner.config .runner.failures .runner.interfaces \
-.runner.toggles sessions | msgspec torch
-.runner.toggles .runner.toggles .plugins .protocol .runner.batches .runner.distributed \
-.runner.failures .runner.foreign .runner.interfaces .runner.numerics .runner.profiling \
-.runner.roofline .runner.structures .runner.training .runner.user_models .runner.variants \
-.runner.workloads kernels models sessions | torch
-.runner.triton_cache |
-.runner.variants .runner.variants .runner.batches .runner.data .runner.decoding \
-.runner.distributed .runner.failures .runner.instruments .runner.interfaces .runner.numerics \
-.runner.profiling .runner.revision .runner.roofline .runner.toggles .runner.training \
-.runner.user_models .runner.workloads kernels models sessions | msgspec torch
-.runner.wire .descendants .protocol |
+.runner.user_models.hf_model .runner.environment models sessions | torch transformers
+.runner.decoding .runner.decoding .protocol .runner.batches .runner.environment .runner.failures \
+.runner.instruments .runner.wire models sessions | msgspec torch
+.runner.model_state .runner.model_state .runner.structures .runner.user_models | torch
 .runner.workloads .runner.workloads .plugins .protocol .runner.batches .runner.decoding models \
 sessions | torch
+.runner.interfaces .protocol .runner.batches .runner.workloads kernels models sessions | torch
+.runner.data .runner.batches .runner.environment .runner.failures .runner.interfaces \
+.runner.structures models | torch
+.runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches \
+.runner.environment .runner.failures \
+.runner.interfaces .runner.structures .runner.training .runner.workloads kernels models sessions \
+| msgspec psutil torch
+.runner.profiling .runner.profiling .runner.batches .runner.interfaces .runner.source_lines \
+.runner.structures .runner.workloads kernels models sessions | torch
+.runner.roofline .runner.roofline .ceilings .protocol .runner.environment .runner.interfaces \
+.runner.wire kernels sessions | msgspec torch
+.runner.variants .runner.variants .runner.batches .runner.data .runner.decoding \
+.runner.distributed .runner.failures .runner.instruments .runner.interfaces .runner.model_state \
+.runner.profiling .runner.roofline .runner.training .runner.workloads kernels models sessions | \
+msgspec torch
+.runner.numerics .runner.numerics .runner.batches .runner.failures .runner.instruments \
+.runner.interfaces .runner.model_state .runner.profiling .runner.roofline .runner.structures \
+.runner.training .runner.user_models .runner.variants .runner.workloads kernels models sessions | \
+torch
+.runner.toggles .runner.toggles .plugins .protocol .runner.batches .runner.distributed \
+.runner.failures .runner.foreign .runner.instruments .runner.interfaces .runner.model_state \
+.runner.profiling .runner.roofline .runner.structures .runner.training .runner.user_models \
+.runner.variants .runner.workloads kernels models sessions | msgspec torch
+.runner.building .runner.building .runner.data .runner.distributed .runner.failures \
+.runner.instruments .runner.interfaces .runner.numerics .runner.profiling .runner.revision \
+.runner.toggles .runner.training .runner.user_models .runner.variants kernels sessions | msgspec \
+torch
+.runner.config .runner.config .plugins .protocol .runner.failures .runner.interfaces \
+.runner.toggles .runner.user_models .runner.wire .runner.workloads kernels models sessions | \
+msgspec torch
+.runner.failed_options .runner.failures .runner.interfaces .runner.toggles models sessions |
+.runner.catalogue .plugins .protocol .runner.config .runner.environment .runner.toggles \
+.runner.user_models .runner.workloads kernels models sessions | torch
+.runner.context .protocol .runner.building .runner.config .runner.distributed .runner.failures \
+.runner.instruments .runner.interfaces .runner.roofline .runner.toggles .runner.variants \
+.runner.wire sessions | torch
+.runner.export .runner.export .runner.batches .runner.config .runner.data .runner.failures \
+kernels models sessions | msgspec onnxruntime torch
+.runner.export._onnx_operators | onnxscript torch
+.runner.rank_worker .runner.building .runner.config .runner.distributed .runner.environment \
+.runner.failures .runner.instruments .runner.interfaces .runner.numerics .runner.toggles \
+.runner.variants .runner.wire | torch
+.runner.suggested_fixes .protocol .runner.config .runner.failures .runner.interfaces \
+.runner.toggles sessions | msgspec torch
+.runner.experiments .runner.experiments .protocol .runner.building .runner.config .runner.context \
+.runner.decoding .runner.environment .runner.failed_options .runner.failures .runner.instruments \
+.runner.interfaces .runner.numerics .runner.profiling .runner.suggested_fixes .runner.toggles \
+.runner.training .runner.variants .runner.wire .runner.workloads kernels models sessions | \
+msgspec torch
+.runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
+.runner.experiments .runner.failures .runner.suggested_fixes .runner.triton_cache .runner.wire \
+kernels sessions | torch
+.runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
+.runner.__main__ .runner.main .runner.rank_worker |
 """
 
 # What a fresh process never holds, whatever is imported by whatever, after it has imported every
@@ -325,6 +333,15 @@ def test_every_import_is_one_that_the_table_allows():
         for sentence in forbidden_imports(module_name(path), path.read_text())
     ]
     assert not sentences, "\n".join(sentences)
+
+
+def test_a_package_of_the_runner_needs_only_packages_whose_rows_stand_above():
+    table = {row: ours for row, (ours, _) in rules(MAY_IMPORT).items() if ".runner." in row}
+    rows = list(table)
+    for position, row in enumerate(rows):
+        needed = {name for name in table[row].split() if ".runner." in name}
+        below = needed - set(rows[: position + 1])
+        assert not below, f"{row} needs {sorted(below)}, whose rows stand below it"
 
 
 @pytest.mark.parametrize(

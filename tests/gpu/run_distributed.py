@@ -30,11 +30,13 @@ import msgspec
 import torch
 
 from sessions.model import Configuration
-from workbench.runner.config.resolve import footprint, require_unblocked, resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.estimate import footprint
+from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -31,6 +31,7 @@ from sessions.verdicts import statistics
 from workbench import protocol
 from workbench.client import headless
 from workbench.runner.config import resolve
+from workbench.runner.config.estimate import footprint
 
 ROWS = (
     ("hydra", "base"),
@@ -117,7 +118,7 @@ def measure(
         flops = known.flops(config, batch, 1, context=sequence)
     else:
         flops = known.flops(config, batch, sequence, training=workload == "train")
-    estimate = resolve.footprint(resolve.resolve(requested, torch.device("cuda")))
+    estimate = footprint(resolve.resolve(requested, torch.device("cuda")))
     assert estimate is not None
     return row | {
         "settings": settings,

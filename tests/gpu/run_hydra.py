@@ -225,10 +225,10 @@ def disturbance() -> dict:
     """Measure the runner's step against a bare loop of it, and its host cost per step."""
     import queue
 
+    from workbench.runner.building.arms import Arms
     from workbench.runner.config.resolve import resolve
     from workbench.runner.context import Rig
     from workbench.runner.instruments.phases import PhaseTracker
-    from workbench.runner.variants.arms import Arms
 
     class Silent:
         def __init__(self) -> None:

@@ -39,10 +39,10 @@ import kernels
 from models import FAMILIES
 from sessions.model import Configuration
 from sessions.verdicts import verdict
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 LOSS = 5e-3  # relative difference of two losses in BF16

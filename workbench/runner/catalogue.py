@@ -10,7 +10,7 @@ from models import ConfigField, Family
 from sessions.verdicts import work
 from workbench import plugins, protocol
 from workbench.runner.config import presets
-from workbench.runner.config.resolve import default_preset, families
+from workbench.runner.config.values import default_preset, families
 from workbench.runner.environment import environment
 from workbench.runner.toggles import Stage, all_toggles
 from workbench.runner.user_models import user_model

@@ -18,6 +18,9 @@ from sessions.ceilings import FASTEST
 from sessions.model import Ceilings, Phase, Scalar
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
+from workbench.runner.building.arms import Arms
+from workbench.runner.building.graph_pools import resident_bytes
+from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.config.resolve import resolve_runnable
 from workbench.runner.distributed import world
 from workbench.runner.failures import Cancelled
@@ -31,10 +34,12 @@ from workbench.runner.instruments.samplers import Sample, Sampler, make_sampler
 from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.instruments.watchdog import Watchdog
-from workbench.runner.roofline.ceilings import Roof, matrix_dtype
+from workbench.runner.interfaces import Situation
+from workbench.runner.roofline.ceilings import Roof
+from workbench.runner.roofline.counter import Tally
 from workbench.runner.roofline.predict import Predictor
-from workbench.runner.variants.arms import Arms
-from workbench.runner.variants.graph_pools import resident_bytes
+from workbench.runner.toggles import Stage, all_toggles, toggles_before
+from workbench.runner.variants import fake_step
 from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm
 from workbench.runner.wire import Wire
@@ -72,7 +77,7 @@ class Rig:
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
         self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
-        self.predictor = Predictor(self.roof, resolve_runnable)
+        self.predictor = make_predictor(self.roof)
         self._alarm = Alarm()
         self._companions = Companions(self.wire, self.device, world.current)
         self._arm: weakref.ref[Arm] | None = None  # that steps
@@ -252,6 +257,16 @@ class Rig:
             self.phases.clock_mhz(sample["sm_clock"])
         if warning := self._alarm.warning(sample.get("others"), who, time.perf_counter()):
             self.wire.send(protocol.Note(kind="warning", text=warning))
+
+
+def make_predictor(roof: Roof) -> Predictor:
+    """Return the predictions for a device with such ceilings."""
+    return Predictor(roof, all_toggles(), resolve_runnable, counted_step)
+
+
+def counted_step(situation: Situation) -> Tally:
+    """Return the work of a situation's step, neither compiled nor captured."""
+    return fake_step.count(situation, toggles_before(Stage.COMPILE))
 
 
 def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:

@@ -13,7 +13,7 @@ from models import Family
 from workbench.runner.batches import RING, SYNTHETIC, Batches, Tensors
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.structures import cast_floats, map_tensors, tensors
 
 _FEW_TOKENS = 16
@@ -76,7 +76,7 @@ def batches_of(situation: Situation, dtype: torch.dtype) -> Batches:
         )
     except ValueError as error:
         raise Mistake(str(error)) from None
-    if batches.loose and situation.option("cuda_graphs") != "off":
+    if batches.loose and situation.has(Trait.CAPTURED):
         raise Mistake(
             "own: the batches of make_inputs differ in shape or are sparse, which a CUDA graph "
             "cannot replay; switch CUDA graphs off"

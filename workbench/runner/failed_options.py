@@ -5,6 +5,7 @@ from __future__ import annotations
 from models.execution.cuda_graph import CaptureError
 from sessions.model import Configuration, Evidence
 from workbench.runner.failures import explain, is_of_compiler, is_of_triton
+from workbench.runner.interfaces import Trait
 from workbench.runner.toggles import all_toggles
 
 
@@ -22,15 +23,21 @@ def failed_options(
         if name in all_toggles()
         and option != (all_toggles()[name].off if before is None else before.toggles.get(name))
     }
-    named = {name: option for name, option in changed.items() if _named(error, name, option)}
+    trait = _trait_of(error)
+    named = {
+        name: option
+        for name, option in changed.items()
+        if trait in all_toggles()[name].traits.get(option, ())
+    }
     blamed = named or ({} if before is None else changed)
     why = explain(error).sentence
     return [Evidence(name, option, "failed", why) for name, option in blamed.items()]
 
 
-def _named(error: BaseException, toggle: str, option: str) -> bool:
+def _trait_of(error: BaseException) -> Trait | None:
+    """Return the trait of the options that an error names, if it names any."""
     if isinstance(error, CaptureError):
-        return toggle == "cuda_graphs"
+        return Trait.CAPTURED
     if is_of_compiler(error):
-        return toggle == "compile"
-    return is_of_triton(error) and (toggle == "triton" or option == "triton")
+        return Trait.COMPILED
+    return Trait.TRITON if is_of_triton(error) else None

@@ -6,8 +6,9 @@ build and of a built configuration that other packages read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import enum
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -20,9 +21,32 @@ from workbench.runner.batches import Batches
 from workbench.runner.workloads import Compute, Workload
 
 
+class Trait(enum.Enum):
+    """A property that an option gives to the steps, and that other parts depend on."""
+
+    COMPILED = "torch.compile traces the model"
+    COMPILED_BLOCKS = "torch.compile traces each block by itself"
+    REPLAYED = "Inductor replays CUDA graphs of what it compiled"
+    CAPTURED = "the complete step is one CUDA graph"
+    TRITON = "bundled Triton kernels run"
+    ROUNDED = "matrix products have fewer digits than FP32"
+    TILES_TUNED = "tiles of Triton kernels are tuned in a step before the first"
+    AUTOTUNED = "kernels are chosen by timings of this process"
+    QUANTIZED = "linear layers hold codes of their weights"
+    RECOMPUTED = "activations are computed again in the backward pass"
+    OFFLOADED = "activations are in the host's memory between the passes"
+    EIGHT_BIT = "the optimizer's moments have 8 bits"
+    RANKS = "several ranks make a step together"
+    WEIGHTS_DIVIDED = "each rank has a part of the layers' weights"
+    OWN_REDUCTION = "gradients are reduced without DistributedDataParallel"
+
+
+Traits = Mapping[str, Mapping[str, Collection[Trait]]]  # by toggle and option
+
+
 @dataclass(frozen=True)
 class Situation:
-    """What an option's availability depends on; ``configuration`` names every toggle's option."""
+    """Facts that decide on availability; ``configuration`` names every toggle's option."""
 
     configuration: Configuration
     device: torch.device
@@ -31,15 +55,16 @@ class Situation:
     workload: Workload
     base: Any  # the same before any toggle changed it
     left_out: tuple[LeftOut, ...] = ()  # options that were preferred to the ones it has
+    traits: Traits = field(default_factory=dict, repr=False)  # of each toggle's options
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the model runs on a CUDA device."""
+        """True if the model runs on a CUDA device."""
         return bool(self.device.type == "cuda")
 
     @property
     def is_own_model(self) -> bool:
-        """Whether the model is that of a person's own file."""
+        """True if the model is that of a person's own file."""
         return self.family.name == OWN
 
     @property
@@ -48,8 +73,16 @@ class Situation:
         return hardware.of(self.device)
 
     def option(self, toggle: str) -> str:
-        """Return the option requested of a toggle."""
+        """Return the option requested of another toggle."""
         return self.configuration.toggles[toggle]
+
+    def has(self, *traits: Trait) -> bool:
+        """Return True if an option of a toggle has one of the traits."""
+        options = self.configuration.toggles
+        return any(
+            not set(traits).isdisjoint(by_option.get(options[toggle], ()))
+            for toggle, by_option in self.traits.items()
+        )
 
 
 class DividedBuild(Protocol):

@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 from torch.distributed.rendezvous import rendezvous
 
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.installed_plugins import register_plugins
 from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import mesh as meshes
@@ -43,7 +44,6 @@ from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics.forward import evaluate
 from workbench.runner.toggles._ranks import layout_of
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 from workbench.runner.wire import leave
 

@@ -13,7 +13,8 @@ from workbench import protocol
 from workbench.claims._adaattn_suite import CATEGORIES, Suite, planned
 from workbench.cli import main
 from workbench.runner.catalogue import catalogue
-from workbench.runner.config.resolve import require_unblocked, resolve
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.resolve import resolve
 
 
 @pytest.fixture(scope="module")

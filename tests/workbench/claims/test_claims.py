@@ -38,7 +38,9 @@ from workbench.claims._read import (
 )
 from workbench.claims._read_kernels import kernel, kernel_difference
 from workbench.runner.catalogue import catalogue
-from workbench.runner.config.resolve import families, require_unblocked, resolve
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.resolve import resolve
+from workbench.runner.config.values import families
 from workbench.runner.toggles import all_toggles
 from workbench.runner.user_models import user_model
 from workbench.runner.workloads import all_workloads

@@ -7,12 +7,12 @@ import torch
 
 from sessions.model import Configuration
 from workbench.protocol import Blocked
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
 from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.profiling.probes import allocations
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 

@@ -6,9 +6,10 @@ import torch
 
 from sessions.model import Configuration, Evidence
 from workbench.protocol import Blocked
-from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def stepped(requested: Configuration, arms: Arms | None = None, device: torch.de
     return arm
 
 
-def found(arm: Arm, toggle: str) -> Evidence:
+def evidence_of(arm: Arm, toggle: str) -> Evidence:
     """Return what a toggle finds in the arm as it is now."""
     arm.evidence = None
     (evidence,) = [item for item in arm.find_evidence() if item.toggle == toggle]

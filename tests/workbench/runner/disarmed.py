@@ -11,10 +11,10 @@ import torch
 
 from models import FAMILIES
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
-from workbench.runner.variants.arms import Arms
 
 IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
 PLAIN = IMAGES.with_name("own_plain.py")  # with a part for every toggle that replaces modules

@@ -41,11 +41,11 @@ class Layout(NamedTuple):
 
     def coordinates(self, rank: int) -> Layout:
         """Return where a rank is on each axis."""
-        place = []
+        coordinates = []
         for size in reversed(self):
             rank, index = divmod(rank, size)
-            place.append(index)
-        return Layout(*reversed(place))
+            coordinates.append(index)
+        return Layout(*reversed(coordinates))
 
     def data_rank(self, rank: int) -> int:
         """Return which share of the batch a rank has."""

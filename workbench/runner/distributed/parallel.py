@@ -44,6 +44,7 @@ from workbench.runner.distributed.messages import (
 )
 from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.environment import host
+from workbench.runner.interfaces import Trait
 
 if TYPE_CHECKING:
     from models import Model
@@ -395,7 +396,7 @@ def _may_diverge(build: DividedBuild) -> bool:
 
     situation = build.situation
     replicated = divisible(situation.family, situation.config).replicated
-    return situation.option("compile") != "off" or bool(replicated)
+    return situation.has(Trait.COMPILED) or bool(replicated)
 
 
 def _already_done(loss: Tensor) -> None:

@@ -34,7 +34,7 @@ Usage = tuple[dict[str, dict[str, int]], dict[str, tuple[str, str]]]  # as in ``
 
 
 class Turns(NamedTuple):
-    """What one rank did in its last step."""
+    """Counts of one rank's last step."""
 
     blocks: int  # that the last micro-batch passed
     forwards: int

@@ -23,7 +23,11 @@ from sessions.studies.attribution.rows import Arm, arm_rows, effect_rows
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.protocol.catalogue import expected
-from workbench.runner.config.resolve import LONGEST_S, demand, require_unblocked, resolve
+from workbench.runner.building.labels import label
+from workbench.runner.building.paths import path_text
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.resolve import demand, resolve
+from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender, TimedBlock
@@ -33,8 +37,6 @@ from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
-from workbench.runner.variants.labels import label
-from workbench.runner.variants.paths import path_text
 
 HOPELESS_ROUNDS = 8  # so many without a whole pair of blocks end the run
 MOST_ORDERS = 64

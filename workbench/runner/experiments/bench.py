@@ -19,7 +19,7 @@ from sessions.model import KERNELS, Configuration, Phase, Scalar
 from sessions.verdicts import verdict
 from sessions.verdicts.rounds import paired_logs
 from workbench import protocol
-from workbench.runner.config.resolve import LONGEST_S
+from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake

@@ -10,13 +10,14 @@ import torch
 
 from sessions.sizes import size_text
 from sessions.studies.checklist import FAIL, NOT_APPLICABLE, NOT_CHECKED, PASS, UNDECIDED
-from workbench.runner.config.resolve import footprint
+from workbench.runner.building.graph_pools import resident_bytes
+from workbench.runner.config.estimate import footprint
 from workbench.runner.failures import explain, is_fatal
+from workbench.runner.interfaces import Trait
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling.probes import allocations, graphs, syncs
 from workbench.runner.profiling.probes.graphs import Break
 from workbench.runner.training.optimizers import moments, parts
-from workbench.runner.variants.graph_pools import resident_bytes
 from workbench.runner.variants.variant import Arm
 
 SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds
@@ -90,7 +91,7 @@ def fixed_graph(
     ``breaks`` are those of the first step, ``events`` counts compilations and captures so far,
     ``steps`` runs some and tells how many.
     """
-    captured = arm.situation.option("cuda_graphs") != "off"
+    captured = arm.situation.has(Trait.CAPTURED)
     if not captured and not is_compiled(arm):
         return _if_it_were_compiled(arm)
     before, known = events(), len(arm.compiles.recompiles)
@@ -169,7 +170,7 @@ def _standing_bytes(arm: Arm) -> int:
 
 def is_compiled(arm: Arm) -> bool:
     """Return True if torch.compile was requested, or an operator compiles a function of its own."""
-    return arm.situation.option("compile") != "off" or arm.compiles.graphs > 0
+    return arm.situation.has(Trait.COMPILED) or arm.compiles.graphs > 0
 
 
 def step(arm: Arm, count: int) -> None:

@@ -20,7 +20,9 @@ from sessions.model import (
 )
 from sessions.verdicts import verdict
 from workbench import protocol
-from workbench.runner.config.resolve import LONGEST_S, demand
+from workbench.runner.building.labels import title
+from workbench.runner.config.resolve import demand
+from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks, rebuilding
 from workbench.runner.experiments.blocks import Contender, TimedBlock
@@ -28,8 +30,7 @@ from workbench.runner.experiments.energy_pairs import measure_energy
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
-from workbench.runner.suggested_fixes import slower_when_compiled
-from workbench.runner.variants.labels import title
+from workbench.runner.suggested_fixes import slower_when_switched_on
 
 ORDERS = ("random", "abba")
 HOPELESS_PAIRS = 8  # so many pairs given up in a row, and none ever whole, end the comparison
@@ -332,7 +333,7 @@ class CompareRun:
                 comparison=self._index, judgement=self._judgement, seconds=seconds, final=final
             )
         )
-        advice = slower_when_compiled(command.base, command.other, self._judgement)
+        advice = slower_when_switched_on(command.base, command.other, self._judgement)
         if final and advice is not None:
             self._rig.wire.send(advice)
 

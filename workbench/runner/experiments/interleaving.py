@@ -17,6 +17,7 @@ from sessions.ceilings import limit_ms
 from sessions.model import Numerics, Phase, Scalar
 from workbench import protocol
 from workbench.runner import suggested_fixes
+from workbench.runner.building.labels import label
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks, rebuilding
 from workbench.runner.experiments.blocks import Contender, TimedBlock
@@ -32,7 +33,6 @@ from workbench.runner.failures import (
 )
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.labels import label
 from workbench.runner.variants.variant import Arm
 
 TRIES = 3  # of a block that is void, before its pair is given up

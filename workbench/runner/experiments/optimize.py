@@ -34,17 +34,18 @@ from sessions.studies.optimization.words import (
     OPTIONS,
 )
 from sessions.verdicts import verdict
-from sessions.verdicts.work import MODEL_TOGGLES
 from workbench import protocol
 from workbench.protocol.catalogue import expected
-from workbench.runner.config.resolve import LONGEST_S, blocked_options, demand
+from workbench.runner.building.labels import label
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import demand
+from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
 from workbench.runner.experiments.blocks import TimedBlock
 from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
-from workbench.runner.variants.labels import label
 
 PERIOD_S = 0.5  # between two reports, while rounds run
 COUNTED = "counted by the allocator, without what is held for other configurations"
@@ -126,12 +127,12 @@ class OptimizeRun:
         for name in [*command.include, *command.exclude]:
             if name not in toggles:
                 raise Mistake(f"toggle: unknown {name!r}; expected {expected(name, toggles)}")
-            if name in MODEL_TOGGLES and name in command.include:
+            if toggles[name].makes_other_model and name in command.include:
                 raise Mistake(f"toggle {name} makes another model, so that it is not searched")
         blocked = blocked_options(base)
         dimensions = []
         for name, toggle in toggles.items():
-            is_left_out = name in MODEL_TOGGLES or name in command.exclude
+            is_left_out = toggle.makes_other_model or name in command.exclude
             if is_left_out or (command.include and name not in command.include):
                 continue
             # What only another machine or family could use is no part of the space. What another

@@ -26,7 +26,8 @@ from sessions.studies.optimization.space import (
     Measurement,
     Point,
 )
-from workbench.runner.config.resolve import blocked_options, require_unblocked, resolve
+from workbench.runner.config.availability import blocked_options, require_unblocked
+from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import SETTLING_STEPS, Contender, TimedBlock

@@ -24,6 +24,7 @@ from sessions.verdicts.background import BACKGROUND
 from sessions.verdicts.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from sessions.verdicts.work import difference
 from workbench import protocol
+from workbench.runner.building.labels import title
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import LEAST_STEPS, Contender
@@ -31,7 +32,6 @@ from workbench.runner.failures import explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.timing import Lap
 from workbench.runner.interfaces import Situation
-from workbench.runner.variants.labels import title
 from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Arm
 

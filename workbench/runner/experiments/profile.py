@@ -25,19 +25,20 @@ from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
 from sessions.tracing.trace import Trace
 from workbench import protocol
-from workbench.runner.config.resolve import demand, footprint
+from workbench.runner.building.graph_pools import resident_bytes
+from workbench.runner.building.labels import label
+from workbench.runner.config.estimate import footprint
+from workbench.runner.config.resolve import demand
 from workbench.runner.context import Rig
 from workbench.runner.environment import host
 from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender, TimedBlock
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.failures import Mistake, unwritten
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles.compile import WITH_GRAPHS, repeated_blocks
-from workbench.runner.variants.graph_pools import resident_bytes
-from workbench.runner.variants.labels import label
+from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Step
 
@@ -273,10 +274,10 @@ class ProfileRun:
 
 
 def _compilation(arm: Arm) -> findings.Compilation:
-    mode, compiles = arm.situation.option("compile"), arm.compiles
+    situation, compiles = arm.situation, arm.compiles
     return findings.Compilation(
-        modules=mode != "off" and compiles.graphs > 0,
-        recorded=mode in WITH_GRAPHS and compiles.recordings > 0,
+        modules=situation.has(Trait.COMPILED) and compiles.graphs > 0,
+        recorded=situation.has(Trait.REPLAYED) and compiles.recordings > 0,
         captured=bool(getattr(arm.step, "uncaptured", None)),
     )
 
@@ -305,7 +306,7 @@ def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not _compilation(arm).modules:
             stack.enter_context(marks.modules_marked(arm.model))
-        elif arm.situation.option("compile_scope") == "blocks":
+        elif arm.situation.has(Trait.COMPILED_BLOCKS):
             stack.enter_context(marks.blocks_marked(arm.model, repeated_blocks(arm.model)))
         if arm.trainer is not None:
             stack.enter_context(

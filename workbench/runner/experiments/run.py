@@ -20,7 +20,9 @@ from sessions.model import Configuration, Evidence, Phase, Scalar
 from sessions.verdicts.regression import SKETCH
 from workbench import protocol
 from workbench.runner import suggested_fixes
-from workbench.runner.config.resolve import check_limits, demand
+from workbench.runner.building.labels import label
+from workbench.runner.config.resolve import demand
+from workbench.runner.config.values import check_limits
 from workbench.runner.context import Rig
 from workbench.runner.decoding.checkpoint import SavedRound
 from workbench.runner.decoding.generated_text import TextReader
@@ -46,7 +48,6 @@ from workbench.runner.numerics.result_sketch import sketch
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles.kernel_tuning import origins
-from workbench.runner.variants.labels import label
 from workbench.runner.variants.variant import Arm
 
 FLUSH_NS = 33_000_000

@@ -22,13 +22,10 @@ import msgspec
 from sessions.model import Configuration, Numerics, Phase, Scalar
 from sessions.studies import sweep
 from workbench import protocol
-from workbench.runner.config.resolve import (
-    LONGEST_S,
-    check_choice,
-    require_unblocked,
-    resolve,
-    tell_left_out,
-)
+from workbench.runner.building.labels import label
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.resolve import resolve, tell_left_out
+from workbench.runner.config.values import LONGEST_S, check_choice
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks
 from workbench.runner.experiments.blocks import Contender
@@ -37,7 +34,6 @@ from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.labels import label
 
 MOST_POINTS = 2000
 BLOCKS = 10  # of a point: as long as the time allows, so that they hardly depend on one another

@@ -13,7 +13,9 @@ from sessions.studies.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, NOT_C
 from sessions.verdicts.expectation import at_most
 from sessions.verdicts.verdict_words import judgement_words, more_text
 from workbench import protocol
-from workbench.runner.config.resolve import demand, require_unblocked, resolve
+from workbench.runner.building.labels import label
+from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.resolve import demand, resolve
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks, checks
 from workbench.runner.experiments.blocks import Contender
@@ -29,7 +31,6 @@ from workbench.runner.toggles import Stage, all_toggles
 from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.micro_batches import least_batch
 from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
-from workbench.runner.variants.labels import label
 from workbench.runner.variants.variant import Arm
 
 COPY = 9  # of an arm: one that no other run has built or warmed up

@@ -40,7 +40,9 @@ from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.model_state.carried_state import NotCarried, Remembered
+from workbench.runner.model_state.run_state import NotRecordable
 from workbench.runner.numerics import forward, layer_errors, structure_check, training_curve
 from workbench.runner.numerics.deviation import (
     Deviation,
@@ -48,13 +50,11 @@ from workbench.runner.numerics.deviation import (
     is_ruined,
     other_shapes,
 )
+from workbench.runner.numerics.isolation import undisturbed
 from workbench.runner.numerics.layer_errors import LayerError
 from workbench.runner.numerics.reference import Outputs, Plain
 from workbench.runner.numerics.repeatability import Comparison, choose_mode
 from workbench.runner.numerics.routing_ties import Nudges
-from workbench.runner.numerics.state.carried_state import NotCarried, Remembered
-from workbench.runner.numerics.state.isolation import undisturbed
-from workbench.runner.numerics.state.run_state import NotRecordable
 from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
@@ -150,7 +150,7 @@ def _judge(
     elif outcome.hides_layers:
         right, text = None, f"not checked: nothing can show an error of one layer here: {text}"
     elif finite:
-        captured = situation.option("cuda_graphs") != "off"
+        captured = situation.has(Trait.CAPTURED)
         right, text = _with_curve(text, outcome.fits, course, captured)
     difference, errors = outcome.difference, outcome.distance
     return Numerics(
@@ -220,7 +220,7 @@ def _curve(
     """Return the losses over some steps of a training arm; or why there are none, or nothing."""
     if not situation.workload.trains:
         return ""
-    if situation.option("cuda_graphs") != "off" and not arm.model.training:
+    if situation.has(Trait.CAPTURED) and not arm.model.training:
         return "the captured graph computes in training mode"
     room, why = free_bytes(situation.device) / 2, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 
 from workbench.runner.failures import is_fatal
+from workbench.runner.numerics.isolation import undisturbed
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Plain
-from workbench.runner.numerics.state.isolation import undisturbed
 from workbench.runner.variants.variant import Arm
 
 Counts = tuple[float, float, float]  # of outputs that are NaN, infinite, negatively infinite

@@ -22,12 +22,12 @@ from workbench.runner.batches import Tensors
 from workbench.runner.failures import Mistake, is_fatal
 from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.interfaces import Situation
+from workbench.runner.model_state import rng
+from workbench.runner.model_state.carried_state import NotCarried
 from workbench.runner.numerics import routing_ties
+from workbench.runner.numerics.isolation import constants_of, kept_state, share
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.routing_ties import Nudge, nudged
-from workbench.runner.numerics.state import rng
-from workbench.runner.numerics.state.carried_state import NotCarried
-from workbench.runner.numerics.state.isolation import constants_of, kept_state, share
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors, tensors

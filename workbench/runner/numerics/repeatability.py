@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.runner.failures import explain, is_fatal
+from workbench.runner.interfaces import Trait
+from workbench.runner.model_state import rng
 from workbench.runner.numerics.deviation import (
     rounding_of,
 )
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.reference import Outputs, Plain
-from workbench.runner.numerics.state import rng
 
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
@@ -60,7 +61,7 @@ def choose_mode(
         modes.push(mode.pop_all())
     parts = ["it draws random numbers in training"]
     parts += ["its buffers stay as they are"] if first.carries else []
-    if plain.situation.option("compile") != "off":
+    if plain.situation.has(Trait.COMPILED):
         parts.append("it was compiled once more for that")
     return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
 

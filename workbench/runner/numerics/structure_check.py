@@ -17,9 +17,9 @@ from torch.func import functional_call
 
 from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.numerics.distances import distance
+from workbench.runner.numerics.isolation import kept_state
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Plain, plain_kernels, take_choices
-from workbench.runner.numerics.state.isolation import kept_state
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors

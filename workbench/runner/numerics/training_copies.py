@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from models import Model
 from models.initialisation import keep_marks
 from models.layers.fake_quantized import fake_quantize_as
+from workbench.runner.model_state import rng
+from workbench.runner.numerics.isolation import constants_of, share
 from workbench.runner.numerics.routing_ties import Nudge, nudged
-from workbench.runner.numerics.state import rng
-from workbench.runner.numerics.state.isolation import constants_of, share
 from workbench.runner.training.trainer import Parameters, Trainer, plain_optimizer
 from workbench.runner.user_models.user_model import kind
 from workbench.runner.variants.variant import Arm

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from workbench.runner.batches import Batches, Tensors
+from workbench.runner.interfaces import Trait
 from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import plain_kernels, take_choices
 from workbench.runner.numerics.routing_ties import Nudge
@@ -154,7 +155,7 @@ def _measured(
     order FP32 rounds otherwise, as it does where ranks add. A model to which that order means more
     is off in its first loss already, and the plain one's have to do.
     """
-    if dtype != torch.float32 or arm.situation.option("precision") != "fp32":
+    if dtype != torch.float32 or arm.situation.has(Trait.ROUNDED):
         return plain.losses
     other = _plain_course(arm, dtype, between, fresh=fresh, turned=True).losses
     first = abs(other[0] - reference.losses[0])

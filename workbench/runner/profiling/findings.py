@@ -24,7 +24,7 @@ BACK_TO_NORMAL = 0.03  # tolerated relative difference between steps before and 
 
 @dataclass(frozen=True)
 class Compilation:
-    """How the marked steps are compiled and captured.
+    """Compilation and capture of the marked steps.
 
     ``modules``: whether modules are, and not only operators that they call. ``recorded``: whether
     Inductor replays CUDA graphs that it recorded. ``captured``: whether the step is one graph.

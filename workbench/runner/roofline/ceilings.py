@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch.backends import cudnn
@@ -16,24 +15,6 @@ from sessions.model import Ceilings
 from workbench import ceilings, protocol
 from workbench.runner.environment import driver
 from workbench.runner.wire import Wire
-
-if TYPE_CHECKING:
-    from workbench.runner.interfaces import Situation
-
-# The matrix rate that each option of the precision toggle is set against.
-COMPUTES = {
-    "fp32": "float32",
-    "tf32": "tf32",
-    "amp_fp16": "float16",
-    "amp_bf16": "bfloat16",
-    "bf16": "bfloat16",
-}
-
-
-def matrix_dtype(situation: Situation) -> str:
-    """Return the name of the matrix rate of a step's linear layers: 8-bit if they multiply so."""
-    unit = eight_bit.unit_of(situation.option("quantization"), situation.device.type)
-    return unit or COMPUTES[situation.option("precision")]
 
 
 class Roof:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import torch
@@ -12,32 +13,9 @@ import torch
 from sessions.model import Ceilings, Configuration, Prediction
 from sessions.studies import prediction
 from sessions.studies.prediction import Least
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
-
-# Options, other than the first, whose least time of a step is unknown, and why.
-_UNKNOWN = {
-    "compile": "what torch.compile fuses is known once it has compiled",
-    **dict.fromkeys(
-        ("tensor_parallel", "pipeline_parallel"),
-        "how long ranks wait for one another is known once they have run",
-    ),
-    "activation_offload": "it moves activations to the host, and the rate of that is not measured",
-}
-# Toggles whose effect the roofline cannot see: no prediction where the two differ in one.
-_UNSEEN = {
-    "data_parallel": "how long ranks wait for one another is known once they have run",
-    "micro_batches": "how long stages wait for one another is known once they have run",
-    "schedule": "how long stages wait for one another is known once they have run",
-    "gradient_compression": "how long ranks wait for gradients is known once they have run",
-    "sharding": "how long ranks wait for one another's shares is known once they have run",
-    "cudnn_benchmark": "which algorithms cuDNN finds is known once it has searched",
-    **dict.fromkeys(
-        ("sdp_flash", "sdp_mem_efficient", "sdp_cudnn", "sdp_math"),
-        "which kernel torch would choose instead is not known beforehand",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -51,17 +29,39 @@ class Row:
     us: float
 
 
+class PredictedToggle(Protocol):
+    """The part of a toggle that a prediction reads."""
+
+    @property
+    def off(self) -> str:
+        """The option that changes nothing."""
+
+    @property
+    def unpredictable(self) -> str:
+        """The reason why the step's time is unknown for every other option; empty if it is not."""
+
+    @property
+    def incomparable(self) -> str:
+        """The reason why the ratio of two options is unknown; empty if it is not."""
+
+
 class Predictor:
     """Counts each configuration once; one runner asks about few.
 
     ``resolve`` returns the situation of a configuration on a device; it raises ``ValueError`` for
-    one that cannot run.
+    one that cannot run. ``toggles`` say what is unknown beforehand. ``count`` returns the work of
+    a situation's step.
     """
 
     def __init__(
-        self, roof: Roof, resolve: Callable[[Configuration, torch.device], Situation]
+        self,
+        roof: Roof,
+        toggles: Mapping[str, PredictedToggle],
+        resolve: Callable[[Configuration, torch.device], Situation],
+        count: Callable[[Situation], Tally],
     ) -> None:
-        self._roof, self._resolve = roof, resolve
+        self._roof, self._toggles = roof, toggles
+        self._resolve, self._count = resolve, count
         self._known: dict[bytes, Tally | str] = {}
         self._idle: dict[bytes, float] = {}  # by ``profiled``
 
@@ -74,22 +74,20 @@ class Predictor:
             return prediction.none(str(error))
         if a.configuration == b.configuration:
             return Prediction(ratio=1.0, text="A and B are the same configuration")
-        for name, why in _UNSEEN.items():
-            if a.option(name) != b.option(name):
-                return prediction.none(why)
-        return prediction.predict(
-            self.least(a), self.least(b), self._idle.get(_key(a.configuration), math.nan)
-        )
+        for name, toggle in self._toggles.items():
+            if toggle.incomparable and a.option(name) != b.option(name):
+                return prediction.none(toggle.incomparable)
+        return prediction.predict(self.least(a), self.least(b), self._idle.get(_key(a), math.nan))
 
     def profiled(self, situation: Situation, idle: float) -> None:
         """Remember in what share of a configuration's steps the GPU had nothing to do."""
-        if situation.option("cuda_graphs") == "off":
-            self._idle[_key(situation.configuration)] = idle
+        if not situation.has(Trait.CAPTURED):
+            self._idle[_key(situation)] = idle
 
     def least(self, situation: Situation) -> Least:
         """Return the least time of a step."""
         tally = self._tally(situation)
-        captured = situation.option("cuda_graphs") != "off"
+        captured = situation.has(Trait.CAPTURED)
         if isinstance(tally, str):
             return Least(None, tally, captured)
         if tally.unknown:
@@ -116,14 +114,14 @@ class Predictor:
         return self._roof.ceilings
 
     def _tally(self, situation: Situation) -> Tally | str:
-        for name, why in _UNKNOWN.items():
-            if situation.option(name) != "off":
-                return why
+        for name, toggle in self._toggles.items():
+            if toggle.unpredictable and situation.option(name) != toggle.off:
+                return toggle.unpredictable
         if situation.is_own_model:
             return "which operators a model of your own calls is not known before it runs"
-        key = _key(situation.configuration)
+        key = _key(situation)
         if key not in self._known:
-            self._known[key] = _counted(situation)
+            self._known[key] = _counted(situation, self._count)
         return self._known[key]
 
 
@@ -141,9 +139,7 @@ def least_us(call: Call, ceilings: Ceilings) -> float:
     return max(memory_us, 1e6 * call.flops / rate)
 
 
-def _counted(situation: Situation) -> Tally | str:
-    from workbench.runner.roofline.fake_step import count
-
+def _counted(situation: Situation, count: Callable[[Situation], Tally]) -> Tally | str:
     try:
         return count(situation)
     except NotCounted as why:
@@ -167,7 +163,13 @@ def _rows(calls: Sequence[Call], ceilings: Ceilings) -> list[Row]:
     return sorted(rows_by_name.values(), key=lambda row: -row.us)
 
 
-def _key(configuration: Configuration) -> bytes:
-    # What acts on the built step alone changes nothing of what was counted.
-    toggles = {name: o for name, o in configuration.toggles.items() if name != "cuda_graphs"}
+def _key(situation: Situation) -> bytes:
+    # A capture acts on the built step alone, and changes nothing of what was counted.
+    capturing = {
+        name
+        for name, by_option in situation.traits.items()
+        if any(Trait.CAPTURED in traits for traits in by_option.values())
+    }
+    configuration = situation.configuration
+    toggles = {name: o for name, o in configuration.toggles.items() if name not in capturing}
     return msgspec.json.encode(msgspec.structs.replace(configuration, toggles=toggles))

@@ -1,4 +1,4 @@
-"""What the toggles share whose heads adapt as they run: the ranks and bits that are in use."""
+"""Ranks and bits that are in use, for the toggles whose heads adapt as they run."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def ranks_text(value: Any, arm: Arm) -> str:
     """Say which ranks are in use."""
     used, full = ranks(arm), head_dim(arm)
     narrow = sum(heads for rank, heads in used.items() if rank < full)
-    each = ", ".join(f"{counted(heads, 'head')} of rank {rank}" for rank, heads in used.items())
-    return f"{narrow} of {used.total()} heads compute with fewer than {full} columns: {each}"
+    text = ", ".join(f"{counted(heads, 'head')} of rank {rank}" for rank, heads in used.items())
+    return f"{narrow} of {used.total()} heads compute with fewer than {full} columns: {text}"
 
 
 def _levels(levels: Tensor) -> Counter[int]:

@@ -1,4 +1,4 @@
-"""Why a model would never call an operator, as far as its family can say beforehand."""
+"""Operators that a model would never call, as far as its family can say beforehand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.runner.workloads import all_workloads
 
 
 class Way(NamedTuple):
-    """What would make a model call an operator: a choice, or text that says what to change."""
+    """A change that makes a model call an operator: a choice, or text that says what to change."""
 
     fix: str
     choices: dict[str, str]
@@ -21,9 +21,9 @@ class Way(NamedTuple):
 
 
 def not_called(operator: str, situation: Situation) -> Blocked | None:
-    """Why no step of this situation calls the operator, with the choice after which one would.
+    """Return why no step of this situation calls the operator, and a choice that would change it.
 
-    None where it is called, and where the family does not say what it calls.
+    Return None if it is called, or if the family does not say what it calls.
     """
     family, config, workload = situation.family, situation.config, situation.workload.name
     if family.operators is None or operator in family.operators(config, workload):
@@ -48,7 +48,7 @@ def not_called(operator: str, situation: Situation) -> Blocked | None:
 
 @functools.lru_cache(maxsize=16)
 def _ways(family: Family, config: Any) -> dict[str, Way]:
-    """By operator, the first option of a toggle that brings it in, else the first field."""
+    """Return by operator the first option of a toggle that brings it in, else the first field."""
     from workbench.runner.toggles import all_toggles  # which is made of what calls this
 
     ways: dict[str, Way] = {}
@@ -77,16 +77,16 @@ def _add(
     ways: dict[str, Way], family: Family, config: Any, fix: str, choices: dict[str, str]
 ) -> None:
     assert family.operators is not None
-    found: dict[str, list[str]] = {}
+    workloads_by_operator: dict[str, list[str]] = {}
     for workload in family.workloads:
         for operator in family.operators(config, workload):
-            found.setdefault(operator, []).append(workload)
-    for operator, workloads in found.items():
+            workloads_by_operator.setdefault(operator, []).append(workload)
+    for operator, workloads in workloads_by_operator.items():
         ways.setdefault(operator, Way(fix, choices, tuple(workloads)))
 
 
 def _others(field: ConfigField, value: Any) -> tuple[Any, ...]:
-    """Other values of a field on which a choice of operators may depend."""
+    """Return other values of a field on which a choice of operators may depend."""
     if field.choices:
         return field.choices
     if field.kind is bool:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from workbench.protocol import Blocked
-from workbench.runner.toggles._toggle import Finding, Situation, Stage, Toggle, no_effect
+from models import Footprint
+from workbench.protocol import Blocked, Failure
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Fix,
+    Situation,
+    Stage,
+    Toggle,
+    Trait,
+    no_effect,
+    no_fix,
+)
 from workbench.runner.variants.compiles import Compiles
 
 if TYPE_CHECKING:
@@ -27,17 +38,21 @@ def compiling_toggle(
     apply: Callable[[str, Build], None],
     shown: Callable[[str, Arm, Compiles], Finding],
     blocked: Callable[[str, Situation], Blocked | None],
+    traits: Mapping[str, Collection[Trait]] = MappingProxyType({}),
+    fixes: Callable[[Failure, Situation, Footprint | None], Iterable[Fix]] = no_fix,
 ) -> Toggle:
     """``blocked`` and ``shown`` are asked where compiling is on, and where it made a graph."""
 
     def why_not(option: str, situation: Situation) -> Blocked | None:
         if option == next(iter(options)):
             return None
-        return NOT_COMPILED if situation.option("compile") == "off" else blocked(option, situation)
+        return blocked(option, situation) if situation.has(Trait.COMPILED) else NOT_COMPILED
 
     def evidence(option: str, arm: Arm) -> Finding:
-        found = arm.compiles.read()
-        return shown(option, arm, found) if found.graphs else no_effect("no graph was compiled")
+        compiles = arm.compiles.read()
+        if not compiles.graphs:
+            return no_effect("no graph was compiled")
+        return shown(option, arm, compiles)
 
     return Toggle(
         name=name,
@@ -49,4 +64,6 @@ def compiling_toggle(
         apply=apply,
         evidence=evidence,
         blocked=why_not,
+        traits=traits,
+        fixes=fixes,
     )

@@ -112,7 +112,7 @@ def _judged(
     by: tuple[Needs, Facts, Facts],
 ) -> Finding:
     """Compare the arm with one whose field has another value, and say what that changes."""
-    from workbench.runner.numerics import effects
+    from workbench.runner.toggles import _effects as effects
 
     needs, idle, facts = by
     situation = arm.situation
@@ -147,7 +147,7 @@ def _judged(
 
 
 def _built(arm: Arm) -> Model:
-    """The arm's model; of one that ranks divide the structure of all parts together."""
+    """Return the arm's model; if ranks divide it, a model with the structure of all parts."""
     situation = arm.situation
     if pipeline_ranks_of(situation) == tensor_ranks_of(situation) == 1:
         return arm.model
@@ -160,7 +160,7 @@ def _nothing(option: str, build: Build) -> None:
 
 
 def _has(config: Any, field: str) -> bool:
-    """Whether a configuration, or its class, has the field; a property is none."""
+    """Return True if a configuration, or its class, has the field; a property is none."""
     return field in getattr(config, "__dataclass_fields__", {})
 
 
@@ -188,13 +188,13 @@ def _refused(sentence: str, fields: Mapping[str, Scalar], situation: Situation) 
 def _differences(model: Model, without: Model) -> list[str]:
     """Say in which modules and parameters two models differ."""
     differences = []
-    own, others = _modules(model), _modules(without)
-    for kind in dict.fromkeys([*own, *others]):
-        if own[kind] != others[kind]:
-            differences.append(f"{own[kind]} {kind} and not {others[kind]}")
-    counts = [_parameters(each) for each in (model, without)]
-    if counts[0] != counts[1]:
-        differences.append(f"{counts[0]:,} parameters and not {counts[1]:,}")
+    modules, modules_without = _modules(model), _modules(without)
+    for kind in dict.fromkeys([*modules, *modules_without]):
+        if modules[kind] != modules_without[kind]:
+            differences.append(f"{modules[kind]} {kind} and not {modules_without[kind]}")
+    parameters, parameters_without = _parameters(model), _parameters(without)
+    if parameters != parameters_without:
+        differences.append(f"{parameters:,} parameters and not {parameters_without:,}")
     return differences
 
 
@@ -203,12 +203,12 @@ _OTHERS = (RotaryCache, QuantizedLinear)
 
 
 def _modules(model: Model) -> Counter[str]:
-    found = Counter(type(m).__name__ for m in model.modules() if not isinstance(m, _OTHERS))
-    found["Linear"] += sum(isinstance(module, QuantizedLinear) for module in model.modules())
-    return found
+    counts = Counter(type(m).__name__ for m in model.modules() if not isinstance(m, _OTHERS))
+    counts["Linear"] += sum(isinstance(module, QuantizedLinear) for module in model.modules())
+    return counts
 
 
 def _parameters(model: Model) -> int:
-    """How many numbers a model has learned, those that codes stand for among them."""
+    """Return how many numbers a model has learned, those that codes stand for among them."""
     codes = [m.codes_NK for m in model.modules() if isinstance(m, QuantizedLinear)]
-    return sum(each.numel() for each in (*model.parameters(), *codes))
+    return sum(tensor.numel() for tensor in (*model.parameters(), *codes))

@@ -1,4 +1,4 @@
-"""Tensors that are only spoken of, to ask a kernel beforehand what it would refuse."""
+"""Descriptions of tensors, by which a kernel says beforehand what it would refuse."""
 
 from __future__ import annotations
 
@@ -7,18 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from workbench.runner.toggles._toggle import Situation
-
-COMPUTES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-def computing(situation: Situation) -> torch.dtype:
-    """The dtype that linear layers give."""
-    return COMPUTES.get(situation.option("precision"), torch.float32)
-
 
 class Imagined(NamedTuple):
-    """What a kernel asks of a CUDA tensor before it refuses; a fake one would import Dynamo."""
+    """Facts of a CUDA tensor that a kernel may refuse; a fake tensor would import Dynamo."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

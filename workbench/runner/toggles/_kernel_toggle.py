@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import kernels
 from kernels import MEASURED, REQUESTED, STANDARD, Operator, resolve_choice, watched
 from kernels.measure.peers import TITLES as LIBRARIES
 from workbench.protocol import Blocked
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -17,6 +18,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     as_default,
     effective,
     no_effect,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
 
 AUTO = "auto"
+FOLLOW = "follow"
 TITLES = {
     AUTO: "Fastest, measured",
     "torch": "PyTorch",
@@ -79,7 +82,7 @@ def kernel_toggle(
     def evidence(option: str, arm: Arm) -> Finding:
         find = measured_finding if option == AUTO else usage_finding
         finding = find(operator, option, arm)
-        return against_off(finding, operator, arm, name, "follow")
+        return against_off(finding, operator, arm, name, FOLLOW)
 
     return Toggle(
         name=name,
@@ -87,12 +90,30 @@ def kernel_toggle(
         help=help,
         group="Kernels",
         stage=Stage.KERNELS,
-        options={"follow": "As for all" if follows else "Automatic"} | options,
+        options={FOLLOW: "As for all" if follows else "Automatic"} | options,
         apply=apply,
         evidence=evidence,
         blocked=blocked,
         operators=(operator,),
+        traits=triton_traits(options),
     )
+
+
+def triton_traits(options: Collection[str]) -> dict[str, tuple[Trait, ...]]:
+    """Return the trait of the option that runs the bundled Triton kernel, if there is one."""
+    return {option: (Trait.TRITON,) for option in options if option == "triton"}
+
+
+def chosen_implementation(operator: str, situation: Situation) -> str:
+    """Return the implementation that the operator's toggle chooses, or the one for all operators.
+
+    An empty name of an operator stands for one without a toggle.
+    The automatic choice of the one for all counts as PyTorch: it is unknown before a measurement.
+    """
+    chosen = situation.option(f"triton_{operator}") if operator else FOLLOW
+    if chosen != FOLLOW:
+        return chosen
+    return "triton" if situation.option("triton") == "on" else "torch"
 
 
 def implementations(operator: str) -> dict[str, str]:
@@ -110,18 +131,16 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
     """Return why an implementation of the operator cannot run on this device."""
     if implementation == AUTO:
         return None if situation.on_gpu else NEEDS_GPU
-    if implementation in LIBRARIES and situation.option("compile") != "off":
-        return Blocked(
-            f"torch.compile does not trace kernels of {LIBRARIES[implementation]}",
-            "Run the step without torch.compile.",
-            {"compile": "off"},
-        )
-    reason = kernels.OPS[operator].unavailable(implementation, situation.device.type)
-    if reason is None:
+    if implementation in LIBRARIES:
+        reason = f"{{title}} does not trace kernels of {LIBRARIES[implementation]}"
+        if why := conflict(situation, Trait.COMPILED, reason):
+            return why
+    missing = kernels.OPS[operator].unavailable(implementation, situation.device.type)
+    if missing is None:
         return None
     if not situation.on_gpu:
         return NEEDS_GPU
-    return Blocked(reason, "`workbench doctor` says what to install.")
+    return Blocked(missing, "`workbench doctor` says what to install.")
 
 
 def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:
@@ -171,7 +190,7 @@ def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str
     """Correct a finding of effect where the same runs with the toggle's first option ``off``."""
     if finding.status != "effective":
         return finding
-    from workbench.runner.numerics import effects
+    from workbench.runner.toggles import _effects as effects
 
     situation = effects.without(arm, toggle, off)
     chosen = effects.kernel_choices(situation).get(operator, "auto")

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
-from workbench.runner.toggles._kernel_toggle import implementations, unavailable, usage_finding
-from workbench.runner.toggles._toggle import PARTS, Finding, Situation, Stage, Toggle, no_effect
+from workbench.runner.toggles._kernel_toggle import (
+    implementations,
+    triton_traits,
+    unavailable,
+    usage_finding,
+)
+from workbench.runner.toggles._toggle import (
+    PARTS,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    no_effect,
+)
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -26,6 +39,7 @@ def operator_toggle(
     switch: Callable[[Any], None],
     unfused: Collection[str] = (),
     idle: Callable[[Any], str] = lambda model: "",
+    presets: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Toggle:
     """Options are "off", titled ``off``, and the operator's implementations but ``unfused``.
 
@@ -56,4 +70,6 @@ def operator_toggle(
         evidence=evidence,
         blocked=blocked,
         bundled=PARTS,
+        traits=triton_traits(options.keys() - unfused),
+        presets=presets,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,8 +14,14 @@ from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed import world as worlds
 from workbench.runner.distributed.mesh import Layout
-from workbench.runner.toggles._toggle import Finding, Situation, effective, no_effect
-from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.toggles import conflict
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Situation,
+    Trait,
+    effective,
+    no_effect,
+)
 from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
@@ -26,11 +33,19 @@ KINDS = {  # toggles whose ranks multiply, and what they are called in a sentenc
     "tensor_parallel": "tensor parallelism",
     "pipeline_parallel": "pipeline parallelism",
 }
+WAITING = "how long ranks wait for one another is known once they have run"
+WAITING_STAGES = "how long stages wait for one another is known once they have run"
+_NEVER_DIVIDED = ("quantization", "sharding")
 OPTIONS = {"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"}
 
 
+def rank_traits(*more: Trait) -> dict[str, tuple[Trait, ...]]:
+    """Return the traits of a toggle of ranks by option."""
+    return {option: (Trait.RANKS, *more) for option, ranks in RANKS.items() if ranks > 1}
+
+
 def peaks_text(divided: Parallel, *, on_gpu: bool) -> str:
-    """Which rank needed most memory, as a clause to append; nothing before they were compared."""
+    """Say which rank needed most memory, as a clause to append; empty before a comparison."""
     if not any(divided.peaks):
         return ""
     most = max(divided.peaks)
@@ -51,18 +66,23 @@ def layout_of(situation: Situation) -> Layout:
     )
 
 
+def undivided_sizes(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a footprint without those that go with no divided model."""
+    return {name: size for name, size in step.items() if name not in _NEVER_DIVIDED}
+
+
 def too_many(toggle: str, ranks: int, situation: Situation) -> Blocked | None:
     """Return why ``ranks`` of this toggle cannot be combined with what others take of them."""
-    others = [name for name in KINDS if name != toggle and situation.option(name) != "off"]
-    product = math.prod(RANKS[situation.option(name)] for name in others) * ranks
+    combined = [name for name in KINDS if name != toggle and situation.option(name) != "off"]
+    product = math.prod(RANKS[situation.option(name)] for name in combined) * ranks
     blocked = too_few(product, situation)
-    if blocked is None or not others or too_few(ranks, situation) is not None:
+    if blocked is None or not combined or too_few(ranks, situation) is not None:
         return blocked
-    titles = " and ".join(KINDS[name] for name in others)
+    titles = " and ".join(KINDS[name] for name in combined)
     return Blocked(
         f"together with {titles} it {blocked.reason}",
         f"Choose fewer ranks, or switch {titles} off.",
-        dict.fromkeys(others, "off"),
+        dict.fromkeys(combined, "off"),
     )
 
 
@@ -85,31 +105,22 @@ def too_small(batch: int, ranks: int, situation: Situation) -> Blocked | None:
 
 
 def captured(situation: Situation) -> Blocked | None:
-    """Why a step that is captured cannot be divided."""
-    if situation.option("cuda_graphs") == "on":
-        return Blocked(
-            "a captured step would go on using a group of ranks that may have ended",
-            "Switch CUDA graphs off.",
-            {"cuda_graphs": "off"},
-        )
-    if (mode := situation.option("compile")) in WITH_GRAPHS:
-        return Blocked(
-            f"torch.compile {mode} captures CUDA graphs, whose gradients lie where the graph is",
-            "Compile without them.",
-            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
-        )
-    return None
+    """Return why a step that is captured cannot be divided."""
+    return conflict(
+        situation,
+        Trait.CAPTURED,
+        "a captured step would go on using a group of ranks that may have ended",
+    ) or conflict(
+        situation,
+        Trait.REPLAYED,
+        "{title} {option} captures CUDA graphs, whose gradients lie where the graph is",
+    )
 
 
 def eight_bit(situation: Situation) -> Blocked | None:
-    """Why moments in 8 bits cannot be where ranks are."""
-    if situation.option("adamw").startswith("8bit"):
-        return Blocked(
-            "moments in 8 bits cannot be taken over by other ranks",
-            "Use AdamW with whole moments.",
-            {"adamw": "fused"},
-        )
-    return None
+    """Return why moments in 8 bits cannot be combined with ranks."""
+    reason = "moments in 8 bits cannot be taken over by other ranks"
+    return conflict(situation, Trait.EIGHT_BIT, reason)
 
 
 def too_few(ranks: int, situation: Situation) -> Blocked | None:

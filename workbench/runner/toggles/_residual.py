@@ -1,11 +1,14 @@
-"""What the two toggles share that say where a mixture of experts adds to its residual stream."""
+"""Helpers of the two toggles of how a mixture of experts adds to its residual stream."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from workbench.protocol import Blocked
-from workbench.runner.toggles._toggle import Situation
+from workbench.runner.toggles._toggle import (
+    Situation,
+    Trait,
+)
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
@@ -21,11 +24,11 @@ def needs_inference(value: Any, situation: Situation) -> Blocked | None:
 
 
 def nothing_placed(value: Any, arm: Arm) -> str:
-    """Why no addition of the model avoided new memory, if none did."""
+    """Say why no addition of the model avoided new memory; empty if one did."""
     placed = sum(getattr(module, "placed", 0) for module in arm.model.modules())
     if not value or placed:
         return ""
-    if arm.situation.option("compile") != "off":
+    if arm.situation.has(Trait.COMPILED):
         return "no addition was placed: torch.compile plans its memory itself"
     return "no addition was placed: the branches' results are narrower than the stream"
 

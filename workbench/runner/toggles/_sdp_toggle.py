@@ -1,4 +1,4 @@
-"""The switches of torch's own choice among its attention backends: one may be forbidden each.
+"""The switches of torch's own choice among its attention backends: each forbids one.
 
 They act where a model calls ``scaled_dot_product_attention`` and leaves the choice to torch: under
 the attention backend "SDPA, torch's choice", and in models of one's own. What proves one is that
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
 
-_ON_CPU = ("sdp_flash", "sdp_math")
+_PREFIX = "sdp_"
+_ON_CPU = ("flash", "math")
 OWN_CHOICE = "sdpa"  # the attention backend that leaves the choice to torch
 
 
 def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
-    """The toggle that forbids one backend, whose name in words is ``backend``."""
-    enabled, enable = global_flags.SDP[name]
+    """Return the toggle that forbids one backend, whose name in words is ``backend``."""
+    enabled, enable = global_flags.SDP[name.removeprefix(_PREFIX)]
 
     @contextlib.contextmanager
     def switched(on: bool) -> Iterator[None]:
@@ -49,7 +50,7 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
     def blocked(option: str, situation: Situation) -> Blocked | None:
         if option == "allowed":
             return None
-        if not situation.on_gpu and name not in _ON_CPU:
+        if not situation.on_gpu and name.removeprefix(_PREFIX) not in _ON_CPU:
             return NEEDS_GPU
         if (
             situation.family is not user_model.FAMILY
@@ -60,13 +61,13 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
                 "Leave the choice to torch.",
                 {"attention": OWN_CHOICE},
             )
-        there = global_flags.SDP if situation.on_gpu else _ON_CPU
-        others = [each for each in there if each != name]
-        if all(situation.option(each) == "forbidden" for each in others):
+        backends = global_flags.SDP if situation.on_gpu else _ON_CPU
+        alternatives = [f"{_PREFIX}{backend}" for backend in backends if _PREFIX + backend != name]
+        if all(situation.option(toggle) == "forbidden" for toggle in alternatives):
             return Blocked(
                 "all the others are forbidden, and one must be left",
                 "Allow another.",
-                {others[-1]: "allowed"},
+                {alternatives[-1]: "allowed"},
             )
         return None
 
@@ -78,13 +79,13 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
             instrumented.call(arm)
         if not seen.chosen:
             return no_effect("this model never calls scaled_dot_product_attention")
-        told = [
+        changes = [
             f"{counted(count, 'SDPA call')} ran {now}; with {backend} allowed: {before}"
             for (now, before), count in seen.chosen.items()
             if now != before
         ]
-        if told:
-            return effective("; ".join(told))
+        if changes:
+            return effective("; ".join(changes))
         ran = ", ".join(f"{count} {now}" for (now, _), count in seen.chosen.items())
         return no_effect(f"torch would not choose {backend} here: SDPA calls ran {ran}")
 
@@ -98,4 +99,5 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
         apply=apply,
         evidence=evidence,
         blocked=blocked,
+        incomparable="which kernel torch would choose instead is not known beforehand",
     )

@@ -1,17 +1,21 @@
-"""What a toggle is: options, what blocks them, how one is applied, and what proves that it was."""
+"""The interface of a toggle: its options, what blocks, applies and proves them."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from models import Footprint
 from sessions.model import Scalar
-from workbench.protocol import Blocked, OptionInfo, ToggleInfo
+from workbench.protocol import Blocked, Failure, OptionInfo, ToggleInfo
 from workbench.runner.interfaces import Situation as Situation  # for files of toggles
+from workbench.runner.interfaces import Trait as Trait
+from workbench.runner.interfaces import Traits as Traits
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -33,35 +37,55 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a toggle found when it looked for its own effect; ``status`` as in ``Evidence``."""
+    """A toggle's statement about its own effect; ``status`` as in ``Evidence``."""
 
     status: str
     text: str
 
 
 def effective(text: str) -> Finding:
-    """The option took effect, and this shows it."""
+    """Return the finding that the option took effect, with what shows it."""
     return Finding("effective", text)
 
 
 def no_effect(text: str) -> Finding:
-    """The option was asked for and changed nothing, and this is why."""
+    """Return the finding that the requested option changed nothing, and why."""
     return Finding("no effect", text)
 
 
 def as_default(text: str) -> Finding:
-    """By what it means, the option was the same as the first one in these steps, and why."""
+    """Return the finding that the option meant the same as the first in these steps, and why."""
     return Finding("as default", text)
 
 
 def unknown(text: str) -> Finding:
-    """Whether the option took effect could not be seen, and this is why."""
+    """Return the finding that an effect could not be observed, and why."""
     return Finding("unknown", text)
 
 
 def never_blocked(option: str, situation: Situation) -> Blocked | None:
-    """For a toggle that can always be used."""
+    """Return None: the toggle can always be used."""
     return None
+
+
+class Alternative(NamedTuple):
+    """The choices to make in place of an option that conflicts with another."""
+
+    text: str  # a sentence
+    choices: dict[str, str]
+
+
+class Fix(NamedTuple):
+    """A choice that may prevent a failure; the smallest ``order`` is tried first."""
+
+    order: int
+    choices: dict[str, str]
+    meaning: str  # for the steps, as the end of a sentence
+
+
+def no_fix(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterable[Fix]:
+    """Return no fix: the toggle cannot prevent a failure."""
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +100,24 @@ class Toggle:
     itself or because a toggle that ``brings`` it is on.
     ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first;
     for that too where it chooses among others, and ``chooses(arm)`` says that it had to.
+
+    Other parts learn from the further fields what they need to know of the toggle:
+
+    * ``traits``: properties of the steps, by option.
+    * ``alternatives``: by option, what to choose where a trait conflicts with another toggle; the
+      first that has not the trait, else the first option.
+    * ``presets``: options that a preset of this name prefers, the best first.
+    * ``memory(option, situation)``: arguments of the family's ``footprint``.
+    * ``divided_memory(situation, arguments)``: the footprint of the rank that needs most, if the
+      toggle divides the model.
+    * ``matrix_rate(option, situation)``: the rate that linear layers are compared with; empty if
+      the option does not decide on it.
+    * ``unpredictable``: why the step's time is unknown beforehand for every option but the first.
+    * ``incomparable``: why the ratio of two options is unknown beforehand.
+    * ``fixes(failure, situation, needed)``: choices that may prevent a failure; ``needed`` is the
+      estimate of memory if that ran out.
+    * ``causes_of_slowness``: completes the advice if a verdict says that the toggle makes steps
+      slower.
     """
 
     name: str
@@ -94,11 +136,28 @@ class Toggle:
     bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
     operators: tuple[str, ...] = ()
     brings: str = ""  # the operator that it lets a model of a person's own call
+    traits: Mapping[str, Collection[Trait]] = field(default_factory=dict)
+    alternatives: Mapping[str, tuple[Alternative, ...]] = field(default_factory=dict)
+    presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    memory: Callable[[str, Situation], Mapping[str, Any]] | None = None
+    divided_memory: Callable[[Situation, dict[str, Any]], Footprint | None] | None = None
+    matrix_rate: Callable[[str, Situation], str] | None = None
+    unpredictable: str = ""
+    incomparable: str = ""
+    fixes: Callable[[Failure, Situation, Footprint | None], Iterable[Fix]] = no_fix
+    causes_of_slowness: str = ""
 
-    @property
+    @functools.cached_property
     def off(self) -> str:
         """The option that leaves the model alone."""
         return next(iter(self.options))
+
+    def alternative(self, option: str, trait: Trait) -> Alternative:
+        """Return what to choose in place of an option that has the trait."""
+        for alternative in self.alternatives.get(option, ()):
+            if trait not in self.traits.get(alternative.choices[self.name], ()):
+                return alternative
+        return Alternative(f"Switch {self.title} off.", {self.name: self.off})
 
     @property
     def makes_other_model(self) -> bool:
@@ -106,11 +165,11 @@ class Toggle:
         return self.configure is not None and not self.same_mathematics
 
     def default_option(self, device: torch.device) -> str:
-        """The option that a new configuration starts with on this device."""
+        """Return the option that a new configuration starts with on this device."""
         return self.default(device) if self.default else self.off
 
     def info(self, device: torch.device) -> ToggleInfo:
-        """How the window sees this toggle."""
+        """Return the toggle's entry in the catalogue."""
         return ToggleInfo(
             name=self.name,
             title=self.title,

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
+    Alternative,
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
-from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.variants.offload import LEAST_BYTES, Offload
 
 if TYPE_CHECKING:
@@ -40,19 +42,18 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "the activations of this runner are in the host's memory already",
             "Run it on a machine with a GPU.",
         )
-    if situation.option("cuda_graphs") == "on":
-        return Blocked(
-            "a captured step keeps all of its activations in the graph's own pool",
-            "Switch CUDA graphs off.",
-            {"cuda_graphs": "off"},
-        )
-    mode = situation.option("compile")
-    if mode in WITH_GRAPHS:
-        return Blocked(
-            f"torch.compile {mode} keeps activations in the pool of its CUDA graphs",
-            "Compile without them.",
-            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
-        )
+    if why := conflict(
+        situation,
+        Trait.CAPTURED,
+        "a captured step keeps all of its activations in the graph's own pool",
+    ):
+        return why
+    if why := conflict(
+        situation,
+        Trait.REPLAYED,
+        "{title} {option} keeps activations in the pool of its CUDA graphs",
+    ):
+        return why
     if situation.option("checkpointing") == "operators":
         return Blocked(
             "what a checkpoint keeps by operator does not pass through autograd's hooks",
@@ -94,4 +95,14 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    unpredictable="it moves activations to the host, and the rate of that is not measured",
+    traits={"on": (Trait.OFFLOADED,)},
+    alternatives={
+        "on": (
+            Alternative(
+                "Checkpoint blocks instead.",
+                {"activation_offload": "off", "checkpointing": "full"},
+            ),
+        )
+    },
 )

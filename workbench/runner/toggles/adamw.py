@@ -1,4 +1,4 @@
-"""How AdamW walks over the parameters, and how many bits its moments have.
+"""AdamW's loop over the parameters, and the bits of its moments.
 
 A loop, lists of tensors (foreach), or one fused kernel per list compute the same. In 8 bits the
 moments take a quarter of their memory; they begin anew, and tensors of fewer than 4,096 numbers
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
+    Alternative,
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
 
+_FAST = ("fused", "foreach")
 _EIGHT_BIT = {f"8bit_{library}": library for library in optimizers.EIGHT_BIT}
 
 
@@ -68,12 +71,12 @@ def _evidence(option: str, arm: Arm) -> Finding:
     assert arm.trainer is not None
     optimizer = arm.trainer.optimizer
     if option in _EIGHT_BIT:
-        held = optimizers.moments(optimizer)
+        moments = optimizers.moments(optimizer)
         text = (
-            f"{held.eight_bit} of {held.tensors} tensors have moments in 8 bits; the optimizer "
-            f"keeps {held.bytes / max(held.numbers, 1):.1f} bytes a parameter"
+            f"{moments.eight_bit} of {moments.tensors} tensors have moments in 8 bits; "
+            f"the optimizer keeps {moments.bytes / max(moments.numbers, 1):.1f} bytes a parameter"
         )
-        return effective(text) if held.eight_bit else no_effect(text)
+        return effective(text) if moments.eight_bit else no_effect(text)
     groups = optimizer.param_groups
     if all(group[option] for group in groups):
         tensors = sum(len(group["params"]) for group in groups)
@@ -92,4 +95,9 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    presets={"low-memory": tuple(_EIGHT_BIT), "latency": _FAST, "throughput": _FAST},
+    traits=dict.fromkeys(_EIGHT_BIT, (Trait.EIGHT_BIT,)),
+    alternatives=dict.fromkeys(
+        _EIGHT_BIT, (Alternative("Use AdamW with whole moments.", {"adamw": "fused"}),)
+    ),
 )

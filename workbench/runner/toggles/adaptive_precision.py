@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.runner.toggles._adapting import bits, calls
 from workbench.runner.toggles._field_toggle import field_toggle
-from workbench.runner.toggles._imagined import computing
+from workbench.runner.toggles.precision import computing
 from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _idle(value: Any, arm: Arm) -> str:
-    """Why no head's number format changed, if none did."""
+    """Say why no head's number format changed; empty if one did."""
     if not value:
         return ""
     dtype = computing(arm.situation)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _idle(value: Any, arm: Arm) -> str:
-    """Why no head computes with fewer columns, if none does."""
+    """Say why no head computes with fewer columns; empty if one does."""
     full = head_dim(arm)
     if not value or min(ranks(arm)) < full:
         return ""

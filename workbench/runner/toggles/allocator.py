@@ -1,4 +1,4 @@
-"""How torch's allocator takes memory from the GPU: in blocks, or in segments that can grow.
+"""Memory of torch's allocator on the GPU: in blocks, or in segments that can grow.
 
 Expandable segments map more memory behind what they have, so that sizes which change leave fewer
 holes: less is reserved for the same tensors, and a step may fit that did not. Torch takes the
@@ -88,11 +88,12 @@ def _expandable() -> Iterator[None]:
 
 def _configure(setting: str) -> None:
     """Change one setting of the allocator; whatever is cached goes, so that it holds at once."""
-    asked = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
+    environment = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
     torch.cuda.empty_cache()
     older = torch.cuda.memory._set_allocator_settings
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", older)
-    change(",".join(filter(None, (asked, setting))))  # what is not named may fall to its default
+    # A setting that is not named may fall to its default.
+    change(",".join(filter(None, (environment, setting))))
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

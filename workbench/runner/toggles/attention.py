@@ -22,7 +22,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kernels
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
-from workbench.runner.toggles._kernel_toggle import against_off, usage_finding, with_titles
+from workbench.runner.toggles._kernel_toggle import (
+    against_off,
+    triton_traits,
+    usage_finding,
+    with_titles,
+)
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -67,10 +72,10 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return Blocked(reason, fix)
     workload, window = situation.workload, getattr(situation.config, "window", 0)
     wide = situation.on_gpu and situation.option("precision") in ("fp32", "tf32")
-    asked = (workload.trains, workload.decodes, window)
-    if not (wide or any(asked)):
+    demands = (workload.trains, workload.decodes, window)
+    if not (wide or any(demands)):
         return None
-    ask = functools.partial(_refuses, option, situation.device.type, *asked)
+    ask = functools.partial(_refuses, option, situation.device.type, *demands)
     reason = ask(torch.float32 if wide or not situation.on_gpu else torch.bfloat16)
     if reason is None:
         return None
@@ -83,8 +88,9 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _refuses(
     option: str, device_type: str, trains: bool, decodes: bool, window: int, dtype: torch.dtype
 ) -> str | None:
-    """Why a backend cannot do what a workload asks in a precision: gradients, one token against a
-    cache, or a window of keys.
+    """Return why a backend cannot compute what a workload needs in a precision.
+
+    A workload may need gradients, one token against a cache, or a window of keys.
     """
     implementation = kernels.OPS["attention"].implementation(option)
     if implementation.refuses is None:
@@ -106,10 +112,10 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, arm: Arm) -> Finding:
     if option == "auto":
         return _chosen(arm)
-    found = against_off(
+    finding = against_off(
         usage_finding("attention", option, arm), "attention", arm, "attention", "auto"
     )
-    return _torchs_choice(found, arm) if option == "sdpa" else found
+    return _torchs_choice(finding, arm) if option == "sdpa" else finding
 
 
 def _calls(arm: Arm) -> bool:
@@ -117,7 +123,7 @@ def _calls(arm: Arm) -> bool:
 
 
 def _chosen(arm: Arm) -> Finding:
-    """What ``auto`` took, what it passed over and why; that it fell back is a warning."""
+    """Say what ``auto`` chose, what it passed over and why; a fall-back is no effect."""
     facts = arm.counted
     fallbacks, calls = int(facts["attention_fallbacks"]), int(facts["attention_calls"])
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
@@ -131,7 +137,7 @@ def _chosen(arm: Arm) -> Finding:
 
 
 def _torchs_choice(ran: Finding, arm: Arm) -> Finding:
-    """Which of its kernels torch took, and why none of the fused ones."""
+    """Say which of its kernels torch chose, and why none of the fused ones."""
     with instrumented.AttentionChoices(contextlib.nullcontext) as seen:
         instrumented.call(arm)
     if ran.status != "effective" or not seen.chosen:
@@ -156,4 +162,7 @@ TOGGLE = Toggle(
     chooses=_calls,
     blocked=_blocked,
     operators=("attention",),
+    traits=triton_traits(kernels.OPS["attention"].implementations),
+    presets={"flash-first": ("flash4", "flash3", "flash2", "sdpa_flash")},
+    memory=lambda option, situation: {"attention": option},
 )

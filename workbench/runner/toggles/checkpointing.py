@@ -13,18 +13,21 @@ On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): every block takes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from models import Footprint
 from sessions.sizes import size_text
-from workbench.protocol import Blocked
+from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -66,6 +69,12 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     return None
 
 
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    if failure.kind == "out-of-memory" and situation.workload.trains:
+        meaning = "activations are computed again in the backward pass, which takes more time"
+        yield Fix(20, {TOGGLE.name: "full"}, meaning)
+
+
 def _apply(option: str, build: Build) -> None:
     build.transforms.append(lambda model: model.set_checkpointing(option))
 
@@ -75,21 +84,22 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if not blocks:
         return no_effect("no block is checkpointed")
     text = f"{counted(blocks, 'block')} of {arm.situation.config.n_layers} recompute in backward"
-    kept, plain = _kept(arm)
+    checkpointed, plain = _kept(arm)
     if not plain:
         return no_effect(f"{text}, but autograd keeps nothing: no parameter learns")
-    if kept >= plain:
+    if checkpointed >= plain:
         return no_effect(
-            f"{text}, but of a short call autograd keeps {size_text(kept)} with it and "
+            f"{text}, but of a short call autograd keeps {size_text(checkpointed)} with it and "
             f"{size_text(plain)} without"
         )
-    text += f"; of a short call autograd keeps {size_text(kept)} in place of {size_text(plain)}"
+    sizes = f"{size_text(checkpointed)} in place of {size_text(plain)}"
+    text += f"; of a short call autograd keeps {sizes}"
     if option != "operators":
         return effective(text)
     if not arm.kept_operators:
         return no_effect(f"{text}, and no operator's output was kept: they recompute everything")
     # A compiler traces a block more than once, so that only the names mean something there.
-    compiled = arm.situation.option("compile") != "off"
+    compiled = arm.situation.has(Trait.COMPILED)
     names = ", ".join(
         name if compiled else f"{count} of {name}" for name, count in arm.kept_operators.items()
     )
@@ -101,15 +111,15 @@ def _evidence(option: str, arm: Arm) -> Finding:
 
 
 def _kept(arm: Arm) -> tuple[int, int]:
-    """Bytes that autograd keeps of a short call, as the arm is and without checkpointing."""
-    from workbench.runner.numerics import effects
+    """Return the bytes that autograd saves of a short call, with and without checkpointing."""
+    from workbench.runner.toggles import _effects as effects
 
     off = effects.without(arm, TOGGLE.name, TOGGLE.off)
     return effects.kept_bytes(arm, arm.situation), effects.kept_bytes(arm, off)
 
 
 def _not_seen(usage: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """What was dear to compute and could not be kept, by operator and implementation."""
+    """List the costly operators, by implementation, whose outputs could not be saved."""
     return [
         f"{operator} by {name}"
         for operator in _DEAR
@@ -118,22 +128,27 @@ def _not_seen(usage: Mapping[str, Mapping[str, int]]) -> list[str]:
     ]
 
 
+_OPTIONS = {
+    "fourth": "Every fourth block",
+    "third": "Every third block",
+    "selective": "Every second block",
+    "operators": "By operator",
+    "full": "Every block",
+}
+
 TOGGLE = Toggle(
     name="checkpointing",
     title="Gradient checkpointing",
     help=__doc__,
     group="Memory",
     stage=Stage.MEMORY,
-    options={
-        "none": "Off",
-        "fourth": "Every fourth block",
-        "third": "Every third block",
-        "selective": "Every second block",
-        "operators": "By operator",
-        "full": "Every block",
-    },
+    options={"none": "Off"} | _OPTIONS,
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
     bundled="acts block by block, and the blocks of a model of your own are not known",
+    presets=dict.fromkeys(("development", "production-training", "low-memory"), ("full",)),
+    memory=lambda option, situation: {"checkpointing": option},
+    fixes=_fixes,
+    traits=dict.fromkeys(_OPTIONS, (Trait.RECOMPUTED,)),
 )

@@ -9,26 +9,31 @@ tokens, AMP BF16): *default* takes 0.55 of the eager step's time and 0.61 of its
 
 from __future__ import annotations
 
+import functools
 import shutil
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from kernels import own_code
-from workbench.protocol import Blocked
+from models import Footprint
+from workbench.protocol import Blocked, Failure
 from workbench.runner.failures import Mistake
 from workbench.runner.profiling import provenance
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.structures import listed_modules
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
+    Alternative,
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -40,14 +45,20 @@ if TYPE_CHECKING:
     from workbench.runner.workloads import Compute
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+LAUNCHED = "the host launches each kernel, which short kernels wait for"  # without CUDA graphs
 
 
 NEEDS_COMPILER = Blocked("Inductor needs a C++ compiler on the CPU and finds none", "Install g++.")
 
 
 def has_compiler(situation: Situation) -> bool:
-    """Whether Inductor can compile here: on the CPU it writes C++."""
-    return situation.on_gpu or any(map(shutil.which, ("g++", "clang++", "c++")))
+    """Return True if Inductor can compile here: on the CPU it writes C++."""
+    return situation.on_gpu or _finds_compiler()
+
+
+@functools.cache
+def _finds_compiler() -> bool:
+    return any(map(shutil.which, ("g++", "clang++", "c++")))
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -56,6 +67,18 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option in WITH_GRAPHS and not situation.on_gpu:
         return NEEDS_GPU
     return None if has_compiler(situation) else NEEDS_COMPILER
+
+
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    mode = situation.option(TOGGLE.name)
+    if failure.kind == "compile":
+        traced = "torch._dynamo.exc." in failure.detail  # then no other mode would get further
+        if mode not in ("off", "default") and not traced:
+            yield Fix(10, {TOGGLE.name: "default"}, "fewer passes of the compiler, and less speed")
+        yield Fix(30, {TOGGLE.name: "off"}, "the model runs in eager mode, slower")
+    elif failure.kind == "capture" and mode in WITH_GRAPHS:
+        choices = TOGGLE.alternative(mode, Trait.REPLAYED).choices
+        yield Fix(20, choices, LAUNCHED)
 
 
 def _apply(option: str, build: Build) -> None:
@@ -83,7 +106,7 @@ def _compiled(compute: Compute, build: Build) -> Compute:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The entries of the model's outermost lists of modules; raises ``Mistake`` if it has none."""
+    """Return the entries of the model's outermost lists of modules; raise ``Mistake`` for none."""
     blocks = list(listed_modules(model))
     if not blocks:
         raise Mistake(
@@ -98,26 +121,28 @@ def _gave_up(arm: Arm) -> bool:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    found = arm.compiles.read()
+    compiles = arm.compiles.read()
     if option == "off":
         return no_effect(
             "the model compiles itself, and gave up and went on in eager mode, as all "
-            f"configurations share what it may compile anew: {found.given_up[0]}"
+            f"configurations share what it may compile anew: {compiles.given_up[0]}"
         )
-    if not found.graphs:
+    if not compiles.graphs:
         return no_effect("no graph was compiled: the model ran in eager mode")
-    text = found.text()
-    if found.given_up:
-        return no_effect(f"{text}; gave up and went on in eager mode: {found.given_up[0]}")
+    text = compiles.text()
+    if compiles.given_up:
+        return no_effect(f"{text}; gave up and went on in eager mode: {compiles.given_up[0]}")
     if option in WITH_GRAPHS:
-        text += f"; {found.graphs_text()}"
-        if not found.recordings:
+        text += f"; {compiles.graphs_text()}"
+        if not compiles.recordings:
             return no_effect(text)
         if not recordings.replays():
             return no_effect(f"{text}; the last step replayed none of them")
         text += ", replayed in the last step"
     return effective(text)
 
+
+_UNTUNED = Alternative("Compile without tuning.", {"compile": "default"})
 
 TOGGLE = Toggle(
     name="compile",
@@ -136,4 +161,29 @@ TOGGLE = Toggle(
     evidence=_evidence,
     chooses=_gave_up,
     blocked=_blocked,
+    traits={
+        "default": (Trait.COMPILED,),
+        "reduce-overhead": (Trait.COMPILED, Trait.REPLAYED),
+        "max-autotune": (Trait.COMPILED, Trait.REPLAYED, Trait.AUTOTUNED),
+        "max-autotune-no-cudagraphs": (Trait.COMPILED, Trait.AUTOTUNED),
+    },
+    alternatives={
+        "reduce-overhead": (Alternative("Compile without them.", {"compile": "default"}),),
+        "max-autotune": (
+            Alternative("Compile without them.", {"compile": "max-autotune-no-cudagraphs"}),
+            _UNTUNED,
+        ),
+        "max-autotune-no-cudagraphs": (_UNTUNED,),
+    },
+    presets={
+        "production-inference": ("max-autotune", "max-autotune-no-cudagraphs"),
+        "low-memory": ("default",),
+        "throughput": ("default",),
+    },
+    memory=lambda option, situation: {"compiled": option != "off"},
+    unpredictable="what torch.compile fuses is known once it has compiled",
+    fixes=_fixes,
+    causes_of_slowness="Graph breaks, recompiles for changing shapes, or operators that a "
+    "hand-written kernel already does well are the usual causes; the evidence and the checklist "
+    "name lines.",
 )

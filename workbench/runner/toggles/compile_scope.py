@@ -1,4 +1,4 @@
-"""What ``torch.compile`` is given: the whole model, that without a break allowed, or each block.
+"""The scope of ``torch.compile``: the whole model, that without a break allowed, or each block.
 
 *Whole model* goes on where a graph breaks: the part between two graphs runs in eager mode. *One
 graph* makes a break an error, with its reason and its line. *Each block* compiles the entries of
@@ -11,12 +11,22 @@ host, 22.3 ms with each block compiled by itself, 17.7 ms as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from workbench.protocol import Blocked
+from models import Footprint
+from workbench.protocol import Blocked, Failure
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._compiling import compiling_toggle
-from workbench.runner.toggles._toggle import Finding, Situation, effective, no_effect
-from workbench.runner.toggles.compile import WITH_GRAPHS, repeated_blocks
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Fix,
+    Situation,
+    Trait,
+    effective,
+    no_effect,
+)
+from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.variants.compiles import Compiles, counted
 
 if TYPE_CHECKING:
@@ -25,15 +35,21 @@ if TYPE_CHECKING:
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    mode = situation.option("compile")
-    if option == "blocks" and mode in WITH_GRAPHS:
-        return Blocked(
-            f"torch.compile {mode} replays CUDA graphs, and each block's would overwrite what the "
-            "next one reads",
-            "Compile without CUDA graphs.",
-            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
-        )
-    return None
+    if option != "blocks":
+        return None
+    return conflict(
+        situation,
+        Trait.REPLAYED,
+        "{title} {option} replays CUDA graphs, and each block's would overwrite what the next one "
+        "reads",
+    )
+
+
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    is_broken = failure.kind == "compile" and "exc.Unsupported" in failure.detail
+    if is_broken and situation.option(TOGGLE.name) == "fullgraph":
+        meaning = "what cannot be traced runs in eager mode between graphs"
+        yield Fix(20, {TOGGLE.name: "model"}, meaning)
 
 
 def _apply(option: str, build: Build) -> None:
@@ -41,20 +57,20 @@ def _apply(option: str, build: Build) -> None:
     build.compiles_blocks = option == "blocks"
 
 
-def _shown(option: str, arm: Arm, found: Compiles) -> Finding:
+def _shown(option: str, arm: Arm, compiles: Compiles) -> Finding:
     if option == "fullgraph":
-        if found.breaks:
-            return no_effect(f"{found.text()}, although none was allowed")
-        return effective(f"{counted(found.graphs, 'graph')} without a break, which was demanded")
+        if compiles.breaks:
+            return no_effect(f"{compiles.text()}, although none was allowed")
+        return effective(f"{counted(compiles.graphs, 'graph')} without a break, which was demanded")
     blocks = repeated_blocks(arm.model)
     kinds = len({type(block) for block in blocks})
     text = (
         f"{counted(len(blocks), 'block')} of {counted(kinds, 'kind')} share "
-        f"{counted(found.graphs, 'compiled graph')}"
+        f"{counted(compiles.graphs, 'compiled graph')}"
     )
-    if found.recompiles:
-        text += f"; {found.text()}"
-    return effective(text) if found.graphs < len(blocks) or len(blocks) == 1 else no_effect(text)
+    if compiles.recompiles:
+        text += f"; {compiles.text()}"
+    return effective(text) if compiles.graphs < len(blocks) or len(blocks) == 1 else no_effect(text)
 
 
 TOGGLE = compiling_toggle(
@@ -65,4 +81,6 @@ TOGGLE = compiling_toggle(
     apply=_apply,
     shown=_shown,
     blocked=_blocked,
+    traits={"blocks": (Trait.COMPILED_BLOCKS,)},
+    fixes=_fixes,
 )

@@ -1,4 +1,4 @@
-"""Which sizes ``torch.compile`` takes for fixed.
+"""Sizes that ``torch.compile`` takes for fixed.
 
 *Static* compiles for the shapes that it sees, and again for every other one. *Dynamic* compiles
 kernels that hold for any size at once: no recompile when the batch or the sequence changes, at the
@@ -40,22 +40,24 @@ def _apply(option: str, build: Build) -> None:
     build.compile_options["dynamic"] = True if option == "dynamic" else None
 
 
-def _shown(option: str, arm: Arm, found: Compiles) -> Finding:
+def _shown(option: str, arm: Arm, compiles: Compiles) -> Finding:
     if option == "automatic":
-        changed = [reason for reason in found.recompiles if "size" in reason]
+        changed = [reason for reason in compiles.recompiles if "size" in reason]
         if changed:
             return effective(f"{len(changed)} recompiles because sizes changed: {changed[0]}")
         return as_default("every step had the same sizes, for which automatic compiles as static")
-    tried = [(told, _refusal(arm, batch)) for told, batch in _other_sizes(arm)]
-    held = [told for told, why in tried if not why]
-    lost = [f"{told}: {why}" for told, why in tried if why]
-    if held:
-        return effective("; ".join([f"without a recompile it also takes {', '.join(held)}", *lost]))
-    return no_effect("; ".join(lost) or "batches that differ in shape have no size to change")
+    tried = [(size, _refusal(arm, batch)) for size, batch in _other_sizes(arm)]
+    accepted = [size for size, why in tried if not why]
+    refused = [f"{size}: {why}" for size, why in tried if why]
+    if accepted:
+        return effective(
+            "; ".join([f"without a recompile it also takes {', '.join(accepted)}", *refused])
+        )
+    return no_effect("; ".join(refused) or "batches that differ in shape have no size to change")
 
 
 def _other_sizes(arm: Arm) -> Iterator[tuple[str, Tensors]]:
-    """The arm's batch with another size of its own, and what that size is, in words."""
+    """Yield the arm's batch with another size, after that size in words."""
     batch = arm.batches.inputs
     if arm.situation.workload.trains:
         batch += arm.batches.targets
@@ -80,13 +82,13 @@ def _resized(x: torch.Tensor, rows: int, columns: int | None = None) -> torch.Te
     gap = x.stride(0) - x[0].numel()  # of tokens and targets, which share a buffer
     other = x.new_zeros(rows, math.prod(sizes[1:]) + gap)
     other = other[:, : other.shape[1] - gap].view(sizes)
-    kept = tuple(slice(min(one, two)) for one, two in zip(sizes, x.shape, strict=True))
-    other[kept] = x[kept]
+    common = tuple(slice(min(new, old)) for new, old in zip(sizes, x.shape, strict=True))
+    other[common] = x[common]
     return other
 
 
 def _refusal(arm: Arm, batch: Tensors) -> str:
-    """Why the arm cannot take this batch as it is compiled; empty if it can."""
+    """Return why the arm cannot take this batch as it is compiled; empty if it can."""
     trains = arm.situation.workload.trains
     try:
         with torch.compiler.set_stance("fail_on_recompile"), torch.set_grad_enabled(trains):

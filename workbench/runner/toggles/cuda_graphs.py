@@ -16,19 +16,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from models import Footprint
 from models.execution.cuda_graph import capturing, on_capture_stream
 from sessions.model import Phase
-from workbench.protocol import Blocked
+from workbench.protocol import Blocked, Failure
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
-from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.toggles.compile import LAUNCHED
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -82,13 +86,10 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.on_gpu:
         return NEEDS_GPU
-    mode = situation.option("compile")
-    if mode in WITH_GRAPHS:
-        return Blocked(
-            f"torch.compile {mode} captures CUDA graphs of its own",
-            "Compile without them.",
-            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
-        )
+    if why := conflict(
+        situation, Trait.REPLAYED, "{title} {option} captures CUDA graphs of its own"
+    ):
+        return why
     if situation.workload.trains and situation.option("adamw") != "fused":
         return Blocked(
             "the step is captured with its optimizer, and only fused AdamW keeps its step count "
@@ -97,6 +98,11 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             {"adamw": "fused"},
         )
     return None
+
+
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    if failure.kind == "capture":
+        yield Fix(10, {TOGGLE.name: TOGGLE.off}, LAUNCHED)
 
 
 def _apply(option: str, build: Build) -> None:
@@ -120,4 +126,7 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    traits={"on": (Trait.CAPTURED,)},
+    presets={"latency": ("on",), "throughput": ("on",)},
+    fixes=_fixes,
 )

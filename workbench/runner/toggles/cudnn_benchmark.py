@@ -80,4 +80,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    incomparable="which algorithms cuDNN finds is known once it has searched",
 )

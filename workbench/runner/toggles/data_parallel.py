@@ -21,10 +21,12 @@ from workbench.protocol import Blocked
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
+    WAITING,
     alike,
     captured,
     eight_bit,
     peaks_text,
+    rank_traits,
     too_many,
     too_small,
 )
@@ -34,6 +36,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     no_effect,
 )
 from workbench.runner.variants.compiles import counted
@@ -46,6 +49,11 @@ if TYPE_CHECKING:
 def ranks_of(situation: Situation) -> int:
     """Return how many ranks share the batch of a situation."""
     return RANKS[situation.option(TOGGLE.name)]
+
+
+def _memory(option: str, situation: Situation) -> dict[str, int]:
+    batch = int(situation.configuration.settings["batch"])
+    return {"batch": -(-batch // RANKS[option])}
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -66,7 +74,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _apply(option: str, build: Build) -> None:
     if not build.sharding:
         build.layout = build.layout._replace(replicate=RANKS[option])
-    if build.situation.option("compile") != "off":
+    if build.situation.has(Trait.COMPILED):
         build.flags.append(_one_graph)
 
 
@@ -109,4 +117,7 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    memory=_memory,
+    incomparable=WAITING,
+    traits=rank_traits(),
 )

@@ -1,4 +1,4 @@
-"""How far what was retrieved from the memory spreads over its graph: steps of diffusion.
+"""Steps of diffusion: how far what was retrieved from the memory spreads over its graph.
 
 Another model: fewer steps are less work, and reach fewer slots. (arXiv 1810.05997.)
 

@@ -1,4 +1,4 @@
-"""How deep a sample goes in MAHIA-X's fabric: every layer takes the share that it scores highest.
+"""Depth of a sample in MAHIA-X's fabric: every layer takes the share that it scores highest.
 
 Another model: at a share of 1 every sample runs through all layers, and nothing depends on the
 input; below it, a layer gathers, computes and puts back only its share. Pays where the layers are

@@ -30,5 +30,6 @@ TOGGLE = operator_toggle(
     group="Memory",
     off="Logits first",
     switch=_switch,
-    unfused=("torch",),  # it holds all logits
+    unfused=("torch",),  # it holds all logits,
+    presets={"low-memory": ("triton", "chunked")},
 )

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -35,14 +37,11 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Split each batch among two ranks.",
             {"data_parallel": "2"},
         )
-    for name, title in (("sharding", "Sharding"), ("pipeline_parallel", "Pipeline parallelism")):
-        if situation.option(name) != "off":
-            return Blocked(
-                f"{title.lower()} reduces gradients without DistributedDataParallel's hooks",
-                f"Switch {title.lower()} off.",
-                {name: "off"},
-            )
-    return None
+    return conflict(
+        situation,
+        Trait.OWN_REDUCTION,
+        "{title} reduces gradients without DistributedDataParallel's hooks",
+    )
 
 
 def _apply(option: str, build: Build) -> None:
@@ -68,4 +67,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    incomparable="how long ranks wait for gradients is known once they have run",
 )

@@ -1,4 +1,4 @@
-"""Which tile (block sizes, warps, stages) the bundled Triton kernels run with.
+"""Tiles (block sizes, warps, stages) that the bundled Triton kernels run with.
 
 Each kernel knows a handful that make sense. Its heuristic takes one of them by rules that were
 measured on an H200; tuning times them all on this GPU, once for each width and dtype and not for
@@ -22,10 +22,12 @@ from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._kernel_toggle import unavailable, with_triton
 from workbench.runner.toggles._toggle import (
+    Alternative,
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -44,8 +46,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     missing = unavailable("rms_norm", "triton", situation)
     if missing is not None:
         return missing
-    toggles = situation.configuration.toggles
-    if toggles["triton"] != "off" or "triton" in toggles.values():
+    if situation.has(Trait.TRITON):
         return None
     return Blocked(
         "acts on Triton kernels, and every operator runs in PyTorch",
@@ -71,7 +72,7 @@ def _tune(build: Build, arm: Arm) -> None:
 
 
 def origins(choices: list[kernels.Choice]) -> str:
-    """How many tiles came from where: "2 tuned, 5 by heuristic"."""
+    """Count the tiles by their origin: "2 tuned, 5 by heuristic"."""
     counts = Counter(choice.source for choice in choices)
     return ", ".join(f"{counts[s]} {text}" for s, text in _ORIGINS.items() if counts[s])
 
@@ -113,4 +114,8 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     operators=with_triton(),
+    traits={"on": (Trait.TILES_TUNED, Trait.AUTOTUNED)},
+    alternatives={
+        "on": (Alternative("Take the tiles that are stored.", {"kernel_tuning": "cached"}),)
+    },
 )

@@ -1,4 +1,4 @@
-"""How few columns a head's scores may be computed with, in a basis of SVD quality.
+"""The fewest columns a head's scores may be computed with, in a basis of SVD quality.
 
 Another model: attention of low rank, whose kernel reads and multiplies fewer columns. Which heads
 go how far the adaptive rank decides by what is measured of them, so that it must be on; the basis
@@ -33,7 +33,7 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
 
 
 def _idle(value: Any, arm: Arm) -> str:
-    """Why the heads have the ranks that the model's own least rank would give them, if so."""
+    """Say why the heads have the ranks that the model's own least rank gives; empty if not."""
     full, said = head_dim(arm), arm.situation.base.rank_ratio
     used = ranks(arm)
     if value < said and min(used) >= said * full:
@@ -45,8 +45,8 @@ def _idle(value: Any, arm: Arm) -> str:
 
 
 def _none_would_be_narrower(value: Any, arm: Arm) -> str:
-    """Why a higher least rank keeps no column, if no head would give one up without it."""
-    from workbench.runner.numerics import effects
+    """Say that no head would give up a column without a higher least rank; empty if one would."""
+    from workbench.runner.toggles import _effects as effects
 
     situation = arm.situation
     config = dataclasses.replace(situation.config, rank_ratio=situation.base.rank_ratio)

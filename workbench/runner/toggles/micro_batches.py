@@ -1,4 +1,4 @@
-"""How many micro-batches of a batch go through a pipeline of stages.
+"""The number of micro-batches of a batch that go through a pipeline of stages.
 
 With p stages and m micro-batches each stage waits for (p - 1) / (m + p - 1) of a step, so that many
 help; but kernels on few rows are less efficient, and each micro-batch's stream is sent by itself.
@@ -16,7 +16,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner.toggles._ranks import RANKS
+from workbench.runner.toggles._ranks import (
+    WAITING_STAGES,
+    layout_of,
+)
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -25,6 +28,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.toggles.data_parallel import ranks_of
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -36,8 +40,9 @@ _COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def suited(batch: int, stages: int) -> int:
-    """How many micro-batches: as many as divide the batch, up to four a stage, but two at least if
-    it has that many rows.
+    """Return a number of micro-batches that divides the batch.
+
+    It is the largest up to four a stage, but two at least if the batch has that many rows.
     """
     divisors = [count for count in range(1, batch + 1) if batch % count == 0]
     return max(
@@ -46,7 +51,7 @@ def suited(batch: int, stages: int) -> int:
 
 
 def micro_batches_of(situation: Situation, stages: int) -> int:
-    """How many the situation's batch is divided into, where there are so many stages."""
+    """Return into how many micro-batches the situation's batch is divided, for so many stages."""
     option = situation.option(TOGGLE.name)
     if option != AUTO:
         return int(option)
@@ -56,11 +61,11 @@ def micro_batches_of(situation: Situation, stages: int) -> int:
 def _rows(situation: Situation) -> int:
     """Return the rows that a pipeline computes of each batch."""
     rows = int(situation.configuration.settings["batch"])
-    return rows // RANKS[situation.option("data_parallel")]
+    return rows // ranks_of(situation)
 
 
 def least_batch(situation: Situation) -> int:
-    """What a batch has to be a multiple of, to be divided into as many as were asked for."""
+    """Return what a batch must be a multiple of, to be divided into the requested number."""
     option = situation.option(TOGGLE.name)
     return 1 if option == AUTO else int(option)
 
@@ -68,7 +73,7 @@ def least_batch(situation: Situation) -> int:
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option == AUTO:
         return None
-    if RANKS[situation.option("pipeline_parallel")] == 1:
+    if layout_of(situation).pipeline == 1:
         return Blocked(
             "a step goes through no stages that could take turns",
             "Switch pipeline parallelism on.",
@@ -111,4 +116,5 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     bundled="divides each batch by its rows, which inputs of your own are not known to have",
+    incomparable=WAITING_STAGES,
 )

@@ -15,13 +15,14 @@ import kernels
 from models import Model
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
-from workbench.runner.toggles._kernel_toggle import TITLES
+from workbench.runner.toggles._kernel_toggle import TITLES, chosen_implementation
 from workbench.runner.toggles._residual import needs_inference
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -37,9 +38,7 @@ _IN_WORKSPACE = ("triton", "loop")  # implementations that take a workspace
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if why := not_called("moe_experts", situation) or needs_inference(True, situation):
         return why
-    own = situation.option("triton_moe_experts")
-    if own == "follow":
-        own = "triton" if situation.option("triton") == "on" else "torch"
+    own = chosen_implementation("moe_experts", situation)
     if own in _IN_WORKSPACE or (own == "torch" and not situation.on_gpu):
         return None
     if situation.on_gpu:
@@ -61,13 +60,13 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    held = [getattr(module, "workspace", None) for module in arm.model.modules()]
-    layers = [workspace for workspace in held if workspace is not None]
+    workspaces = [getattr(module, "workspace", None) for module in arm.model.modules()]
+    layers = [workspace for workspace in workspaces if workspace is not None]
     if not layers:
         return no_effect("no layer of experts has a workspace")
     taken, made = layers[0].taken, layers[0].made
     if taken <= made:
-        if arm.situation.option("compile") != "off":
+        if arm.situation.has(Trait.COMPILED):
             return no_effect("nothing was computed there: torch.compile plans its memory itself")
         return no_effect(f"{taken} tensors were taken from {made} allocations: none was reused")
     return effective(

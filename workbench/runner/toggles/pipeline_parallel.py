@@ -27,13 +27,17 @@ from models.parallel.pipeline_footprint import largest_stage
 from models.parallel.pipeline_stages import chain
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
+    WAITING,
     captured,
     eight_bit,
     peaks_text,
+    rank_traits,
     too_many,
+    undivided_sizes,
 )
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -41,9 +45,11 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
+from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.micro_batches import micro_batches_of
 from workbench.runner.variants.compiles import counted
 
@@ -55,20 +61,20 @@ if TYPE_CHECKING:
 
 
 def pipeline_ranks_of(situation: Situation) -> int:
-    """On how many ranks the blocks of the situation's model are stages."""
+    """Return on how many ranks the blocks of the situation's model are stages."""
     return RANKS[situation.option(TOGGLE.name)]
 
 
 def of_stages(situation: Situation, step: dict[str, Any]) -> Footprint | None:
-    """The footprint of the rank that needs most of a ``step`` as of ``models``' footprints; None of
-    a situation without stages.
+    """Return the footprint of the rank that needs most; None for a situation without stages.
+
+    ``step`` holds the arguments of ``models``' footprints.
     """
     ranks, family, config = pipeline_ranks_of(situation), situation.family, situation.config
     if ranks == 1 or not situation.workload.trains or chain(family, config).n_blocks < ranks:
         return None
     count = micro_batches_of(situation, ranks)
-    sizes = {name: each for name, each in step.items() if name != "quantization"}  # in inference
-    return largest_stage(family, config, ranks, count, **sizes)
+    return largest_stage(family, config, ranks, count, **undivided_sizes(step))
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -77,18 +83,18 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.workload.trains:
         return NEEDS_TRAINING
-    found = chain(situation.family, situation.config)
-    if found.unstaged:
-        return _unstaged(found.unstaged, situation)
+    stages = chain(situation.family, situation.config)
+    if stages.unstaged:
+        return _unstaged(stages.unstaged, situation)
     if why := too_many(TOGGLE.name, ranks, situation):
         return why
-    if found.n_blocks < ranks:
+    if stages.n_blocks < ranks:
         return Blocked(
-            f"{counted(found.n_blocks, 'block')} cannot be stages on {ranks} ranks",
+            f"{counted(stages.n_blocks, 'block')} cannot be stages on {ranks} ranks",
             "Choose fewer ranks, or a deeper model.",
         )
     rows = int(situation.configuration.settings["batch"])
-    rows //= RANKS[situation.option("data_parallel")]
+    rows //= ranks_of(situation)
     if rows < 2:
         return Blocked(
             f"a batch of {rows} is one micro-batch: no two stages would ever compute at a time",
@@ -104,19 +110,20 @@ def _unstaged(why: str, situation: Situation) -> Blocked:
 
 
 def _other_options(situation: Situation) -> Blocked | None:
-    if situation.option("activation_offload") == "on":
-        return Blocked(
+    return (
+        conflict(
+            situation,
+            Trait.OFFLOADED,
             "what goes to the host and back is counted by call, and stages make several a step",
-            "Checkpoint blocks instead.",
-            {"activation_offload": "off", "checkpointing": "full"},
         )
-    if situation.option("kernel_tuning") == "on":
-        return Blocked(
-            "tiles are tuned in a whole step on one device, and no rank has one",
-            "Take the tiles that are stored.",
-            {"kernel_tuning": "cached"},
+        or conflict(
+            situation,
+            Trait.TILES_TUNED,
+            "tiles are tuned in a complete step on one device, and no rank has one",
         )
-    return captured(situation) or eight_bit(situation)
+        or captured(situation)
+        or eight_bit(situation)
+    )
 
 
 def _apply(option: str, build: Build) -> None:
@@ -189,4 +196,7 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     bundled="divides the blocks of the bundled families, which a model of yours need not have",
+    divided_memory=of_stages,
+    unpredictable=WAITING,
+    traits=rank_traits(Trait.WEIGHTS_DIVIDED, Trait.OWN_REDUCTION),
 )

@@ -10,21 +10,25 @@ time: TF32 0.34, AMP FP16 0.23, AMP BF16 0.22, pure BF16 0.19.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
-from workbench.protocol import Blocked
-from workbench.runner.numerics.state import rng
+from models import Footprint
+from workbench.protocol import Blocked, Failure
+from workbench.runner.model_state import rng
 from workbench.runner.profiling import instrumented
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
     unknown,
@@ -38,6 +42,23 @@ if TYPE_CHECKING:
 # A product of float32 numbers rounds at about 1e-7, one of 10-bit mantissas at about 3e-4.
 _TF32_ERROR = 1e-5
 _AUTOCAST = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
+HALF = _AUTOCAST | {"bf16": torch.bfloat16}  # dtypes of linear layers' outputs, unless float32
+_AMP = ("amp_bf16", "amp_fp16")  # options in order of preference
+_WEIGHTS = ("bf16", "amp_fp16")
+# The options in the terms of the families' footprints, and the matrix rates that they use.
+_SIZES = {"fp32": "fp32", "tf32": "fp32", "amp_fp16": "amp", "amp_bf16": "amp", "bf16": "half"}
+_RATES = {
+    "fp32": "float32",
+    "tf32": "tf32",
+    "amp_fp16": "float16",
+    "amp_bf16": "bfloat16",
+    "bf16": "bfloat16",
+}
+
+
+def computing(situation: Situation) -> torch.dtype:
+    """Return the dtype of linear layers' outputs."""
+    return HALF.get(situation.option(TOGGLE.name), torch.float32)
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -57,6 +78,24 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             {"precision": "amp_fp16"},
         )
     return None
+
+
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    name, option = TOGGLE.name, situation.option(TOGGLE.name)
+    if failure.kind == "out-of-memory":
+        half = "activations take half as much"
+        if not situation.workload.trains:
+            if option != "bf16":  # autocast would keep copies of the weights
+                yield Fix(30, {name: "bf16"}, f"weights and {half}, with fewer digits")
+        elif option in ("fp32", "tf32"):
+            yield Fix(30, {name: "amp_bf16"}, f"{half}, with fewer digits")
+            yield Fix(30, {name: "amp_fp16"}, f"{half}, with a smaller range")
+    elif failure.kind == "nan":
+        if option in ("amp_fp16", "bf16"):
+            meaning = "a larger range than FP16" if option == "amp_fp16" else "weights in FP32"
+            yield Fix(10, {name: "amp_bf16"}, meaning)
+        if option != "fp32":
+            yield Fix(10, {name: "fp32"}, "all digits, and more time and memory")
 
 
 def _apply(option: str, build: Build) -> None:
@@ -83,28 +122,28 @@ def _evidence(option: str, arm: Arm) -> Finding:
 
 
 def _products_finding(option: str, wanted: torch.dtype, arm: Arm) -> Finding:
-    """By the operators of a call on few inputs, where no layer of torch.nn tells."""
+    """Judge by the operators of a call on few inputs, if the model has no layer of torch.nn."""
     model = arm.model
-    found = instrumented.ProductDtypes()
+    products = instrumented.ProductDtypes()
     with (
         rng.put_back(model, arm.situation.device),
         rng.evaluating(model),
         eager(),
         torch.no_grad(),
-        found,
+        products,
     ):
         arm.autocast(model)(*arm.batches.few)
-    seen = {dtype for _, dtype in found.seen}
+    seen = {dtype for _, dtype in products.seen}
     dtypes = sorted(seen, key=lambda dtype: (dtype != wanted, str(dtype)))
-    told = []
+    texts = []
     for dtype in dtypes:
-        counts = [counted(n, kind) for (kind, each), n in found.seen.items() if each == dtype]
-        told.append(f"{' and '.join(counts)} of torch computed in {dtype}")
+        counts = [counted(n, kind) for (kind, its), n in products.seen.items() if its == dtype]
+        texts.append(f"{' and '.join(counts)} of torch computed in {dtype}")
     if option == "bf16" and arm.weights_dtype == wanted:
-        return effective("; ".join([f"weights are {wanted}", *told]))
-    if not told:
+        return effective("; ".join([f"weights are {wanted}", *texts]))
+    if not texts:
         return unknown("no product that is an operator of torch ran, which would have shown it")
-    text = f"{'; '.join(told)}; weights stay {arm.weights_dtype}"
+    text = f"{'; '.join(texts)}; weights stay {arm.weights_dtype}"
     return effective(text) if wanted in dtypes else no_effect(text)
 
 
@@ -138,4 +177,17 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    traits={option: (Trait.ROUNDED,) for option in _RATES if option != "fp32"},
+    presets={
+        "development": _AMP,
+        "production-inference": _AMP,
+        "production-training": _AMP,
+        "low-memory": _WEIGHTS,
+        "latency": _WEIGHTS,
+        "throughput": _AMP,
+        "flash-first": _AMP,
+    },
+    memory=lambda option, situation: {"precision": _SIZES[option]},
+    matrix_rate=lambda option, situation: _RATES[option],
+    fixes=_fixes,
 )

@@ -21,24 +21,31 @@ than it saves unless it is compiled.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 import kernels
+from kernels.measure import eight_bit
 from kernels.quantized_matmul import SCHEMES
+from models import Footprint
 from models.layers.quantized_linear import QuantizedLinear
-from workbench.protocol import Blocked
-from workbench.runner.toggles._imagined import COMPUTES, Imagined, computing
+from workbench.protocol import Blocked, Failure
+from workbench.runner.toggles._imagined import Imagined
 from workbench.runner.toggles._toggle import (
+    Alternative,
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
+from workbench.runner.toggles.precision import HALF, computing
 from workbench.runner.variants.weights import Quantized
 
 if TYPE_CHECKING:
@@ -63,7 +70,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     reasons = _refusals(option, dtype)
     if not reasons:
         return None
-    for precision, other in COMPUTES.items():
+    for precision, other in HALF.items():
         if other != dtype and not _refusals(option, other):
             return Blocked(reasons, f"Compute in {str(other)[6:]}.", {"precision": precision})
     return Blocked(reasons, "Choose another scheme.", {"quantization": "int8_weight_only"})
@@ -71,7 +78,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 @functools.cache
 def _refusals(scheme: str, dtype: torch.dtype) -> str:
-    """Why no kernel of this GPU multiplies so, or nothing."""
+    """Return why no kernel of this GPU multiplies so; empty if one does."""
     x, codes = Imagined((32, 32), dtype), Imagined((32, 32), SCHEMES[scheme])
     scale = Imagined(() if scheme == "fp8_tensor" else (32,), torch.float32)
     reasons = []
@@ -89,6 +96,12 @@ def _refusals(scheme: str, dtype: torch.dtype) -> str:
     return "; ".join(reasons)
 
 
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    if situation.option(TOGGLE.name) == TOGGLE.off and needed and 2 * needed.weights > needed.total:
+        meaning = "linear layers hold a byte a weight, rounded, and take more time to widen them"
+        yield Fix(40, {TOGGLE.name: "int8_weight_only"}, meaning)
+
+
 def _apply(option: str, build: Build) -> None:
     build.quantization = option
 
@@ -101,11 +114,11 @@ def _evidence(option: str, arm: Arm) -> Finding:
     calls = arm.usage.get("quantized_matmul", {})
     if not layers or not calls:
         return no_effect(f"none of the {len(linears)} linear layers multiplied by codes")
-    share = sum(each.codes_NK.numel() for each in layers) / int(arm.ledger["parameters"])
+    share = sum(layer.codes_NK.numel() for layer in layers) / int(arm.ledger["parameters"])
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     text = (
         f"{len(layers)} of {len(linears)} linear layers, {100 * share:.0f} % of all parameters, "
-        f"multiplied by codes; recorded calls: {shown}; {_held(arm)}"
+        f"multiplied by codes; recorded calls: {shown}; {_memory_text(arm)}"
     )
     if "torch" not in calls:
         return effective(text)
@@ -114,16 +127,16 @@ def _evidence(option: str, arm: Arm) -> Finding:
     return effective(f"{text} (the reference: right numbers, no speed)")
 
 
-def _held(arm: Arm) -> str:
-    """What the weights take, and would take without codes."""
+def _memory_text(arm: Arm) -> str:
+    """Say how much memory the weights take, and would take without codes."""
     weights = arm.weights
     assert isinstance(weights, Quantized)
-    others = {id(each): each.nbytes for each in weights.unquantized().values()}
-    plain = weights.plain_bytes + sum(others.values())
+    unquantized = {id(weight): weight.nbytes for weight in weights.unquantized().values()}
+    plain = weights.plain_bytes + sum(unquantized.values())
     text = f"the weights take {weights.bytes / _MIB:.3g} MiB in place of {plain / _MIB:.3g}"
     if why := arm.sets.why_plain(arm.situation, arm.weights_dtype):
-        held = f"{weights.plain_bytes / _MIB:.3g} MiB that codes stand for"
-        text += f", but the {held} are in memory too: {why}"
+        codes = f"{weights.plain_bytes / _MIB:.3g} MiB that codes stand for"
+        text += f", but the {codes} are in memory too: {why}"
     return text
 
 
@@ -143,4 +156,12 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    presets={"low-memory": ("int8_weight_only",)},
+    memory=lambda option, situation: {"quantization": "" if option == "none" else option},
+    matrix_rate=lambda option, situation: eight_bit.unit_of(option, situation.device.type),
+    fixes=_fixes,
+    traits=dict.fromkeys(SCHEMES, (Trait.QUANTIZED,)),
+    alternatives=dict.fromkeys(
+        SCHEMES, (Alternative("Compute with plain weights.", {"quantization": "none"}),)
+    ),
 )

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 
 from models.layers.fake_quantized import FakeQuantizedLinear, fake_quantize, fake_quantized
 from workbench.protocol import Blocked
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -35,14 +37,12 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.workload.trains:
         return NEEDS_TRAINING
-    for name in ("tensor_parallel", "pipeline_parallel"):
-        if situation.option(name) != "off":
-            return Blocked(
-                "rounds whole weights, of which each rank has a part",
-                "Train on one GPU, or divide the batch.",
-                {name: "off"},
-            )
-    return None
+    return conflict(
+        situation,
+        Trait.WEIGHTS_DIVIDED,
+        "rounds complete weights, of which each rank has a part",
+        "Train on one GPU, or divide the batch.",
+    )
 
 
 def _apply(option: str, build: Build) -> None:

@@ -36,4 +36,6 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     bundled="shares the rotary tables of the bundled families, which a model of your own has not",
+    presets={"low-memory": ("shared",)},
+    memory=lambda option, situation: {"rope_shared": option == "shared"},
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
+from workbench.runner.toggles._ranks import WAITING_STAGES
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -67,4 +68,5 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     bundled="orders the stages of the bundled families, which a model of yours need not have",
+    incomparable=WAITING_STAGES,
 )

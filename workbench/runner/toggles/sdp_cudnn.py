@@ -1,4 +1,4 @@
-"""Whether torch may choose cuDNN's attention where it chooses for itself.
+"""Allow torch to choose cuDNN's attention where it chooses for itself.
 
 On Hopper and later often the fastest for FP16 and BF16; torch plans it once for every new shape,
 which costs time where shapes change. On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16):

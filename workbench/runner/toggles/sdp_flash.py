@@ -1,4 +1,4 @@
-"""Whether torch may choose FlashAttention where it chooses for itself.
+"""Allow torch to choose FlashAttention where it chooses for itself.
 
 The fastest for FP16 and BF16 without a mask; forbid it to see what it gives, or to tell it from an
 error of its own. On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): 1.05 of the

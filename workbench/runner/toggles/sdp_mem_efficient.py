@@ -1,4 +1,4 @@
-"""Whether torch may choose its memory-efficient kernel where it chooses for itself.
+"""Allow torch to choose its memory-efficient kernel where it chooses for itself.
 
 It takes masks and FP32, which FlashAttention does not; forbidden, those calls go to the math
 backend, which holds the whole matrix of weights. On an H200, HYDRA base training (8 x 1,024 tokens,

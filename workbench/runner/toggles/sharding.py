@@ -15,18 +15,22 @@ The first GPU also holds the full weights and moments, from which other configur
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import models
 from sessions.sizes import size_text
-from workbench.protocol import Blocked
-from workbench.runner.toggles import data_parallel
+from workbench.protocol import Blocked, Failure
+from workbench.runner.toggles import conflict, data_parallel
 from workbench.runner.toggles._ranks import RANKS, alike, layout_of
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     no_effect,
 )
 from workbench.runner.user_models import user_model
@@ -55,7 +59,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         )
     if option == "offload" and (why := _offload(situation)):
         return why
-    return _others(situation)
+    return _other_options(situation)
 
 
 def _offload(situation: Situation) -> Blocked | None:
@@ -74,26 +78,42 @@ def _offload(situation: Situation) -> Blocked | None:
     return None
 
 
-def _others(situation: Situation) -> Blocked | None:
-    if situation.option("activation_offload") == "on":
-        return Blocked(
-            "gathered weights would go to the host together with the activations",
-            "Checkpoint blocks instead.",
-            {"activation_offload": "off", "checkpointing": "full"},
-        )
+def _other_options(situation: Situation) -> Blocked | None:
+    if why := conflict(
+        situation,
+        Trait.OFFLOADED,
+        "gathered weights would go to the host together with the activations",
+    ):
+        return why
     if situation.option("fused_add_norm") != "off":
         return Blocked(
             "a fused addition needs the next block's norm before its weights are gathered",
             "Add and normalise apart.",
             {"fused_add_norm": "off"},
         )
-    if situation.option("kernel_tuning") == "on":
-        return Blocked(
-            "tiles are tuned in a complete step on one device, which has only its shards",
-            "Take the tiles that are stored.",
-            {"kernel_tuning": "cached"},
-        )
-    return None
+    return conflict(
+        situation,
+        Trait.TILES_TUNED,
+        "tiles are tuned in a complete step on one device, which has only its shards",
+    )
+
+
+def _memory(option: str, situation: Situation) -> dict[str, models.Sharding | None]:
+    if option == "off":
+        return {"sharding": None}
+    ranks = layout_of(situation).shard
+    return {"sharding": models.Sharding(ranks=ranks, shares_weights=option != "gradients")}
+
+
+def _fixes(
+    failure: Failure, situation: Situation, needed: models.Footprint | None
+) -> Iterator[Fix]:
+    has_ranks = data_parallel.ranks_of(situation) > 1
+    if failure.kind == "out-of-memory" and has_ranks and situation.option(TOGGLE.name) != "full":
+        meaning = "each rank holds its share of weights, gradients and moments, and sends more"
+        yield Fix(10, {TOGGLE.name: "full"}, meaning)
+        less = "each rank holds its share of gradients and moments"
+        yield Fix(10, {TOGGLE.name: "gradients"}, less)
 
 
 def _apply(option: str, build: Build) -> None:
@@ -121,20 +141,25 @@ def _evidence(option: str, arm: Arm) -> Finding:
     return alike(divided, text)
 
 
+_OPTIONS = {
+    "gradients": "Gradients and moments",
+    "full": "All, weights too",
+    "offload": "All, on the host",
+    "hybrid": "All, within pairs of replicas",
+}
+
 TOGGLE = Toggle(
     name="sharding",
     title="Sharding",
     help=__doc__,
     group="Devices",
     stage=Stage.GRAPHS,
-    options={
-        "off": "Off",
-        "gradients": "Gradients and moments",
-        "full": "All, weights too",
-        "offload": "All, on the host",
-        "hybrid": "All, within pairs of replicas",
-    },
+    options={"off": "Off"} | _OPTIONS,
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    memory=_memory,
+    incomparable="how long ranks wait for one another's shares is known once they have run",
+    fixes=_fixes,
+    traits=dict.fromkeys(_OPTIONS, (Trait.OWN_REDUCTION,)),
 )

@@ -1,4 +1,4 @@
-"""How many tokens the selective scan takes as one matrix product before it passes a state on.
+"""The tokens that the selective scan takes as one matrix product before it passes a state on.
 
 The results are the same but for rounding, and so are the weights. Larger chunks are fewer and
 larger products, of which half is masked; smaller ones pass more states. PyTorch takes any. The
@@ -17,7 +17,8 @@ from models import Model
 from models.layers.ssm import SSM
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
-from workbench.runner.toggles._imagined import Imagined, computing
+from workbench.runner.toggles._imagined import Imagined
+from workbench.runner.toggles._kernel_toggle import chosen_implementation
 from workbench.runner.toggles._toggle import (
     PARTS,
     Finding,
@@ -27,6 +28,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.toggles.precision import computing
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -48,8 +50,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 
 def _refused(chunk: int, tokens: int, situation: Situation) -> Blocked | None:
-    own = situation.option("triton_ssd_scan")
-    chosen = situation.option("triton") == "on" if own == "follow" else own == "triton"
+    chosen = chosen_implementation("ssd_scan", situation) == "triton"
     refuses = kernels.OPS["ssd_scan"].implementations["triton"].refuses
     if not chosen or not situation.on_gpu or refuses is None:
         return None
@@ -74,13 +75,13 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if blocked := _blocked(option, arm.situation):
         return no_effect(blocked.reason)
     calls = arm.usage.get("ssd_scan", {})
-    held = [mixer.chunk for mixer in _mixers(arm.model)]
-    if not calls or set(held) != {int(option)}:
+    chunks = [mixer.chunk for mixer in _mixers(arm.model)]
+    if not calls or set(chunks) != {int(option)}:
         return no_effect(f"no scan took chunks of {option}")
     if int(option) == CHUNK and set(calls) == {"torch"}:
         return no_effect(f"PyTorch takes chunks of {CHUNK} by itself")
     ran = ", ".join(f"{name} {count}" for name, count in calls.items())
-    return effective(f"{len(held)} mixers scan in chunks of {option}; recorded calls: {ran}")
+    return effective(f"{len(chunks)} mixers scan in chunks of {option}; recorded calls: {ran}")
 
 
 def _mixers(model: Model) -> list[SSM]:

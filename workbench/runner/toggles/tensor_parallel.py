@@ -24,20 +24,25 @@ from models.parallel.tensor_parallel_plan import divisible
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed.collectives import Traffic
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
+    WAITING,
     alike,
     captured,
     eight_bit,
     peaks_text,
+    rank_traits,
     too_many,
+    undivided_sizes,
 )
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -60,40 +65,31 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Choose the training step or the forward pass.",
             {"workload": "train"},
         )
-    found = divisible(situation.family, situation.config)
+    plan = divisible(situation.family, situation.config)
     if few := too_many(TOGGLE.name, ranks, situation):
         return few
-    if not found.layers:
+    if not plan.layers:
         return Blocked(
-            f"no layer can be divided: {'; '.join(found.replicated)}", "Choose another model."
+            f"no layer can be divided: {'; '.join(plan.replicated)}", "Choose another model."
         )
-    if why := found.uneven(ranks):
+    if why := plan.uneven(ranks):
         return Blocked(why, "Choose fewer ranks, or another model.")
     return _other_options(situation)
 
 
 def _other_options(situation: Situation) -> Blocked | None:
-    if situation.option("quantization") != "none":
-        return Blocked(
-            "codes are those of whole layers",
-            "Compute with plain weights.",
-            {"quantization": "none"},
-        )
+    if why := conflict(
+        situation, Trait.QUANTIZED, "quantized weights cannot be split across ranks"
+    ):
+        return why
     if getattr(situation.config, "gating", "") == "noisy_topk":
         return Blocked(
             "each rank would draw other noise for its router", "Choose gating without noise."
         )
-    return _own_timings(situation) or captured(situation) or eight_bit(situation)
-
-
-def _own_timings(situation: Situation) -> Blocked | None:
-    """Why ranks would compute alike no more."""
-    why = "each rank would choose kernels by timings of its own, and what all compute alike part"
-    if situation.option("compile").startswith("max-autotune"):
-        return Blocked(why, "Compile without tuning.", {"compile": "default"})
-    if situation.option("kernel_tuning") == "on":
-        return Blocked(why, "Take the tiles that are stored.", {"kernel_tuning": "cached"})
-    return None
+    reason = "autotuning on each rank would pick different kernels, and replicated results diverge"
+    return (
+        conflict(situation, Trait.AUTOTUNED, reason) or captured(situation) or eight_bit(situation)
+    )
 
 
 def _apply(option: str, build: Build) -> None:
@@ -101,27 +97,27 @@ def _apply(option: str, build: Build) -> None:
 
 
 def tensor_ranks_of(situation: Situation) -> int:
-    """Among how many ranks the layers of the situation's model are divided."""
+    """Return among how many ranks the layers of the situation's model are divided."""
     return RANKS[situation.option(TOGGLE.name)]
 
 
 def of_shares(situation: Situation, step: dict[str, Any]) -> Footprint | None:
-    """The footprint of each rank in a ``step`` as of ``models``' footprints; None of a situation
-    whose layers are not divided.
+    """Return the footprint of each rank; None for a situation whose layers are not divided.
+
+    ``step`` holds the arguments of ``models``' footprints.
     """
     ranks, family, config = tensor_ranks_of(situation), situation.family, situation.config
     if ranks == 1:
         return None
-    found = divisible(family, config)
-    if not found.layers or found.uneven(ranks):
+    plan = divisible(family, config)
+    if not plan.layers or plan.uneven(ranks):
         return None
-    along = situation.option("sequence_parallel") == "on" and not found.together
-    sizes = {name: each for name, each in step.items() if name != "quantization"}  # never with it
-    return largest_share(family, config, ranks, along_sequence=along, **sizes)
+    along = situation.option("sequence_parallel") == "on" and not plan.together
+    return largest_share(family, config, ranks, along_sequence=along, **undivided_sizes(step))
 
 
 def traffic_text(traffic: Traffic) -> str:
-    """What ranks tell each other in a step, in words."""
+    """Say what ranks send each other in a step."""
     calls = ", ".join(counted(count, kind) for kind, count in traffic.calls.items()) or "nothing"
     return f"{calls} over the ranks a step, {size_text(traffic.bytes)} in all"
 
@@ -158,4 +154,7 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     bundled="divides layers of the bundled families, which a model of yours is not known to have",
+    divided_memory=of_shares,
+    unpredictable=WAITING,
+    traits=rank_traits(Trait.WEIGHTS_DIVIDED),
 )

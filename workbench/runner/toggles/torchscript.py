@@ -19,12 +19,14 @@ import torch
 from workbench.protocol import Blocked
 from workbench.runner.failures import Cancelled, Mistake, is_fatal, lacks_memory
 from workbench.runner.profiling import instrumented
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -36,16 +38,14 @@ if TYPE_CHECKING:
 
 _GROUP = "prim::TensorExprGroup"
 # Toggles that act where a recorded graph has nothing of them left, or record by themselves.
-_NOT_WITH = (
-    ("compile", "off", "torch.compile records the model itself"),
-    ("cuda_graphs", "off", "the graph settles over several calls, and a capture holds one"),
-    ("checkpointing", "none", "a recorded graph keeps what its backward pass needs"),
-    ("activation_offload", "off", "a recorded graph keeps what its backward pass needs"),
-    ("triton", "off", "it records torch's operators, and no Triton kernels"),
-    ("data_parallel", "off", "it records what one GPU computes alone"),
-    ("tensor_parallel", "off", "it records what one GPU computes alone"),
-    ("pipeline_parallel", "off", "it records what one GPU computes alone"),
-)
+_NOT_WITH = {
+    Trait.COMPILED: "torch.compile records the model itself",
+    Trait.CAPTURED: "the graph settles over several calls, and a capture holds one",
+    Trait.RECOMPUTED: "a recorded graph keeps what its backward pass needs",
+    Trait.OFFLOADED: "a recorded graph keeps what its backward pass needs",
+    Trait.RANKS: "it records what one GPU computes alone",
+}
+_OFF = "Switch the other one off."
 
 
 class Scripted:
@@ -60,8 +60,8 @@ class Scripted:
         """Compute; the first call records."""
         if self._graph is None:
             self._graph = self._recorded(batch)
-        found: torch.Tensor = self._graph(*batch)
-        return found
+        output: torch.Tensor = self._graph(*batch)
+        return output
 
     def _recorded(self, batch: tuple[torch.Tensor, ...]) -> Any:
         """Return the computation as a graph of TorchScript; raises ``Mistake``."""
@@ -94,12 +94,12 @@ class Scripted:
         """
         model = self._build.model
         assert model is not None
-        known = {id(one) for one in (*model.parameters(), *model.buffers())}
+        known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for node in graph.graph.nodes:
-            held = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
-            if isinstance(held, torch.Tensor) and held.dim() and id(held) not in known:
+            constant = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
+            if isinstance(constant, torch.Tensor) and constant.dim() and id(constant) not in known:
                 raise Mistake(
-                    f"torchscript: a tensor of shape {tuple(held.shape)} comes from outside of "
+                    f"torchscript: a tensor of shape {tuple(constant.shape)} comes from outside of "
                     "torch's operators (a Triton kernel, NumPy, or one made before), and would be "
                     "the same in every call; switch TorchScript off"
                 )
@@ -127,9 +127,13 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Compute in BF16 or FP32 throughout.",
             {"precision": "bf16"},
         )
-    for name, off, why in _NOT_WITH:
-        if situation.option(name) != off:
-            return Blocked(why, "Switch the other one off.", {name: off})
+    for trait, why in _NOT_WITH.items():
+        if blocked := conflict(situation, trait, why, _OFF):
+            return blocked
+    if situation.option("triton") != "off":
+        return Blocked(
+            "it records torch's operators, and no Triton kernels", _OFF, {"triton": "off"}
+        )
     return None
 
 

@@ -10,12 +10,14 @@ of them; under torch.compile 1.04, so that they pay where nothing is compiled.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
 import kernels
-from workbench.protocol import Blocked
+from models import Footprint
+from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles._kernel_toggle import (
     AUTO,
     TITLES,
@@ -26,9 +28,11 @@ from workbench.runner.toggles._kernel_toggle import (
 )
 from workbench.runner.toggles._toggle import (
     Finding,
+    Fix,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -45,6 +49,15 @@ def _operators() -> tuple[str, ...]:
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     return unavailable("rms_norm", "triton", situation) if option != "off" else None
+
+
+def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
+    meaning = "the operators run in PyTorch"
+    if failure.kind == "compile":
+        yield Fix(40, {TOGGLE.name: TOGGLE.off}, meaning)
+    elif failure.kind == "nan":
+        shown = f"{meaning}, which shows whether a kernel is wrong"
+        yield Fix(20, {TOGGLE.name: TOGGLE.off}, shown)
 
 
 def _apply(option: str, build: Build) -> None:
@@ -88,4 +101,7 @@ TOGGLE = Toggle(
     blocked=_blocked,
     operators=_operators(),
     default=_default,
+    traits={"on": (Trait.TRITON,), AUTO: (Trait.TRITON,)},
+    presets={"latency": ("on",)},
+    fixes=_fixes,
 )

@@ -19,13 +19,16 @@ import torch
 from kernels import hardware
 from kernels.moe_experts import ONE_KERNEL
 from workbench.protocol import Blocked
-from workbench.runner.toggles._imagined import computing
 from workbench.runner.toggles._kernel_toggle import kernel_toggle
-from workbench.runner.toggles._toggle import Situation
+from workbench.runner.toggles._toggle import (
+    Situation,
+    Trait,
+)
+from workbench.runner.toggles.precision import computing
 
 
 def _needs(option: str, situation: Situation) -> Blocked | None:
-    graphs = situation.option("compile") != "off" or situation.option("cuda_graphs") == "on"
+    graphs = situation.has(Trait.COMPILED, Trait.CAPTURED)
     if option == "loop" and graphs:
         return Blocked(
             "the loop over experts waits for the host, which no compiler and no CUDA graph takes",

@@ -16,12 +16,12 @@ from workbench.runner.instruments import timing
 
 _Switch = tuple[Callable[[], Any], Callable[[Any], object]]  # what it is, and setting it
 
-# Of torch's own choice among its attention backends, by toggle.
+# Of torch's own choice among its attention backends.
 SDP: dict[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
-    "sdp_flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-    "sdp_mem_efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
-    "sdp_cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-    "sdp_math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+    "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    "mem_efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    "cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    "math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
 }
 
 

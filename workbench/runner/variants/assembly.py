@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from models import Model
 from workbench.runner.batches import Batches
 from workbench.runner.distributed.parallel import Parallel
-from workbench.runner.toggles import Stage, all_toggles
+from workbench.runner.interfaces import Trait
 from workbench.runner.training.trainer import Trainer, Weights
 from workbench.runner.variants.build import Build
 from workbench.runner.variants.weights import Quantized
@@ -27,11 +28,27 @@ class Assembled:
     step: Step
 
 
-def apply_toggles(build: Build, before: Stage | None = None) -> None:
-    """Let every toggle that is switched change the build; only those before a stage, if named."""
-    for toggle in all_toggles().values():
+class Change(Protocol):
+    """The part of a toggle that a build reads."""
+
+    @property
+    def name(self) -> str:
+        """The toggle's name."""
+
+    @property
+    def off(self) -> str:
+        """The option that changes nothing."""
+
+    @property
+    def apply(self) -> Callable[[str, Build], None]:
+        """The function of an option and a build, which it changes."""
+
+
+def apply_toggles(build: Build, toggles: Iterable[Change]) -> None:
+    """Let every toggle that is switched change the build; they come in order of their stages."""
+    for toggle in toggles:
         option = build.situation.option(toggle.name)
-        if option != toggle.off and (before is None or toggle.stage < before):
+        if option != toggle.off:
             toggle.apply(option, build)
 
 
@@ -80,7 +97,7 @@ def make_bench(
         trainer,
         configuration.seed,
         getattr(situation.config, "vocabulary", 0),
-        compiled=situation.option("compile") != "off",
+        compiled=situation.has(Trait.COMPILED),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from workbench.runner.failures import Mistake
+from workbench.runner.interfaces import Trait
 from workbench.runner.training.trainer import forget_graph
 from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Step
@@ -24,7 +25,7 @@ def backward_pass(arm: Arm) -> Pace:
     trainer = arm.trainer
     if trainer is None:
         raise Mistake("timed: only a training step has a backward pass; choose workload train")
-    if arm.divided is not None or arm.situation.option("cuda_graphs") != "off":
+    if arm.divided is not None or arm.situation.has(Trait.CAPTURED):
         raise Mistake(
             "timed: the backward pass cannot be timed by itself where ranks exchange gradients in "
             "it, or where a CUDA graph replays it with the rest of the step"

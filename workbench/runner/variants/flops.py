@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from sessions.model import Scalar
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.roofline import sdpa_flops
 
 
@@ -38,7 +38,7 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
 
     Compiled or captured, the first step is no plain one: its FLOPs stay unknown.
     """
-    plain = all(situation.option(name) == "off" for name in ("compile", "cuda_graphs"))
+    plain = not situation.has(Trait.COMPILED, Trait.CAPTURED)
     if not situation.is_own_model or not plain:
         yield
         return

@@ -19,7 +19,7 @@ from workbench.runner.decoding.decoder import Decoder
 from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.interfaces import Situation
-from workbench.runner.numerics.state.carried_state import Remembered
+from workbench.runner.model_state.carried_state import Remembered
 from workbench.runner.profiling.probe import Probe
 from workbench.runner.training.trainer import Parameters, Trainer, Weights
 from workbench.runner.variants.attention_facts import attention_facts

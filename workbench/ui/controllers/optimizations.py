@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject
 from sessions.model import Study
 from sessions.studies.optimization import words as optimization_words
 from sessions.studies.optimization.space import BATCH, TIME
-from sessions.verdicts.work import MODEL_TOGGLES
+from sessions.verdicts.work import makes_other_model
 from workbench import calibration, protocol
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.state.configuration import ConfigurationModel
@@ -60,7 +60,9 @@ class Optimizations(QObject):
         """Return the titles of the toggles that can be searched, by name."""
         catalogue = self._configuration.catalogue
         toggles = [] if catalogue is None else catalogue.toggles
-        return {toggle.name: toggle.title for toggle in toggles if toggle.name not in MODEL_TOGGLES}
+        return {
+            toggle.name: toggle.title for toggle in toggles if not makes_other_model(toggle.name)
+        }
 
     def exclude(self, name: str, is_searched: bool) -> None:
         """Search a toggle, or leave it as it is."""

@@ -244,14 +244,14 @@ def test_what_is_not_finite_is_offered_a_wider_format(small, precision, offered)
         ("SLOWER", "default", "max-autotune", False),
     ],
 )
-def test_slower_when_compiled_is_recognised_from_a_verdict(
+def test_slower_when_switched_on_is_recognised_from_a_verdict(
     small, verdict, before, after, is_advised
 ):
     first, second = (
         msgspec.structs.replace(small, toggles={"compile": mode}) for mode in (before, after)
     )
     judgement = Judgement(verdict=verdict, pairs=9, ratio=1.13, low=1.1, high=1.2)
-    advice = suggested_fixes.slower_when_compiled(first, second, judgement)
+    advice = suggested_fixes.slower_when_switched_on(first, second, judgement)
     assert (advice is not None) is is_advised
     if advice is not None:
         assert advice.set == {"compile": "off"} and "1.13x slower (95 % CI" in advice.sentence

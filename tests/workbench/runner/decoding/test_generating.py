@@ -12,6 +12,7 @@ from models import FAMILIES, sample
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.client.recorder import Recorder
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.data import make_batches
@@ -22,7 +23,6 @@ from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments import timing
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.arms import Arms
 from workbench.runner.workloads import Bench, all_workloads
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import torch
 
 from models import FAMILIES
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.arms import Arms
 
 pytestmark = pytest.mark.gpu
 DECODERS = [name for name, family in FAMILIES.items() if "generate" in family.workloads]

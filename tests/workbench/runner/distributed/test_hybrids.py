@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rank_checks import assert_right, needs_cores
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.distributed import world
 from workbench.runner.distributed.mesh import Layout
-from workbench.runner.variants.arms import Arms
 
 DATA, TENSOR = {"data_parallel": "2"}, {"tensor_parallel": "2"}
 PIPELINE, FULL = {"pipeline_parallel": "2"}, {"sharding": "full"}

@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
-from workbench.runner.variants.arms import Arms
+from workbench.runner.config.estimate import footprint
 from workbench.runner.variants.variant import Arm
 
 SCHEDULED = 12  # operators of torch's schedule for a micro-batch: buffers, messages
@@ -86,7 +87,7 @@ def test_copies_of_weights_are_estimated_once_for_all_micro_batches(
         configuration = msgspec.structs.replace(
             small, model=fields, workload="train", settings=settings, toggles=toggles
         )
-        return resolve.footprint(resolve.resolve(configuration, CPU)).activations
+        return footprint(resolve.resolve(configuration, CPU)).activations
 
     family = models.FAMILIES["hydra"]
     stage = family.build(family.configure("tiny", fields)).blocks[:4]

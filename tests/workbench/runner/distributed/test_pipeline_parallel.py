@@ -16,7 +16,8 @@ from runner_driver import Driver
 
 from models import LanguageModel
 from sessions.model import Configuration
-from workbench.runner.config import resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import world
 from workbench.runner.distributed.counted_stage import CountsCalls
 from workbench.runner.distributed.local_weights import LocalWeights
@@ -24,7 +25,6 @@ from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.experiments import checks
 from workbench.runner.failures import explain
 from workbench.runner.toggles.micro_batches import suited
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 ON = {"pipeline_parallel": "2"}
@@ -104,9 +104,9 @@ def test_two_ranks_have_the_blocks_one_after_another_and_say_so(configuration, d
     ]
     assert own.bytes == full.bytes - sum(elsewhere)
     assert divided.ledger["parameters"] == full.bytes // 4
-    estimated = resolve.footprint(divided.situation)
+    estimated = footprint(divided.situation)
     assert estimated.weights == estimated.gradients == own.bytes  # the first has more
-    undivided = resolve.footprint(stepped(configuration, arms=Arms()).situation)
+    undivided = footprint(stepped(configuration, arms=Arms()).situation)
     assert estimated.optimizer == 2 * own.bytes < undivided.optimizer
     assert estimated.activations < undivided.activations and estimated.total < undivided.total
 

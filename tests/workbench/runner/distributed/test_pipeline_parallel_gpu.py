@@ -8,9 +8,9 @@ from built import collect_evidence, own_peak, step_without_peer, stepped
 from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 pytestmark = on_gpus

@@ -11,10 +11,10 @@ from rank_checks import BF16, on_gpus
 
 from models import FAMILIES
 from sessions.model import Configuration
-from workbench.runner.config import resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.variants.arms import Arms
 
 pytestmark = on_gpus
 TENSOR = {"tensor_parallel": "2"}
@@ -43,8 +43,8 @@ def peak_and_estimate(configuration: Configuration, **toggles: str) -> tuple[int
     before, arms = torch.cuda.memory_allocated(), Arms()
     arm = stepped(configuration, device="cuda", steps=3, arms=arms, **toggles)
     peaks = [own_peak(arm, arms) - before, *arm.divided.peaks[1:]]
-    footprint = resolve.footprint(arm.situation)
-    return max(peaks), footprint.total
+    estimate = footprint(arm.situation)
+    return max(peaks), estimate.total
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from runner_driver import Driver
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner import rank_worker as worker_module
+from workbench.runner.building.arms import Arms
 from workbench.runner.distributed import world
 from workbench.runner.distributed.connection import Connection
 from workbench.runner.distributed.messages import Build, Enter, Leave, Order
@@ -33,7 +34,6 @@ from workbench.runner.failures import explain
 from workbench.runner.numerics import training_curve
 from workbench.runner.rank_worker import WorkerLoop
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.arms import Arms
 
 SLOW = pytest.mark.slow
 
@@ -180,7 +180,7 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(configuration, mon
 )
 def test_a_peer_that_cannot_join_is_named_soon_and_the_next_group_meets(monkeypatch, fault, reason):
     code = (
-        "import os; from workbench.runner.distributed import worker; "
+        "import os; from workbench.runner import rank_worker as worker; "
         f"worker.join = lambda *_: {fault}; worker.main()"
     )
     world.close()

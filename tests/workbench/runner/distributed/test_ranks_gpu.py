@@ -8,8 +8,8 @@ from built import collect_evidence, step_without_peer, stepped
 from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.distributed import world
-from workbench.runner.variants.arms import Arms
 
 pytestmark = on_gpus
 

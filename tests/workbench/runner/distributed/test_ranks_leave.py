@@ -12,8 +12,8 @@ from built import stepped
 from rank_checks import needs_cores, needs_gpus
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.distributed import world
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 DEVICES = [pytest.param("cpu", marks=needs_cores), pytest.param("cuda", marks=needs_gpus)]

@@ -22,6 +22,7 @@ from sessions.model import Configuration
 from sessions.studies import sweep
 from workbench import protocol
 from workbench.client.recorder import Recorder
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.distributed import world
@@ -31,7 +32,6 @@ from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 FREE = resource.RLIM_INFINITY

@@ -14,7 +14,9 @@ from runner_driver import Driver
 from models import FAMILIES, Sharding
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.config.resolve import footprint, resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.estimate import footprint
+from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import world
 from workbench.runner.distributed.data import FullyShard
 from workbench.runner.distributed.local_weights import LocalWeights, local
@@ -23,7 +25,6 @@ from workbench.runner.experiments import checks
 from workbench.runner.experiments.profile import known_memory
 from workbench.runner.numerics import training_curve
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 pytestmark = needs_cores

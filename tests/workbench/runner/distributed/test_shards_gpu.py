@@ -10,8 +10,8 @@ from built import own_peak, step_without_peer, stepped
 from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.distributed import world
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 pytestmark = on_gpus

@@ -20,12 +20,13 @@ from torch import nn
 from models.parallel.tensor_parallel_plan import Cut
 from sessions.model import Configuration
 from sessions.sizes import size_text
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
+from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import collectives, parallel, world
 from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.numerics import comparison
 from workbench.runner.training.trainer import Trainer, plain_optimizer
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
@@ -94,9 +95,9 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divide
     assert full.bytes == 4 * weights
     assert own.bytes == full.bytes - sum(full.parameters[name].nbytes for name in cuts) // 2
     assert divided.ledger["parameters"] == full.bytes // 4
-    estimated = resolve.footprint(divided.situation)
+    estimated = footprint(divided.situation)
     assert estimated.weights == estimated.gradients == own.bytes
-    undivided = resolve.footprint(stepped(configuration, arms=Arms()).situation)
+    undivided = footprint(stepped(configuration, arms=Arms()).situation)
     assert estimated.optimizer == 2 * own.bytes < undivided.optimizer
     assert estimated.activations < undivided.activations and estimated.total < undivided.total
 
@@ -423,7 +424,7 @@ def test_the_estimate_falls_with_divided_layers_and_with_a_divided_stream(
         variation = msgspec.structs.replace(
             configuration, workload=workload, toggles={**toggles, **more}
         )
-        return resolve.footprint(resolve.resolve(variation, CPU))
+        return footprint(resolve.resolve(variation, CPU))
 
     undivided, layers, stream = estimate(), estimate(tensor_parallel="2"), estimate(**SEQUENCE)
     assert layers.activations < undivided.activations and layers.weights < undivided.weights

@@ -29,6 +29,7 @@ from workbench import protocol
 from workbench.client import journal
 from workbench.client.journal import Journal
 from workbench.client.recorder import Recorder
+from workbench.runner.building.labels import title
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.experiments import blocks, interleaving
@@ -37,7 +38,6 @@ from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled
 from workbench.runner.instruments import timing
 from workbench.runner.instruments.timing import make_clock
-from workbench.runner.variants.labels import title
 
 
 def with_(configuration, **changes):

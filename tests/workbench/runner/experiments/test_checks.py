@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 WORKLOADS = ["forward", "train", "prefill", "decode"]

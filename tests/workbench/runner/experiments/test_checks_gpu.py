@@ -8,10 +8,10 @@ import torch
 
 from sessions.studies import checklist
 from workbench import protocol
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.arms import Arms
 
 pytestmark = pytest.mark.gpu
 

@@ -38,6 +38,7 @@ from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.instruments import energy
 from workbench.runner.instruments.cpu_energy import CpuEnergy
+from workbench.runner.toggles import all_toggles
 
 SEARCHED = ["attention", "rope_cache"]
 STEPS_PER_S = 100  # of the clock by which a search here counts its budget, however busy the host
@@ -191,6 +192,13 @@ def test_what_cannot_be_searched_is_refused_in_one_sentence(rig, small, options,
     with pytest.raises(Mistake, match=sentence):
         optimize(rig, small, **options)
     assert not rig.wire.sent
+
+
+def test_a_toggle_of_any_origin_that_makes_another_model_is_not_searched(rig, small, monkeypatch):
+    toggle = dataclasses.replace(all_toggles()["rope_cache"], configure=lambda option, config: {})
+    monkeypatch.setitem(all_toggles(), toggle.name, toggle)
+    with pytest.raises(Mistake, match="toggle rope_cache makes another model"):
+        optimize(rig, small, include=[toggle.name])
 
 
 def test_batch_sizes_are_searched_by_the_time_of_as_many_samples(rig, small):

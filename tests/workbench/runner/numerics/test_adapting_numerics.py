@@ -8,6 +8,7 @@ from built_arms import CPU, configuration
 from recording_wire import RecordingWire
 
 from sessions.model import Phase
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.experiments import checks
@@ -17,7 +18,6 @@ from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.interleaving import Alternation
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.arms import Arms
 
 SMALL = {"n_layers": 2, "dim": 64, "n_heads": 2, "refresh_every": 2}
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, training_curve
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 EVALUATED = "in evaluation mode (it draws random numbers in training"

@@ -10,6 +10,7 @@ from recording_wire import RecordingWire
 
 from sessions.model import Configuration
 from workbench import protocol
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.experiments import run
@@ -17,7 +18,6 @@ from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import masked_inf, nan_watch
 from workbench.runner.numerics.nan_watch import FiniteWatch
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 # The mask is of each batch's own inputs, so that every batch has infinities in other places.

@@ -9,12 +9,12 @@ from built_arms import configuration, stepped
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import RankError, explain
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, distances, training_curve
 from workbench.runner.numerics import reference as plain
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 DECODES = ("decode", "generate")

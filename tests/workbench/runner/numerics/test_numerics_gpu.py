@@ -6,11 +6,11 @@ import msgspec
 import pytest
 import torch
 
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.arms import Arms
 
 pytestmark = pytest.mark.gpu
 

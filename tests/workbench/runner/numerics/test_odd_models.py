@@ -17,13 +17,13 @@ from torch.backends import cudnn
 import kernels
 from sessions.model import Configuration
 from workbench import protocol
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
 from workbench.runner.user_models import neighbour_modules
 from workbench.runner.user_models.user_model import FAMILY
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 FILE = """

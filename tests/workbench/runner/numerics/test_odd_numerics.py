@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch.nn.modules import module as torch_module
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.model_state import carried_state
 from workbench.runner.numerics import comparison
-from workbench.runner.numerics.state import carried_state
 from workbench.runner.user_models import global_flags
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.variant import Arm
 
 CPU = torch.device("cpu")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
@@ -13,7 +14,6 @@ from workbench.runner.numerics import comparison, distances
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.structures import tensors
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 FILE = """

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 FILE = """

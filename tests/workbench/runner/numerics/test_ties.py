@@ -10,10 +10,10 @@ from built_arms import configuration
 
 import kernels
 from kernels.core.dispatch import watched
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, deviation, routing_ties, training_curve
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 TOKEN = 5

@@ -13,12 +13,12 @@ from models import FAMILIES
 from sessions.ceilings import describe
 from sessions.model import Ceilings, Configuration
 from workbench import protocol
-from workbench.runner.config.resolve import resolve, resolve_runnable
-from workbench.runner.context import Rig
+from workbench.runner.building.matrix_rate import matrix_dtype
+from workbench.runner.config.resolve import resolve
+from workbench.runner.context import Rig, make_predictor
 from workbench.runner.roofline import counter
 from workbench.runner.roofline import predict as predictors
-from workbench.runner.roofline.ceilings import Roof, matrix_dtype
-from workbench.runner.roofline.predict import Predictor
+from workbench.runner.roofline.ceilings import Roof
 
 CPU = torch.device("cpu")
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1}
@@ -37,9 +37,14 @@ def configured(workload="train", batch=8, **toggles):
     )  # fmt: skip
 
 
+def predictor_at(ceilings):
+    roof = SimpleNamespace(device=CPU, ceilings=ceilings)
+    return make_predictor(roof)
+
+
 @pytest.fixture(scope="module")
 def predictor():
-    return Predictor(SimpleNamespace(device=CPU, ceilings=ROOF), resolve_runnable)
+    return predictor_at(ROOF)
 
 
 def test_a_toggle_that_changes_no_work_is_predicted_to_change_nothing(predictor):
@@ -64,11 +69,10 @@ def test_an_attention_that_writes_its_scores_is_predicted_to_be_slower(predictor
 
 
 def test_a_fused_kernel_is_predicted_to_be_faster_than_its_plain_operators(monkeypatch):
-    roof = SimpleNamespace(device=CPU, ceilings=ROOF)
     situation = resolve(configured("forward"), CPU)
-    plain = Predictor(roof, resolve_runnable).least(situation).us
+    plain = predictor_at(ROOF).least(situation).us
     monkeypatch.setattr(counter, "PLAIN", frozenset())  # as if every operator ran as one kernel
-    fused = Predictor(roof, resolve_runnable).least(situation).us
+    fused = predictor_at(ROOF).least(situation).us
     assert 0 < fused < plain
 
 
@@ -99,9 +103,7 @@ def test_what_cannot_be_known_beforehand_has_a_reason_and_no_number(predictor, b
 def test_a_rate_that_was_not_measured_is_named_and_not_replaced():
     no_bf16 = Ceilings(**{**{f: getattr(ROOF, f) for f in ROOF.__struct_fields__},
                           "flops_per_s": {"float32": 5e13}})  # fmt: skip
-    made = Predictor(SimpleNamespace(device=CPU, ceilings=no_bf16), resolve_runnable).of(
-        configured("forward"), configured("forward", precision="bf16")
-    )
+    made = predictor_at(no_bf16).of(configured("forward"), configured("forward", precision="bf16"))
     assert made.ratio is None and "matrix rate of bfloat16 is not among" in made.text
 
 
@@ -109,7 +111,7 @@ def test_a_rate_that_was_not_measured_is_named_and_not_replaced():
 def test_the_int8_rate_decides_what_quantized_layers_are_predicted_to_take(rate, faster):
     rates = {**ROOF.flops_per_s, "int8": rate}
     roof = msgspec.structs.replace(ROOF, flops_per_s=rates, bytes_per_s=1e15)  # bound by products
-    made = Predictor(SimpleNamespace(device=CPU, ceilings=roof), resolve_runnable).of(
+    made = predictor_at(roof).of(
         configured("forward"), configured("forward", quantization="int8_dynamic")
     )
     assert made.ratio is not None and (made.ratio < 1) == faster, made
@@ -120,7 +122,7 @@ def test_a_rate_that_the_device_lacks_has_its_reason_and_one_not_yet_measured_th
     for lacking, said in (({"int8": "there are no units"}, "ceilings: there are no units"),
                           ({}, "workbench ceilings --measure measures it")):  # fmt: skip
         roof = msgspec.structs.replace(ROOF, lacking=lacking)
-        made = Predictor(SimpleNamespace(device=CPU, ceilings=roof), resolve_runnable).of(*options)
+        made = predictor_at(roof).of(*options)
         assert made.ratio is None and "matrix rate of int8 is not among" in made.text
         assert said in made.text
 
@@ -213,13 +215,12 @@ def test_counting_runs_nothing_and_leaves_no_imagined_tensor_behind(predictor):
     assert type(real) is torch.Tensor and real.sum().item() == pytest.approx(16, rel=1e-4)
 
 
-def test_a_step_that_cannot_be_followed_is_no_prediction_and_no_failure(monkeypatch):
+def test_a_step_that_cannot_be_followed_is_no_prediction_and_no_failure():
     def breaks(situation):
         raise RuntimeError("no such thing\nsecond line")
 
-    monkeypatch.setattr("workbench.runner.roofline.fake_step.count", breaks)
     situation = resolve(configured(), CPU)
-    counted = predictors._counted(situation)
+    counted = predictors._counted(situation, breaks)
     assert counted == (
         "its step cannot be followed without running it (RuntimeError: no such thing)"
     )

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from sessions.model import Ceilings, Configuration
-from workbench.runner.config.resolve import resolve_runnable
-from workbench.runner.roofline.predict import Predictor
+from workbench.runner.context import make_predictor
 
 ROOF = Ceilings(
     device="fixed", driver="", torch="", created=0.0, bytes_per_s=4.2e12,
@@ -29,7 +28,7 @@ ROOF = Ceilings(
 )
 def test_what_saves_bytes_is_predicted_to_be_faster_without_taking_memory(family, change):
     device = torch.device("cuda", 0)
-    predictor = Predictor(SimpleNamespace(device=device, ceilings=ROOF), resolve_runnable)
+    predictor = make_predictor(SimpleNamespace(device=device, ceilings=ROOF))
     base = {"adamw": "fused", "triton": "on" if family == "moe" else "off"}
     before = torch.cuda.memory_allocated()
     a, b = (

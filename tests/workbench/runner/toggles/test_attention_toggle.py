@@ -11,9 +11,9 @@ from workbench.runner.toggles import attention
 @pytest.mark.parametrize(("family", "itself"), [("adaattn", True), ("hydra", False)])
 def test_a_model_that_names_its_backend_itself_is_told_from_what_auto_chose(family, itself):
     arm = stepped(Configuration(family=family, preset="tiny"), "forward")
-    found = attention.TOGGLE.evidence("auto", arm)
-    assert ("the model names these itself" in found.text) == itself
-    assert found.status == ("no effect" if itself else "effective")
+    finding = attention.TOGGLE.evidence("auto", arm)
+    assert ("the model names these itself" in finding.text) == itself
+    assert finding.status == ("no effect" if itself else "effective")
 
 
 @pytest.mark.parametrize("backend", ["sdpa_flash", "sdpa_cudnn", "flash4"])

@@ -1,4 +1,4 @@
-"""What torch.compile is given and which sizes it fixes: each option shows what it did, or did not.
+"""Scope and shapes of torch.compile: each option shows what it did, or that it did nothing.
 
 Graphs are captured in earnest and run by torch's own quick backend, which generates no code.
 """
@@ -53,8 +53,8 @@ def compiled(configuration, workload="forward", **toggles):
 def test_a_break_is_counted_with_its_line_and_its_reason(own):
     (status, text) = collect_evidence(compiled(own))["compile"]
     assert status == "effective"
-    place = f"broken_model.py:{PRINT_LINE} in forward: print"
-    assert text.startswith("2 graphs compiled, 1 graph break at ") and place in text
+    location = f"broken_model.py:{PRINT_LINE} in forward: print"
+    assert text.startswith("2 graphs compiled, 1 graph break at ") and location in text
     assert "Failed to trace builtin" in text and text.endswith(", 0 recompiles")
 
 
@@ -79,7 +79,7 @@ def test_a_compiled_step_writes_only_to_tensors_that_it_says_stay_where_they_are
     def look(graph, inputs):
         metadata = torch._guards.TracingContext.get().fw_metadata
         inputs = enumerate(metadata.input_info)
-        written.extend(place for place, one in inputs if one.mutates_data)
+        written.extend(index for index, argument in inputs if argument.mutates_data)
         moving.extend(set(written) - set(metadata.static_input_indices))
         return make_boxed_func(graph.forward)
 
@@ -186,10 +186,13 @@ def test_what_one_arm_compiles_is_not_counted_for_another(own, small):
 
 
 def test_without_compilation_the_options_are_blocked(small):
-    found = blocked(small)
-    assert set(found["compile_scope"]) == {"fullgraph", "blocks"}
-    assert set(found["compile_shapes"]) == {"automatic", "dynamic"}
-    for why in (*found["compile_scope"].values(), *found["compile_shapes"].values()):
+    blocked_toggles = blocked(small)
+    assert set(blocked_toggles["compile_scope"]) == {"fullgraph", "blocks"}
+    assert set(blocked_toggles["compile_shapes"]) == {"automatic", "dynamic"}
+    for why in (
+        *blocked_toggles["compile_scope"].values(),
+        *blocked_toggles["compile_shapes"].values(),
+    ):
         assert why.reason == "acts on torch.compile, which is off"
         assert why.set == {"compile": "default"}
 

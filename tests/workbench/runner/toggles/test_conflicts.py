@@ -1,4 +1,4 @@
-"""What is offered can be chosen: conflicts are told by both sides, and fixes leave none behind."""
+"""Offered options can be chosen: both sides report a conflict, and fixes leave none behind."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from kernels import hardware
 from sessions.model import Configuration
 from workbench.protocol import Blocked
-from workbench.runner.config.resolve import (
-    _why,
+from workbench.runner.config.availability import (
     blocked_options,
     require_unblocked,
-    resolve,
     switched,
+    why_blocked,
 )
+from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
@@ -31,7 +31,7 @@ ALL = [
 places = pytest.mark.parametrize(
     ("family", "workload"),
     [("hydra", "train"), ("hydra", "generate")]
-    + [pytest.param(*each, marks=pytest.mark.slow) for each in ALL],
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in ALL],
 )
 
 
@@ -45,14 +45,14 @@ def plain(monkeypatch, family, workload) -> Situation:
     monkeypatch.setattr(hardware, "of", lambda device: able)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    asked = Configuration(
+    requested = Configuration(
         family=family,
         preset="tiny",
         workload=workload,
         settings={"batch": 8},
         toggles={name: toggle.off for name, toggle in all_toggles().items()},
     )
-    return resolve(asked, torch.device("cuda", 0))
+    return resolve(requested, torch.device("cuda", 0))
 
 
 def chosen_by_one(plain: Situation) -> Iterator[tuple[Situation, dict[str, dict[str, Blocked]]]]:
@@ -61,12 +61,12 @@ def chosen_by_one(plain: Situation) -> Iterator[tuple[Situation, dict[str, dict[
     for name, toggle in all_toggles().items():
         for option in list(toggle.options)[1:]:
             if option not in free.get(name, {}):
-                one = switched(plain, {name: option})
-                yield one, blocked_options(one)
+                situation = switched(plain, {name: option})
+                yield situation, blocked_options(situation)
 
 
 def problem(situation: Situation) -> str:
-    """Why it cannot be run as it is; empty where it can."""
+    """Return why the situation cannot run as it is; empty if it can."""
     try:
         require_unblocked(situation)
     except Mistake as mistake:
@@ -77,21 +77,25 @@ def problem(situation: Situation) -> str:
 @places
 def test_whatever_is_offered_beside_an_option_leaves_that_one_usable(plain):
     tried = 0
-    for one, blocked in chosen_by_one(plain):
-        (name,) = (each for each in all_toggles() if one.option(each) != plain.option(each))
+    for situation, blocked in chosen_by_one(plain):
+        (name,) = (
+            toggle for toggle in all_toggles() if situation.option(toggle) != plain.option(toggle)
+        )
         for other, toggle in all_toggles().items():
             for option in list(toggle.options)[1:] if other != name else ():
                 if option not in blocked.get(other, {}):
                     tried += 1
-                    assert not problem(switched(one, {other: option})), (name, other, option)
+                    assert not problem(switched(situation, {other: option})), (name, other, option)
     assert tried > 500
 
 
 @places
 def test_a_fix_by_toggles_leaves_nothing_that_cannot_be_used(plain):
     tried, seen = 0, set()
-    for one, blocked in chosen_by_one(plain):
-        (chosen,) = (each for each in all_toggles() if one.option(each) != plain.option(each))
+    for situation, blocked in chosen_by_one(plain):
+        (chosen,) = (
+            toggle for toggle in all_toggles() if situation.option(toggle) != plain.option(toggle)
+        )
         for name, options in blocked.items():
             for option, why in options.items():
                 kind = (chosen, name, why.reason)
@@ -99,10 +103,13 @@ def test_a_fix_by_toggles_leaves_nothing_that_cannot_be_used(plain):
                     continue
                 seen.add(kind)
                 tried += 1
-                fixed = switched(one, {**why.set, name: option})
-                wrong = [each for each in all_toggles()
-                         if each != name and _why(each, fixed.option(each), fixed)]  # fmt: skip
-                assert not wrong, (name, option, why)
+                fixed = switched(situation, {**why.set, name: option})
+                others_blocked = [
+                    toggle
+                    for toggle in all_toggles()
+                    if toggle != name and why_blocked(toggle, fixed.option(toggle), fixed)
+                ]
+                assert not others_blocked, (name, option, why)
     assert tried > 10
 
 

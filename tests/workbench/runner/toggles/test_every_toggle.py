@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from built_arms import CPU, configuration, found, stepped
+from built_arms import CPU, configuration, evidence_of, stepped
 from disarmed import PLAIN, WHERE, usual_place
 
 from models import FAMILIES
@@ -70,7 +70,7 @@ ON_A_GPU = (
 UNCALLED = {"triton_geglu": "geglu", "triton_qk_norm": "qk_norm"}
 
 
-def asked(name: str, option: str) -> Configuration:
+def requested(name: str, option: str) -> Configuration:
     if name in UNCALLED:
         family, workload = "own", "forward"
     else:
@@ -106,7 +106,7 @@ def needs_training(family: str, name: str) -> bool:
 def test_an_option_of_each_takes_effect_where_it_can(name):
     reasons = []
     for option in list(all_toggles()[name].options)[1:]:
-        wanted = asked(name, option)
+        wanted = requested(name, option)
         there = availability(wanted, CPU)
         if why := there.blocked.get(name, {}).get(option):
             reasons.append(why.reason)
@@ -116,7 +116,7 @@ def test_an_option_of_each_takes_effect_where_it_can(name):
         for _ in range(4 * (name in MODELS)):  # until what adapts has settled
             with arm.entered():
                 arm.step()
-        evidence = found(arm, name)
+        evidence = evidence_of(arm, name)
         if evidence.status == "as default":
             reasons.append(evidence.text)
             continue
@@ -124,7 +124,7 @@ def test_an_option_of_each_takes_effect_where_it_can(name):
             continue  # automatic choice takes it, too; another option has to show an effect
         assert evidence.status == "effective", evidence.text
         return
-    assert reasons and all(any(each in reason for each in ON_A_GPU) for reason in reasons), reasons
+    assert reasons and all(any(text in reason for text in ON_A_GPU) for reason in reasons), reasons
 
 
 def test_what_is_said_to_be_called_by_no_family_is_not():

@@ -10,14 +10,15 @@ import torch
 from measuring_family import FAMILY
 from runner_driver import Driver
 
+import models
 from models import hydra
 from sessions.model import Configuration
 from workbench import protocol
+from workbench.runner.building import arms as arms_module
+from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
-from workbench.runner.variants import arms as arms_module
-from workbench.runner.variants.arms import Arms
 
 FIELDS = (
     "ccgqa", "mixture_of_depths", "mixture_of_recursions", "attention_every", "adaptive_rank",
@@ -34,7 +35,7 @@ def measuring(**changes) -> Configuration:
 @pytest.fixture
 def family(monkeypatch):
     """The test family among the others of this process."""
-    monkeypatch.setitem(resolve.models.FAMILIES, "measuring", FAMILY)
+    monkeypatch.setitem(models.FAMILIES, "measuring", FAMILY)
 
 
 def situation(configuration: Configuration):
@@ -58,21 +59,21 @@ def test_each_is_there_follows_the_model_first_and_is_blocked_where_there_is_no_
 def test_options_become_fields_and_the_first_leaves_the_model_alone(family):
     config = situation(measuring(toggles={"use_fourier": "on", "attention_every": "2"})).config
     assert (config.use_fourier, config.attention_every) == (True, 2)
-    found = situation(measuring(model={"use_fourier": True}, toggles={"use_fourier": "off"}))
-    assert (found.config.use_fourier, found.base.use_fourier) == (False, True)
+    built = situation(measuring(model={"use_fourier": True}, toggles={"use_fourier": "off"}))
+    assert (built.config.use_fourier, built.base.use_fourier) == (False, True)
     assert situation(measuring(model={"use_fourier": True})).config.use_fourier
 
 
 def test_a_value_that_the_family_refuses_is_blocked_with_its_sentence(family):
-    asked = measuring(toggles={"attention_every": "4"})
-    answer = resolve.availability(asked, CPU)
+    requested = measuring(toggles={"attention_every": "4"})
+    answer = resolve.availability(requested, CPU)
     why = answer.blocked["attention_every"]
     assert why["4"].reason == "measuring: attention_every = 4 is more than n_layers = 2"
     assert "outside of 0 to 4" in why["8"].reason
     assert "2" not in why
     (problem,) = answer.problems
     assert "toggle attention_every=4 cannot be used: measuring: attention_every = 4" in problem
-    wider = msgspec.structs.replace(asked, model={"n_layers": 4})
+    wider = msgspec.structs.replace(requested, model={"n_layers": 4})
     assert resolve.availability(wider, CPU).problems == []
 
 
@@ -94,12 +95,12 @@ def test_the_real_runner_builds_the_other_model_and_goes_back_without_a_build(
     plain, fourier, both, attention, again = driver.session.segments[first:]
     counts = [s.ledger["parameters"] for s in (plain, fourier, both, attention)]
     assert counts == [PARAMETERS, PARAMETERS + 64, PARAMETERS + 128, PARAMETERS + 64]
-    (found,) = fourier.evidence
-    assert (found.toggle, found.status) == ("use_fourier", "effective"), found.text
-    assert found.text.startswith(
+    (evidence,) = fourier.evidence
+    assert (evidence.toggle, evidence.status) == ("use_fourier", "effective"), evidence.text
+    assert evidence.text.startswith(
         "against use_fourier = False: 4 Linear and not 3; 216 parameters and not 152"
     )
-    texts = {found.toggle: (found.status, found.text) for found in attention.evidence}
+    texts = {evidence.toggle: (evidence.status, evidence.text) for evidence in attention.evidence}
     assert texts["use_fourier"][0] == "as default" and texts["attention_every"][0] == "effective"
     assert texts["use_fourier"][1].startswith("the model's fields say so already; against ")
     assert back.reused
@@ -129,14 +130,14 @@ def test_a_field_that_changes_nothing_in_the_model_is_told(family, monkeypatch):
     deaf = dataclasses.replace(
         FAMILY, construct=lambda c: FAMILY.construct(dataclasses.replace(c, use_fourier=False))
     )
-    monkeypatch.setitem(resolve.models.FAMILIES, "measuring", deaf)
+    monkeypatch.setitem(models.FAMILIES, "measuring", deaf)
     arms = Arms()
     built = arms.get(
         situation(measuring(toggles={"use_fourier": "on"})), PhaseTracker(lambda phase: None)
     )
-    (found,) = built.find_evidence()
-    assert found.status == "no effect"
-    assert found.text == "output and work are bit-identical to use_fourier = False"
+    (evidence,) = built.find_evidence()
+    assert evidence.status == "no effect"
+    assert evidence.text == "output and work are bit-identical to use_fourier = False"
 
 
 def test_weights_of_other_structures_make_room_when_memory_is_short(family, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built_arms import CPU, blocked, configuration, found, stepped
+from built_arms import CPU, blocked, configuration, evidence_of, stepped
 
 import kernels
 from models import FAMILIES
@@ -68,9 +68,11 @@ def test_every_operator_that_a_family_calls_has_a_toggle_of_its_implementations(
 @pytest.mark.parametrize(("family", "fields", "workload"), CASES)
 def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, workload):
     switched = {"fused_loss": "chunked", "fused_add_norm": "torch"}
-    asked = configuration(family, workload, model=fields)
+    requested = configuration(family, workload, model=fields)
     usable = {
-        toggle: option for toggle, option in switched.items() if not blocked(asked, toggle, option)
+        toggle: option
+        for toggle, option in switched.items()
+        if not blocked(requested, toggle, option)
     }
     arm = stepped(configuration(family, workload, model=fields, toggles=usable))
     said = FAMILIES[family].operators(arm.situation.config, workload)
@@ -97,7 +99,7 @@ def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
     family, workload, toggle, option, operator, status
 ):
     arm = stepped(configuration(family, workload, toggles={toggle: option}))
-    evidence = found(arm, toggle)
+    evidence = evidence_of(arm, toggle)
     calls = arm.usage[operator][option]
     ran = f"{operator}: all {calls} recorded calls ran {option}"
     if status == "effective":
@@ -105,17 +107,17 @@ def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
     else:
         assert evidence.status == status and evidence.text.startswith(f"{ran}, as ")
     arm.usage[operator]["another"] = 1
-    assert found(arm, toggle).status == "no effect"
-    assert "another 1" in found(arm, toggle).text
+    assert evidence_of(arm, toggle).status == "no effect"
+    assert "another 1" in evidence_of(arm, toggle).text
     del arm.usage[operator]
-    assert found(arm, toggle).text == f"this model never calls {operator}"
+    assert evidence_of(arm, toggle).text == f"this model never calls {operator}"
 
 
 def test_what_a_family_never_calls_is_blocked_for_good():
-    asked = configuration("moe")
+    requested = configuration("moe")
     for toggle in ("triton_ssd_scan", "kernel_fourier_mix", "fused_add_norm", "triton_geglu"):
         operator = toggle.removeprefix("triton_").removeprefix("kernel_")
-        why = blocked(asked, toggle, "torch")
+        why = blocked(requested, toggle, "torch")
         expected = "add_rms_norm" if operator == "fused_add_norm" else operator
         assert why.reason == f"Mixture of experts never calls {expected}"
         assert why.absent and not why.set
@@ -138,14 +140,14 @@ def test_what_a_family_never_calls_is_blocked_for_good():
 def test_what_another_choice_would_call_is_blocked_with_that_choice(
     family, fields, toggle, option, reason, fix
 ):
-    asked = configuration(family, model=fields)
-    why = blocked(asked, toggle, option)
+    requested = configuration(family, model=fields)
+    why = blocked(requested, toggle, option)
     assert (why.reason, why.set, why.absent) == (reason, fix, False)
     toggles = {name: option for name, option in fix.items() if name != "workload"}
     workload = fix.get("workload", "forward")
     fixed = configuration(family, workload, model=fields, toggles={toggle: option, **toggles})
     assert availability(fixed, CPU).problems == []
-    assert found(stepped(fixed), toggle).status == "as default"
+    assert evidence_of(stepped(fixed), toggle).status == "as default"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,9 @@ def test_what_a_field_would_call_is_blocked_with_that_field(family, toggle, fiel
 
 def test_no_addition_is_fused_where_every_block_is_checkpointed():
     toggles = {"fused_add_norm": "torch", "checkpointing": "full"}
-    evidence = found(stepped(configuration("mamba2", "train", toggles=toggles)), "fused_add_norm")
+    evidence = evidence_of(
+        stepped(configuration("mamba2", "train", toggles=toggles)), "fused_add_norm"
+    )
     assert evidence.status == "no effect"
     assert evidence.text == "no addition was fused: 4 of the blocks are checkpointed"
 

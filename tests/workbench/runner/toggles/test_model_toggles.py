@@ -6,22 +6,22 @@ import dataclasses
 
 import pytest
 import torch
-from built_arms import CPU, blocked, configuration, found, stepped
+from built_arms import CPU, blocked, configuration, evidence_of, stepped
 
 import kernels
 from kernels.hardware import imagined
 from models import FAMILIES
 from models.layers.ssm import SSM
+from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.numerics import comparison
 from workbench.runner.toggles import all_toggles, ssd_chunk
-from workbench.runner.variants.arms import Arms
 
 
-def checked(asked):
+def checked(requested):
     """The numerical check of an arm that was built anew."""
-    situation = resolve(asked, CPU)
-    return comparison.check(stepped(asked), situation)
+    situation = resolve(requested, CPU)
+    return comparison.check(stepped(requested), situation)
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def checked(asked):
 )
 def test_an_option_shows_in_the_model_and_its_numbers_are_right(family, toggles, text):
     sequence = 32 if family == "mahia" else 40
-    asked = configuration(family, batch=4, sequence=sequence, toggles=toggles)
-    arm = stepped(asked)
+    requested = configuration(family, batch=4, sequence=sequence, toggles=toggles)
+    arm = stepped(requested)
     (toggle,) = toggles
-    evidence = found(arm, toggle)
+    evidence = evidence_of(arm, toggle)
     assert evidence.status == "effective" and text in evidence.text
-    judged = comparison.check(arm, resolve(asked, CPU))
+    judged = comparison.check(arm, resolve(requested, CPU))
     assert judged.ok, judged.text
 
 
@@ -61,7 +61,7 @@ def test_an_option_that_the_model_does_not_heed_is_told(family, toggles, note, m
     arm = stepped(configuration(family, sequence=32 if family == "mahia" else 40, toggles=toggles))
     plain = FAMILIES[family].share(arm.situation.base, arm.plain_weights())
     monkeypatch.setattr(arm, "model", plain.eval())
-    evidence = found(arm, toggle)
+    evidence = evidence_of(arm, toggle)
     assert evidence.status == "no effect"
     assert evidence.text == f"output and work are bit-identical to {note}"
 
@@ -69,8 +69,8 @@ def test_an_option_that_the_model_does_not_heed_is_told(family, toggles, note, m
 @pytest.mark.parametrize("workload", ["prefill", "decode", "train"])
 @pytest.mark.parametrize("family", ["hydra", "mamba2", "moe"])
 def test_a_window_is_the_same_in_training_and_with_a_cache(family, workload):
-    asked = configuration(family, workload, sequence=40, toggles={"window": "32"})
-    judged = checked(asked)
+    requested = configuration(family, workload, sequence=40, toggles={"window": "32"})
+    judged = checked(requested)
     assert judged.ok, judged.text
 
 
@@ -80,9 +80,9 @@ def test_what_lies_behind_the_window_changes_nothing():
     (tokens,) = arm.batches.inputs
     with torch.no_grad():
         before = arm.model(tokens)
-        for place, same in ((0, True), (20, False)):
+        for position, same in ((0, True), (20, False)):
             other = tokens.clone()
-            other[:, place] = (other[:, place] + 1) % 256
+            other[:, position] = (other[:, position] + 1) % 256
             after = arm.model(other)
             assert torch.equal(after[:, 32:], before[:, 32:]) is same
 
@@ -118,8 +118,8 @@ def test_fields_that_weights_are_said_not_to_depend_on_change_none(family):
         value = values.get(field.name, True)
         changed = made.configure("tiny", {field.name: value})
         assert changed != config and made.of_weights(changed) == made.of_weights(config)
-        found = {name: tuple(p.shape) for name, p in made.build(changed).weights().items()}
-        assert found == shapes
+        shapes_by_name = {name: tuple(p.shape) for name, p in made.build(changed).weights().items()}
+        assert shapes_by_name == shapes
         seeds = [made.materialise(c, seed=3).weights() for c in (config, changed)]
         assert all(torch.equal(weight, seeds[1][name]) for name, weight in seeds[0].items())
 
@@ -147,31 +147,34 @@ def test_where_a_stream_is_added_to_is_for_inference_and_one_place_only():
 
 def test_additions_that_took_new_memory_are_told():
     amp = {"in_place": "on", "precision": "amp_bf16"}
-    evidence = found(stepped(configuration("moe", toggles=amp)), "in_place")
+    evidence = evidence_of(stepped(configuration("moe", toggles=amp)), "in_place")
     assert evidence.status == "no effect"
     assert evidence.text.endswith("the branches' results are narrower than the stream")
     amp = {"reuse_buffers": "on", "precision": "amp_bf16"}
-    assert found(stepped(configuration("moe", toggles=amp)), "reuse_buffers").status == "effective"
+    assert (
+        evidence_of(stepped(configuration("moe", toggles=amp)), "reuse_buffers").status
+        == "effective"
+    )
 
 
 @pytest.mark.parametrize("workload", ["forward", "train", "prefill"])
 def test_scans_in_other_chunks_give_the_same_and_show(workload, monkeypatch):
-    asked = configuration("mamba2", workload, sequence=40, toggles={"ssd_chunk": "16"})
+    requested = configuration("mamba2", workload, sequence=40, toggles={"ssd_chunk": "16"})
     taken, scan = [], kernels.ssd_scan
     monkeypatch.setattr(
         kernels, "ssd_scan", lambda *args, chunk: taken.append(chunk) or scan(*args, chunk=chunk)
     )
-    arm = stepped(asked)
+    arm = stepped(requested)
     assert set(taken) == {16}
-    evidence = found(arm, "ssd_chunk")
+    evidence = evidence_of(arm, "ssd_chunk")
     assert evidence.text == "4 mixers scan in chunks of 16; recorded calls: torch 4"
     assert evidence.status == "effective"
-    judged = comparison.check(arm, resolve(asked, CPU))
+    judged = comparison.check(arm, resolve(requested, CPU))
     assert judged.ok and judged.relative_error < 1e-6
     for module in arm.model.modules():
         if isinstance(module, SSM):
             module.chunk = None
-    assert found(arm, "ssd_chunk").text == "no scan took chunks of 16"
+    assert evidence_of(arm, "ssd_chunk").text == "no scan took chunks of 16"
 
 
 def test_chunks_that_change_nothing_are_blocked_or_told():
@@ -181,7 +184,7 @@ def test_chunks_that_change_nothing_are_blocked_or_told():
     }
     assert blocked(configuration("hydra"), "ssd_chunk", "16").absent
     own = stepped(configuration("mamba2", sequence=70, toggles={"ssd_chunk": "64"}))
-    assert found(own, "ssd_chunk").status == "no effect"
+    assert evidence_of(own, "ssd_chunk").status == "no effect"
 
 
 def test_what_the_scan_s_kernel_refuses_is_blocked_with_pytorch():

@@ -1,4 +1,4 @@
-"""What of the model's toggles only a GPU has: its kernels for 8 bits, and fused ones."""
+"""The model's toggles with the kernels that only a GPU has: for 8 bits, and fused ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import gc
 import msgspec
 import pytest
 import torch
-from built_arms import configuration, found, stepped
+from built_arms import configuration, evidence_of, stepped
 
 from kernels import hardware
-from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import resolve
 from workbench.runner.numerics import comparison
 
 pytestmark = pytest.mark.gpu
@@ -18,13 +19,13 @@ GPU = torch.device("cuda", 0)
 HALF = {"precision": "amp_bf16"}
 
 
-def judged(asked, toggle, status="effective"):
+def judged(requested, toggle, status="effective"):
     """The evidence and the numerical check of an option that nothing blocks on this GPU."""
-    situation = resolve(asked, GPU)
-    why = blocked_options(situation).get(toggle, {}).get(asked.toggles[toggle])
+    situation = resolve(requested, GPU)
+    why = blocked_options(situation).get(toggle, {}).get(requested.toggles[toggle])
     assert why is None, why
-    arm = stepped(asked, device=GPU)
-    evidence = found(arm, toggle)
+    arm = stepped(requested, device=GPU)
+    evidence = evidence_of(arm, toggle)
     assert evidence.status == status, evidence.text
     checked = comparison.check(arm, situation)
     assert checked.ok and checked.reference, checked.text
@@ -50,19 +51,19 @@ def test_each_scheme_runs_in_its_own_kernel_and_is_right(scheme, kernel, capabil
 
 
 def test_the_memory_held_falls_by_what_codes_save():
-    held, told = {}, {}
+    allocated, weights = {}, {}
     for option in ("none", "int8_weight_only") * 2:  # at first libraries take workspaces
         gc.collect()
         before = torch.cuda.memory_allocated()
-        asked = configuration("hydra", toggles=HALF | {"quantization": option})
-        arm = stepped(msgspec.structs.replace(asked, preset="small"), device=GPU)
+        requested = configuration("hydra", toggles=HALF | {"quantization": option})
+        arm = stepped(msgspec.structs.replace(requested, preset="small"), device=GPU)
         gc.collect()
-        held[option] = torch.cuda.memory_allocated() - before
-        told[option] = arm.ledger["weights_bytes"]
+        allocated[option] = torch.cuda.memory_allocated() - before
+        weights[option] = arm.ledger["weights_bytes"]
         del arm
-    saved = told["none"] - told["int8_weight_only"]
+    saved = weights["none"] - weights["int8_weight_only"]
     assert saved > 8 << 20
-    assert held["none"] - held["int8_weight_only"] == pytest.approx(saved, rel=0.02)
+    assert allocated["none"] - allocated["int8_weight_only"] == pytest.approx(saved, rel=0.02)
 
 
 def test_fp8_of_single_precision_inputs_is_blocked_with_half_precision():

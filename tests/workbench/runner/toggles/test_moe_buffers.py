@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built_arms import CPU, blocked, configuration, found, stepped
+from built_arms import CPU, blocked, configuration, evidence_of, stepped
 
 from models.layers.mixture import MixtureOfExperts
 from workbench.runner.config.resolve import resolve
@@ -20,15 +20,15 @@ def workspaces(arm):
 @pytest.mark.parametrize("workload", ["forward", "prefill", "decode"])
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
 def test_all_layers_compute_in_one_workspace_and_their_numbers_are_right(workload, precision):
-    asked = configuration("moe", workload, toggles=ON | {"precision": precision})
-    arm = stepped(asked)
+    requested = configuration("moe", workload, toggles=ON | {"precision": precision})
+    arm = stepped(requested)
     shared = set(workspaces(arm))
     assert len(shared) == 1 and None not in shared
-    evidence = found(arm, "moe_buffers")
+    evidence = evidence_of(arm, "moe_buffers")
     assert evidence.status == "effective", evidence.text
     (workspace,) = shared
     assert f"3 layers took {workspace.taken:,} tensors" in evidence.text
-    judged = comparison.check(arm, resolve(asked, CPU))
+    judged = comparison.check(arm, resolve(requested, CPU))
     assert judged.ok, judged.text
 
 
@@ -45,8 +45,8 @@ def test_steps_after_the_first_take_no_new_memory_and_give_the_same_as_without()
 
 
 def test_adding_in_place_to_what_lies_in_the_workspace_is_right():
-    asked = configuration("moe", toggles=ON | {"in_place": "on"})
-    judged = comparison.check(stepped(asked), resolve(asked, CPU))
+    requested = configuration("moe", toggles=ON | {"in_place": "on"})
+    judged = comparison.check(stepped(requested), resolve(requested, CPU))
     assert judged.ok, judged.text
 
 
@@ -63,4 +63,4 @@ def test_a_workspace_that_nothing_was_computed_in_is_no_effect():
     for module in arm.model.modules():
         if isinstance(module, MixtureOfExperts):
             module.workspace.taken = module.workspace.made = 0
-    assert found(arm, "moe_buffers").status == "no effect"
+    assert evidence_of(arm, "moe_buffers").status == "no effect"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from built_arms import configuration, found, stepped
+from built_arms import configuration, evidence_of, stepped
 
 from workbench import protocol
 
@@ -76,17 +76,17 @@ CASES = {
 def test_an_option_that_cannot_matter_is_no_effect(case):
     (family, fields), toggles, text = CASES[case]
     arm = stepped(configuration(family, sequence=32, model=fields, toggles=toggles))
-    evidence = found(arm, list(toggles)[-1])
+    evidence = evidence_of(arm, list(toggles)[-1])
     assert evidence.status == "no effect", evidence.text
     assert text in evidence.text
 
 
 def test_checkpointing_without_gradients_is_no_effect():
     arm = stepped(configuration("hydra", "train", toggles={"checkpointing": "full"}))
-    assert "of a short call autograd keeps" in found(arm, "checkpointing").text
+    assert "of a short call autograd keeps" in evidence_of(arm, "checkpointing").text
     for parameter in arm.model.parameters():
         parameter.requires_grad_(False)
-    evidence = found(arm, "checkpointing")
+    evidence = evidence_of(arm, "checkpointing")
     assert evidence.status == "no effect"
     assert "autograd keeps nothing: no parameter learns" in evidence.text
 
@@ -94,7 +94,7 @@ def test_checkpointing_without_gradients_is_no_effect():
 def test_a_comparison_leaves_the_arm_as_it_was():
     arm = stepped(configuration("adaattn", sequence=32, toggles={"adaptive_rank": "off"}))
     before = {name: x.clone() for name, x in arm.model.named_buffers()}
-    assert found(arm, "adaptive_rank").status == "effective"
+    assert evidence_of(arm, "adaptive_rank").status == "effective"
     for name, x in arm.model.named_buffers():
         assert x.equal(before[name]), name
 
@@ -106,7 +106,7 @@ def test_heads_that_are_narrow_show_the_ranks_in_use():
     for _ in range(4):
         with arm.entered():
             arm.step()
-    evidence = found(arm, "adaptive_rank")
+    evidence = evidence_of(arm, "adaptive_rank")
     assert evidence.status == "effective"
     assert "of 16 heads compute with fewer than 32 columns: " in evidence.text
     assert "heads of rank 16" in evidence.text

@@ -38,8 +38,8 @@ class TensorCores(TorchDispatchMode):
 
 def judged(arm) -> tuple[str, str]:
     with arm.entered():
-        found = all_toggles()["precision"].evidence("tf32", arm)
-    return found.status, found.text
+        finding = all_toggles()["precision"].evidence("tf32", arm)
+    return finding.status, finding.text
 
 
 @pytest.fixture(scope="module")

@@ -28,28 +28,37 @@ GUIDE = {  # the mixture-of-experts guide: does it compile, capture, checkpoint;
 
 
 def preset(name: str) -> dict[str, str]:
-    return next(one.toggles for one in presets.all_presets() if one.name == name)
+    return next(preset.toggles for preset in presets.all_presets() if preset.name == name)
 
 
 def settled(toggles: dict[str, str], **changes) -> protocol.Availability:
-    asked = Configuration(
+    requested = Configuration(
         **{"family": "hydra", "preset": "tiny", "workload": "train", **changes}, toggles=toggles
     )
-    return resolve.availability(asked, CPU)
+    return resolve.availability(requested, CPU)
 
 
 def switched(toggles: dict[str, str]) -> dict[str, str]:
     return {name: option for name, option in toggles.items() if option != OFF[name]}
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_each_option_that_a_preset_names_exists(name):
-    for toggle, options in presets.PRESETS[name].options.items():
-        assert toggle in all_toggles(), f"{name} names {toggle}"
-        known = all_toggles()[toggle]
-        assert set(options) <= set(known.options), f"{name} names {toggle} = {options}"
-        assert known.off not in options and len(set(options)) == len(options)
-        assert known.stage is not Stage.MODEL, f"{name} changes the model"
+def options_of(name: str) -> dict[str, tuple[str, ...]]:
+    """Return the options of a preset by toggle."""
+    return {
+        toggle.name: toggle.presets[name]
+        for toggle in all_toggles().values()
+        if name in toggle.presets
+    }
+
+
+def test_each_preset_that_a_toggle_names_exists_and_so_does_each_option():
+    for name, toggle in all_toggles().items():
+        assert toggle.presets.keys() <= presets.PRESETS.keys(), name
+        for options in toggle.presets.values():
+            assert set(options) <= set(toggle.options), f"{name} has no option of {options}"
+            assert toggle.off not in options and len(set(options)) == len(options)
+        assert not toggle.presets or toggle.stage is not Stage.MODEL, f"{name} changes the model"
+    assert not options_of("eager")
 
 
 def test_no_options_name_could_be_taken_for_several():
@@ -61,28 +70,28 @@ def test_no_options_name_could_be_taken_for_several():
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_preset_can_start_with_every_family_and_workload(name, family):
     for workload in FAMILIES[family].workloads:
-        found = settled(
+        availability = settled(
             preset(name),
             family=family,
             preset=FAMILIES[family].default_preset(2**33, "cpu"),
             workload=workload,
         )
-        assert found.problems == []
-        again = settled(found.toggles, family=family, preset="", workload=workload)
+        assert availability.problems == []
+        again = settled(availability.toggles, family=family, preset="", workload=workload)
         assert again.left_out == []  # what it came to is no preference any more
 
 
 def test_a_preset_switches_off_what_it_does_not_name_and_leaves_the_model_alone():
     before = {"rope_cache": "shared", "ccgqa": "off", "adamw": "fused"}
-    found = settled(before | preset("eager"))
-    assert switched(found.toggles) == {"ccgqa": "off"}
-    assert found.left_out == []
+    availability = settled(before | preset("eager"))
+    assert switched(availability.toggles) == {"ccgqa": "off"}
+    assert availability.left_out == []
 
 
 @pytest.mark.parametrize("name", GUIDE)
 def test_the_guides_three_configurations_are_as_it_gives_them(name):
     compiles, captures, checkpoints = GUIDE[name]
-    options = presets.PRESETS[name].options
+    options = options_of(name)
     assert options["precision"] == ("amp_bf16", "amp_fp16")
     assert options.get("compile", (None,))[0] == ("max-autotune" if compiles else None)
     assert ("cuda_graphs" in options) == captures
@@ -91,28 +100,33 @@ def test_the_guides_three_configurations_are_as_it_gives_them(name):
 
 
 def test_what_is_blocked_is_left_out_with_its_reason_and_the_rest_applied():
-    found = settled(preset("latency"), workload="forward")
-    assert switched(found.toggles) == {"precision": "bf16"}
-    left = {(one.toggle, one.option): one for one in found.left_out}
+    availability = settled(preset("latency"), workload="forward")
+    assert switched(availability.toggles) == {"precision": "bf16"}
+    left = {(option.toggle, option.option): option for option in availability.left_out}
     assert left.keys() == {
         ("triton", "on"), ("adamw", "fused"), ("adamw", "foreach"), ("cuda_graphs", "on"),
     }  # fmt: skip
     assert left["cuda_graphs", "on"].reason.startswith("needs a CUDA GPU")
     assert left["adamw", "fused"].fix == "Choose the training step."
-    assert {one.taken for one in found.left_out} == {"off", "loop"}
+    assert {option.taken for option in availability.left_out} == {"off", "loop"}
 
 
 def test_the_next_best_option_takes_the_place_of_a_blocked_one():
-    found = settled({"compile": "max-autotune|default|off", "attention": "flash4|manual|auto"})
-    assert (found.toggles["compile"], found.toggles["attention"]) == ("default", "manual")
-    assert [(one.option, one.taken) for one in found.left_out] == [
+    availability = settled(
+        {"compile": "max-autotune|default|off", "attention": "flash4|manual|auto"}
+    )
+    assert (availability.toggles["compile"], availability.toggles["attention"]) == (
+        "default",
+        "manual",
+    )
+    assert [(option.option, option.taken) for option in availability.left_out] == [
         ("flash4", "manual"),
         ("max-autotune", "default"),
     ]
 
 
 def test_a_later_toggle_sees_what_an_earlier_one_came_to(monkeypatch):
-    """What blocks CUDA graphs is the AdamW that was taken, and not the one that was preferred."""
+    """CUDA graphs are blocked by the AdamW that was taken, and not by the preferred one."""
     seen = []
 
     def blocked(option, situation):
@@ -130,7 +144,7 @@ def test_an_option_named_by_itself_is_never_given_up_in_silence():
     assert "=fused cannot be used" in settled({"adamw": "fused"}, workload="forward").problems[0]
     both = settled({"adamw": "fused|foreach"}, workload="forward")
     assert "=foreach cannot be used" in both.problems[0]
-    assert [one.option for one in both.left_out] == ["fused"]
+    assert [option.option for option in both.left_out] == ["fused"]
 
 
 def test_a_name_that_does_not_exist_is_a_mistake_in_a_preference_too():
@@ -146,61 +160,61 @@ def test_on_a_gpu_that_has_all_of_it_nothing_is_left_out(monkeypatch):
     cuda = torch.device("cuda", 0)
     for name in ("development", "production-inference", "production-training", "throughput"):
         training = name != "production-inference"
-        asked = Configuration(
+        requested = Configuration(
             family="moe",
             preset="tiny",
             workload="train" if training else "forward",
             toggles=preset(name),
         )
-        found = resolve.availability(asked, cuda)
-        assert (found.problems, found.left_out) == ([], []), name
-        assert found.toggles["precision"] == "amp_bf16"
+        availability = resolve.availability(requested, cuda)
+        assert (availability.problems, availability.left_out) == ([], []), name
+        assert availability.toggles["precision"] == "amp_bf16"
 
 
 def test_the_runner_offers_them_and_tells_what_a_run_leaves_out(runner, small):
     catalogue = runner.messages[0]
     assert isinstance(catalogue, protocol.Catalogue)
-    offered = {one.name: one for one in catalogue.presets}
+    offered = {preset.name: preset for preset in catalogue.presets}
     assert offered.keys() == presets.PRESETS.keys()
-    assert all(one.title and one.help for one in offered.values())
-    asked = msgspec.structs.replace(small, toggles=offered["latency"].toggles)
+    assert all(preset.title and preset.help for preset in offered.values())
+    requested = msgspec.structs.replace(small, toggles=offered["latency"].toggles)
     count = len(runner.session.events)
-    runner.start(asked, steps=3)
+    runner.start(requested, steps=3)
     assert runner.finish().reason == "done"
     ran = runner.session.segments[-1].configuration.toggles
     assert switched(ran) == {"precision": "bf16"}
-    told = [event.text for event in runner.session.events[count:] if event.kind == "warning"]
+    warnings = [event.text for event in runner.session.events[count:] if event.kind == "warning"]
     assert any(
         text.startswith("CUDA graphs: Off in place of On, which cannot be used: needs a CUDA GPU")
-        for text in told
+        for text in warnings
     )
-    assert len(told) == 4
+    assert len(warnings) == 4
 
 
 class BegunError(Exception):
-    """What was asked for is settled, and building would begin."""
+    """The request is settled, and building would begin."""
 
 
-def studies(asked: Configuration) -> list[protocol.Command]:
+def studies(requested: Configuration) -> list[protocol.Command]:
     axes = {"settings.sequence": [16, 32]}
     return [
-        protocol.Compare(base=asked, other=asked),
-        protocol.Attribute(base=asked, toggles={"precision": "fp32"}),
-        protocol.Profile(configurations=[asked, asked]),
-        protocol.Validate(configuration=asked),
-        protocol.Sweep(base=asked, axes=axes, arms=[{}, {"triton": "off"}]),
+        protocol.Compare(base=requested, other=requested),
+        protocol.Attribute(base=requested, toggles={"precision": "fp32"}),
+        protocol.Profile(configurations=[requested, requested]),
+        protocol.Validate(configuration=requested),
+        protocol.Sweep(base=requested, axes=axes, arms=[{}, {"triton": "off"}]),
     ]
 
 
-@pytest.mark.parametrize("place", range(5), ids=["ab", "attribute", "profile", "validate", "sweep"])
-def test_every_study_tells_once_what_a_preset_leaves_out(place, small):
-    command = studies(msgspec.structs.replace(small, toggles=preset("latency")))[place]
-    told = []
+@pytest.mark.parametrize("index", range(5), ids=["ab", "attribute", "profile", "validate", "sweep"])
+def test_every_study_tells_once_what_a_preset_leaves_out(index, small):
+    command = studies(msgspec.structs.replace(small, toggles=preset("latency")))[index]
+    notes = []
 
     def send(message):
         if not isinstance(message, protocol.Note):
             raise BegunError
-        told.append(message)
+        notes.append(message)
 
     def begin(*situations):
         raise BegunError
@@ -209,8 +223,8 @@ def test_every_study_tells_once_what_a_preset_leaves_out(place, small):
     rig = SimpleNamespace(device=CPU, wire=SimpleNamespace(send=send), arms=arms, studies=0)
     with pytest.raises(BegunError):
         RUNS[type(command)](rig, command).execute()
-    assert {note.kind for note in told} == {"warning"}
-    assert len({note.text for note in told}) == len(told) == 4
+    assert {note.kind for note in notes} == {"warning"}
+    assert len({note.text for note in notes}) == len(notes) == 4
 
 
 def test_blocked_is_what_the_toggles_say(monkeypatch):
@@ -218,5 +232,7 @@ def test_blocked_is_what_the_toggles_say(monkeypatch):
     why = Blocked("the moon is full", "Wait.")
     toggle = dataclasses.replace(all_toggles()["rope_cache"], blocked=lambda *_: why)
     monkeypatch.setitem(all_toggles(), "rope_cache", toggle)
-    left = {one.toggle: one for one in settled(preset("low-memory")).left_out}["rope_cache"]
+    left = {option.toggle: option for option in settled(preset("low-memory")).left_out}[
+        "rope_cache"
+    ]
     assert (left.option, left.reason, left.fix) == ("shared", why.reason, why.fix)

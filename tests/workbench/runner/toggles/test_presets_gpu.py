@@ -14,12 +14,12 @@ pytestmark = pytest.mark.gpu
     ("name", "workload"), [("latency", "forward"), ("throughput", "train"), ("low-memory", "train")]
 )
 def test_a_preset_runs_and_takes_effect(runner, small, name, workload):
-    (preset,) = (one for one in presets.all_presets() if one.name == name)
-    asked = msgspec.structs.replace(small, workload=workload, toggles=preset.toggles)
-    runner.start(asked, steps=30)
+    (preset,) = (preset for preset in presets.all_presets() if preset.name == name)
+    requested = msgspec.structs.replace(small, workload=workload, toggles=preset.toggles)
+    runner.start(requested, steps=30)
     assert runner.finish().reason == "done", runner.describe()
     segment = runner.session.segments[-1]
-    evidence = {one.toggle: one for one in segment.evidence}
+    evidence = {evidence.toggle: evidence for evidence in segment.evidence}
     wanted = {
         "latency": ("precision", "triton", "cuda_graphs"),
         "throughput": ("precision", "compile", "cuda_graphs", "adamw"),

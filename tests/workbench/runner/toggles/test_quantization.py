@@ -12,11 +12,12 @@ import kernels
 from kernels.hardware import imagined
 from models.layers.quantized_linear import QuantizedLinear, expected_error, quantize_linears
 from workbench import protocol
-from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, deviation
 from workbench.runner.toggles import all_toggles, quantization
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 SCHEMES = list(all_toggles()["quantization"].options)[1:]
@@ -29,10 +30,10 @@ def build(small):
 
     def build(workload="forward", **toggles):
         settings = small.settings | ({"new_tokens": 4} if workload == "decode" else {})
-        asked = msgspec.structs.replace(
+        requested = msgspec.structs.replace(
             small, workload=workload, settings=settings, toggles=toggles
         )
-        situation = resolve(asked, CPU)
+        situation = resolve(requested, CPU)
         arm = arms.get(situation, PhaseTracker(lambda phase: None))
         with arm.entered(), arm.watched():
             arm.step()
@@ -43,8 +44,10 @@ def build(small):
 
 def evidence(arm):
     arm.evidence = None
-    (found,) = [each for each in arm.find_evidence() if each.toggle == "quantization"]
-    return found
+    (quantized,) = [
+        evidence for evidence in arm.find_evidence() if evidence.toggle == "quantization"
+    ]
+    return quantized
 
 
 def outputs(arm):
@@ -55,10 +58,10 @@ def outputs(arm):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_layers_are_replaced_run_and_stay_within_what_the_scheme_allows(build, scheme):
     arm, situation = build(quantization=scheme)
-    found = evidence(arm)
-    assert found.status == "effective"
+    finding = evidence(arm)
+    assert finding.status == "effective"
     # The feed-forward width of 88 is no multiple of 16.
-    assert found.text.startswith(f"{6 if 'fp8' in scheme else 8} of 8 linear layers")
+    assert finding.text.startswith(f"{6 if 'fp8' in scheme else 8} of 8 linear layers")
     ran = {"int8_weight_only": "dequantize", "int8_dynamic": "int_mm"}.get(scheme, "torch")
     assert arm.usage["quantized_matmul"] == {ran: 6 if "fp8" in scheme else 8}
     judged = comparison.check(arm, situation)
@@ -71,7 +74,7 @@ def test_layers_are_replaced_run_and_stay_within_what_the_scheme_allows(build, s
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
 def test_generation_is_right_in_every_precision(build, workload, precision):
     arm, situation = build(workload, precision=precision, quantization="int8_dynamic")
-    assert {each.status for each in arm.find_evidence()} == {"effective"}
+    assert {evidence.status for evidence in arm.find_evidence()} == {"effective"}
     judged = comparison.check(arm, situation)
     assert judged.ok, judged.text
 
@@ -92,33 +95,34 @@ def test_a_scheme_that_ruins_the_model_is_red_though_it_is_carried_out_rightly(b
         codes, scale = make(weight, scheme)
         return (codes.float() / 64).round().to(torch.int8) * 64, scale
 
-    bound, plain = deviation._most(arm, 0.0), arm.plain_weights()
+    layers = sum(isinstance(module, QuantizedLinear) for module in arm.model.modules())
+    bound, plain = deviation._most("int8_weight_only", layers, 0.0), arm.plain_weights()
     monkeypatch.setattr(kernels, "quantize_weight", coarse)
-    monkeypatch.setattr(deviation, "_most", lambda arm, rounding: bound)
+    monkeypatch.setattr(deviation, "_most", lambda scheme, layers, rounding: bound)
     for name, layer in arm.model.named_modules():
         if isinstance(layer, QuantizedLinear):
             layer.codes_NK, layer.scale = coarse(plain[f"{name}.weight"].detach(), layer.scheme)
     judged = comparison.check(arm, situation)
     assert judged.ok is False and judged.tolerance == bound
-    monkeypatch.setattr(deviation, "_most", lambda arm, rounding: torch.inf)
+    monkeypatch.setattr(deviation, "_most", lambda scheme, layers, rounding: torch.inf)
     assert comparison.check(arm, situation).ok is not False, "it follows its own definition"
 
 
 def test_layers_that_multiply_by_no_codes_are_told(build):
     arm, _ = build(quantization="int8_dynamic")
     arm.usage.pop("quantized_matmul")
-    found = evidence(arm)
-    assert (found.status, found.text) == (
+    finding = evidence(arm)
+    assert (finding.status, finding.text) == (
         "no effect",
         "none of the 8 linear layers multiplied by codes",
     )
 
 
 def test_a_router_whose_weight_another_operator_reads_keeps_it():
-    asked = configuration(
+    requested = configuration(
         "mahia", model={"use_moe": True}, toggles={"quantization": "int8_dynamic"}
     )
-    arm = stepped(asked)
+    arm = stepped(requested)
     made = [name for name, m in arm.model.named_modules() if isinstance(m, QuantizedLinear)]
     routers = [name for name, _ in arm.model.named_modules() if name.endswith("router")]
     linears = sum(isinstance(module, nn.Linear) for module in arm.model.modules())
@@ -141,8 +145,8 @@ def test_codes_follow_weights_that_training_has_changed(build):
 
 
 def test_training_is_blocked_with_the_workload_that_is_not(small):
-    asked = msgspec.structs.replace(small, workload="train")
-    why = blocked_options(resolve(asked, CPU))["quantization"]
+    requested = msgspec.structs.replace(small, workload="train")
+    why = blocked_options(resolve(requested, CPU))["quantization"]
     assert set(why) == set(SCHEMES)
     assert why["fp8_row"].set == {"workload": "forward"}
     free = msgspec.structs.replace(small, workload="forward")
@@ -165,9 +169,9 @@ def test_training_is_blocked_with_the_workload_that_is_not(small):
 def test_what_a_gpu_cannot_multiply_is_known_beforehand(capability, scheme, dtype, reason):
     quantization._refusals.cache_clear()
     with imagined(capability):
-        found = quantization._refusals(scheme, dtype)
+        reasons = quantization._refusals(scheme, dtype)
     quantization._refusals.cache_clear()
-    assert found.endswith(reason) and bool(found) == bool(reason)
+    assert reasons.endswith(reason) and bool(reasons) == bool(reason)
 
 
 def test_a_model_of_ones_own_is_quantized_and_shared_layers_stay_shared():
@@ -184,17 +188,17 @@ def test_a_model_of_ones_own_is_quantized_and_shared_layers_stay_shared():
 
 def test_independent_roundings_add_up_to_the_root_of_their_number():
     for scheme in SCHEMES:
-        one = expected_error(scheme, 1)
-        assert expected_error(scheme, 16) == pytest.approx(4 * one)
-        assert (0.02 < one < 0.05) if "fp8" in scheme else (0.005 < one < 0.015)
+        error = expected_error(scheme, 1)
+        assert expected_error(scheme, 16) == pytest.approx(4 * error)
+        assert (0.02 < error < 0.05) if "fp8" in scheme else (0.005 < error < 0.015)
 
 
 def test_the_runner_quantizes_while_a_model_runs_and_goes_back(runner, small):
     runner.start(msgspec.structs.replace(small, workload="forward"))
     runner.until(protocol.EvidenceFound)
     runner.send(protocol.Apply(toggles={"quantization": "int8_dynamic"}))
-    found = runner.until(protocol.EvidenceFound)
-    assert ("quantization", "effective") in [(e.toggle, e.status) for e in found.evidence]
+    message = runner.until(protocol.EvidenceFound)
+    assert ("quantization", "effective") in [(e.toggle, e.status) for e in message.evidence]
     runner.send(protocol.Apply(toggles={"quantization": "none"}))
     assert runner.until(protocol.SegmentStarted).reused
     runner.finish(protocol.Stop())

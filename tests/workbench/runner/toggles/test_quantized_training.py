@@ -16,18 +16,19 @@ from models.layers.fake_quantized import (
     fake_quantize_as,
     fake_quantized,
 )
-from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 
 
 def trained(small, **toggles):
     """An arm of the small model that has made a training step, and its situation."""
-    asked = {"quantized_training": "int8", **toggles}
-    situation = resolve(msgspec.structs.replace(small, workload="train", toggles=asked), CPU)
+    requested = {"quantized_training": "int8", **toggles}
+    situation = resolve(msgspec.structs.replace(small, workload="train", toggles=requested), CPU)
     arm = Arms().get(situation, PhaseTracker(lambda phase: None))
     with arm.entered(), arm.watched():
         arm.step()
@@ -35,8 +36,10 @@ def trained(small, **toggles):
 
 
 def evidence(arm):
-    (found,) = [one for one in arm.find_evidence() if one.toggle == "quantized_training"]
-    return found
+    (quantized,) = [
+        evidence for evidence in arm.find_evidence() if evidence.toggle == "quantized_training"
+    ]
+    return quantized
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -56,8 +59,8 @@ def test_layers_keep_their_parameters_and_names_and_parts_are_rounded_alike():
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
     before = dict(model.named_parameters())
     fake_quantize(model)
-    assert {name: id(one) for name, one in model.named_parameters()} == {
-        name: id(one) for name, one in before.items()
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == {
+        name: id(parameter) for name, parameter in before.items()
     }
     assert isinstance(model[0], FakeQuantizedLinear)
     assert type(model[2]) is nn.Linear, "3 outputs are no multiple of 8"
@@ -73,8 +76,8 @@ def test_layers_keep_their_parameters_and_names_and_parts_are_rounded_alike():
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
 def test_a_training_step_shows_its_effect_and_is_right(small, precision):
     arm, situation = trained(small, precision=precision)
-    found = evidence(arm)
-    assert found.status == "effective" and "linear layers multiplied by rounded" in found.text
+    finding = evidence(arm)
+    assert finding.status == "effective" and "linear layers multiplied by rounded" in finding.text
     judged = comparison.check(arm, situation)
     assert judged.ok, judged.text
 
@@ -85,14 +88,17 @@ def test_weights_that_have_nothing_to_round_show_no_effect(small):
         for module in arm.model.modules():
             if isinstance(module, FakeQuantizedLinear):
                 module.weight.sign_()
-    found = evidence(arm)
-    assert (found.status, found.text) == ("no effect", "the rounding changed no weight")
+    finding = evidence(arm)
+    assert (finding.status, finding.text) == ("no effect", "the rounding changed no weight")
 
 
 def test_a_rounding_that_stops_the_gradient_is_red(small, monkeypatch):
     def stopped(weight):
-        held = weight.detach()
-        return dequantize_weight(*kernels.quantize_weight(held, SCHEME), held.dtype) + 0 * weight
+        original = weight.detach()
+        return (
+            dequantize_weight(*kernels.quantize_weight(original, SCHEME), original.dtype)
+            + 0 * weight
+        )
 
     arm, situation = trained(small)
     ours = [m for m in arm.model.modules() if isinstance(m, FakeQuantizedLinear)]

@@ -1,4 +1,4 @@
-"""What a quantized arm keeps in memory, and that nothing is lost of what it does not keep."""
+"""Memory of a quantized arm, and that nothing is lost of what it does not keep."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import weakref
 
 import pytest
 import torch
-from built_arms import configuration, found, stepped
+from built_arms import configuration, evidence_of, stepped
 
 from kernels.quantized_matmul import quantize_weight
 from models import FAMILIES
 from models.layers.quantized_linear import QuantizedLinear, quantizable, quantize_linears
 from sessions.model import Configuration
-from workbench.runner.config.resolve import footprint
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.estimate import footprint
 from workbench.runner.failures import Mistake
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.arms import Arms
 
 OPTION = "int8_weight_only"
 MIB = 2**20
 
 
-def asked(option: str, family: str = "hydra", workload: str = "forward", **more) -> Configuration:
+def requested(
+    option: str, family: str = "hydra", workload: str = "forward", **more
+) -> Configuration:
     toggles = {"quantization": option, **more.pop("toggles", {})}
     return configuration(family, workload, toggles=toggles, **more)
 
@@ -37,23 +39,23 @@ def wide_tensors(shapes: set[torch.Size]) -> list[torch.Tensor]:
     """Tensors of numbers of these shapes that take memory, codes aside."""
     gc.collect()
     return [
-        one
-        for one in gc.get_objects()
-        if issubclass(type(one), torch.Tensor)
-        and one.shape in shapes
-        and one.is_floating_point()
-        and one.itemsize > 1
-        and one.untyped_storage().nbytes() >= one.nbytes
+        tensor
+        for tensor in gc.get_objects()
+        if issubclass(type(tensor), torch.Tensor)
+        and tensor.shape in shapes
+        and tensor.is_floating_point()
+        and tensor.itemsize > 1
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes
     ]
 
 
 def test_a_quantized_model_keeps_no_weight_that_codes_stand_for():
     odd = {"dim": 72, "n_heads": 3, "n_kv_heads": 1}  # sizes that nothing else here has
     arms = Arms()
-    arm = stepped(asked(OPTION, model=odd), arms)
+    arm = stepped(requested(OPTION, model=odd), arms)
     shapes = {m.codes_NK.shape for m in arm.model.modules() if isinstance(m, QuantizedLinear)}
     assert len(shapes) == 4 and not wide_tensors(shapes)
-    plain = stepped(asked("none", model=odd), arms)
+    plain = stepped(requested("none", model=odd), arms)
     assert len(wide_tensors(shapes)) == 4 * plain.situation.config.n_layers
     del plain
 
@@ -62,55 +64,56 @@ def test_a_quantized_model_keeps_no_weight_that_codes_stand_for():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_take_what_is_estimated_and_the_evidence_tells_it(family, precision):
     options = ("none", "int8_dynamic", "fp8_tensor", "fp8_row")
-    arms, held = Arms(), {}
+    arms, weights_bytes = Arms(), {}
     for option in options:
-        arm = stepped(asked(option, family, toggles={"precision": precision}), arms)
-        held[option] = arm.ledger["weights_bytes"]
-        assert held[option] == footprint(arm.situation).weights
+        arm = stepped(requested(option, family, toggles={"precision": precision}), arms)
+        weights_bytes[option] = arm.ledger["weights_bytes"]
+        assert weights_bytes[option] == footprint(arm.situation).weights
         tensors = {t.data_ptr(): t.nbytes for t in arm.plain_weights().values()}
-        assert held["none"] == sum(tensors.values())
+        assert weights_bytes["none"] == sum(tensors.values())
         if option != "none":
-            shown = f"{held[option] / MIB:.3g} MiB in place of {held['none'] / MIB:.3g}"
-            assert f"the weights take {shown}" in found(arm, "quantization").text
-    assert max(held[option] for option in options[1:]) < held["none"]
+            codes, plain = (weights_bytes[name] / MIB for name in (option, "none"))
+            shown = f"{codes:.3g} MiB in place of {plain:.3g}"
+            assert f"the weights take {shown}" in evidence_of(arm, "quantization").text
+    assert max(weights_bytes[option] for option in options[1:]) < weights_bytes["none"]
     assert arm.ledger["parameters"] == FAMILIES[family].parameter_count(arm.situation.config)
 
 
 def test_weights_that_other_configurations_use_stay_and_are_told_until_those_are_gone():
     arms = Arms()
-    plain = stepped(asked("none"), arms)
-    arm = stepped(asked(OPTION), arms)
+    plain = stepped(requested("none"), arms)
+    arm = stepped(requested(OPTION), arms)
     codes = arm.weights.plain_bytes / MIB
     why = f"but the {codes:.3g} MiB that codes stand for are in memory too: other configurations"
-    assert why in found(arm, "quantization").text
+    assert why in evidence_of(arm, "quantization").text
     arms.forget(plain.situation)
-    kept = weakref.ref(plain.model.blocks[0].mlp.down.weight)
+    weight = weakref.ref(plain.model.blocks[0].mlp.down.weight)
     del plain
-    other = stepped(asked(OPTION, toggles={"triton_rms_norm": "torch"}), arms)
+    other = stepped(requested(OPTION, toggles={"triton_rms_norm": "torch"}), arms)
     gc.collect()
-    assert kept() is None
-    for each in (arm, other):
-        assert "in memory too" not in found(each, "quantization").text
+    assert weight() is None
+    for quantized in (arm, other):
+        assert "in memory too" not in evidence_of(quantized, "quantization").text
     assert other.weights is arm.weights, "one set of codes is for all arms of its scheme"
 
 
 def test_going_back_to_a_configuration_without_codes_finds_the_same_weights():
     arms = Arms()
-    arm = stepped(asked(OPTION), arms)
+    arm = stepped(requested(OPTION), arms)
     before = output(arm)
-    plain = stepped(asked("none"), arms)
+    plain = stepped(requested("none"), arms)
     assert plain.model.embedding.weight is arm.model.embedding.weight
-    assert torch.equal(output(plain), output(stepped(asked("none"))))
+    assert torch.equal(output(plain), output(stepped(requested("none"))))
     assert torch.equal(output(arm), before)
-    judged = [comparison.check(each, each.situation) for each in (arm, plain)]
-    assert all(each.ok for each in judged), [each.text for each in judged]
+    judged = [comparison.check(arm, arm.situation) for arm in (arm, plain)]
+    assert all(finding.ok for finding in judged), [finding.text for finding in judged]
 
 
 def test_arms_that_take_turns_alone_in_memory_hold_either_weights_or_codes():
     arms, given = Arms(), {"none": [], OPTION: []}
     for option in ("none", OPTION, "none", OPTION):
         arms.forget_arms()
-        arm = stepped(asked(option), arms)
+        arm = stepped(requested(option), arms)
         given[option].append(output(arm))
         assert len(arms._weights) == 1, "what the other needs is in memory too"
     for first, second in given.values():
@@ -120,10 +123,10 @@ def test_arms_that_take_turns_alone_in_memory_hold_either_weights_or_codes():
 @pytest.mark.parametrize("workload", ["forward", "decode"])
 def test_a_check_draws_the_weights_it_needs_and_keeps_none(workload):
     alone, beside = Arms(), Arms()
-    stepped(asked("none", workload=workload), beside)
+    stepped(requested("none", workload=workload), beside)
     checked = [
         comparison.check(arm, arm.situation)
-        for arm in (stepped(asked(OPTION, workload=workload), arms) for arms in (alone, beside))
+        for arm in (stepped(requested(OPTION, workload=workload), arms) for arms in (alone, beside))
     ]
     assert checked[0].ok and checked[0] == checked[1]
     assert [len(arms._weights) for arms in (alone, beside)] == [1, 2]
@@ -131,17 +134,17 @@ def test_a_check_draws_the_weights_it_needs_and_keeps_none(workload):
 
 def test_weights_that_were_trained_are_kept_and_quantized_as_they_are():
     arms = Arms()
-    first = stepped(asked(OPTION), arms)
+    first = stepped(requested(OPTION), arms)
     before = output(first)
-    trained = stepped(asked("none", workload="train"), arms)
+    trained = stepped(requested("none", workload="train"), arms)
     weight = trained.model.blocks[0].mlp.down.weight
     arms.forget_arms()
-    arm = stepped(asked(OPTION, toggles={"triton_rms_norm": "torch"}), arms)
-    assert "in memory too: they were trained" in found(arm, "quantization").text
+    arm = stepped(requested(OPTION, toggles={"triton_rms_norm": "torch"}), arms)
+    assert "in memory too: they were trained" in evidence_of(arm, "quantization").text
     layer = arm.model.blocks[0].mlp.down
     assert torch.equal(layer.codes_NK, quantize_weight(weight.detach(), OPTION)[0])
     assert arm.model.embedding.weight is trained.model.embedding.weight
-    again = stepped(asked("none"), arms)
+    again = stepped(requested("none"), arms)
     assert again.model.blocks[0].mlp.down.weight is weight
     after = output(first)
     assert not torch.equal(after, before), "the codes are those of the weights before"
@@ -168,7 +171,7 @@ def test_no_family_multiplies_by_a_weight_that_it_would_have_to_make_anew(
         raise AssertionError("the weight is made anew for each product")
 
     monkeypatch.setattr(QuantizedLinear, "weight", property(widened))
-    stepped(asked(scheme, family, model=fields))
+    stepped(requested(scheme, family, model=fields))
 
 
 def test_a_part_of_a_quantized_layer_is_the_part_of_what_it_gives():
@@ -193,7 +196,7 @@ def test_weights_are_quantized_as_they_are_drawn_so_that_they_are_never_all_in_m
             return parameter
         with lock:
             drawn.append(weakref.ref(parameter))
-            most = max(most, sum(one() is not None for one in drawn))
+            most = max(most, sum(reference() is not None for reference in drawn))
         return torch.nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False)
 
     made = family.weights(config, torch.device("cpu"), torch.float32, 0, take)

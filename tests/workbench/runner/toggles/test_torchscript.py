@@ -8,12 +8,13 @@ import torch
 from built_arms import configuration
 from test_own_model import owned
 
-from workbench.runner.config.resolve import blocked_options, resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.availability import blocked_options
+from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
 from workbench.runner.toggles import torchscript
-from workbench.runner.variants.arms import Arms
 
 CPU = torch.device("cpu")
 
@@ -41,9 +42,9 @@ def fuses(monkeypatch):
     monkeypatch.setattr(torchscript, "can_fuse", lambda device: True)
 
 
-def arm_of(asked, **toggles):
-    toggles = {**asked.toggles, "triton": "off", "torchscript": "trace", **toggles}
-    situation = resolve(msgspec.structs.replace(asked, toggles=toggles), CPU)
+def arm_of(requested, **toggles):
+    toggles = {**requested.toggles, "triton": "off", "torchscript": "trace", **toggles}
+    situation = resolve(msgspec.structs.replace(requested, toggles=toggles), CPU)
     arm = Arms().get(situation, PhaseTracker(lambda phase: None))
     with arm.entered(), arm.watched():
         arm.step()
@@ -77,8 +78,8 @@ def test_a_precision_is_recorded_with_it(fuses, small, workload, precision):
 def test_the_same_operators_one_by_one_are_no_effect(fuses, small):
     """This CPU has no fuser, so that output and work are those of eager mode."""
     arm, _ = arm_of(small)
-    (found,) = [one for one in arm.find_evidence() if one.toggle == "torchscript"]
-    assert found.status == "no effect" and "its fuser joined none" in found.text
+    (finding,) = [evidence for evidence in arm.find_evidence() if evidence.toggle == "torchscript"]
+    assert finding.status == "no effect" and "its fuser joined none" in finding.text
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_a_model_that_cannot_be_recorded_is_refused_with_the_reason(fuses, tmp_p
 
 
 def test_options_are_blocked_where_a_recording_would_leave_them_out(fuses, small):
-    def reason(asked):
-        return blocked_options(resolve(asked, CPU)).get("torchscript", {}).get("trace")
+    def reason(requested):
+        return blocked_options(resolve(requested, CPU)).get("torchscript", {}).get("trace")
 
     off = msgspec.structs.replace(small, toggles={**small.toggles, "triton": "off"})
     assert reason(off) is None

@@ -11,10 +11,10 @@ import torch
 from built import blocked, collect_evidence, stepped
 
 from sessions.model import Configuration
+from workbench.runner.building.arms import Arms
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling import instrumented
 from workbench.runner.training import optimizers
-from workbench.runner.variants.arms import Arms
 
 pytestmark = pytest.mark.gpu
 

@@ -7,6 +7,7 @@ import torch
 from kernels import hardware
 from sessions.model import Configuration
 from workbench.runner.config import resolve
+from workbench.runner.config.estimate import footprint
 from workbench.runner.profiling import findings
 
 CPU = torch.device("cpu")
@@ -22,7 +23,7 @@ def activations(family, *, sequence=64, **toggles):
         settings={"sequence": sequence},
         toggles=toggles,
     )
-    return resolve.footprint(resolve.resolve(requested, CPU)).activations
+    return footprint(resolve.resolve(requested, CPU)).activations
 
 
 @pytest.mark.parametrize(("family", "own"), [("moe", "moe_experts"), ("mamba2", "ssd_scan")])
@@ -65,17 +66,17 @@ def test_each_thread_and_stream_of_a_gpu_has_a_workspace_of_its_own(workload, to
     requested = Configuration(family="hydra", preset="tiny", workload=workload, toggles=toggles)
     with hardware.imagined((9, 0)):
         situation = resolve.resolve(requested, torch.device("cuda", 0))
-        on_gpu = resolve.footprint(situation)
+        on_gpu = footprint(situation)
         by_role = findings.estimate_by_role(on_gpu, trains=situation.workload.trains)
     assert on_gpu.workspaces == handles * (32 << 20)
     assert by_role["other"] == on_gpu.workspaces + on_gpu.cache
-    assert resolve.footprint(resolve.resolve(requested, CPU)).workspaces == 0
+    assert footprint(resolve.resolve(requested, CPU)).workspaces == 0
 
 
 def test_layers_that_share_a_rotary_table_are_estimated_with_one():
     requested = Configuration(family="hydra", preset="tiny", workload="forward")
     own, shared = (
-        resolve.footprint(
+        footprint(
             resolve.resolve(msgspec.structs.replace(requested, toggles={"rope_cache": option}), CPU)
         ).tables
         for option in ("per_layer", "shared")

@@ -8,9 +8,9 @@ from built import own_peak, stepped
 
 from models import FAMILIES
 from sessions.model import Configuration
-from workbench.runner.config import resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.estimate import footprint
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.variants.arms import Arms
 
 DEFAULTS = [
     (name, workload)
@@ -32,6 +32,6 @@ def test_the_peak_of_steps_is_estimated_within_a_tenth(name, workload):
     requested, arms = Configuration(family=name, preset=FAMILIES[name].first_choice), Arms()
     arm = stepped(requested, workload, device="cuda", steps=3, arms=arms, **HALF)
     peak = own_peak(arm, arms) - before
-    estimate = resolve.footprint(arm.situation).total
+    estimate = footprint(arm.situation).total
     print(f"{name} {workload}: {peak >> 20} MiB, estimated {estimate >> 20}")
     assert estimate == pytest.approx(peak, rel=0.1)

@@ -13,12 +13,12 @@ from models import Model
 from workbench.runner.batches import Batches
 from workbench.runner.failures import is_fatal
 from workbench.runner.instruments.memory import free_bytes
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.model_state import carried_state as carried
+from workbench.runner.model_state import rng, variables
+from workbench.runner.model_state.carried_state import Carried, Remembered
+from workbench.runner.model_state.run_state import RunState, recorded
 from workbench.runner.numerics.routing_ties import nudged
-from workbench.runner.numerics.state import carried_state as carried
-from workbench.runner.numerics.state import rng, variables
-from workbench.runner.numerics.state.carried_state import Carried, Remembered
-from workbench.runner.numerics.state.run_state import RunState, recorded
 from workbench.runner.profiling.eager import eager
 from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.user_models import global_flags, user_model
@@ -168,7 +168,7 @@ def _remembered(arm: Arm) -> Remembered:
     unclear = carried.unclear(changed, built)
     carried_state = Carried(changed, built, {}, unclear)
     suspects = [name for name, value in changed.items() if carried.has_floats(value)]
-    if suspects and arm.situation.option("precision") != "fp32":
+    if suspects and arm.situation.has(Trait.ROUNDED):
         constants = _constants(arm, suspects, built)
         unclear = tuple(name for name in unclear if name not in constants)
         carried_state = Carried(changed, built, constants, unclear)

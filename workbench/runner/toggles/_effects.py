@@ -30,12 +30,12 @@ from models import Model
 from models.layers.quantized_linear import quantize_linears
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
-from workbench.runner.numerics.state import rng
+from workbench.runner.model_state import rng
 from workbench.runner.profiling import instrumented
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline import sdpa_flops
 from workbench.runner.roofline.counter import PLAIN, is_view
-from workbench.runner.toggles import Stage
+from workbench.runner.toggles import Stage, Trait, toggles_before
 from workbench.runner.user_models.user_model import OwnModel
 from workbench.runner.variants.assembly import apply_toggles, make_bench, make_compute
 from workbench.runner.variants.assembly import autocast as build_autocast
@@ -125,10 +125,11 @@ def compare(arm: Arm, off: Situation) -> Comparison | None:
     if not _same_weights(arm.situation, off):
         from torch._subclasses.fake_tensor import DataDependentOutputException
 
-        from workbench.runner.roofline.fake_step import count
+        from workbench.runner.variants.fake_step import count
 
         try:
-            own_tally, off_tally = count(arm.situation), count(off)
+            toggles = toggles_before(Stage.COMPILE)
+            own_tally, off_tally = count(arm.situation, toggles), count(off, toggles)
         except DataDependentOutputException:
             return None
         return Comparison(None, 0.0, _counted(own_tally.calls), _counted(off_tally.calls))
@@ -181,7 +182,7 @@ def _same_weights(own: Situation, off: Situation) -> bool:
 
 def _build(situation: Situation) -> Build:
     build = Build(situation, PhaseTracker(lambda phase: None))
-    apply_toggles(build, before=Stage.COMPILE)
+    apply_toggles(build, toggles_before(Stage.COMPILE))
     return build
 
 
@@ -210,7 +211,7 @@ def _in_force(arm: Arm, build: Build) -> Iterator[None]:
         stack.enter_context(kernels.using(all="auto", **build.kernel_choices))
         stack.enter_context(rng.put_back(arm.model, build.situation.device))
         # Where nothing can be compiled, the import would take seconds for nothing.
-        if isinstance(arm.model, OwnModel) or build.situation.option("compile") != "off":
+        if isinstance(arm.model, OwnModel) or build.situation.has(Trait.COMPILED):
             stack.enter_context(eager())
         yield
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import torch
 
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.variants.variant import Arm
 
 
 def captures_graphs(situation: Situation) -> bool:
     """Return True if a situation's steps are replayed as CUDA graphs, its own or Inductor's."""
-    return situation.option("cuda_graphs") == "on" or situation.option("compile") in WITH_GRAPHS
+    return situation.has(Trait.CAPTURED, Trait.REPLAYED)
 
 
 def resident_bytes(arm: Arm) -> int:
@@ -42,7 +41,7 @@ def _captured(arm: Arm) -> tuple[int, int] | None:
 
 def _inductors(arm: Arm) -> tuple[int, int] | None:
     """Return the pool of what Inductor captured, once it has."""
-    if arm.situation.option("compile") not in WITH_GRAPHS:
+    if not arm.situation.has(Trait.REPLAYED):
         return None
     tree = recordings.manager(arm.situation.device.index)
     return None if tree is None else tuple(tree.cuda_graphs_thread_pool)

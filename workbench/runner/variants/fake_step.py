@@ -8,6 +8,7 @@ graphs) are left out, and the caller must know what they would change.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -19,22 +20,22 @@ from workbench.runner.data import batches_of
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.counter import Tally
-from workbench.runner.toggles import Stage
 from workbench.runner.training.trainer import Weights
-from workbench.runner.variants.assembly import apply_toggles, assemble
+from workbench.runner.variants.assembly import Change, apply_toggles, assemble
 from workbench.runner.variants.build import Build
 
 
-def count(situation: Situation) -> Tally:
+def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
     """Return the work of one step.
 
+    ``toggles`` are those that change what a step computes; not how it is compiled or captured.
     Raises ``tally.NotCounted``, or whatever torch raises if a step cannot be followed without
     numbers.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to load, with all of Dynamo
 
     build = Build(situation, PhaseTracker(lambda phase: None))
-    apply_toggles(build, before=Stage.COMPILE)
+    apply_toggles(build, toggles)
     model = situation.family.build(situation.config, dtype=build.weights_dtype)
     tally = Tally(situation.device)
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:

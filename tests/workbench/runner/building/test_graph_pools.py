@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.instruments.memory import GpuMemory
-from workbench.runner.variants.graph_pools import resident_bytes
 
 MIB = 1 << 20
 OWN, INDUCTORS, ANOTHERS = (0, 1), (0, 2), (0, 3)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from workbench.runner.numerics.state import rng
+from workbench.runner.model_state import rng
 from workbench.runner.user_models import global_flags
 
 ROOM = 4  # times the bytes of a copy must be free for it on the device

@@ -12,10 +12,10 @@ from sessions.studies.attribution.words import rows
 from workbench.claims import adaattn, moe
 from workbench.claims._claim import Results, Unmeasured
 from workbench.claims._read import memory_share, speed_up, with_effect
+from workbench.runner.building.paths import path_text
 from workbench.runner.catalogue import catalogue
 from workbench.runner.context import Rig
 from workbench.runner.experiments import interleaving
-from workbench.runner.variants.paths import path_text
 
 
 @pytest.fixture

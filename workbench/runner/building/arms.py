@@ -15,6 +15,8 @@ import torch
 
 import kernels
 from sessions.model import Numerics
+from workbench.runner.building import evidence
+from workbench.runner.building.graph_pools import captures_graphs
 from workbench.runner.data import batches_of
 from workbench.runner.distributed import world
 from workbench.runner.distributed.mesh import ONE_RANK
@@ -22,17 +24,17 @@ from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
-from workbench.runner.numerics.state.isolation import probed
+from workbench.runner.numerics.isolation import probed
 from workbench.runner.profiling.probe import probe
 from workbench.runner.revision import source_facts
+from workbench.runner.toggles import all_toggles
 from workbench.runner.training.trainer import Weights
 from workbench.runner.user_models import global_flags, user_model
-from workbench.runner.variants import evidence, measured_choices
+from workbench.runner.variants import measured_choices
 from workbench.runner.variants.assembly import apply_toggles, assemble, autocast
 from workbench.runner.variants.build import Build
 from workbench.runner.variants.flops import model_flops
 from workbench.runner.variants.footprints import others_bytes
-from workbench.runner.variants.graph_pools import captures_graphs
 from workbench.runner.variants.variant import Arm
 from workbench.runner.variants.weights import Quantized, Use, WeightSets, structure_key
 
@@ -156,7 +158,7 @@ class Arms:
         build = Build(situation, phases)
         if situation.is_own_model:  # ours switch nothing
             build.flags.insert(0, global_flags.put_back)
-        apply_toggles(build)
+        apply_toggles(build, all_toggles().values())
         sets, dtype = self._weights, build.weights_dtype
         used = [*self._used(), Use(situation, dtype, build.quantization, build.layout)]
         sets.tidy(used)

@@ -18,8 +18,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from workbench.runner.numerics.state.run_state import are_same
-from workbench.runner.numerics.state.variables import (
+from workbench.runner.model_state.run_state import are_same
+from workbench.runner.model_state.variables import (
     CODE,
     MISSING,
     Variable,

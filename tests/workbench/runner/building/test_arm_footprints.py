@@ -15,15 +15,15 @@ from recording_wire import RecordingWire
 from sessions.model import Phase
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
+from workbench.runner.building import arms as arms_module
+from workbench.runner.building.arms import Arms
+from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.context import Rig
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.memory import GpuMemory, Memory
 from workbench.runner.instruments.timing import Lap
-from workbench.runner.variants import arms as arms_module
 from workbench.runner.variants import footprints
-from workbench.runner.variants.arms import Arms
 from workbench.runner.variants.footprints import _storages
-from workbench.runner.variants.graph_pools import resident_bytes
 
 CPU = torch.device("cpu")
 CODES = "int8_weight_only"

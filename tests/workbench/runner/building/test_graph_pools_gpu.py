@@ -9,8 +9,8 @@ import pytest
 import torch
 from built import stepped
 
+from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.instruments.memory import GpuMemory
-from workbench.runner.variants.graph_pools import resident_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sessions.model import Configuration
-from workbench.runner.variants import arms as arms_module
-from workbench.runner.variants.arms import Arms
+from workbench.runner.building import arms as arms_module
+from workbench.runner.building.arms import Arms
 
 
 def situation(option: str) -> SimpleNamespace:

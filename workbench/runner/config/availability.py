@@ -1,0 +1,155 @@
+"""Options that cannot be used in a situation, why, and what would enable them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from workbench.protocol import Blocked
+from workbench.runner.failures import Mistake
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import Toggle, all_toggles
+from workbench.runner.user_models import user_model
+
+
+def why_blocked(name: str, option: str, situation: Situation) -> Blocked | None:
+    """Return why an option of a toggle cannot be used in this situation."""
+    toggle = all_toggles()[name]
+    if option == toggle.off:
+        return None
+    if situation.is_own_model and (why := _not_of(toggle, situation)):
+        return Blocked(*why, {name: toggle.off}, absent=True)
+    return toggle.blocked(option, situation)
+
+
+def _not_of(toggle: Toggle, situation: Situation) -> tuple[str, str] | None:
+    """Return why a toggle does not act on a model of one's own, and what to do."""
+    if toggle.bundled:
+        return toggle.bundled, "Choose a bundled family."
+    if not toggle.operators:
+        return None
+    called = set(user_model.called(situation.config))
+    if len(toggle.operators) == 1:  # a switch for all kernels would not leave them automatic
+        called |= {
+            other.brings
+            for other in all_toggles().values()
+            if other.brings and situation.option(other.name) != other.off
+        }
+    if not called.isdisjoint(toggle.operators):
+        return None
+    acts = f"acts on kernels.{toggle.operators[0]}"
+    if len(toggle.operators) > 1:
+        acts = "acts on operators of kernels"
+    fix = "Let it compute inside your model (toggles of Your model), or choose a bundled family."
+    return f"{acts}, which your file does not call", fix
+
+
+def configured(situation: Situation) -> Any:
+    """Return the model's configuration as the toggles change it; a blocked one changes nothing."""
+    for name, toggle in all_toggles().items():
+        option = situation.option(name)
+        if toggle.configure is None or option == toggle.off or why_blocked(name, option, situation):
+            continue
+        fields = toggle.configure(option, situation.config)
+        config = dataclasses.replace(situation.config, **fields)
+        situation = dataclasses.replace(situation, config=config)
+    return situation.config
+
+
+def require_unblocked(situation: Situation) -> None:
+    """Raise ``Mistake`` for the first requested option that cannot be used."""
+    for name in all_toggles():
+        option = situation.option(name)
+        if why := why_blocked(name, option, situation):
+            raise Mistake(f"toggle {name}={option} cannot be used: {why.reason}. {why.fix}")
+
+
+def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
+    """Return every option that cannot be used in this situation, by toggle.
+
+    If two options exclude each other and only one toggle knows why, both are blocked. A fix by
+    toggles names all that could not stay as they are.
+    """
+    blocked: dict[str, dict[str, Blocked]] = {}
+    chosen = {
+        name: option
+        for name, toggle in all_toggles().items()
+        if (option := situation.option(name)) != toggle.off
+        and not why_blocked(name, option, situation)
+    }
+    for name, toggle in all_toggles().items():
+        for option in toggle.options:
+            why = why_blocked(name, option, situation) or _opposed(name, option, situation, chosen)
+            if why:
+                complete = _complete(why, name, option, situation, chosen)
+                blocked.setdefault(name, {})[option] = complete
+    return blocked
+
+
+def _opposed(
+    name: str, option: str, situation: Situation, chosen: Mapping[str, str]
+) -> Blocked | None:
+    """Return which ``chosen`` options of other toggles cannot be used beside this one, and why.
+
+    None of an option that is chosen itself, or leaves the model alone.
+    """
+    if option in (all_toggles()[name].off, situation.option(name)):
+        return None
+    beside = switched(situation, {name: option})
+    for other, its_option in chosen.items():
+        if other != name and (why := why_blocked(other, its_option, beside)):
+            toggle = all_toggles()[other]
+            reason = f"does not go with {toggle.title}: {why.reason}"
+            fix = f"Choose {toggle.title}: {toggle.options[toggle.off]}."
+            return Blocked(reason, fix, {other: toggle.off})
+    return None
+
+
+def _complete(
+    why: Blocked, name: str, option: str, situation: Situation, chosen: Mapping[str, str]
+) -> Blocked:
+    """Return the reason with a fix after which all ``chosen`` options can be used, or are off.
+
+    Where the fix would need what cannot be used either, that is the reason.
+    """
+    toggles = all_toggles()
+    if not why.set or not why.set.keys() <= toggles.keys():
+        return why
+    needed, given_up = dict(why.set), dict[str, str]()
+    while True:
+        fixed = switched(situation, {**given_up, **needed, name: option})
+        inner = next(
+            filter(None, (why_blocked(other, needed[other], fixed) for other in needed)), None
+        )
+        left = chosen.keys() - {name, *needed, *given_up}
+        more = {
+            other: toggles[other].off for other in left if why_blocked(other, chosen[other], fixed)
+        }
+        if inner is not None:
+            if not inner.set or not inner.set.keys() <= toggles.keys() - needed.keys():
+                return inner
+            needed |= inner.set
+            why = msgspec.structs.replace(why, fix=f"{why.fix} {inner.fix}")
+        elif more:
+            given_up |= more
+        else:
+            break
+    fix = why.fix
+    if given_up:
+        titles = " and ".join(sorted(toggles[other].title for other in given_up))
+        fix = f"{fix} {titles} cannot stay as chosen then."
+    return msgspec.structs.replace(why, fix=fix, set={**needed, **given_up})
+
+
+def switched(situation: Situation, options: Mapping[str, str]) -> Situation:
+    """Return the situation with other options of some toggles."""
+    toggles = {**situation.configuration.toggles, **options}
+    configuration = msgspec.structs.replace(situation.configuration, toggles=toggles)
+    changed = dataclasses.replace(situation, configuration=configuration)
+    if all(all_toggles()[name].configure is None for name in options):
+        return changed
+    config = configured(dataclasses.replace(changed, config=situation.base))
+    return dataclasses.replace(changed, config=config)

@@ -1,0 +1,85 @@
+"""Estimate of the memory of a step, before anything is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import models
+from kernels import hardware
+from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.toggles import all_toggles
+from workbench.runner.toggles._kernel_toggle import chosen_implementation
+
+# A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
+# One that needs many times what there is would only thrash the host.
+HOPELESS = 8
+
+# Arguments of a footprint that ``Family.check_memory`` takes too.
+_CHECKED = ("precision", "checkpointing", "attention", "quantization", "batch")
+
+
+def footprint(situation: Situation) -> models.Footprint | None:
+    """Return the estimate of a step's memory; None for a model of unknown costs."""
+    step: dict[str, Any] = {
+        "fused": _fused(situation),
+        "device_type": situation.device.type,
+        "workspace_bytes": _handles(situation) * hardware.of(situation.device).workspace_bytes,
+        **_sizes(situation),
+        **_arguments(situation),
+    }
+    estimate = situation.family.footprint(situation.config, **step)
+    if not estimate.total:
+        return None
+    for toggle in all_toggles().values():
+        if toggle.divided_memory and (divided := toggle.divided_memory(situation, step)):
+            return divided
+    return estimate
+
+
+def _handles(situation: Situation) -> int:
+    """Return how many workspaces cuBLAS has.
+
+    The forward pass's thread and the backward pass's have one each, and the same again on the
+    stream that a CUDA graph is captured on.
+    """
+    captured = situation.has(Trait.CAPTURED, Trait.REPLAYED)
+    return (2 if situation.workload.trains else 1) * (2 if captured else 1)
+
+
+def _fused(situation: Situation) -> bool:
+    """Return True if the library's kernels run: all, or the one that decides on memory."""
+    decisive = ""
+    if not situation.is_own_model:
+        decisive = situation.family.costs(situation.config).decisive
+    return chosen_implementation(decisive, situation) == "triton"
+
+
+def _sizes(situation: Situation) -> dict[str, Any]:
+    """Return the sizes of a step."""
+    settings = situation.configuration.settings
+    return {
+        "workload": situation.workload.name,
+        "batch": int(settings["batch"]),
+        "sequence": situation.workload.sequence(settings),
+        "chunk": int(settings.get("chunk", 0)),
+    }
+
+
+def _arguments(situation: Situation) -> dict[str, Any]:
+    """Return the arguments of a footprint that the toggles decide on."""
+    return {
+        name: value
+        for toggle in all_toggles().values()
+        if toggle.memory is not None
+        for name, value in toggle.memory(situation.option(toggle.name), situation).items()
+    }
+
+
+def check_memory(situation: Situation) -> None:
+    """Raise ``models.ConfigurationError`` for a step that needs many times the device's memory."""
+    arguments = _arguments(situation)
+    situation.family.check_memory(
+        situation.config,
+        memory_bytes=HOPELESS * hardware.of(situation.device).total_bytes,
+        **_sizes(situation) | {name: arguments[name] for name in _CHECKED if name in arguments},
+    )

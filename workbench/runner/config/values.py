@@ -1,0 +1,134 @@
+"""Values that a configuration may hold: names, settings, the seed, limits of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+
+import models
+from kernels import hardware
+from sessions.model import Configuration, Scalar
+from workbench.protocol import MOST_PAIRING_SHARE, OR, Field, Start
+from workbench.protocol.catalogue import expected
+from workbench.runner.failures import Mistake
+from workbench.runner.toggles import all_toggles
+from workbench.runner.user_models import user_model
+from workbench.runner.workloads import Workload
+
+LONGEST_S = 1e9
+FIRST_FAMILY = "hydra"  # what a first start chooses, and the demo runs
+
+Value = TypeVar("Value")
+
+
+def check_choice(configuration: Configuration, field: str, value: Scalar) -> None:
+    """Raise ``Mistake`` or ``models.ConfigurationError`` for a value that is never possible.
+
+    These are values that a preset, a workload, a toggle, or a field of the model that is a choice
+    never has, whatever stands beside it.
+
+    ``field`` is named as by ``Configuration.replaced``.
+    """
+    family = known("family", configuration.family, families())
+    group, _, name = field.partition(".")
+    if field == "preset":
+        known(field, str(value), family.presets)
+    elif field == "workload":
+        known(f"{field} of {family.name}", str(value), dict.fromkeys(family.workloads))
+    elif group == "model":
+        family.check_choice(name, value)
+    elif group == "toggles":
+        toggle = known("toggle", name, all_toggles())
+        for choice in str(value).split(OR):
+            known(f"toggle {name}", choice, toggle.options)
+
+
+def families() -> dict[str, models.Family]:
+    """Return the bundled families by name, the first start's choice first, and a person's files."""
+    first = {FIRST_FAMILY: models.FAMILIES[FIRST_FAMILY]}
+    return {**first, **models.FAMILIES, user_model.FAMILY.name: user_model.FAMILY}
+
+
+def default_preset(family: models.Family, device: torch.device) -> str:
+    """Return the preset that a first start on this device chooses."""
+    return family.default_preset(hardware.of(device).total_bytes, device.type)
+
+
+def known(what: str, name: str, allowed: Mapping[str, Value]) -> Value:
+    """Return the value of a name; raise ``Mistake`` for a name that is not allowed."""
+    if name not in allowed:
+        raise Mistake(f"{what}: unknown {name!r}; expected {expected(name, allowed)}")
+    return allowed[name]
+
+
+def complete_settings(
+    requested: Mapping[str, Scalar], workload: Workload, suggested: Mapping[str, Scalar]
+) -> dict[str, Scalar]:
+    """Return every setting of a workload: requested, suggested by the preset, or the default."""
+    fields = {field.name: field for field in workload.fields}
+    for name in requested:
+        known(f"setting of {workload.name}", name, fields)
+    return {
+        name: _number(field, requested.get(name, suggested.get(name, field.default)))
+        for name, field in fields.items()
+    }
+
+
+def _number(field: Field, value: Scalar) -> int | float:
+    """Return ``value`` as the field's kind, an integer or a real number; raises ``Mistake``."""
+    return _real(field, value) if isinstance(field.default, float) else _integer(field, value)
+
+
+def _real(field: Field, value: Scalar) -> float:
+    low, high = field.minimum or 0.0, field.maximum or float("inf")
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError, OverflowError):
+        number = float("nan")
+    if not low <= number <= high:  # nor is NaN
+        raise Mistake(
+            f"setting {field.name} = {_shown(value)} is not a number from {low:g} to {high:g}"
+        )
+    return number
+
+
+def _integer(field: Field, value: Scalar) -> int:
+    low, high = field.minimum or 0, field.maximum or float("inf")
+    try:
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise ValueError
+        number = int(value)
+    except (ValueError, TypeError, OverflowError):
+        raise Mistake(
+            f"setting {field.name} = {_shown(value)} is not a whole number from {low:.0f} to "
+            f"{high:.0f}"
+        ) from None
+    if not low <= number <= high:
+        raise Mistake(
+            f"setting {field.name} = {_shown(number)} is outside of {low:.0f} to {high:.0f}"
+        )
+    return number
+
+
+def check_seed(seed: int) -> None:
+    """Raise ``Mistake`` for a seed that no generator takes."""
+    if not 0 <= seed < 2**63:
+        raise Mistake(f"seed = {_shown(seed)} is outside of 0 to 2^63 - 1")
+
+
+def _shown(value: Scalar) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
+
+
+def check_limits(start: Start) -> None:
+    """Raise ``Mistake`` for a length of the run that is none, or a share that leaves it none."""
+    if start.steps is not None and start.steps < 1:
+        raise Mistake(f"steps = {_shown(start.steps)}: a run has at least one step")
+    if start.seconds is not None and not 0 < start.seconds <= LONGEST_S:
+        raise Mistake(f"seconds = {start.seconds:g} is outside of 0 to {LONGEST_S:g}")
+    if not 0 <= start.pairing_share <= MOST_PAIRING_SHARE:
+        share = f"pairing_share = {start.pairing_share:g}"
+        raise Mistake(f"{share} is outside of 0 to {MOST_PAIRING_SHARE:g}")
