@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from kernels.attention.memory import prefers_full_matrix
 from models.configs.adaattn import AdaAttnConfig
-from models.costs.model_costs import Attends, Costs, How, dense_block
+from models.costs.model_costs import Attends, Costs, How, dense_block, outside_blocks
 from models.layers.adaptive.measurements import SAMPLES, TOKENS
 from models.layers.basic import mlp_width
 
@@ -22,7 +22,6 @@ def costs(config: AdaAttnConfig) -> Costs:
     head_dim, hidden = dim // heads, mlp_width(dim, config.mlp_ratio)
     linears = 4 * dim * dim + 3 * dim * hidden
     turned = 2 * dim * head_dim if config.adaptive_rank else 0  # into the basis
-    tables = 1 if config.tie_embeddings else 2
     sampled = 2 * TOKENS  # queries and keys that a basis comes from
     # As measured and stacked; with the ridge, projected, and what that loses; bases, also in FP64.
     refreshing = sampled + 3 * (sampled + head_dim) + 4 * head_dim if config.adaptive_rank else 0
@@ -56,7 +55,8 @@ def costs(config: AdaAttnConfig) -> Costs:
         return max(block, 2 * dim * how.stream + 5 * dim * how.element + seen)
 
     return Costs(
-        parameters=layers * (linears + 2 * dim + 2 * head_dim) + dim + tables * rows * dim,
+        parameters=layers * (linears + 2 * dim + 2 * head_dim)
+        + outside_blocks(dim, rows, config.tie_embeddings),
         n_layers=layers,
         dim=dim,
         rows=rows,

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from models.configs.moe import MoEConfig
 from models.costs.experts import experts_at_work, experts_by_torch
-from models.costs.model_costs import Attends, BlockMemory, Costs, How
+from models.costs.model_costs import (
+    Attends,
+    BlockMemory,
+    Costs,
+    How,
+    attention_parameters,
+    attention_saved,
+    outside_blocks,
+)
 
 
 def costs(config: MoEConfig) -> Costs:
@@ -18,13 +26,11 @@ def costs(config: MoEConfig) -> Costs:
     n_experts, k = config.num_experts, config.active_experts
     noisy = config.gating == "noisy_topk"
     kv_dim = config.n_kv_heads * config.head_dim
-    attention = dim * (dim + 2 * kv_dim) + dim * dim
+    attention = attention_parameters(dim, dim, kv_dim)
     expert, router = 3 * dim * width, n_experts * dim
     shared = config.num_shared_experts
-    tables = 1 if config.tie_embeddings else 2
     linears = attention + (n_experts + shared) * expert
-    # Both norms' outputs, rotated q, k, v, the attention's output.
-    around = 2 * dim + (dim + 2 * kv_dim) + dim
+    around = attention_saved(dim, dim, kv_dim)
     # Log-sum-exp, both norms' inverse deviations; the router's probabilities; the noise.
     around_fp32 = config.n_heads + 2 + n_experts + (3 * n_experts + dim if noisy else 0)
 
@@ -56,8 +62,7 @@ def costs(config: MoEConfig) -> Costs:
 
     return Costs(
         parameters=layers * (linears + router * (2 if noisy else 1) + 2 * dim)
-        + dim
-        + tables * rows * dim,
+        + outside_blocks(dim, rows, config.tie_embeddings),
         n_layers=layers,
         dim=dim,
         rows=rows,
