@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from models.configs.adaattn import AdaAttnConfig, check
 from models.costs.adaattn import costs
+from models.decode_state import Cache
 from models.family import Family
-from models.language_model import BlockOutput, Cache, LanguageModel, loss_operators
+from models.language_model import BlockOutput, LanguageModel, loss_operators
 from models.layers.adaptive.ada_attention import AdaAttention
-from models.layers.adaptive.adaptation import PATIENCE, Adaptation, Choice, Chosen
+from models.layers.adaptive.adaptation import PATIENCE, Adaptation
+from models.layers.adaptive.choice import Choice, Chosen
 from models.layers.adaptive.heads import AdaptiveHeads
 from models.layers.adaptive.measurements import Sight
 from models.layers.attention import KVState, RotaryCache
