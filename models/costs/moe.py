@@ -18,9 +18,9 @@ from models.costs.model_costs import (
 
 
 def costs(config: MoEConfig) -> Costs:
-    """Return the costs of the sizes: memory of all experts, work of those a token is sent to.
+    """Return the costs of the sizes: memory of all experts, work of those that a token uses.
 
-    The projection of the noise, which only training has, is left out of the work.
+    The work leaves out the projection of the noise, which only training has.
     """
     dim, layers, rows, width = config.input_dim, config.n_layers, config.rows, config.hidden_dim
     n_experts, k = config.num_experts, config.active_experts
@@ -88,7 +88,7 @@ def costs(config: MoEConfig) -> Costs:
 
 
 def active_parameters(config: MoEConfig) -> int:
-    """Parameters that one token meets: all but the experts it does not choose."""
+    """Count the parameters that a token uses: all but those of experts it does not choose."""
     idle = config.num_experts - config.active_experts
     expert = 3 * config.input_dim * config.hidden_dim
     return costs(config).parameters - config.n_layers * idle * expert

@@ -8,7 +8,8 @@ ends of a block count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kernels.attention.memory import WeightsMemory
 from models.costs.model_costs import Beside, BlockMemory, Costs, How
@@ -21,50 +22,93 @@ def training_course(
 ) -> Iterator[tuple[int, int]]:
     """Yield bytes of activations and of gradients along the backward pass, from the loss on."""
     tokens = how.batch * how.sequence
-    block, beside = unit_memory(costs, size, how), _beside(costs, how)
-    unit = tokens * block.kept_per_token + block.saved + beside.saved
-    # All that it saved still exists, and the gradient of its result.
-    working = tokens * (block.backward_per_token + costs.dim * size.stream) + beside.backward
+    blocks = _blocks(costs, size, how, checkpointing)
+    saved = [block.saved for block in blocks]
+    at_the_end = sum(saved) + how.batch * costs.saved_per_sequence * size.compute
+    yield at_the_end + costs.adapting_bytes, 0
+    yield at_the_end + costs.head * size.copied + _loss(costs, tokens), 0
+
+    unit, beside = unit_memory(costs, size, how), _beside(costs, how)
     stream = tokens * costs.dim * size.stream
-    came = -(-stream // costs.stream_ranks)  # a checkpointed block saves its input
-    passes, shares = costs.passes, costs.weights_by_block
-    copies = [round(share * costs.linears_in_blocks * size.copied) for share in shares]
-    again = _checkpointed(checkpointing, len(passes))
-    more = [(0.0,) * len(sizes) for sizes in passes]
-    if costs.kept_beside is not None:
-        more = [tuple(tokens * extra for extra in passed) for passed in costs.kept_beside(how)]
-    attends = attention_weights(costs, how)
-    past = tokens * costs.saved_past_attention * size.compute
-    saved_by_block = [
-        came if recomputed else round(sum(sizes) * unit + sum(extra)) + copy + _kept(weights)
-        for sizes, extra, copy, weights, recomputed in zip(
-            passes, more, copies, attends, again, strict=True
-        )
-    ]
-    fixed = how.batch * costs.saved_per_sequence * size.compute
-    yield sum(saved_by_block) + fixed + costs.adapting_bytes, 0
-    yield sum(saved_by_block) + fixed + costs.head * size.copied + _loss(costs, tokens), 0
+    # All that a unit saved still exists, and the gradient of its result.
+    working = tokens * unit.backward_per_token + stream + beside.backward
+    past_attention = tokens * costs.saved_past_attention * size.compute
     gradients = (costs.head + costs.linears_after) * size.weight
-    for index in reversed(range(len(passes))):
-        before, sizes = sum(saved_by_block[:index]), passes[index]
-        if again[index]:
-            before += came
-        own = round(shares[index] * costs.linears_in_blocks * size.weight)
-        for number in reversed(range(len(sizes))):
-            saved = round(sum(sizes[: number + 1]) * unit + sum(more[index][: number + 1]))
-            saved += copies[index] + _kept(attends[index][: number + 1])
+    for index, block in reversed([*enumerate(blocks)]):
+        earlier = sum(saved[:index]) + (block.input or 0)
+        own_gradients = round(block.share * costs.linears_in_blocks * size.weight)
+        for number, passed in reversed([*enumerate(block.passes)]):
+            live = earlier + block.saved_through(number + 1)
             # For weights that several passes share, the last one's backward pass computes all
             # gradients.
-            made = own if number + 1 < len(sizes) else 0
-            part = min(1.0, sizes[number])
-            yield before + saved + round(part * working), gradients + made
+            made = gradients + (own_gradients if number + 1 < len(block.passes) else 0)
+            part = min(1.0, passed.units)
+            yield live + round(part * working), made
             # While attention runs, later activations do not exist yet, or no longer.
-            for weights in attends[index][number] if attends[index] else ():
-                there = before + saved - round(part * past) - weights.saved
-                yield there + weights.forward, (gradients + made) * again[index]
-                yield there + weights.backward + round(part * stream), gradients + made
-        gradients += own
+            for weights in passed.attends:
+                attending = live - round(part * past_attention) - weights.saved
+                yield attending + weights.forward, made if block.input else 0
+                yield attending + weights.backward + round(part * stream), made
+        gradients += own_gradients
     yield 0, costs.parameters * size.weight
+
+
+class _Pass(NamedTuple):
+    """One pass through a block, and what it saves for backward."""
+
+    units: float
+    beside: float  # bytes besides its units
+    attends: Sequence[WeightsMemory]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block, and what it saves for backward."""
+
+    share: float  # of the parameters in blocks
+    copies: int  # bytes of autocast's copies of its linears
+    passes: list[_Pass]
+    unit: int  # bytes of one unit
+    input: int | None  # bytes of its input if it is recomputed, else None
+
+    @property
+    def saved(self) -> int:
+        """Bytes that it saves when the forward pass runs it."""
+        return self.saved_through(len(self.passes)) if self.input is None else self.input
+
+    def saved_through(self, number: int) -> int:
+        """Return the bytes that its first passes save, so many of them."""
+        passes = self.passes[:number]
+        units = sum(passed.units for passed in passes) * self.unit
+        saved = round(units + sum(passed.beside for passed in passes))
+        return saved + self.copies + sum(w.saved for passed in passes for w in passed.attends)
+
+
+def _blocks(costs: Costs, size: Precision, how: How, checkpointing: str) -> list[_Block]:
+    """Return the blocks of a model."""
+    tokens = how.batch * how.sequence
+    memory = unit_memory(costs, size, how)
+    unit = tokens * memory.kept_per_token + memory.saved + _beside(costs, how).saved
+    stream = -(-tokens * costs.dim * size.stream // costs.stream_ranks)
+    shape = costs.passes
+    beside: Sequence[Sequence[float]] = [(0.0,) * len(passes) for passes in shape]
+    if costs.kept_beside is not None:
+        beside = [[tokens * part for part in block] for block in costs.kept_beside(how)]
+    attends = attention_weights(costs, how)
+    recomputed = _checkpointed(checkpointing, len(shape))
+    return [
+        _Block(
+            share=share,
+            copies=round(share * costs.linears_in_blocks * size.copied),
+            passes=[
+                _Pass(units, beside[index][number], attends[index][number])
+                for number, units in enumerate(shape[index])
+            ],
+            unit=unit,
+            input=stream if recomputed[index] else None,
+        )
+        for index, share in enumerate(costs.weights_by_block)
+    ]
 
 
 def cached_copies(costs: Costs, precision: str, checkpointing: str) -> tuple[int, int]:
@@ -84,7 +128,7 @@ def cached_copies(costs: Costs, precision: str, checkpointing: str) -> tuple[int
 def attention_weights(costs: Costs, how: How) -> list[list[list[WeightsMemory]]]:
     """Return, by block and pass, what its attentions hold for their weights."""
     if not costs.attends:
-        return [[] for _ in costs.passes]
+        return [[[] for _ in passes] for passes in costs.passes]
     masked = costs.causal or costs.window > 0
     return [
         [[attention.weights(how, masked) for attention in passed] for passed in block]
@@ -105,10 +149,6 @@ def unit_memory(costs: Costs, size: Precision, how: How) -> BlockMemory:
         kept_per_token=compute * size.compute + stream + fp32 * 4,
         backward_per_token=costs.backward_per_token * size.compute,
     )
-
-
-def _kept(passes: Sequence[Sequence[WeightsMemory]]) -> int:
-    return sum(weights.saved for passed in passes for weights in passed)
 
 
 def _beside(costs: Costs, how: How) -> Beside:
