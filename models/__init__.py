@@ -13,10 +13,11 @@ from models.cache_file import read as read_state
 from models.configs.setting import ConfigField
 from models.costs.footprint import Footprint, Sharding
 from models.costs.model_costs import Costs
+from models.decode_state import Cache
 from models.errors import ConfigurationError
 from models.family import Family
 from models.generation import generate, pieces, prefill_in_chunks, sample
-from models.language_model import BlockOutput, Cache, LanguageModel
+from models.language_model import BlockOutput, LanguageModel
 from models.layers.adaptive.flash import AdaptiveFlashAttention
 from models.model import CHECKPOINTING, Metric, Model
 

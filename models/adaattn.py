@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from models.configs.adaattn import AdaAttnConfig, check
 from models.costs.adaattn import costs
+from models.decode_state import Cache
 from models.family import Family
-from models.language_model import BlockOutput, Cache, LanguageModel, loss_operators
+from models.language_model import BlockOutput, LanguageModel, loss_operators
 from models.layers.adaptive.ada_attention import AdaAttention
-from models.layers.adaptive.adaptation import PATIENCE, Adaptation, Choice, Chosen
+from models.layers.adaptive.adaptation import PATIENCE, Adaptation
+from models.layers.adaptive.choice import Choice, Chosen
 from models.layers.adaptive.heads import AdaptiveHeads
 from models.layers.adaptive.measurements import Sight
 from models.layers.attention import KVState, RotaryCache
@@ -36,7 +38,7 @@ MEASURES = ("entropy", "rank", "precision", "score_error")  # per head
 
 
 class Block(nn.Module):
-    """``x += attention(norm(x)); x += mlp(norm(x))``."""
+    """Block ``x += attention(norm(x)); x += mlp(norm(x))``."""
 
     def __init__(self, config: AdaAttnConfig, rotary: RotaryCache) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ class Block(nn.Module):
         kv_length: Tensor | None = None,
         sight: Sight | None = None,
     ) -> Tensor | BlockOutput:
-        """(B, S, E) -> (B, S, E); with a ``sight``, what was measured goes with it."""
+        """Compute (B, S, E) -> (B, S, E); with a ``sight``, return the measurements too."""
         y = self.attention_norm(x_BSE)
         cached = {"state": state, "position": position, "kv_length": kv_length}
         y, measured = self.attention(y, y, y, choice, **cached, sight=sight)
@@ -80,10 +82,10 @@ class Block(nn.Module):
 
 
 class AdaAttnModel(LanguageModel):
-    """A language model that adapts in every call without a cache, unless it is frozen.
+    """Language model that adapts in every call without a cache, unless it is frozen.
 
-    Nor does it under ``torch.func``, whose functions write to nothing. A sequence in a cache keeps
-    to its end what was chosen when it began, for its keys lie there as that choice made them; a
+    It does not adapt under ``torch.func``, whose functions must not write elsewhere. A sequence in
+    a cache keeps the choice with which it began, because that choice determines the cached keys; a
     saved cache holds the choice too.
     """
 
@@ -105,7 +107,7 @@ class AdaAttnModel(LanguageModel):
         self._sight: Sight | None = None  # of the call that is under way
 
     def freeze(self, frozen: bool = True) -> None:
-        """Keep the ranks and precisions as they are: calls are pure, and cost no analysis."""
+        """Stop or resume adapting; frozen calls are pure and run no analysis."""
         self.adapting = not frozen
 
     def common_state(self) -> Chosen:
@@ -117,11 +119,11 @@ class AdaAttnModel(LanguageModel):
         return dict(self.adaptation.named_buffers())
 
     def calls_to_settle(self) -> int:
-        """Until as many analyses have counted as it takes to go down once."""
+        """Return the calls until enough analyses have counted for a head to go down once."""
         rules = self.adaptation.rules
         if not (self.adapting and (rules.adaptive_rank or rules.adaptive_precision)):
             return 0
-        analyses = PATIENCE + 1  # the first finds what the next have to confirm
+        analyses = PATIENCE + 1  # the next ones confirm the first
         return max(0, analyses * rules.refresh_every - int(self.adaptation.step))
 
     def promise(self) -> Promise | None:
@@ -135,9 +137,9 @@ class AdaAttnModel(LanguageModel):
     def given(
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
     ) -> Sequence[tuple[Any, ...]]:
-        """To every block what its heads compute with, and what they are to look at.
+        """Return, for each block, what its heads compute with and what they measure.
 
-        All that layers have in common is computed here, once.
+        Whatever the layers share is computed here, once.
         """
         (batch, length, _), rules = x_BSE.shape, self.adaptation.rules
         dtype = computed_dtype(x_BSE)
@@ -170,7 +172,7 @@ class AdaAttnModel(LanguageModel):
 def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls.
 
-    ``attention`` is also what the PyTorch form of ``adaptive_attention`` calls.
+    The PyTorch form of ``adaptive_attention`` calls ``attention``, too.
     """
     operators = {"rms_norm", "swiglu", "qk_norm_rope", "attention", *loss_operators(workload)}
     if workload not in ("decode", "generate"):

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
+from models.decode_state import Cache
 from models.errors import ConfigurationError
-from models.language_model import Cache, LanguageModel
+from models.language_model import LanguageModel
 
 
 def generate(

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from models.configs.hydra import HydraConfig, check
 from models.costs.hydra import costs
+from models.decode_state import State
 from models.family import Family
-from models.language_model import LanguageModel, State, loss_operators
+from models.language_model import LanguageModel, loss_operators
 from models.layers.attention import Attention, RotaryCache, SharedKV
 from models.layers.basic import RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models.layers.ccgqa import CCGQA

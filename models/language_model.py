@@ -8,110 +8,19 @@ Shapes: B batch, S sequence, N = B S tokens, E model width, V vocabulary (rows o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models import cache_file
-from models.cache_file import SavedState
+from models.decode_state import Cache, State, check_tokens
 from models.errors import ConfigurationError
 from models.layers.basic import Embedding, Linear, RMSNorm, computed_dtype
 from models.model import Model
 from models.parallel.pipeline_stages import Stage, StageOutput
 from models.parallel.tensor_parallel_plan import WHOLE, Region
-
-
-class State(Protocol):
-    """Decode state of one block between calls."""
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors, for counting bytes and resetting."""
-        ...
-
-    def carried(self) -> list[Tensor]:
-        """Return those that cannot go back to a position: they summarise all tokens so far."""
-        ...
-
-
-@dataclass
-class Cache:
-    """Decode state of a model, for up to ``length`` positions.
-
-    One state per block, and optionally one of the model itself.
-    """
-
-    batch: int
-    length: int
-    layers: list[State]
-    common: State | None = None
-
-    def states(self) -> list[State]:
-        """Return the states of the blocks, and of the model."""
-        return [*self.layers, self.common] if self.common is not None else self.layers
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors; their addresses never change, which CUDA graphs need."""
-        return [tensor for state in self.states() for tensor in state.tensors()]
-
-    def bytes(self) -> int:
-        """Return the bytes on the device."""
-        return sum(tensor.nbytes for tensor in self.tensors())
-
-    def mark_static(self) -> None:
-        """Tell torch.compile that the tensors' addresses never change.
-
-        Only then does it capture a step that writes to them into a CUDA graph.
-        """
-        for tensor in self.tensors():
-            torch._dynamo.mark_static_address(tensor)
-
-    def reset(self) -> None:
-        """Clear the state in place."""
-        for tensor in self.tensors():
-            tensor.zero_()
-
-    def mark(self) -> list[Tensor]:
-        """Return what ``go_back`` needs to return to the current position: copies.
-
-        They are in the host's memory: on the device they would count as the decoding step's.
-        """
-        carried = [tensor for state in self.states() for tensor in state.carried()]
-        marked = [torch.empty_like(x, device="cpu", pin_memory=x.is_cuda) for x in carried]
-        for copy, tensor in zip(marked, carried, strict=True):
-            copy.copy_(tensor)
-        return marked
-
-    def go_back(self, mark: Sequence[Tensor]) -> None:
-        """Drop, in place, the tokens since ``mark``; the next are at the marked position."""
-        carried = [tensor for state in self.states() for tensor in state.carried()]
-        for tensor, before in zip(carried, mark, strict=True):
-            tensor.copy_(before, non_blocking=True)
-
-    def save(
-        self, path: str | Path, position: int, beside: Mapping[str, Any] | None = None
-    ) -> None:
-        """Write the state to a file atomically; ``position`` tokens were processed.
-
-        ``beside`` is stored with it: tensors, numbers and text. Waits for the device.
-        """
-        cache_file.write(path, self.batch, self.length, position, self.tensors(), beside)
-
-    def load(self, saved: str | Path | SavedState) -> int:
-        """Restore the state from a file, or one already read, in place; returns its position.
-
-        The file holds no weights: it is for the model that made it, or one of equal weights. Raises
-        ``ConfigurationError`` for a file that is not such a state or does not fit this cache, which
-        is then unchanged.
-        """
-        if not isinstance(saved, SavedState):
-            saved = cache_file.read(saved)
-        saved.fill(self.batch, self.length, self.tensors())
-        return saved.position
 
 
 class BlockOutput(NamedTuple):
@@ -305,7 +214,7 @@ class LanguageModel(Model):
         """Return the blocks' input: embedded tokens, or the unchanged stream in a later stage."""
         if x.is_floating_point() and not self.stage.first:
             return x
-        self._check_length(x, cache, position)
+        check_tokens(x, self.max_sequence, cache, position)
         if self.stage.first:
             return self.embedding(x)  # type: ignore[no-any-return]
         weight = next(self.blocks.parameters())
@@ -376,36 +285,3 @@ class LanguageModel(Model):
                 measured[index] = output.measured
         self.observe(measured)
         return self.stream.join(x_BSE), total
-
-    def _check_length(
-        self, tokens_BS: Tensor, cache: Cache | None, position: Tensor | None
-    ) -> None:
-        if tokens_BS.dim() != 2 or 0 in tokens_BS.shape:
-            raise ConfigurationError(
-                f"tokens must be [batch, sequence] with at least one of each, but are "
-                f"{tuple(tokens_BS.shape)}"
-            )
-        batch, length = tokens_BS.shape
-        if length > self.max_sequence:
-            raise ConfigurationError(
-                f"a sequence of {length} tokens is longer than max_sequence = {self.max_sequence}"
-            )
-        if cache is None:
-            if position is not None:
-                raise ValueError("position says where tokens go in a cache; pass the cache too")
-            return
-        if position is not None and not isinstance(position, Tensor):
-            raise ValueError(
-                f"position must be one int64 on the device, as torch.tensor({position}) is on the "
-                f"CPU, but is {type(position).__name__}"
-            )
-        if position is not None and (position.shape != () or position.dtype != torch.int64):
-            raise ValueError(
-                f"position must be one int64 on the device, but is {position.dtype} "
-                f"{tuple(position.shape)}"
-            )
-        if batch != cache.batch or length > cache.length:
-            raise ConfigurationError(
-                f"tokens of shape ({batch}, {length}) do not fit a cache made for batch "
-                f"{cache.batch} and {cache.length} positions"
-            )

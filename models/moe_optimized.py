@@ -1,6 +1,6 @@
-"""The stack of optimizations around a ``MixtureOfExpertsSystem``, each one a switch.
+"""Optimizations around a ``MixtureOfExpertsSystem``, each with a switch.
 
-What was asked for and what took effect are two things: ``effects()`` tells them apart.
+A switch that is on may have no effect: ``effects()`` reports which had one.
 
 Shapes: B batch, T sequence, I input width, O output width.
 """
@@ -77,10 +77,10 @@ class FullyOptimizedMoESystem(nn.Module):
         self._compiled: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         self._graphs: dict[Any, CUDAGraphInference] = {}
         self._scaler: torch.amp.GradScaler | None = None
-        self._seen: dict[str, Any] = {}  # what the last call did
+        self._seen: dict[str, Any] = {}  # facts about the last call
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was compiled and captured, which computes with these very weights."""
+        """Leave out compiled code and captured graphs, which belong to these very weights."""
         return dict(self.__dict__, _compiled=None, _graphs={}, _seen={})
 
     def _apply(
@@ -92,7 +92,7 @@ class FullyOptimizedMoESystem(nn.Module):
         return self
 
     def forward(self, x_BTI: Tensor) -> Tensor:
-        """(B, T, I) -> (B, T, O), in the system's dtype or, under AMP, where that ends."""
+        """Compute (B, T, I) -> (B, T, O), in the system's dtype or that of AMP's last operator."""
         if self.training:
             return self._computed(x_BTI)[0]
         with torch.no_grad():
@@ -106,7 +106,7 @@ class FullyOptimizedMoESystem(nn.Module):
     def training_step(
         self, x_BTI: Tensor, target_BTO: Tensor, optimizer: torch.optim.Optimizer
     ) -> Tensor:
-        """One step on the mean squared error plus the balancing losses, which it returns: []."""
+        """Train one step; return the mean squared error plus the balancing losses, []."""
         y_BTO, auxiliary = self._computed(x_BTI)
         loss = nn.functional.mse_loss(y_BTO.to(auxiliary.dtype), target_BTO) + auxiliary
         optimizer.zero_grad(set_to_none=True)
@@ -183,7 +183,7 @@ class FullyOptimizedMoESystem(nn.Module):
 
 
 class _Bare(nn.Module):
-    """The first result of a function, as a module that owns nothing."""
+    """Module without parameters that returns the first result of a function."""
 
     def __init__(self, function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A stack of mixture-of-experts blocks for vectors instead of tokens.
+"""Stack of mixture-of-experts blocks for vectors instead of tokens.
 
 Shapes: B batch, T sequence, I input width, O output width.
 """
@@ -53,7 +53,7 @@ class MixtureOfExpertsSystem(Model):
                 module.rebuild_buffers(device)
 
     def forward(self, x_BTI: Tensor) -> Tensor:
-        """(B, T, I) -> (B, T, O)."""
+        """Compute (B, T, I) -> (B, T, O)."""
         return self.forward_with_loss(x_BTI)[0]
 
     def forward_with_loss(self, x_BTI: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,6 +79,6 @@ class MixtureOfExpertsSystem(Model):
         return y_BTI if self.out is None else self.out(y_BTI), total
 
     def loss(self, x_BTI: Tensor, target_BTO: Tensor) -> Tensor:
-        """Mean squared error plus the balancing losses: []."""
+        """Return the mean squared error plus the balancing losses, []."""
         y_BTO, auxiliary = self.forward_with_loss(x_BTI)
         return functional.mse_loss(y_BTO.to(auxiliary.dtype), target_BTO) + auxiliary

@@ -42,6 +42,9 @@ MAY_IMPORT = """
 kernels      kernels                                           | torch triton filelock platformdirs
 kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
+models.configs models.configs models.layers models.errors      |
+models.costs models.costs models.configs models.layers models.execution kernels | torch
+models.execution models.execution models.errors kernels        | torch
 sessions     sessions                     | numpy scipy h5py msgspec filelock platformdirs
 sessions.notebook sessions                                     | numpy pandas
 .state_folder sessions                                         |

@@ -44,7 +44,7 @@ class Workspace:
         return flat[:count].view(shape)
 
 
-def room(
+def scratch(
     workspace: Workspace | None,
     role: str,
     shape: Sequence[int],

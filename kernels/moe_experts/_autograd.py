@@ -19,7 +19,7 @@ from kernels.core.triton_helpers import (
     shared_bytes,
 )
 from kernels.core.tuning import Tile, Tunable
-from kernels.core.workspace import Workspace, room
+from kernels.core.workspace import Workspace, scratch
 from kernels.moe_experts._order import Order, by_expert
 from kernels.moe_experts._products import (
     launch_combine,
@@ -127,7 +127,7 @@ def _hidden(
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     _, dim, k, _, width, m, precision = sizes
-    hidden = room(workspace, "hidden", (order.n_choices, width), x.dtype, x.device)
+    hidden = scratch(workspace, "hidden", (order.n_choices, width), x.dtype, x.device)
     both = None
     if keep:
         both = torch.empty(order.n_choices, 2 * width, dtype=x.dtype, device=x.device)
@@ -160,7 +160,7 @@ def _product(
     _, depth, columns = b.shape
     if transposed:
         depth, columns = columns, depth
-    out = room(workspace, "rows", (order.n_choices, columns), a.dtype, a.device)
+    out = scratch(workspace, "rows", (order.n_choices, columns), a.dtype, a.device)
     key = (
         a.get_device(), a.dtype, m, columns, depth, second is not None, transposed, tokens,
     )  # fmt: skip
@@ -235,7 +235,7 @@ def combine(
 ) -> Tensor:
     """Return the sum of each token's rows, of the shape of ``like``."""
     dim, n_tokens = sizes.dim, sizes.tokens
-    out = room(workspace, "out", like.shape, rows.dtype, rows.device)
+    out = scratch(workspace, "out", like.shape, rows.dtype, rows.device)
     block = min(1024, power_of_two(dim))
     n_rows = max(1, min(16, 2048 // block))
     launch_combine((cdiv(n_tokens, n_rows), cdiv(dim, block)),

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.core.launch import launcher
 from kernels.core.operator import cdiv, remembered
 from kernels.core.triton_helpers import power_of_two, tl, triton
-from kernels.core.workspace import Workspace, room
+from kernels.core.workspace import Workspace, scratch
 
 
 class Order(NamedTuple):
@@ -214,7 +214,7 @@ def by_expert(index: Tensor, n_experts: int, m: int, workspace: Workspace | None
     """
     n_choices = index.numel()
     plan = _plan(n_choices, n_experts, m)
-    table = room(workspace, "order", (plan.end,), torch.int32, index.device)
+    table = scratch(workspace, "order", (plan.end,), torch.int32, index.device)
     index = index.contiguous()
     tile = {"E": n_experts, "BLOCK_E": plan.block_e, "num_warps": 4}
     n_blocks, row_at, first_at, block_at, count_at, _, chunk, n_chunks, sub, _ = plan

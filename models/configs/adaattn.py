@@ -1,4 +1,4 @@
-"""Sizes of AdaAttn and the rules that its heads adapt by, and which of them fit together."""
+"""Sizes of AdaAttn, the rules by which its heads adapt, and which of them fit together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.layers.adaptive.rules import ESTIMATIONS, PRECISIONS, Rules, check_r
 
 @dataclass(frozen=True, kw_only=True)
 class AdaAttnConfig(fields.RoundedVocabulary):
-    """The sizes of one AdaAttn model, and the rules that its heads adapt by."""
+    """Sizes of one AdaAttn model, and the rules by which its heads adapt."""
 
     vocabulary: int = fields.vocabulary()
     vocabulary_multiple: int = fields.vocabulary_multiple()
@@ -90,7 +90,7 @@ class AdaAttnConfig(fields.RoundedVocabulary):
 
 
 def check(config: AdaAttnConfig) -> None:
-    """Raise ``ConfigurationError`` for sizes that do not go together."""
+    """Raise ``ConfigurationError`` for sizes that do not fit together."""
     if config.dim % config.n_heads:
         raise ConfigurationError(
             f"adaattn: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads"

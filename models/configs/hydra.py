@@ -112,6 +112,21 @@ class HydraConfig(fields.RoundedVocabulary):
         return self.dim // (self.n_heads * (self.query_compression if self.ccgqa else 1))
 
     @property
+    def q_dim(self) -> int:
+        """Columns of all queries of a token."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Columns of all keys of a token, and of all values."""
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def recursion_shares(self) -> list[TokenFraction]:
+        """Fraction of the tokens that enters each recursion."""
+        return [TokenFraction(self.recursions - r, self.recursions) for r in range(self.recursions)]
+
+    @property
     def capacity(self) -> TokenFraction:
         """Fraction of the tokens that a block with mixture of depths computes."""
         return TokenFraction.nearest(self.depth_capacity)

@@ -1,4 +1,4 @@
-"""The configuration of a mixture-of-experts model, and what no single field of it shows."""
+"""Sizes of a mixture of experts, and which of them fit together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SWITCHES = (
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig(fields.RoundedVocabulary):
-    """The sizes of one mixture-of-experts model."""
+    """Sizes of one mixture-of-experts model."""
 
     vocabulary: int = fields.vocabulary()
     vocabulary_multiple: int = fields.vocabulary_multiple()
@@ -94,8 +94,8 @@ class MoEConfig(fields.RoundedVocabulary):
         "Inference only: the residual stream of all blocks lives in one buffer, allocated once.",
         weights=False,
     )
-    # What ``FullyOptimizedMoESystem`` does by default with this configuration, as the guide writes
-    # it. No fields: they are no sizes, and make no other model.
+    # Defaults of ``FullyOptimizedMoESystem``'s switches, with the names of the family's document.
+    # They are not fields, because they do not change the model.
     use_compile: InitVar[bool] = False
     compile_mode: InitVar[str] = "default"
     use_amp: InitVar[bool] = False
@@ -131,7 +131,7 @@ class MoEConfig(fields.RoundedVocabulary):
 
 
 def check_blocks(config: MoEConfig) -> None:
-    """Raise ``ConfigurationError`` for sizes of which no block can be built."""
+    """Raise ``ConfigurationError`` for sizes from which no block can be built."""
     if config.gating != "dense" and config.top_k > config.num_experts:
         raise ConfigurationError(
             f"moe: top_k = {config.top_k} is more than num_experts = {config.num_experts}; "
@@ -164,7 +164,7 @@ def check_blocks(config: MoEConfig) -> None:
 
 
 def check(config: MoEConfig) -> None:
-    """Raise ``ConfigurationError`` for sizes of which no language model can be built."""
+    """Raise ``ConfigurationError`` for sizes from which no language model can be built."""
     check_blocks(config)
     if config.output_dim not in (0, config.input_dim):
         raise ConfigurationError(

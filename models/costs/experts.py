@@ -1,8 +1,9 @@
 """Memory of a router and its experts with PyTorch's operators, in training and inference.
 
 PyTorch's standard experts compute the chosen rows only, as grouped products, or in padded blocks
-where these do not run as one kernel (``kernels.moe_experts._plain``). Bytes a token; ``dim`` is the
-tokens' width and ``width`` an expert's, of ``n`` a token chooses ``k``.
+where these do not run as one kernel (``kernels.moe_experts._plain``). All results are bytes per
+token. ``dim`` is the width of a token, ``width`` that of an expert; each token uses ``k`` of ``n``
+experts.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from models.costs.model_costs import BlockMemory, How
 
 
 def rows_by_torch(how: How, *, n: int, k: int) -> float:
-    """Return the rows that experts compute a token: its choices, and what pads them.
+    """Return the rows that experts compute per token: its choices and their padding.
 
-    A GPU pads in 32 bits; that 16 bits are BF16 is assumed, as FP16 would be padded too.
+    A GPU pads in FP32. 16 bits are assumed to be BF16; FP16 would be padded too.
     """
     if how.device_type == "cpu" or how.element == 2:
         return k

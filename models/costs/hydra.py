@@ -10,7 +10,13 @@ from functools import partial
 
 from models.configs.hydra import HydraConfig
 from models.costs import hydra_memory
-from models.costs.model_costs import Costs, Routed
+from models.costs.model_costs import (
+    Costs,
+    Routed,
+    attention_parameters,
+    attention_saved,
+    outside_blocks,
+)
 from models.layers.basic import mlp_width
 from models.layers.token_fraction import ALL_TOKENS, TokenFraction
 
@@ -31,9 +37,9 @@ class _Layer:
 
 def _layer(config: HydraConfig) -> _Layer:
     dim, hidden = config.dim, mlp_width(config.dim, config.mlp_ratio)
-    q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    q_dim, kv_dim = config.q_dim, config.kv_dim
     mlp, norms = 3 * dim * hidden, 2 * dim
-    linears = dim * (q_dim + 2 * kv_dim) + q_dim * dim + mlp
+    linears = attention_parameters(dim, q_dim, kv_dim) + mlp
     if not config.ccgqa:
         return _Layer(
             parameters=linears + norms,
@@ -43,8 +49,8 @@ def _layer(config: HydraConfig) -> _Layer:
             score_width=q_dim,
             cached=2 * kv_dim,
             cached_per_sequence=0,
-            # Both norms' outputs, rotated q, k, v, the attention's output; gate, up, their product.
-            saved=2 * dim + (q_dim + 2 * kv_dim) + q_dim + 3 * hidden,
+            # Also gate, up, their product.
+            saved=attention_saved(dim, q_dim, kv_dim) + 3 * hidden,
         )
     mixed, width = q_dim + kv_dim, config.conv_width
     head_mixing = mixed * width * config.head_dim
@@ -76,7 +82,7 @@ def costs(config: HydraConfig) -> Costs:
     recursion_router = 0
     if config.mixture_of_recursions:
         n = passes = config.recursions
-        shares = [TokenFraction(n - r, n) for r in range(n)]
+        shares = config.recursion_shares
         kv_shared = config.recursion_kv == "share"
         parts = [_part(layer, config, ALL_TOKENS, 2, 0, False)]
         parts += [
@@ -98,10 +104,11 @@ def costs(config: HydraConfig) -> Costs:
 
     every = [part for group in parts for part in group]
     unrouted = [part for part in every if part.share == ALL_TOKENS]
-    tables = 1 if config.tie_embeddings else 2
     applied = passes * config.n_layers + distinct - config.n_layers
     return Costs(
-        parameters=distinct * layer.parameters + routers + dim + tables * rows * dim,
+        parameters=distinct * layer.parameters
+        + routers
+        + outside_blocks(dim, rows, config.tie_embeddings),
         n_layers=len(by_block),
         dim=dim,
         rows=rows,

@@ -37,9 +37,7 @@ def passes_of(config: HydraConfig) -> tuple[tuple[Pass, ...], ...]:
     alone = (Pass(ALL_TOKENS, (ALL_TOKENS,)),)
     if not config.mixture_of_recursions:
         return tuple((Pass(ALL_TOKENS, (share,)),) for share in through(ALL_TOKENS))
-    n = config.recursions
-    shares = [TokenFraction(n - r, n) for r in range(n)]
-    return alone, tuple(Pass(share, through(share)) for share in shares), alone
+    return alone, tuple(Pass(s, through(s)) for s in config.recursion_shares), alone
 
 
 def attends(config: HydraConfig) -> tuple[tuple[tuple[Attends, ...], ...], ...]:
@@ -65,7 +63,7 @@ def beside(config: HydraConfig, how: How) -> Beside:
     tokens, saved = how.batch * how.sequence, 0
     if how.autocast:  # queries and keys, and values, each have a copy of the input cast for them
         saved += config.dim * how.element
-    if not how.fused and not how.compiled:
+    if how.by_operators:
         # The inputs of the first convolution and of the norms, in FP32; each head's deviation.
         heads = config.n_heads + config.n_kv_heads
         saved += 4 * heads + 2 * (4 - how.element) * heads * config.head_dim
@@ -102,8 +100,7 @@ def inference_per_token(config: HydraConfig, how: How) -> int:
                 around = stream * (1 if number == 0 else 2 + _size(block[number - 1].share))
             if len(block) > 1 and config.recursion_kv == "share":
                 # The other layers' keys and values, which every recursion reads.
-                kv = 2 * config.n_kv_heads * config.head_dim
-                around += (len(item.layers) - 1) * kv * how.element
+                around += (len(item.layers) - 1) * 2 * config.kv_dim * how.element
             for share, attention in zip(item.layers, attending[number], strict=True):
                 size = _size(share)
                 weights = attention.weights(how, True).inference / tokens
@@ -116,7 +113,7 @@ def inference_per_token(config: HydraConfig, how: How) -> int:
 
 def _dense(config: HydraConfig, how: How) -> int:
     """Return bytes per token of a running layer."""
-    q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    q_dim, kv_dim = config.q_dim, config.kv_dim
     projected, mixed = q_dim + 2 * kv_dim, 0
     if config.ccgqa:
         mixed = (config.conv_width + 3) * (q_dim + kv_dim) - projected + kv_dim
@@ -137,7 +134,7 @@ def _layers(config: HydraConfig, how: How, item: Pass) -> float:
     tokens from which PyTorch gathers; the scores, indices and slots.
     """
     saved, came = 0.0, _size(item.share)
-    by_torch = not how.fused and not how.compiled
+    by_torch = how.by_operators
     for share in item.layers:
         size = _size(share)
         if size < 1:
@@ -156,7 +153,7 @@ def _recursion(config: HydraConfig, how: How, number: int, came: float, size: fl
     As for a mixture of depths; but its result is weighted twice, once for the sum of all.
     """
     dim, wide = config.dim, 4 * config.dim
-    by_torch = not how.fused and not how.compiled
+    by_torch = how.by_operators
     narrow = how.stream < 4
     if config.recursion_routing == "token":
         chosen_from = came * dim * how.stream if number else wide + dim * how.stream * narrow

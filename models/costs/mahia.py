@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from models.configs.mahia import MahiaConfig
 from models.costs.experts import experts_at_work, experts_by_torch
-from models.costs.model_costs import Attends, BlockMemory, Costs, How, dense_block
+from models.costs.model_costs import (
+    Attends,
+    BlockMemory,
+    Costs,
+    How,
+    attention_parameters,
+    attention_saved,
+    dense_block,
+)
 from models.layers.basic import mlp_width
 
 
@@ -18,7 +26,7 @@ def costs(config: MahiaConfig) -> Costs:
     served, copies = (config.expert_top_k, config.n_experts) if config.use_moe else (1, 1)
     router = config.n_experts * text if config.use_moe else 0
     gate = heads * text if config.use_fourier else 0
-    attention, mlp = 4 * text * text + gate, 3 * text * hidden
+    attention, mlp = attention_parameters(text, text, text) + gate, 3 * text * hidden
     towers = config.tab_dim * table + table * table + (text + table) * fused
     layer = fused * 3 * fabric
     beside = towers + 3 * fused * fused + fused * config.output_dim
@@ -28,9 +36,8 @@ def costs(config: MahiaConfig) -> Costs:
     biases = 2 * table + fused + config.output_dim + (layers * heads if gate else 0)
     # Queries, keys and values before and after rotation, the attention's output; filtered, mixed.
     attending = 6 * text + (2 * text + heads if gate else 0)
-    # Both norms' outputs, rotated q, k, v, the attention's output, the filtered values, their
-    # mixture, the gates.
-    around = 2 * text + 4 * text + (2 * text + heads if gate else 0)
+    # Also the filtered values, their mixture, the gates.
+    around = attention_saved(text, text, text) + (2 * text + heads if gate else 0)
     sizes = {"dim": text, "width": hidden, "n": copies, "k": served}
 
     def by_torch(how: How) -> BlockMemory:

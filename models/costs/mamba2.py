@@ -11,7 +11,15 @@ import torch
 
 from kernels.ssd_scan import CHUNK, ScanMemory, scan_memory
 from models.configs.mamba2 import Mamba2Config
-from models.costs.model_costs import Attends, Beside, BlockMemory, Costs, How
+from models.costs.model_costs import (
+    Attends,
+    Beside,
+    BlockMemory,
+    Costs,
+    How,
+    attention_parameters,
+    outside_blocks,
+)
 
 
 def costs(config: Mamba2Config) -> Costs:
@@ -20,16 +28,18 @@ def costs(config: Mamba2Config) -> Costs:
     attending, heads = config.attending, config.n_heads
     kv_dim, state = _kv_dim(config), size.inner * size.d_state
     linears = dim * size.projected + size.inner * dim
-    attention = dim * (dim + 2 * kv_dim) + dim * dim + dim  # and the gate
+    attention = attention_parameters(dim, dim, kv_dim) + dim  # and the gate
     small = (size.d_conv + 1) * size.convolved + 3 * size.n_heads + size.inner
     matmuls = layers * linears + attending * attention
-    embeddings = (1 if config.tie_embeddings else 2) * rows * dim
     # Additional for a block that attends: rotated q, k, v, the attention's output, the branches'
     # difference; log-sum-exp and the gate, which are in FP32.
     more = (dim + 2 * kv_dim) + dim + dim + 2 * (heads + 1)
     attends = [config.attends(index) for index in range(layers)]
     return Costs(
-        parameters=matmuls + attending + layers * (small + dim) + dim + embeddings,
+        parameters=matmuls
+        + attending
+        + layers * (small + dim)
+        + outside_blocks(dim, rows, config.tie_embeddings),
         n_layers=layers,
         dim=dim,
         rows=rows,

@@ -53,6 +53,11 @@ class How(NamedTuple):
     weights: int = 0  # peak bytes per token of attention's weights in inference
 
     @property
+    def by_operators(self) -> bool:
+        """True if PyTorch's operators run one by one."""
+        return not (self.fused or self.compiled)
+
+    @property
     def autocast(self) -> bool:
         """True if linears compute in fewer bytes than the stream has."""
         return self.element < self.stream
@@ -153,6 +158,51 @@ class Costs:
     # Peak between blocks and loss where a model adapts itself: in forward and training.
     adapting_bytes: int = 0
 
+    @property
+    def head(self) -> int:
+        """Numbers in the head."""
+        return self.dim * self.rows
+
+    @property
+    def linears(self) -> int:
+        """Numbers in all linears, without the head."""
+        linears = self.linear_parameters
+        return self.matmul_per_token if linears is None else linears
+
+    @property
+    def linears_in_blocks(self) -> int:
+        """Numbers in the blocks' linears, nearly all that blocks have."""
+        return self.linears - self.linears_after
+
+    @property
+    def passes(self) -> tuple[tuple[float, ...], ...]:
+        """Units of each pass through each block."""
+        return self.block_passes or ((1.0,),) * self.n_layers
+
+    @property
+    def weights_by_block(self) -> tuple[float, ...]:
+        """Each block's fraction of the parameters in blocks."""
+        n_blocks = len(self.passes)
+        return self.block_weights or (1 / n_blocks,) * n_blocks
+
+
+def attention_parameters(dim: int, q_dim: int, kv_dim: int) -> int:
+    """Count the numbers in an attention's linears, with so many columns of queries and of keys."""
+    return 2 * dim * (q_dim + kv_dim)
+
+
+def attention_saved(dim: int, q_dim: int, kv_dim: int) -> int:
+    """Count what a block saves per token for backward, without its feed-forward layer.
+
+    These are both norms' outputs, the rotated queries, keys and values, the attention's output.
+    """
+    return 2 * (dim + q_dim + kv_dim)
+
+
+def outside_blocks(dim: int, rows: int, tie_embeddings: bool) -> int:
+    """Count the parameters of a language model's embedding, final norm and head."""
+    return dim + (1 if tie_embeddings else 2) * rows * dim
+
 
 def dense_block(
     how: How, *, dim: int, projected: int, rotating: int, attending: int, hidden: int
@@ -163,7 +213,7 @@ def dense_block(
     ``rotating`` in FP32 besides the former where PyTorch's steps norm and rotate; ``hidden`` is
     SwiGLU's width.
     """
-    by_steps = not (how.fused or how.compiled)
+    by_steps = how.by_operators
     # Besides, the block's input and its norm; later also the sum of input and attention.
     rotation = projected * how.element + by_steps * rotating * 4
     attention = 2 * dim * how.stream + max(rotation, attending * how.element + how.weights)
@@ -194,7 +244,7 @@ def flops(
     multiply_adds = (
         (costs.matmul_per_token + costs.scan_per_token) * sequence
         + 2 * costs.score_width * pairs
-        + costs.dim * costs.rows * head_tokens
+        + costs.head * head_tokens
         + costs.matmul_per_sequence
     )
     for part in costs.routed:

@@ -6,25 +6,31 @@ from dataclasses import replace
 
 from models.configs.moe import MoEConfig
 from models.costs.experts import experts_at_work, experts_by_torch
-from models.costs.model_costs import Attends, BlockMemory, Costs, How
+from models.costs.model_costs import (
+    Attends,
+    BlockMemory,
+    Costs,
+    How,
+    attention_parameters,
+    attention_saved,
+    outside_blocks,
+)
 
 
 def costs(config: MoEConfig) -> Costs:
-    """Return the costs of the sizes: memory of all experts, work of those a token is sent to.
+    """Return the costs of the sizes: memory of all experts, work of those that a token uses.
 
-    The projection of the noise, which only training has, is left out of the work.
+    The work leaves out the projection of the noise, which only training has.
     """
     dim, layers, rows, width = config.input_dim, config.n_layers, config.rows, config.hidden_dim
     n_experts, k = config.num_experts, config.active_experts
     noisy = config.gating == "noisy_topk"
     kv_dim = config.n_kv_heads * config.head_dim
-    attention = dim * (dim + 2 * kv_dim) + dim * dim
+    attention = attention_parameters(dim, dim, kv_dim)
     expert, router = 3 * dim * width, n_experts * dim
     shared = config.num_shared_experts
-    tables = 1 if config.tie_embeddings else 2
     linears = attention + (n_experts + shared) * expert
-    # Both norms' outputs, rotated q, k, v, the attention's output.
-    around = 2 * dim + (dim + 2 * kv_dim) + dim
+    around = attention_saved(dim, dim, kv_dim)
     # Log-sum-exp, both norms' inverse deviations; the router's probabilities; the noise.
     around_fp32 = config.n_heads + 2 + n_experts + (3 * n_experts + dim if noisy else 0)
 
@@ -56,8 +62,7 @@ def costs(config: MoEConfig) -> Costs:
 
     return Costs(
         parameters=layers * (linears + router * (2 if noisy else 1) + 2 * dim)
-        + dim
-        + tables * rows * dim,
+        + outside_blocks(dim, rows, config.tie_embeddings),
         n_layers=layers,
         dim=dim,
         rows=rows,
@@ -83,7 +88,7 @@ def costs(config: MoEConfig) -> Costs:
 
 
 def active_parameters(config: MoEConfig) -> int:
-    """Parameters that one token meets: all but the experts it does not choose."""
+    """Count the parameters that a token uses: all but those of experts it does not choose."""
     idle = config.num_experts - config.active_experts
     expert = 3 * config.input_dim * config.hidden_dim
     return costs(config).parameters - config.n_layers * idle * expert

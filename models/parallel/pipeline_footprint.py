@@ -6,8 +6,10 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from models.costs.footprint import PRECISIONS, Footprint, cached_copies, footprint
+from models.costs.footprint import Footprint, footprint
 from models.costs.model_costs import Costs
+from models.costs.precision import PRECISIONS
+from models.costs.training_memory import cached_copies
 from models.family import Family
 from models.parallel.pipeline_stages import Stage, chain, stages
 
@@ -26,7 +28,7 @@ def largest_stage(
     stream = rows * step["sequence"] * full.dim * PRECISIONS[step["precision"]].stream
     stage_footprints = []
     for rank, (stage, numbers) in enumerate(every):
-        costs = _costs(full, stage, every[-1][0].blocks.stop, numbers)
+        costs = _costs(full, stage, numbers)
         single = footprint(costs, batch=rows, **step)
         in_flight = min(ranks - rank, micro_batches)
         # The stage's output stays, as the end of the graph that its gradient comes back to.
@@ -51,12 +53,11 @@ def _stages(family: Family, config: Any, ranks: int) -> list[tuple[Stage, int]]:
     return sizes
 
 
-def _costs(full: Costs, stage: Stage, n_blocks: int, numbers: int) -> Costs:
+def _costs(full: Costs, stage: Stage, numbers: int) -> Costs:
     """Return the part of all blocks' costs that counts for a stage's training step."""
     own = slice(stage.blocks.start, stage.blocks.stop)
-    weights = full.block_weights or (1 / n_blocks,) * n_blocks
+    weights, beside = full.weights_by_block, full.kept_beside
     part = sum(weights[own])
-    linears, beside = full.linear_parameters, full.kept_beside
     attending = [block for block in full.attends[own] if any(block)]
     return replace(
         full,
@@ -65,7 +66,7 @@ def _costs(full: Costs, stage: Stage, n_blocks: int, numbers: int) -> Costs:
         rows=full.rows if stage.last else 0,
         matmul_per_token=round(part * full.matmul_per_token),
         rotating=None if full.rotating is None else len(attending),
-        linear_parameters=None if linears is None else round(part * linears),
+        linear_parameters=round(part * full.linears),
         block_passes=full.block_passes[own],
         block_weights=tuple(weight / part for weight in weights[own]),
         kept_beside=None if beside is None else lambda how: beside(how)[own],

@@ -36,15 +36,14 @@ def _costs(full: Costs, plan: Divisible, ranks: int) -> Costs:
     def less(numbers: int) -> int:
         return numbers - -(-numbers // ranks)
 
-    layers = [plan.of_block(index) for index in range(len(full.block_passes) or full.n_layers)]
+    layers = [plan.of_block(index) for index in range(len(full.passes))]
     saved_by_block = [sum(division.saved for division in block) for block in layers]
     # A block may have more than the one that costs describe, or be several.
     unit = min(saved_by_block)
     saved = less(unit)
     unfused = less(min(sum(division.unfused for division in block) for block in layers))
     wide = max(sum(division.fp32 for division in block) for block in layers) if ranks > 1 else 0
-    linears, by_torch, beside = full.linear_parameters, full.by_torch, full.kept_beside
-    linears = full.matmul_per_token if linears is None else linears
+    by_torch, beside = full.by_torch, full.kept_beside
 
     def by_torch_sharded(how: How) -> BlockMemory:
         assert by_torch is not None
@@ -61,7 +60,7 @@ def _costs(full: Costs, plan: Divisible, ranks: int) -> Costs:
     return replace(
         full,
         parameters=full.parameters - less(plan.cut),
-        linear_parameters=linears - less(plan.cut),
+        linear_parameters=full.linears - less(plan.cut),
         linears_after=full.linears_after - less(plan.cut - plan.cut_in_blocks),
         saved_per_token=full.saved_per_token - saved,
         saved_fp32_per_token=full.saved_fp32_per_token + wide - less(wide),

@@ -205,6 +205,20 @@ def inference_peak(
     return meter.most
 
 
+def estimate_and_peak(
+    family: Family, config: Any, workload: str = "train", **step: Any
+) -> tuple[int, int]:
+    """Return the footprint's total bytes and the counted peak; ``step`` as of the footprint."""
+    with as_on_an_h200():
+        estimate = family.footprint(config, workload=workload, **step).total
+    if workload == "train":
+        peak = training_peak(family, config, **step)
+    else:
+        peak = inference_peak(family, config, workload=workload, **step)
+    print(family.name, workload, step, peak, f"{estimate / peak - 1:+.1%}")
+    return estimate, peak
+
+
 @contextlib.contextmanager
 def _metered(
     family: Family,

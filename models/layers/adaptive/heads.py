@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import kernels
 from kernels.adaptive_attention import cut_and_rounded, prepared
-from models.layers.adaptive.adaptation import Choice
+from models.layers.adaptive.choice import Choice
 from models.layers.adaptive.measurements import Sight, longest, look, sampled
 from models.layers.adaptive.rules import Rules
 from models.layers.attention import KVState, RotaryCache

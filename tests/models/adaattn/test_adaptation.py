@@ -15,10 +15,10 @@ from models.layers.adaptive.adaptation import (
     PATIENCE,
     TOLERANCE,
     Adaptation,
-    Chosen,
     score_error,
     settle,
 )
+from models.layers.adaptive.choice import Chosen
 from models.layers.adaptive.measurements import SAMPLES, TOKENS, Sight, longest, look, sampled
 from models.layers.adaptive.rules import Rules
 

@@ -5,7 +5,7 @@ numbers.
 """
 
 import pytest
-from peak_bytes import as_on_an_h200, inference_peak, training_peak
+from peak_bytes import as_on_an_h200, estimate_and_peak
 
 from models import FAMILIES
 
@@ -42,11 +42,9 @@ def test_attentions_weights_are_counted_in_a_training_step_whatever_holds_them(
     # AdaAttn's fused kernel is one, whatever backend is asked for.
     step = {"batch": 4, "sequence": 256, "fused": name != "adaattn", "attention": attention}
     step |= {"precision": precision, "checkpointing": checkpointing}
+    estimate, peak = estimate_and_peak(family, config, **step)
     with as_on_an_h200():
-        estimate = family.footprint(config, workload="train", **step).total
         without = family.footprint(config, workload="train", **step | {"attention": ""}).total
-    peak = training_peak(family, config, **step)
-    print(name, fields, step, peak, f"{estimate / peak - 1:+.1%}", f"{without / peak - 1:+.1%}")
     assert estimate == pytest.approx(peak, rel=off)
     assert without < (1 - 2 * off) * peak
 
@@ -69,11 +67,9 @@ def test_attentions_weights_are_counted_in_inference_whatever_holds_them(
     config = family.configure("tiny", {"text_seq_len": 256} if name == "mahia" else {})
     step = {"batch": 4, "sequence": 256, "precision": precision, "attention": attention}
     step |= {"workload": workload, "fused": name != "adaattn"}
+    estimate, peak = estimate_and_peak(family, config, **step)
     with as_on_an_h200():
-        estimate = family.footprint(config, **step).total
         without = family.footprint(config, **step | {"attention": ""}).total
-    peak = inference_peak(family, config, **step)
-    print(step, peak, f"{estimate / peak - 1:+.1%}", f"{without / peak - 1:+.1%}")
     assert estimate == pytest.approx(peak, rel=0.05)
     assert without < 0.9 * peak
 
@@ -82,6 +78,5 @@ def test_chunks_hold_as_much_of_a_long_sequence_as_of_a_short_one():
     family = FAMILIES["hydra"]
     config = family.configure("tiny", {"max_sequence": 4096})
     step = {"batch": 1, "sequence": 2048, "precision": "half", "attention": "chunked"}
-    with as_on_an_h200():
-        estimate = family.footprint(config, workload="train", **step).total
-    assert estimate == pytest.approx(training_peak(family, config, **step), rel=0.05)
+    estimate, peak = estimate_and_peak(family, config, **step)
+    assert estimate == pytest.approx(peak, rel=0.05)

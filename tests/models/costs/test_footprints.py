@@ -10,10 +10,9 @@ import torch
 from peak_bytes import (
     as_on_an_h200,
     drawn,
-    inference_peak,
+    estimate_and_peak,
     saved_for_backward,
     saved_more_on_a_cpu,
-    training_peak,
 )
 
 from models import FAMILIES, ConfigurationError
@@ -25,15 +24,6 @@ BATCH = 8
 # Large enough for a GPU; smaller ones have a peak of their own.
 DEFAULTS = {name: FAMILIES[name].first_choice for name in NAMES}
 WITHOUT_VOCABULARY = {"mahia": {"vocab_size": 256}}  # by family; of the others, the field's name
-
-
-def estimated_and_counted(family, config, step):
-    """Return bytes: the footprint's total, and the counted peak."""
-    with as_on_an_h200():
-        estimate = family.footprint(config, workload="train", **step)
-    counted = training_peak(family, config, **step)
-    print(family.name, step, counted, f"{estimate.total / counted - 1:+.1%}")
-    return estimate.total, counted
 
 
 @pytest.mark.parametrize(
@@ -55,8 +45,8 @@ def test_the_peak_of_a_tiny_training_step_is_estimated_within_a_tenth(
     config = dataclasses.replace(family.presets["tiny"], n_layers=2)
     step = {"batch": 64, "sequence": min(256, family.longest(config)), "fused": fused}
     step |= {"precision": precision, "checkpointing": checkpointing}
-    estimate, counted = estimated_and_counted(family, config, step)
-    assert estimate == pytest.approx(counted, rel=0.1)
+    estimate, peak = estimate_and_peak(family, config, **step)
+    assert estimate == pytest.approx(peak, rel=0.1)
 
 
 def published(name):
@@ -78,8 +68,8 @@ def test_the_peak_of_a_default_training_step_is_estimated_within_a_tenth(
     family = FAMILIES[name]
     step = family.suggested(preset, "cuda")
     step |= {"precision": precision, "checkpointing": checkpointing}
-    estimate, counted = estimated_and_counted(family, family.presets[preset], step)
-    assert estimate == pytest.approx(counted, rel=0.1)
+    estimate, peak = estimate_and_peak(family, family.presets[preset], **step)
+    assert estimate == pytest.approx(peak, rel=0.1)
 
 
 @pytest.mark.slow
@@ -94,18 +84,8 @@ def test_what_blocks_hold_is_estimated_within_a_tenth_where_no_logits_hide_it(
     small = {"n_layers": 4, **WITHOUT_VOCABULARY.get(name, {"vocabulary": 256})}
     config = dataclasses.replace(family.presets[preset], **small)
     step = {"batch": 8, "sequence": 256, "precision": precision, "checkpointing": checkpointing}
-    estimate, counted = estimated_and_counted(family, config, {**step, "fused": fused})
-    assert estimate == pytest.approx(counted, rel=0.1)
-
-
-def inferred(name, config, workload, step):
-    """Return bytes: the footprint's total, and the counted peak."""
-    family = FAMILIES[name]
-    with as_on_an_h200():
-        estimate = family.footprint(config, workload=workload, **step).total
-    counted = inference_peak(family, config, workload=workload, **step)
-    print(name, workload, step, counted, f"{estimate / counted - 1:+.1%}")
-    return estimate, counted
+    estimate, peak = estimate_and_peak(family, config, **step, fused=fused)
+    assert estimate == pytest.approx(peak, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +103,10 @@ def inferred(name, config, workload, step):
 def test_the_peak_of_a_tiny_inference_is_estimated_within_a_tenth(name, workload, precision, fused):
     config = FAMILIES[name].presets["tiny"]
     step = {"batch": 16, "sequence": min(256, FAMILIES[name].longest(config))}
-    estimate, counted = inferred(
-        name, config, workload, step | {"precision": precision, "fused": fused}
+    estimate, peak = estimate_and_peak(
+        FAMILIES[name], config, workload, **step, precision=precision, fused=fused
     )
-    assert estimate == pytest.approx(counted, rel=0.1)
+    assert estimate == pytest.approx(peak, rel=0.1)
 
 
 EXPERTS_OF_MAHIA = {"use_moe": True}
@@ -148,11 +128,8 @@ def test_other_sizes_than_the_presets_are_estimated_within_a_tenth(name, fields,
     config = family.configure("tiny", {"n_layers": 4} | fields)
     step = {"batch": 16, "sequence": min(256, family.longest(config))}
     step |= {"precision": "half", "fused": fused}
-    if workload == "train":
-        estimate, counted = estimated_and_counted(family, config, step)
-    else:
-        estimate, counted = inferred(name, config, workload, step)
-    assert estimate == pytest.approx(counted, rel=0.1)
+    estimate, peak = estimate_and_peak(family, config, workload, **step)
+    assert estimate == pytest.approx(peak, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +146,8 @@ def test_the_states_of_a_fused_scan_are_counted_in_inference(
 ):
     config = FAMILIES["mamba2"].configure("tiny", {"d_state": d_state, "max_sequence": 2048})
     step = {"batch": batch, "sequence": sequence, "precision": precision}
-    estimate, counted = inferred("mamba2", config, workload, step)
-    assert estimate == pytest.approx(counted, rel=0.03)
+    estimate, peak = estimate_and_peak(FAMILIES["mamba2"], config, workload, **step)
+    assert estimate == pytest.approx(peak, rel=0.03)
 
 
 @pytest.mark.slow
@@ -190,8 +167,8 @@ def test_the_peak_of_a_default_inference_is_estimated_within_a_twentieth(
 ):
     family = FAMILIES[name]
     step = family.suggested(preset, "cuda") | {"precision": precision, "fused": fused}
-    estimate, counted = inferred(name, family.presets[preset], workload, step)
-    assert estimate == pytest.approx(counted, rel=0.05)
+    estimate, peak = estimate_and_peak(family, family.presets[preset], workload, **step)
+    assert estimate == pytest.approx(peak, rel=0.05)
 
 
 @pytest.mark.slow
@@ -202,8 +179,8 @@ def test_the_peak_of_a_default_inference_is_estimated_within_a_twentieth(
 def test_experts_by_pytorch_hold_what_is_estimated_however_they_are_chosen(fields, precision):
     config = dataclasses.replace(FAMILIES["moe"].presets["document"], vocabulary=256, **fields)
     step = {"batch": 8, "sequence": 256, "precision": precision, "fused": False}
-    estimate, counted = estimated_and_counted(FAMILIES["moe"], config, step)
-    assert estimate == pytest.approx(counted, rel=0.1)
+    estimate, peak = estimate_and_peak(FAMILIES["moe"], config, **step)
+    assert estimate == pytest.approx(peak, rel=0.1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp", "half"])

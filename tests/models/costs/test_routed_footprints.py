@@ -1,7 +1,7 @@
 """Memory of HYDRA with its options, alone and together, estimated and counted."""
 
 import pytest
-from peak_bytes import as_on_an_h200, inference_peak, training_peak
+from peak_bytes import estimate_and_peak
 
 from models import FAMILIES
 
@@ -11,19 +11,6 @@ DEPTHS = {"mixture_of_depths": True, "depth_every": 1, "depth_capacity": 0.5, "n
 RECURSIONS = {"mixture_of_recursions": True, "n_layers": 2}
 ALL = CCGQA | DEPTHS | RECURSIONS
 STEP = {"batch": 8, "sequence": 256}
-
-
-def compared(fields, workload, step):
-    """Return bytes: the footprint's total, and the counted peak."""
-    config = HYDRA.configure("tiny", fields)
-    with as_on_an_h200():
-        estimate = HYDRA.footprint(config, workload=workload, **step).total
-    if workload == "train":
-        peak = training_peak(HYDRA, config, **step)
-    else:
-        peak = inference_peak(HYDRA, config, workload=workload, **step)
-    print(fields, workload, step, peak, f"{estimate / peak - 1:+.1%}")
-    return estimate, peak
 
 
 @pytest.mark.parametrize(
@@ -44,7 +31,7 @@ def test_a_training_step_that_routes_is_estimated_within_a_twentieth(
     fields, precision, fused, checkpointing
 ):
     step = STEP | {"precision": precision, "fused": fused, "checkpointing": checkpointing}
-    estimate, peak = compared(fields, "train", step)
+    estimate, peak = estimate_and_peak(HYDRA, HYDRA.configure("tiny", fields), **step)
     assert estimate == pytest.approx(peak, rel=0.05)
 
 
@@ -62,5 +49,5 @@ def test_inference_that_routes_is_estimated_within_a_twentieth(
     fields, workload, precision, fused, attention
 ):
     step = STEP | {"precision": precision, "fused": fused, "attention": attention}
-    estimate, peak = compared(fields, workload, step)
+    estimate, peak = estimate_and_peak(HYDRA, HYDRA.configure("tiny", fields), workload, **step)
     assert estimate == pytest.approx(peak, rel=0.05)

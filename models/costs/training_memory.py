@@ -1,0 +1,167 @@
+"""Memory of a training step along its backward pass, where it has its peak.
+
+The backward pass begins at the loss; then it goes through the blocks, from the last to the first.
+The activations of a block make room for the gradients of its weights, evenly enough that only the
+ends of a block count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kernels.attention.memory import WeightsMemory
+from models.costs.model_costs import Beside, BlockMemory, Costs, How
+from models.costs.precision import PRECISIONS, Precision
+from models.execution.checkpointing import CHECKPOINTING
+
+
+def training_course(
+    costs: Costs, size: Precision, how: How, checkpointing: str
+) -> Iterator[tuple[int, int]]:
+    """Yield bytes of activations and of gradients along the backward pass, from the loss on."""
+    tokens = how.batch * how.sequence
+    blocks = _blocks(costs, size, how, checkpointing)
+    saved = [block.saved for block in blocks]
+    at_the_end = sum(saved) + how.batch * costs.saved_per_sequence * size.compute
+    yield at_the_end + costs.adapting_bytes, 0
+    yield at_the_end + costs.head * size.copied + _loss(costs, tokens), 0
+
+    unit, beside = unit_memory(costs, size, how), _beside(costs, how)
+    stream = tokens * costs.dim * size.stream
+    # All that a unit saved still exists, and the gradient of its result.
+    working = tokens * unit.backward_per_token + stream + beside.backward
+    past_attention = tokens * costs.saved_past_attention * size.compute
+    gradients = (costs.head + costs.linears_after) * size.weight
+    for index, block in reversed([*enumerate(blocks)]):
+        earlier = sum(saved[:index]) + (block.input or 0)
+        own_gradients = round(block.share * costs.linears_in_blocks * size.weight)
+        for number, passed in reversed([*enumerate(block.passes)]):
+            live = earlier + block.saved_through(number + 1)
+            # For weights that several passes share, the last one's backward pass computes all
+            # gradients.
+            made = gradients + (own_gradients if number + 1 < len(block.passes) else 0)
+            part = min(1.0, passed.units)
+            yield live + round(part * working), made
+            # While attention runs, later activations do not exist yet, or no longer.
+            for weights in passed.attends:
+                attending = live - round(part * past_attention) - weights.saved
+                yield attending + weights.forward, made if block.input else 0
+                yield attending + weights.backward + round(part * stream), made
+        gradients += own_gradients
+    yield 0, costs.parameters * size.weight
+
+
+class _Pass(NamedTuple):
+    """One pass through a block, and what it saves for backward."""
+
+    units: float
+    beside: float  # bytes besides its units
+    attends: Sequence[WeightsMemory]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block, and what it saves for backward."""
+
+    share: float  # of the parameters in blocks
+    copies: int  # bytes of autocast's copies of its linears
+    passes: list[_Pass]
+    unit: int  # bytes of one unit
+    input: int | None  # bytes of its input if it is recomputed, else None
+
+    @property
+    def saved(self) -> int:
+        """Bytes that it saves when the forward pass runs it."""
+        return self.saved_through(len(self.passes)) if self.input is None else self.input
+
+    def saved_through(self, number: int) -> int:
+        """Return the bytes that its first passes save, so many of them."""
+        passes = self.passes[:number]
+        units = sum(passed.units for passed in passes) * self.unit
+        saved = round(units + sum(passed.beside for passed in passes))
+        return saved + self.copies + sum(w.saved for passed in passes for w in passed.attends)
+
+
+def _blocks(costs: Costs, size: Precision, how: How, checkpointing: str) -> list[_Block]:
+    """Return the blocks of a model."""
+    tokens = how.batch * how.sequence
+    memory = unit_memory(costs, size, how)
+    unit = tokens * memory.kept_per_token + memory.saved + _beside(costs, how).saved
+    stream = -(-tokens * costs.dim * size.stream // costs.stream_ranks)
+    shape = costs.passes
+    beside: Sequence[Sequence[float]] = [(0.0,) * len(passes) for passes in shape]
+    if costs.kept_beside is not None:
+        beside = [[tokens * part for part in block] for block in costs.kept_beside(how)]
+    attends = attention_weights(costs, how)
+    recomputed = _checkpointed(checkpointing, len(shape))
+    return [
+        _Block(
+            share=share,
+            copies=round(share * costs.linears_in_blocks * size.copied),
+            passes=[
+                _Pass(units, beside[index][number], attends[index][number])
+                for number, units in enumerate(shape[index])
+            ],
+            unit=unit,
+            input=stream if recomputed[index] else None,
+        )
+        for index, share in enumerate(costs.weights_by_block)
+    ]
+
+
+def cached_copies(costs: Costs, precision: str, checkpointing: str) -> tuple[int, int]:
+    """Return the bytes of the copies of the blocks' linears in autocast's cache.
+
+    The first number is for all blocks, the second for those that keep it for a backward pass.
+    """
+    size = PRECISIONS[precision]
+    shares, total = costs.weights_by_block, costs.linears_in_blocks * size.copied
+    again = _checkpointed(checkpointing, len(shares))
+    once = costs.cast_by_operators * size.copied
+    copies = [max(0, round(share * total) - once) for share in shares]
+    saved = (copy for copy, recomputed in zip(copies, again, strict=True) if not recomputed)
+    return sum(copies), sum(saved)
+
+
+def attention_weights(costs: Costs, how: How) -> list[list[list[WeightsMemory]]]:
+    """Return, by block and pass, what its attentions hold for their weights."""
+    if not costs.attends:
+        return [[[] for _ in passes] for passes in costs.passes]
+    masked = costs.causal or costs.window > 0
+    return [
+        [[attention.weights(how, masked) for attention in passed] for passed in block]
+        for block in costs.attends
+    ]
+
+
+def unit_memory(costs: Costs, size: Precision, how: How) -> BlockMemory:
+    """Return the memory of a unit block, with the stream's part; see the families' ``costs``."""
+    stream = costs.saved_stream_per_token * size.stream
+    if not how.fused and costs.by_torch is not None:
+        block = costs.by_torch(how)
+        return replace(block, kept_per_token=block.kept_per_token + stream)
+    compute, fp32 = costs.saved_per_token, costs.saved_fp32_per_token
+    if how.by_operators:
+        compute, fp32 = compute + costs.unfused_per_token, fp32 + costs.unfused_fp32_per_token
+    return BlockMemory(
+        kept_per_token=compute * size.compute + stream + fp32 * 4,
+        backward_per_token=costs.backward_per_token * size.compute,
+    )
+
+
+def _beside(costs: Costs, how: How) -> Beside:
+    return costs.beside(how) if costs.beside else Beside()
+
+
+def _loss(costs: Costs, tokens: int) -> int:
+    """Return the bytes of the log-softmax in FP32, and of the gradients after and before it."""
+    return 3 * 4 * tokens * costs.rows
+
+
+def _checkpointed(mode: str, count: int) -> list[bool]:
+    """Return which blocks save only their input; see ``Model.choose_checkpointed``."""
+    # "operators" saves most of a block: estimated as all of it.
+    stride = 0 if mode == "operators" else CHECKPOINTING[mode]
+    return [stride > 0 and index % stride == 0 for index in range(count)]
