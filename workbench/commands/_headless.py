@@ -1,4 +1,4 @@
-"""What the commands that drive a runner share: progress, what went wrong, saving, exit codes."""
+"""Shared by the commands that drive a runner: progress, failures, saving, exit codes."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ class Bar:
             self._progress.stop()
 
     def say(self, text: str) -> None:
-        """A line for the person, above the bar."""
+        """Print a line for the person, above the bar."""
         if self._progress.disable:
             say(text)
         else:
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def watch(self, message: protocol.AnyMessage) -> None:
-        """Show what one message tells."""
+        """Show the progress or the warning of a message."""
         match message:
             case protocol.State():
                 text = message.text or message.state.capitalize()
@@ -125,7 +125,7 @@ class Bar:
 
 
 def settle(outcome: Outcome, output: Path | None) -> str | None:
-    """Tell what went wrong, save the session if asked, and remove a journal that nobody needs.
+    """Report failures, save the session if requested, and remove a journal that is not needed.
 
     Returns the path of the file that was written. Raises ``Mistaken`` for what could not be run at
     all, ``Failed`` for a file that could not be written. Another Ctrl+C, of a person who was in a
@@ -142,12 +142,12 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         raise Mistaken(outcome.mistake)
     for text in warnings(session):
         if text == outcome.unjournaled:
-            continue  # told when it happened
+            continue  # printed when it happened
         say(f"{text[:1].upper()}{text[1:]}.")
     for failure in outcome.failures:
         say(failure.said)
         if failure.kind in ("died", protocol.SCRIPT_FAILED) and failure.detail:
-            say(f"The last that it said:\n{failure.detail}")
+            say(f"Its last output:\n{failure.detail}")
         elif failure.detail and "the log has" in failure.fix.lower():  # which nothing else keeps
             say(f"The log:\n{failure.detail.rstrip()}")
     saved = None
@@ -155,26 +155,26 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         try:
             hdf5.save(session, output)
         except SessionError as error:
-            raise Failed(f"{error} {_kept(outcome)}".strip()) from None
+            raise Failed(f"{error} {_recovery_hint(outcome)}".strip()) from None
         saved = str(output)
     elif output is not None:
         say(f"Nothing was measured, so that {output} was not written.")
     cut = any(failure.kind in ("died", protocol.SCRIPT_FAILED) for failure in outcome.failures)
     cut = cut or outcome.reason in ("died", "cancelled")
     if saved is None and session.segments and cut:
-        say(_kept(outcome))
+        say(_recovery_hint(outcome))
     else:
         journal.discard(outcome.journal)
     return saved
 
 
 def warnings(session: Session) -> list[str]:
-    """What the runner warned of, options of presets that it left out among it."""
+    """Return the runner's warnings, such as options of presets that it left out."""
     return [event.text for event in session.events if event.kind == "warning"]
 
 
 def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
-    """What every answer for programs begins with: how it ended, where it is, what went wrong."""
+    """Return the beginning of every JSON answer: reason, file and failures."""
     return {
         "reason": outcome.reason,
         "file": saved,
@@ -185,9 +185,9 @@ def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
 
 
 def exit_code(outcome: Outcome) -> int:
-    """The exit code that tells how the run ended.
+    """Return the exit code of the run.
 
-    Numbers that are not finite, and a file that was asked for and not written, are failures.
+    Numbers that are not finite, and a requested file that was not written, are failures.
     """
     failed = {failure.kind for failure in outcome.failures}
     if outcome.reason == "done" and failed & {"nan", "unwritten"}:
@@ -195,8 +195,8 @@ def exit_code(outcome: Outcome) -> int:
     return {"done": DONE, "cancelled": INTERRUPTED}.get(outcome.reason, FAILED)
 
 
-def _kept(outcome: Outcome) -> str:
-    """Where what was measured can be had again."""
+def _recovery_hint(outcome: Outcome) -> str:
+    """Return a sentence that says how to recover the measurements."""
     if not outcome.unjournaled:
         return f"What was measured is kept: workbench recover {outcome.journal}"
     if not outcome.journal.exists():

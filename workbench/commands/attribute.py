@@ -71,7 +71,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     check_session(arguments.output)
 
-    named = [one.partition("=")[0].strip() for one in arguments.toggles.split(",")]
+    named = [choice.partition("=")[0].strip() for choice in arguments.toggles.split(",")]
     if twice := {name for name in named if name and named.count(name) > 1}:
         raise Mistaken(
             f"--toggles: {', '.join(sorted(twice))} is named twice; a toggle has one option here, "
@@ -117,13 +117,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def study_lines(study: Study) -> list[str]:
-    """The study for a person."""
+    """Return the study as lines for a person."""
     tables = [render(arms_table(study)), render(effects_table(study))]
     return [headline(study), "", *tables, *remarks(study)]
 
 
 def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
-    """The outcome for programs."""
+    """Return the outcome for the JSON answer."""
     data = as_data(outcome, saved)
     study = newest(outcome.session)
     if study is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 
 from sessions import numerics
 from sessions.ceilings import ceiling_words, utilization
-from sessions.model import HF, OWN, Configuration, Phase, Scalar, Segment
+from sessions.model import HF, OWN, Configuration, Phase, Scalar, Segment, Session
 from sessions.reproduction import command_lines
 from sessions.studies import next_steps
 from sessions.tables import segments_table
@@ -43,7 +43,7 @@ SECONDS = 10.0  # where neither steps nor seconds are asked for
 
 
 def configuration_arguments(parser: argparse.ArgumentParser, family_default: str = "") -> None:
-    """What names a configuration; the family may be left out where there is a default."""
+    """Add the arguments that name a configuration; a family with a default may be left out."""
     text = "model family; `workbench doctor` lists them; or hf:CONFIG, as --model takes it"
     if family_default:
         text += f"; default: {family_default}"
@@ -160,34 +160,36 @@ def _run(arguments: argparse.Namespace) -> int:
             }
         )
     else:
-        if session.segments:
-            answer(render(segments_table(session)))
-            if hint := command_lines.session_hint(session):
-                answer(hint)
-            for line in evidence_lines(session.segments[-1].evidence, arguments.verbose):
-                answer(line)
-            for segment in session.segments:
-                if mark := numerics.mark(segment.ledger):
-                    answer(f"numbers {mark}: {numerics.text(segment.ledger)}")
-                if "text" in segment.ledger:
-                    answer(_generated(segment))
-        for line in next_steps.lines(session):
+        for line in _lines(session, arguments, saved):
             answer(line)
-        if saved:
-            answer(f"saved {saved}")
-        for event in session.events:
-            if event.kind == "info":
-                answer(event.text)
-        where = runner_command.host_suffix(session.environment)
-        if where and arguments.save_state is not None:
-            answer(f"{arguments.save_state} is{where}")
     code = exit_code(outcome)
-    wrong = any(numerics.are_wrong(one.ledger) for one in session.segments)
+    wrong = any(numerics.are_wrong(segment.ledger) for segment in session.segments)
     return FAILED if wrong and code == DONE else code
 
 
+def _lines(session: Session, arguments: argparse.Namespace, saved: str | None) -> Iterator[str]:
+    """Yield the result for a person: segments, evidence, numbers, next steps and files."""
+    if session.segments:
+        yield render(segments_table(session))
+        if hint := command_lines.session_hint(session):
+            yield hint
+        yield from evidence_lines(session.segments[-1].evidence, arguments.verbose)
+        for segment in session.segments:
+            if mark := numerics.mark(segment.ledger):
+                yield f"numbers {mark}: {numerics.text(segment.ledger)}"
+            if "text" in segment.ledger:
+                yield _generated(segment)
+    yield from next_steps.lines(session)
+    if saved:
+        yield f"saved {saved}"
+    yield from (event.text for event in session.events if event.kind == "info")
+    where = runner_command.host_suffix(session.environment)
+    if where and arguments.save_state is not None:
+        yield f"{arguments.save_state} is{where}"
+
+
 def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> Configuration:
-    """The configuration that the arguments ask for, in the catalogue's terms."""
+    """Return the configuration of the arguments, in the catalogue's terms."""
     families = {family.name: family for family in catalogue.families}
     workloads = {workload.name: workload for workload in catalogue.workloads}
     family, source = arguments.family, arguments.model
@@ -228,30 +230,30 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
 
 
 def data_path(text: str) -> str:
-    """Where data comes from, for a session that can be run again from anywhere."""
+    """Return the source of the data, so that a session can be run again from any folder."""
     return text if text == SYNTHETIC else runner_command.path(Path(text))
 
 
 def with_toggles(
     catalogue: protocol.Catalogue, configuration: Configuration, text: str
 ) -> Configuration:
-    """The configuration with the toggles of ``NAME=OPTION,...`` and ``@SET`` as well."""
-    chosen = _chosen([one.strip() for one in text.split(",") if one.strip()], catalogue)
+    """Return the configuration with the toggles of ``NAME=OPTION,...`` and ``@SET`` added."""
+    chosen = _chosen([word.strip() for word in text.split(",") if word.strip()], catalogue)
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **chosen})
 
 
 def summary(segment: Segment) -> dict[str, Any]:
-    """One segment in numbers, for programs."""
-    found = statistics.summarize(statistics.steady_ms(segment))
+    """Return a segment in numbers, for the JSON answer."""
+    steady = statistics.summarize(statistics.steady_ms(segment))
     return {
         "label": segment.label,
         "configuration": msgspec.to_builtins(segment.configuration),
         "steps": len(segment.steps["t_s"]),
-        "steady_steps": found.n,
-        "median_ms": found.median,
-        "p95_ms": found.p95,
+        "steady_steps": steady.n,
+        "median_ms": steady.median,
+        "p95_ms": steady.p95,
         "clock": statistics.clock(segment),
-        "model_flops_utilization": utilization(segment, found.median),
+        "model_flops_utilization": utilization(segment, steady.median),
         "ceiling": ceiling_words(segment),
         "peak_bytes": steady_peak_bytes(segment),
         "phases": [[Phase(p.phase).title, p.start_s, p.stop_s] for p in segment.phases],
@@ -261,25 +263,25 @@ def summary(segment: Segment) -> dict[str, Any]:
 
 
 def _chosen(texts: Sequence[str], catalogue: protocol.Catalogue) -> dict[str, str]:
-    """The option of each toggle that is named, by itself or in a preset; the last word counts."""
+    """Return the option of each toggle that a text or its preset names; the last text counts."""
     toggles = {toggle.name: toggle for toggle in catalogue.toggles}
     chosen: dict[str, str] = {}
     for text in texts:
         if text.startswith(presets.MARK):
             try:
-                found, unknown = presets.find(text, catalogue)
+                options, unknown = presets.find(text, catalogue)
             except ValueError as error:
                 raise Mistaken(f"--toggle {text}: {error}") from None
             for sentence in unknown:
                 say(f"{text}: {sentence}")
-            chosen |= found
+            chosen |= options
         else:
             chosen |= dict([_toggle(text, toggles)])
     return chosen
 
 
 def _generated(segment: Segment) -> str:
-    """What a segment wrote last, after which prompt, and how long the prompts took."""
+    """Return a segment's last text with its prompt, and the time of the prompts."""
     ledger = segment.ledger
     return (
         f"\nprefill: {ledger['prefill_ms']} ms for {segment.configuration.settings['sequence']} "
@@ -306,7 +308,7 @@ def _known(what: str, name: str, allowed: Mapping[str, Any]) -> Any:
 
 
 def _read(field: protocol.Field, text: str) -> Scalar:
-    """The text as the field's kind."""
+    """Return the text as the field's kind."""
     try:
         if isinstance(field.default, bool):
             return {"true": True, "false": False}[text.lower()]

@@ -119,7 +119,7 @@ def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:
 
 
 def study_lines(study: Study) -> list[str]:
-    """The study for a person."""
+    """Return the study as lines for a person."""
     lines = [render(sweep.points_table(study))]
     for curve in sweep.curves(study):
         lines += _exponents(study, curve)
@@ -129,7 +129,7 @@ def study_lines(study: Study) -> list[str]:
 
 
 def _exponents(study: Study, curve: sweep.Curve) -> Sequence[str]:
-    """What is known of how the curve's time grows, a line for each part of it."""
+    """Return the exponents of the curve's time, a line for each fitted part."""
     name, field = sweep.name_of(study, curve), sweep.field_title(study)
     lines = []
     for part, over in ((sweep.ALL, ""), (sweep.LONGER, ", over the longer half")):
@@ -143,7 +143,7 @@ def _exponents(study: Study, curve: sweep.Curve) -> Sequence[str]:
 
 
 def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> dict[str, Any]:
-    """The outcome for programs."""
+    """Return the outcome for the JSON answer."""
     data = as_data(outcome, saved)
     for study in measured[-1:]:
         data |= {**study.request, **study.facts}

@@ -1,4 +1,4 @@
-"""What the plots of model metrics share: which there are, which is shown, and its table."""
+"""Shared by the plots of model metrics: their names, the chosen metric, and its table."""
 
 from __future__ import annotations
 
@@ -23,64 +23,64 @@ class Number(Unit):
     kind: str = "plain"
 
     def text(self, value: float, digits: int = 3) -> str:
-        """A reading such as ``0.00125`` or ``12.5 tokens``."""
+        """Return a reading such as ``0.00125`` or ``12.5 tokens``."""
         if not math.isfinite(value):
             return "–"
         return f"{value:.{digits}g} {self.symbol}".replace("-", "−").strip()
 
 
 def names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The metrics that were measured, those of the newest segments first."""
+    """Return the metrics that were measured, those of the newest segments first."""
     segments = [segment for run in runs for segment in run.chosen()]
     return tuple(dict.fromkeys(name for segment in segments[::-1] for name in segment.metrics))
 
 
 def choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
-    """The plots' option: which metric."""
+    """Return the plots' option: the names of the metrics."""
     return {"metric": names(runs)}
 
 
 def chosen(runs: Sequence[Run], metric: str) -> str:
-    """The metric to show: the one asked for, or else the newest segment's first."""
+    """Return the metric to show: ``metric`` if it was measured, else the newest segment's first."""
     known = names(runs)
     return metric if metric in known else known[0]
 
 
 def series_of(run: Run, metric: str) -> list[Measured]:
-    """The metric in every chosen segment that has it."""
+    """Return the metric in every chosen segment that has it."""
     return [(s, s.metrics[metric]) for s in run.chosen() if metric in s.metrics]
 
 
 def latest(runs: Sequence[Run], metric: str) -> MetricSeries:
-    """The metric in the newest segment that has it: how it is described, and its shape."""
+    """Return the metric of the newest segment that has it: its description and shape."""
     return [series for run in runs for _, series in series_of(run, metric)][-1]
 
 
 def key(runs: Sequence[Run]) -> object:
-    """What a drawing depends on besides the numbers: another shape needs other lines."""
-    found: list[object] = []
+    """Return what a drawing depends on besides the numbers: another shape needs other lines."""
+    parts: list[object] = []
     for run in runs:
         segments = run.chosen()
         first = next((name for segment in segments[::-1] for name in segment.metrics), "")
         shapes = {name: s.shape for segment in segments for name, s in segment.metrics.items()}
-        found.append((first, shapes))
-    return found
+        parts.append((first, shapes))
+    return parts
 
 
 def no_metrics(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show where no model has measured itself."""
+    """Return why there is nothing to show; None if a model has measured itself."""
     if names(runs):
         return None
     return "No model has measured itself here: run one that does (routing load, rank, gate ...)."
 
 
 def part(what: str, number: int, fallback: str) -> str:
-    """The name of one row or column: ``block 3``."""
+    """Return the name of one row or column: ``block 3``."""
     return f"{what or fallback} {number}"
 
 
 def table(runs: Sequence[Run], *, metric: str = "", **_: str) -> dict[str, Array]:
-    """Every number of every reading: session, segment, time, row, column, value."""
+    """Return every number of every reading: session, segment, time, row, column, value."""
     parts: dict[str, list[Array]] = {
         name: [np.empty(0)]
         for name in ("session", "segment", "label", "t_s", "row", "column", "value")
@@ -97,4 +97,4 @@ def table(runs: Sequence[Run], *, metric: str = "", **_: str) -> dict[str, Array
             parts["row"].append(row)
             parts["column"].append(column)
             parts["value"].append(values.ravel())
-    return {each: np.concatenate(found[1:] or found) for each, found in parts.items()}
+    return {column: np.concatenate(arrays[1:] or arrays) for column, arrays in parts.items()}

@@ -19,20 +19,20 @@ _TINTS = (0.5, 0.3, 0.7)  # of a class's colour in its cells; another when colou
 
 
 def choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:
-    """The profiles of the first session that has any, by number, the newest first."""
+    """Return the profiles of the first session that has any, by number, the newest first."""
     count = len(_of(runs))
     return {"profile": tuple(str(number) for number in range(count, 0, -1))} if count else {}
 
 
 def shown(runs: Sequence[Run], profile: str = "") -> Study | None:
-    """The profile of that number, the newest where none is named."""
+    """Return the profile of that number, or the newest if ``profile`` is empty."""
     studies = _of(runs)
     number = int(profile) if profile else len(studies)
     return studies[number - 1] if 0 < number <= len(studies) else None
 
 
 def no_profile(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show."""
+    """Return why there is nothing to show; None if there is a profile."""
     return None if _of(runs) else "No steps of this session were profiled."
 
 
@@ -47,9 +47,9 @@ def class_color(kind: str, style: Style, *, strong: bool = False) -> QColor:
 
 
 def key(runs: Sequence[Run]) -> object:
-    """Changes when another profile is the newest."""
+    """Return the number of profiles: another newest profile needs another drawing."""
     return len(_of(runs))
 
 
 def _of(runs: Sequence[Run]) -> list[Study]:
-    return next((found for run in runs if (found := breakdown.profiles(run.session))), [])
+    return next((profiles for run in runs if (profiles := breakdown.profiles(run.session))), [])

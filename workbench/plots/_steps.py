@@ -1,4 +1,4 @@
-"""What the plots of steps share: their tracks, their rolling percentiles, their tables."""
+"""Shared by the plots of steps: tracks, rolling percentiles, tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workbench.plots._segments import Segments, alternating
 
 
 def time_column(run: Run, segment: Segment) -> str:
-    """The column that a segment's step times are in: GPU events where any was taken.
+    """Return the column of a segment's step times: GPU events if there are any.
 
     The rule of ``sessions.verdicts.statistics.clock``, asked again only when the rows have doubled.
     """
@@ -34,7 +34,7 @@ def time_column(run: Run, segment: Segment) -> str:
 
 
 def columns_of(run: Run, column: str) -> Callable[[], list[Track]]:
-    """A column of the steps of every chosen segment; ``step_ms`` is whichever was taken."""
+    """Return a column's tracks of all chosen segments; ``step_ms`` means ``time_column``."""
 
     def track(segment: Segment) -> Track:
         name = time_column(run, segment) if column == "step_ms" else column
@@ -49,7 +49,7 @@ def columns_of(run: Run, column: str) -> Callable[[], list[Track]]:
 
 
 def rolling_of(run: Run, which: str, x: str = "t_s") -> Callable[[], list[Track]]:
-    """The rolling ``p5``, ``median`` or ``p95`` of the step time of every chosen segment."""
+    """Return the rolling ``p5``, ``median`` or ``p95`` of every chosen segment's step time."""
 
     def track(segment: Segment) -> Track:
         source = rolling(run, segment)
@@ -66,15 +66,15 @@ def rolling_of(run: Run, which: str, x: str = "t_s") -> Callable[[], list[Track]
 
 
 def rolling(run: Run, segment: Segment) -> Rolling:
-    """The rolling percentiles of a segment's step time, in milliseconds."""
+    """Return the rolling percentiles of a segment's step time, in milliseconds."""
     column = time_column(run, segment)
     return run.keep((segment.index, column, "rolling"), lambda: Rolling(segment, column))
 
 
 def series(runs: Sequence[Run]) -> list[Run]:
-    """What has a colour and a name of its own: each run, or each segment of one that alternates.
+    """Return the runs that get a colour and a name of their own.
 
-    Its segments have the colours that they have in the tables.
+    A single run whose segments alternate becomes one run per segment, in the segment's colour.
     """
     if len(runs) != 1 or not alternating(runs[0]):
         return list(runs)
@@ -83,21 +83,21 @@ def series(runs: Sequence[Run]) -> list[Run]:
     return [
         dataclasses.replace(
             run,
-            label=run.titled(segments[place].title),
-            color=segments[place].index,
-            segments=(place,),
+            label=run.titled(segments[index].title),
+            color=segments[index].index,
+            segments=(index,),
         )
-        for place in (range(len(segments)) if run.segments is None else run.segments)
+        for index in (range(len(segments)) if run.segments is None else run.segments)
     ]
 
 
 def key(runs: Sequence[Run]) -> object:
-    """What ``series`` depends on besides numbers."""
+    """Return what ``series`` depends on besides numbers."""
     return [len(run.chosen()) if alternating(run) else 0 for run in runs]
 
 
 def no_steps(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show when no run has a step with a time."""
+    """Return why there is nothing to show; None if a run has a step with a time."""
     for run in runs:
         for segment in run.chosen():
             if np.isfinite(segment.steps[time_column(run, segment)]).any():
@@ -116,7 +116,7 @@ def add_timeline(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def step_table(runs: Sequence[Run], columns: dict[str, str]) -> dict[str, Array]:
-    """Raw rows of every chosen segment: session, segment, label, time, phase and ``columns``.
+    """Return the rows of chosen segments: session, segment, label, time, phase, ``columns``.
 
     ``columns`` are step columns by the name they get.
     """

@@ -1,4 +1,4 @@
-"""What the plots of telemetry share: their tracks and their tables."""
+"""Shared by the plots of telemetry: tracks and tables."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def tell_undrawn(plot_item: Canvas, runs: Sequence[Run]) -> None:
 
 
 def key(runs: Sequence[Run]) -> object:
-    """Changes with the devices: those of other ranks join while a session runs."""
+    """Return the number of devices: those of other ranks join while a session runs."""
     return [len(run.session.telemetry) for run in runs]
 
 
 def sampled(run: Run, device: str, column: str) -> Callable[[], list[Track]]:
-    """One column of one device's telemetry."""
+    """Return one column of one device's telemetry."""
 
     def tracks() -> list[Track]:
         columns = run.session.telemetry.get(device)
@@ -58,12 +58,12 @@ def sampled(run: Run, device: str, column: str) -> Callable[[], list[Track]]:
 
 
 def measured(run: Run, device: str, column: str) -> bool:
-    """Whether the column has any number."""
+    """Return True if the column has any number."""
     return bool(np.isfinite(run.session.telemetry[device][column]).any())
 
 
 def highest(runs: Sequence[Run], column: str) -> float:
-    """The highest sample of all devices; 0 where there is none."""
+    """Return the highest sample of all devices; 0 if there is none."""
     samples = [
         run.session.telemetry[device][column]
         for run in runs
@@ -74,7 +74,7 @@ def highest(runs: Sequence[Run], column: str) -> float:
 
 
 def telemetry_table(runs: Sequence[Run], columns: Sequence[str]) -> dict[str, Array]:
-    """Every sample of every device: session, device, time and ``columns``, each with its unit."""
+    """Return every sample of every device: session, device, time and ``columns`` with units."""
     headings = {name: _with_unit(name) for name in ("t_s", *columns)}
     parts: dict[str, list[Array]] = {
         name: [np.empty(0)] for name in ("session", "device", *headings.values())
@@ -91,14 +91,14 @@ def telemetry_table(runs: Sequence[Run], columns: Sequence[str]) -> dict[str, Ar
 
 
 def _with_unit(column: str) -> str:
-    """A column's name that ends with its unit: ``busy_percent``, ``power_w``."""
+    """Return a column's name that ends with its unit: ``busy_percent``, ``power_w``."""
     unit = TELEMETRY[column].unit
     word = _WORDS.get(unit, unit.lower())
     return column if column.endswith(f"_{word}") else f"{column}_{word}"
 
 
 def prefix(runs: Sequence[Run], run: Run, device: str) -> str:
-    """What a legend puts before a quantity, where there are several sessions or devices."""
+    """Return the legend's words before a quantity, if there are several sessions or devices."""
     session = f"{run.title} " if len(runs) > 1 else ""
     several = len(run.session.telemetry) > 1
     return session + (f"{device.upper()} " if several else "")

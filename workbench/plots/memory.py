@@ -26,7 +26,7 @@ _COLUMNS = ("peak", "reserved", "allocated")
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """One line per quantity and run; told apart by colour alone only from run to run."""
+    """Draw a line for each quantity and run; quantities differ by dash, runs by colour."""
     plot_item.describe((SECONDS, time_axis.TITLE), (BYTES, "Memory"))
     add_timeline(plot_item, runs, style)
     for run in runs:
@@ -45,7 +45,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def _add_devices(plot_item: Canvas, runs: Sequence[Run], run: Run, style: Style) -> None:
-    """What is in use on each device, where there are several."""
+    """Add a line of the memory in use on each device, if there are several."""
     if len(run.session.telemetry) == 1:
         return
     for number, device in enumerate(devices(run)):
@@ -59,12 +59,12 @@ def _add_devices(plot_item: Canvas, runs: Sequence[Run], run: Run, style: Style)
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every step's bytes."""
+    """Return every step's bytes."""
     return step_table(runs, {f"{column}_bytes": column for column in reversed(_COLUMNS)})
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether any byte was counted."""
+    """Return why there is nothing to show; None if any byte was counted."""
     if any(_measured(runs, column) for column in _COLUMNS):
         return None
     return "No memory has been measured yet: run a model, or open a session that has steps."

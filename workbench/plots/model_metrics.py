@@ -1,4 +1,4 @@
-"""What the model measures of itself (routing load, rank, gate), over time.
+"""Metrics that the model reports about itself (routing load, rank, gate), over time.
 
 One line for each column of the metric, or for each row, averaged over the other; of more than
 eight, eight that are evenly spread. The map of the same name shows every number.
@@ -68,7 +68,7 @@ def draw(
     metric: str = "",
     lines: str = "columns",
 ) -> None:
-    """Up to eight lines a run."""
+    """Draw up to eight lines for each run."""
     name = chosen(runs, metric)
     series = latest(runs, name)
     lines = _resolved(lines, series)
@@ -93,7 +93,7 @@ def draw(
 
 
 def _resolved(lines: str, series: MetricSeries) -> str:
-    """What the lines are: never the one of the two of which there is only one."""
+    """Return "rows" or "columns": the requested one unless the metric has only one of it."""
     rows, columns = series.shape
     return "columns" if columns > 1 and (rows == 1 or lines == "columns") else "rows"
 
@@ -118,7 +118,7 @@ def _tracks(run: Run, name: str, lines: str, number: int) -> Callable[[], list[T
 
 
 def _mean(values: Array, axis: int) -> Array:
-    """The mean of the finite numbers; NaN where there is none."""
+    """Return the mean of the finite numbers; NaN if there is none."""
     known = np.isfinite(values)
     total = np.where(known, values, 0).sum(axis, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

@@ -35,7 +35,7 @@ _RIGHT = {
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "sm_clock") -> None:
-    """Power on the left axis; ``right`` on the right one, drawn in the left one's units."""
+    """Draw power on the left axis, and ``right`` on the right one in the left one's units."""
     plot_item.describe((SECONDS, time_axis.TITLE), (WATTS, "Power"))
     add_timeline(plot_item, runs, style)
     power, other = highest(runs, "power_w"), highest(runs, right)
@@ -59,16 +59,16 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "
 
 
 def table(runs: Sequence[Run], *, right: str = "sm_clock") -> dict[str, Array]:
-    """Every sample."""
+    """Return every sample."""
     return telemetry_table(runs, ["power_w", right])
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether any device told its power."""
-    found = [(run, device) for run in runs for device in devices(run)]
-    if not found:
+    """Return why there is nothing to show; None if a device reported its power."""
+    devices_of_runs = [(run, device) for run in runs for device in devices(run)]
+    if not devices_of_runs:
         return "No power: this session has no telemetry."
-    if not any(measured(run, device, "power_w") for run, device in found):
+    if not any(measured(run, device, "power_w") for run, device in devices_of_runs):
         return "No power: the device of this session does not report it."
     return None
 

@@ -1,9 +1,9 @@
 """Time of every step: samples, rolling median, and the band from the 5th to the 95th percentile.
 
 Median and band run over the last 41 steady steps of a segment; the band begins with the twentieth,
-since 5 % of fewer are less than one. The axis follows the band; how far single samples reach above
-it is said in the corner. Segments that ran by turns, as those of a comparison, have each its own
-colour. Where a run returned to its baseline for a moment, both blocks are shaded ("pairing").
+since 5 % of fewer are less than one. The axis follows the band; the corner says how far single
+samples reach above it. Segments that ran by turns, as in a comparison, have a colour each. Where a
+run returned to its baseline for a moment, both blocks are shaded ("pairing").
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from workbench.plots._steps import (
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Samples, band and median of every run, or of every segment where they ran by turns."""
+    """Draw samples, band and median of every run, or of every segment where they ran by turns."""
     plot_item.describe((SECONDS, time_axis.TITLE), (MILLISECONDS, "Step time"))
     add_timeline(plot_item, runs, style)
-    found = series(runs)
-    for run in found:
-        name = "median of 41" if len(found) == 1 else run.title
+    shown_runs = series(runs)
+    for run in shown_runs:
+        name = "median of 41" if len(shown_runs) == 1 else run.title
         faint = Look("steps", style, MILLISECONDS, run.color, alpha=0.45)
         band = Look("5–95 %", style, MILLISECONDS, run.color, alpha=0.3)
         median = Look(name, style, MILLISECONDS, run.color, width=1.2)
         samples = Samples(faint, columns_of(run, "step_ms"), scales=False)
         spread = Band(band, rolling_of(run, "p5"), rolling_of(run, "p95"))
-        samples.in_legend = spread.in_legend = len(found) == 1
+        samples.in_legend = spread.in_legend = len(shown_runs) == 1
         for layer in (samples, spread, Line(median, rolling_of(run, "median"))):
             plot_item.add(layer)
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every step's time, and the rolling percentiles at every steady step."""
+    """Return every step's time, and the rolling percentiles at every steady step."""
     columns = step_table(runs, {"step_ms": "step_ms"})
     rolled = np.full((3, len(columns["t_s"])), np.nan)
     row = 0

@@ -3,9 +3,9 @@
 *Busy* says only that some kernel ran during the sampling period. Where the GPU offers them (NVML
 GPM, Hopper and later), the share of multiprocessors, tensor cores and memory bandwidth that was in
 use is drawn beside it; and what other processes used, which disturbs every measurement. What is not
-measured is named with the reason; so are a clock, power and temperature that nobody tells. Where
-ranks share a step, of each further GPU two lines are drawn, busy and active multiprocessors; the
-table has all of it.
+measured is named with the reason; so are a clock, power and temperature that are not reported.
+Where ranks share a step, two lines are drawn of each further GPU: busy and active multiprocessors.
+The table has all columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from workbench.plots._telemetry import (
 )
 
 _FURTHER = ("busy", "sm_active")  # of each GPU after the first: all of eight were 48 lines
-_TOP = 103.0  # so that a line at 100 % is whole
+_TOP = 103.0  # so that a line at 100 % is not cut
 
 
 class _Sampled(Line):
@@ -55,11 +55,11 @@ class _Sampled(Line):
         how = sampling(self._run.session.environment, self._column)
         if not how:
             return super().entries()
-        return [replace(one, name=f"{one.name}, {how}") for one in super().entries()]
+        return [replace(entry, name=f"{entry.name}, {how}") for entry in super().entries()]
 
 
 class _Absent(Layer):
-    """Only entries of the legend: what is not measured, and why; told while a session has data."""
+    """Entries of the legend for what is not measured, with the reason; no drawing."""
 
     def __init__(self, run: Run, style: Style) -> None:
         super().__init__()
@@ -71,11 +71,11 @@ class _Absent(Layer):
         pen = QPen(shade(self._style.theme.muted))
         none = QBrush(Qt.BrushStyle.NoBrush)
         words = absent(self._run.session.environment)
-        return [Entry(one, "dots", pen, none) for one in words]
+        return [Entry(reason, "dots", pen, none) for reason in words]
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """One line per quantity that was measured."""
+    """Draw one line per quantity that was measured."""
     plot_item.describe((SECONDS, time_axis.TITLE), (PERCENT, "Utilization"))
     plot_item.fixed_y = (0.0, _TOP)
     add_timeline(plot_item, runs, style)
@@ -95,16 +95,16 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every sample, and what memory was in use on the device."""
+    """Return every sample, and the memory in use on the device."""
     return telemetry_table(runs, [*UTILIZATION, "memory_used"])
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether any sample was taken."""
-    found = [(run, device) for run in runs for device in devices(run)]
-    if not found:
+    """Return why there is nothing to show; None if any sample was taken."""
+    devices_of_runs = [(run, device) for run in runs for device in devices(run)]
+    if not devices_of_runs:
         return "Utilization needs telemetry; this session has none."
-    if not any(measured(run, device, c) for run, device in found for c in UTILIZATION):
+    if not any(measured(run, device, c) for run, device in devices_of_runs for c in UTILIZATION):
         return "Utilization needs telemetry; this session's samples hold no number for it."
     return None
 

@@ -25,7 +25,7 @@ from workbench.plots._narrowing import Narrowing, PairDots, Same, Voids
 
 
 def shown(runs: Sequence[Run]) -> PairedComparison | None:
-    """The comparison of the first run that is to be shown."""
+    """Return the chosen comparison of the first run that has one."""
     for run in runs:
         comparisons = run.session.comparisons
         if run.comparison == -1 and (newest := newest_requested(comparisons)) is not None:
@@ -36,14 +36,14 @@ def shown(runs: Sequence[Run]) -> PairedComparison | None:
 
 
 def no_comparison(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show."""
+    """Return why there is nothing to show; None if there is a comparison."""
     if shown(runs) is None:
         return "No two configurations of this session were compared in alternating blocks."
     return None
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """The pairs, the interval and the strip of the same."""
+    """Draw the pairs, the interval and the strip of the same."""
     comparison = shown(runs)
     if comparison is None:
         return
@@ -54,28 +54,28 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
         plot_item.header.subtitle = "; ".join(filter(None, notes))
     plot_item.zero = False
     plot_item.pad_x = 0.0
-    found = verdict.pairs(comparison)
+    pairs = verdict.pairs(comparison)
     facts = comparison.facts
     plot_item.add(Same(verdict.region_of(comparison), style))
     history = np.array(facts.get("history", []), np.float64).reshape(-1, 4)
-    history = history[history[:, 0] <= len(found.numbers)]
-    places = found.numbers[history[:, 0].astype(int) - 1] + 1
+    history = history[history[:, 0] <= len(pairs.numbers)]
+    places = pairs.numbers[history[:, 0].astype(int) - 1] + 1
     ratio, low, high = (history[:, column] for column in (1, 2, 3))
     plot_item.add(Narrowing(places, ratio, low, high, style))
-    plot_item.add(PairDots(found.numbers + 1, np.exp(found.logs), style))
+    plot_item.add(PairDots(pairs.numbers + 1, np.exp(pairs.logs), style))
     plot_item.add(Voids(_void_pairs(comparison), style))
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every pair that counts: its number, both medians' ratio, and that in clock cycles."""
+    """Return number, ratio of medians, and ratio in clock cycles of every pair that counts."""
     comparison = shown(runs)
     if comparison is None:
         return {"pair": np.empty(0, np.int64)}
-    found = verdict.pairs(comparison)
+    pairs = verdict.pairs(comparison)
     return {
-        "pair": found.numbers + 1,
-        "ratio": np.exp(found.logs),
-        "ratio_cycles": np.exp(found.cycle_logs),
+        "pair": pairs.numbers + 1,
+        "ratio": np.exp(pairs.logs),
+        "ratio_cycles": np.exp(pairs.cycle_logs),
     }
 
 

@@ -1,4 +1,4 @@
-"""What each segment asked of its toggles, whether it took effect, and how one can tell."""
+"""Toggles of each segment: the requested option, whether it took effect, and the evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.report._section import Parts, Section
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """A row for each toggle of each segment that left its evidence."""
+    """Yield a table with a row for each toggle of each segment that has evidence."""
     (run,) = runs
     yield evidence_table(run.session)
 

@@ -1,4 +1,4 @@
-"""What the model measured of itself: load of its experts, depths, ranks, entropies, gates."""
+"""Metrics of the model itself: load of its experts, depths, ranks, entropies, gates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PLOT = "model_metrics"
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """A chart for each metric."""
+    """Yield a chart for each metric."""
     for metric in PLOTS[_PLOT].choices(runs).get("metric", ()):
         yield Chart(_PLOT, runs, {"metric": metric})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 from sessions import numerics
@@ -29,7 +28,7 @@ NOTE = "note"  # the kind of an event that a person wrote
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """One sentence for each thing that was measured, with its chart, and what to try next."""
+    """Yield a sentence with a chart for each measurement, and what to try next."""
     (run,) = runs
     session = run.session
     count = len(session.segments)
@@ -66,7 +65,7 @@ def _findings(run: Run) -> Iterator[Part]:
         arms = " against ".join(comparison.arms[::-1])
         yield Words([f"{arms}: {summary_sentence(comparison)}."], tone(comparison))
         if not is_background(comparison):
-            yield Chart("verdict", [dataclasses.replace(run, comparison=index, _kept={})])
+            yield Chart("verdict", [run.changed(comparison=index)])
     if newest := list(claims.newest(session).values()):
         yield Words([f"Claims of the documents: {claims.count(newest)}."])
     for study in session.studies:

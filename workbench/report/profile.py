@@ -1,4 +1,4 @@
-"""Where the time and the memory of a step go: by module, kernel and class, and by role."""
+"""Time and memory of a step: by module, kernel and class, and by role."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.report._section import Chart, Heading, Parts, Section, Words, tit
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """Each profile of the session."""
+    """Yield each profile of the session."""
     (run,) = runs
     for study in titled_studies(run.session, breakdown.KIND):
         if "kernels" not in study.tables:

@@ -1,4 +1,4 @@
-"""How time, throughput and memory grow with a field: the curves, their exponents and points."""
+"""Growth of time, throughput and memory with a field: the curves, their exponents and points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAP = "sweep_map"  # of one arm
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """Each sweep of the session."""
+    """Yield each sweep of the session."""
     (run,) = runs
     for study in titled_studies(run.session, KIND):
         yield Heading(study.title)

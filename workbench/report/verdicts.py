@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from sessions.plain_text import first_clause
@@ -22,7 +21,7 @@ from workbench.report._section import Chart, Heading, Parts, Section, Words, num
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """A table where there are several, then each by itself."""
+    """Yield a table if there are several, then each by itself."""
     (run,) = runs
     comparisons = side_by_side(run.session.comparisons)
     if len(comparisons) > 1:
@@ -44,7 +43,7 @@ def parts(runs: Sequence[Run]) -> Parts:
         yield Words([line for line in lines if line])
         if (errors := numerics_table(comparison)).rows:
             yield errors
-        yield Chart("verdict", [dataclasses.replace(run, comparison=index, _kept={})])
+        yield Chart("verdict", [run.changed(comparison=index)])
 
 
 SECTION = Section(

@@ -28,7 +28,7 @@ RUN = (
 
 @dataclass
 class Ran:
-    """What one ``workbench run`` left behind, and what its runner said."""
+    """The files and output of one ``workbench run``, and its runner's messages."""
 
     path: Path
     state: Path  # where journals go
@@ -47,7 +47,7 @@ class Ran:
 
 @pytest.fixture(scope="session")
 def ran(tmp_path_factory) -> Ran:
-    """A few training steps of a tiny HYDRA in a real runner, saved."""
+    """Return a few training steps of a tiny HYDRA in a real runner, saved."""
     folder = tmp_path_factory.mktemp("ran")
     made = Ran(folder / "tiny.h5", folder / "state")
 
@@ -79,11 +79,11 @@ def sent(monkeypatch, tmp_path_factory) -> Callable[..., list[protocol.Command]]
     programs = tmp_path_factory.mktemp("runners")
 
     def script(*messages: protocol.AnyMessage, then: str = "sys.stdin.read()"):
-        told: list[protocol.Command] = []
+        commands: list[protocol.Command] = []
 
         class Scripted(Runner):
             def send(self, command: protocol.Command) -> bool:
-                told.append(command)
+                commands.append(command)
                 return super().send(command)
 
         lines = b"".join(map(protocol.encode, messages))
@@ -93,7 +93,7 @@ def sent(monkeypatch, tmp_path_factory) -> Callable[..., list[protocol.Command]]
         runner = functools.partial(Scripted, command=(sys.executable, "-S", str(path)))
         monkeypatch.setattr(headless, "Runner", runner)
         monkeypatch.setattr("workbench.commands._headless.Runner", runner)
-        return told
+        return commands
 
     return script
 
@@ -109,7 +109,7 @@ def pair(tmp_path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def damaged(tmp_path, pair) -> Path:
-    """A session file of which the second half is missing."""
+    """Return a session file of which the second half is missing."""
     content = pair[0].read_bytes()
     path = tmp_path / "damaged.h5"
     path.write_bytes(content[: len(content) // 2])

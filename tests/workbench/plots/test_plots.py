@@ -54,7 +54,7 @@ NAMES = ("step_time", "throughput", "memory", "utilization", "power", "ecdf", "b
 
 
 def painted(plot: Plot, runs, style, size=(640, 360), **options) -> tuple[QImage, Canvas]:
-    """The plot as an image, and the canvas that it is on; the view is kept by the canvas."""
+    """Return the plot as an image, and its canvas, which keeps the view alive."""
     import pyqtgraph as pg
 
     view = pg.GraphicsView(background=style.theme.surface)
@@ -143,7 +143,7 @@ def test_columns_of_telemetry_name_their_units():
 
 
 def several_gpus(count: int) -> Session:
-    """A session whose ranks used so many GPUs, each 10 % and 1 GiB above the one before."""
+    """Return a session of so many GPUs, each 10 % busier and with 1 GiB more than the last."""
     session = gpu_session(1, 50)
     first = session.telemetry["gpu0"]
     for number in range(1, count):
@@ -160,12 +160,12 @@ def test_every_gpu_of_the_ranks_has_lines_of_its_own_and_all_columns_in_the_tabl
     for number in range(3):
         assert {f"GPU{number} busy", f"GPU{number} SM active"} <= set(names)
     assert "GPU0 tensor cores" in names and "GPU1 tensor cores" not in names
-    found = PLOTS["utilization"].table(runs)
+    table = PLOTS["utilization"].table(runs)
     for number in (1, 2):
-        own = found["device"] == f"gpu{number}"
-        assert set(found["busy_percent"][own]) == {10.0 * number}
-        assert set(found["memory_used_bytes"][own]) == {(number + 1.0) * GIB}
-        assert np.isfinite(found["tensor_active_percent"][own]).any()
+        own = table["device"] == f"gpu{number}"
+        assert set(table["busy_percent"][own]) == {10.0 * number}
+        assert set(table["memory_used_bytes"][own]) == {(number + 1.0) * GIB}
+        assert np.isfinite(table["tensor_active_percent"][own]).any()
     _, canvas = painted(PLOTS["memory"], runs, STYLES["light"])
     names = [entry.name for entry in canvas.entries()]
     assert [name for name in names if "GPU" in name] == [f"GPU{n} in use" for n in range(3)]
@@ -273,8 +273,8 @@ def sessions(draw):
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_whatever_a_session_holds_every_plot_draws_it_or_says_why_not(found, style):
-    runs = [Run(session, color=place) for place, session in enumerate(found)]
+def test_whatever_a_session_holds_every_plot_draws_it_or_says_why_not(sessions, style):
+    runs = [Run(session, color=color) for color, session in enumerate(sessions)]
     for plot in PLOTS.values():
         reason = plot.can_show(runs)
         if reason is None:
@@ -309,10 +309,10 @@ def test_labels_of_markers_do_not_overlap():
     _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["print"], size=(900, 500))
     metrics = _metrics(STYLES["print"])
     rows: dict[int, list[tuple[float, float]]] = {}
-    for _, place, row, text, _ in canvas.lane._labels:
+    for _, left, row, text, _ in canvas.lane._labels:
         if text:
             width = metrics.horizontalAdvance(text) * 0.9  # the labels' face is a little smaller
-            rows.setdefault(row, []).append((place, place + width))
+            rows.setdefault(row, []).append((left, left + width))
     assert sum(map(len, rows.values())) > 5
     for spans in rows.values():
         spans.sort()
@@ -366,7 +366,7 @@ def test_the_second_axis_reads_what_was_measured():
     session = gpu_session(1, 200)
     _, canvas = painted(PLOTS["power"], [Run(session)], STYLES["dark"])
     lines = [layer for layer in canvas.layers if isinstance(layer, Line)]
-    clock_layer = next(line for line in lines if "SM clock" in line.look_of.name)
+    clock_layer = next(line for line in lines if "SM clock" in line.appearance.name)
     measured = session.telemetry["gpu0"]["sm_clock"][-1]
     assert clock_layer.reading(float("nan")) == f"{measured:.0f} MHz"
     right = canvas.axis("right")
