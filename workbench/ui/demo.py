@@ -1,6 +1,6 @@
 """The guided demo: runs a model, switches optimizations on, and measures a verdict on each.
 
-It acts through the workspace as a person would, so what it shows is what the window does.
+It acts through the workspace as the user would, so what it shows is what the window does.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from workbench.ui.state.theme import ThemeModel
 
 LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # of the window's width; in pixels: a toggle is one line
 LEFT = {"build", "toggles"}
-LEFT_LEAST = 300  # narrower, its texts would be cut off
-BUILD_HEIGHT = 220  # holds a usual form; what is rarely changed is folded away
+LEFT_LEAST = 300  # a narrower column would cut texts off
+BUILD_HEIGHT = 220  # fits the usual form; rarely used fields are folded
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # of the left column's height, at most
 BOTTOM_HEIGHT = 208
@@ -108,12 +108,12 @@ class DockArea(QMainWindow):
             fit(dock)
 
     def arrange(self) -> None:
-        """Put every dock where a fresh window has it."""
+        """Restore the default layout."""
         self.restoreState(self._fresh)
         self.proportion()
 
     def proportion(self) -> None:
-        """Give the docks the sizes of a fresh window, once they are laid out."""
+        """Give the docks their default sizes, once they are laid out."""
         QTimer.singleShot(0, self._resize)
 
     def _place(self) -> None:
@@ -244,7 +244,7 @@ def _front(bar: QTabBar) -> str:
 
 
 class DockTitle(QWidget):
-    """The line above a dock: its name, and buttons to float and to close it."""
+    """Title of a dock: its name, and buttons to float and to close it."""
 
     def __init__(self, theme: ThemeModel, dock: QDockWidget) -> None:
         super().__init__(dock)
@@ -274,7 +274,7 @@ class DockTitle(QWidget):
         self._draw()
 
     def set_slim(self, slim: bool) -> None:
-        """Take no room, or show the name and the buttons."""
+        """Hide the name and the buttons, or show them."""
         self._body.setVisible(not slim)
 
     def _draw(self) -> None:

@@ -80,7 +80,7 @@ class Notices(QObject):
                 self.notify(f"The measurement ended after {_duration(took_s)}.")
 
     def notify(self, text: str) -> None:
-        """Notify a person who may be elsewhere: in the task bar, by the system, in the window."""
+        """Notify the user who may be elsewhere: in the task bar, by the system, in the window."""
         self._show("ended", text)
         if self._window.isActiveWindow():
             return

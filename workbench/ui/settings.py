@@ -53,7 +53,7 @@ class Settings:
 
     @property
     def presets(self) -> dict[str, Configuration]:
-        """Configurations that the person saved, by name; unreadable ones are left out."""
+        """Configurations that the user saved, by name; unreadable ones are left out."""
         presets = {}
         self._store.beginGroup("presets")
         for name in self._store.childKeys():
@@ -72,7 +72,7 @@ class Settings:
 
     @property
     def toggle_presets(self) -> dict[str, Choices]:
-        """Toggles that the person saved, by name; none where they cannot be read."""
+        """Toggles that the user saved, by name; none where they cannot be read."""
         try:
             stored = str(self._store.value("toggle_presets", "{}"))
             return msgspec.json.decode(stored, type=dict[str, Choices])
@@ -182,7 +182,7 @@ class Settings:
 
     @property
     def shortcuts(self) -> dict[str, str]:
-        """Keys that the person chose, by the id of the action."""
+        """Keys that the user chose, by the id of the action."""
         try:
             stored = str(self._store.value("shortcuts", "{}"))
             return msgspec.json.decode(stored, type=dict[str, str])
@@ -202,7 +202,7 @@ class Settings:
 
     @property
     def named_layouts(self) -> list[str]:
-        """Names of the layouts that the person saved."""
+        """Names of the layouts that the user saved."""
         self._store.beginGroup(_NAMED_LAYOUTS)
         names = sorted(unquote(key) for key in self._store.childKeys())
         self._store.endGroup()

@@ -1,4 +1,4 @@
-"""Dark, light, or as the system has it: follows the choice and the system, and dresses Qt."""
+"""The application's look: dark, light or the system's theme, font size and memory units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.theming.theme import DARK, LIGHT
 from workbench.ui.settings import Settings
 from workbench.ui.state.theme import ThemeModel
 
-_SYSTEM_POINTS = "system_points"  # of the application: the size of its font as it began
+_SYSTEM_POINTS = "system_points"  # property of the application: its first font size
 CHOICES = ("system", "dark", "light")
 
 
@@ -42,21 +42,21 @@ class Appearance(QObject):
 
     @property
     def choice(self) -> str:
-        """One of ``CHOICES``."""
+        """The chosen theme, one of ``CHOICES``."""
         return self._settings.theme if self._settings.theme in CHOICES else CHOICES[0]
 
     @property
     def system_points(self) -> float:
-        """Size of the system's type."""
+        """The system's font size, in points."""
         return float(self._application.property(_SYSTEM_POINTS))
 
     @property
     def font_points(self) -> float:
-        """Size of the type in use."""
+        """The font size in use, in points."""
         return self._application.font().pointSizeF()
 
     def choose_font(self, points: float) -> None:
-        """Show everything in this size of type."""
+        """Show everything in this font size."""
         points = round(points, 1)
         if points != round(self.font_points, 1):
             self._settings.font_points = points
@@ -70,7 +70,7 @@ class Appearance(QObject):
             self._theme.changed.emit()  # draws everything anew
 
     def _set_font(self, points: float) -> None:
-        """Scale the application's font, and those that widgets have of their own."""
+        """Scale the application's font, and fonts that widgets set themselves."""
         font = self._application.font()
         factor = points / font.pointSizeF()
         own = [
@@ -86,7 +86,7 @@ class Appearance(QObject):
                 widget.setFont(own_font)
 
     def choose(self, name: str) -> None:
-        """Take one of ``CHOICES``."""
+        """Choose a theme of ``CHOICES``."""
         self._settings.theme = name
         self._follow()
 

@@ -1,4 +1,4 @@
-"""Attributions as the window asks for them: which toggles, in which way, for how long, why not."""
+"""Attributions that the window requests: their toggles, mode and budget."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Attributions(QObject):
         self.budget_s = BUDGET_S
         self.mode = "ladder"
         self._left_out: set[str] = set()
-        self._order: list[str] = []  # that a person gave to toggles; the others follow
-        self._ends = 0  # of runs until it is over: a run in progress ends before it begins
-        self._before: Study | None = None  # the newest one when it was asked for
+        self._order: list[str] = []  # that the user gave to toggles; the others follow
+        self._ends = 0  # runs that have yet to end: a run in progress ends first
+        self._before: Study | None = None  # the newest at the time of the request
         run.received.connect(self._take)
         run.stateChanged.connect(self._take_state)
 
     @property
     def all(self) -> list[Study]:
-        """The attributions of the session that is shown, the oldest first."""
+        """The attributions of the shown session, the oldest first."""
         return attribution_words.attributions(self._session.shown)
 
     @property
     def newest(self) -> Study | None:
-        """The last attribution of the session that is shown."""
+        """The last attribution of the shown session."""
         return attribution_words.newest(self._session.shown)
 
     @property
@@ -143,5 +143,5 @@ class Attributions(QObject):
     def _take_state(self) -> None:
         if self._run.state in ("starting", "dead", "none"):
             self._ends = 0
-        elif self._run.state == "idle":  # what it interrupts has ended, however early
+        elif self._run.state == "idle":  # the interrupted run has ended
             self._ends = min(self._ends, 1)

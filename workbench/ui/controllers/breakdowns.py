@@ -1,4 +1,4 @@
-"""Profiles as the window asks for them: of what, into which file, and why not."""
+"""Profiles that the window requests, and the file of their trace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Breakdowns(QObject):
 
     @property
     def newest(self) -> Study | None:
-        """The last profile of the session that is shown."""
+        """The last profile of the shown session."""
         profiles = breakdown.profiles(self._session.shown)
         return profiles[-1] if profiles else None
 
@@ -61,7 +61,7 @@ class Breakdowns(QObject):
         return self._configuration.problem()
 
     def profile(self, trace: str = "") -> None:
-        """Profile the configuration being edited; ``trace`` is a file for the Chrome trace."""
+        """Profile the edited configuration; ``trace`` is a file for the Chrome trace."""
         if self._configuration.edited is None or self.why_not():
             return
         self._run.perform(

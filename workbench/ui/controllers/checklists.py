@@ -1,4 +1,4 @@
-"""Checklists as the window asks for them: of which configuration, and why not."""
+"""Validation checklists that the window requests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from workbench.ui.controllers.verdict_user import VerdictUser
 class Checklists(VerdictUser):
     """Requests to check a configuration; their results are in the session's ``studies``."""
 
-    expect_speedup = 0.0  # 0: not to be slower
+    expect_speedup = 0.0  # 0: it must not be slower
 
     @property
     def newest(self) -> Study | None:
-        """The last checklist of the session that is shown."""
+        """The last checklist of the shown session."""
         return checklist.newest(self._session.shown)
 
     @property
@@ -43,13 +43,13 @@ class Checklists(VerdictUser):
         return self._configuration.problem()
 
     def check(self) -> None:
-        """Check the configuration being edited."""
+        """Check the edited configuration."""
         configuration = self._configuration.edited
         if configuration is not None and not self.why_not():
             self._ask(configuration, self.expect_speedup, self._verdicts.budget_s)
 
     def check_longer(self) -> None:
-        """Check what the newest checklist left undecided, with the budget that should decide it."""
+        """Repeat undecided checks of the newest checklist, with a budget that should suffice."""
         study = self.newest
         budget_s = None if study is None else checklist.budget_s(study)
         if study is None or budget_s is None or self.why_not():

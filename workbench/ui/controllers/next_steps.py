@@ -1,4 +1,4 @@
-"""Suggestions of what to try next: those that can be used here, applied or judged by a click."""
+"""Suggestions of what to try next that are possible here; a click applies or judges them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class NextSteps(VerdictUser):
     def _is_usable(self, option: Option) -> bool:
         catalogue = self._configuration.catalogue
         if catalogue is None:
-            return True  # a file that is only read
+            return True  # an opened file
         toggle = next((info for info in catalogue.toggles if info.name == option.toggle), None)
         if toggle is None or all(known.name != option.option for known in toggle.options):
             return False

@@ -48,7 +48,7 @@ class Optimizations(QObject):
 
     @property
     def all(self) -> list[Study]:
-        """The optimizations of the session that is shown, the oldest first."""
+        """The optimizations of the shown session, the oldest first."""
         return optimization_words.optimizations(self._session.shown)
 
     @property
@@ -99,7 +99,7 @@ class Optimizations(QObject):
         self._ends = 2 if self._run.active else 1
         self._run.perform(calibration.respected(catalogue, command))
 
-    # What to do with a configuration
+    # Results
 
     def why_not_apply(self, study: Study, row: Mapping[str, Any]) -> str:
         """Return why a configuration of a study cannot be activated; empty if it can."""
@@ -149,5 +149,5 @@ class Optimizations(QObject):
     def _take_state(self) -> None:
         if self._run.state in ("starting", "dead", "none"):
             self._ends = 0
-        elif self._run.state == "idle":  # what it interrupts has ended, however early
+        elif self._run.state == "idle":  # the interrupted run has ended
             self._ends = min(self._ends, 1)

@@ -1,7 +1,7 @@
-"""Presets of toggles in the window: those of the runner, and a person's own.
+"""Toggle sets in the window: the runner's, and the user's own.
 
-The runner is asked what a preset comes to under the configuration that is being edited; what it
-answers is chosen as one step of undo, and what it left out is told.
+The runner resolves a toggle set for the edited configuration. The resolved options are chosen as a
+single step of undo, and the window shows which preferred options were left out.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Presets(QObject):
         ):
             return
         self._request = None
-        if not message.toggles:  # nothing could be said of the toggles
+        if not message.toggles:  # the runner could not resolve the toggles
             why = message.problems[0] if message.problems else "The runner has no toggle sets."
             self._set_outcome(Outcome(f"{request.title} was not applied.", (why,)))
             return
@@ -148,7 +148,7 @@ class Presets(QObject):
             sentences.append(f"{toggle.title}: {taken}, and not {options}: {reasons}.")
         return sentences
 
-    # A person's own
+    # The user's own
 
     def save(self, name: str) -> None:
         """Store the chosen toggles under a name; an earlier set of that name is replaced."""

@@ -1,4 +1,4 @@
-"""The documents' claims as the window measures them: which, for how long, and what came of them."""
+"""The documents' claims: which are measured, with which budget, and their results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reproductions(QObject):
         self._recorder: Recorder | None = None  # of the session that the course belongs to
         self._command: protocol.Command | None = None
         self._renewing = False  # a runner was lost, and another one starts
-        self._run_before = False  # a run is still to end, whose messages are not ours
+        self._run_before = False  # an earlier run has yet to end; its messages are ignored
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._cut)
@@ -88,7 +88,7 @@ class Reproductions(QObject):
         return ""
 
     def measure(self, document: str = "", experiment: str = "") -> None:
-        """Measure all claims, those of a document, or those that one experiment tells of."""
+        """Measure all claims, the claims of a document, or the claims of an experiment."""
         if self.why_not() or self._configuration.catalogue is None:
             return
         self._session.show_live()
@@ -104,7 +104,7 @@ class Reproductions(QObject):
         self._ask()
 
     def stop(self) -> None:
-        """Cancel what is measured, and leave the rest."""
+        """Cancel the current experiment, and measure no further claims."""
         self._run.cancel()
         self._finish("stopped")
 

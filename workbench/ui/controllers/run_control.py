@@ -39,13 +39,13 @@ class RunControl(QObject):
         run.stateChanged.connect(self._look)
 
     def restart(self) -> None:
-        """End the run in progress and start the configuration that is being edited."""
+        """End the run in progress and start the edited configuration."""
         if self._run.active:
             self._restarting = True
             self._run.stop()
 
     def cancel(self) -> None:
-        """End what is built or run at once.
+        """End the build or the run immediately.
 
         A run whose change of toggles was being built continues with the last configuration that
         worked. A runner that does not react is replaced.

@@ -1,4 +1,4 @@
-"""Runs as the window starts them: with a check of each segment's numbers, and paired or not."""
+"""Runs that the window starts: their check of each segment's numbers, and their pairing."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class Runs(QObject):
         self._settings: Settings | None = None
 
     def keep_in(self, settings: Settings) -> None:
-        """Remember how runs measure there, and take what is remembered."""
+        """Store there how runs measure, and load what is stored."""
         self._settings = settings
         self.pairing_share, self.checks_numbers = settings.pairing_share, settings.check_numbers
 
     def set_pairing_share(self, share: float) -> None:
-        """Let runs to come return to their baseline for this part of the time; 0: never."""
+        """Set the share of the time in which future runs measure their baseline; 0: none."""
         self.pairing_share = share
         if self._settings is not None:
             self._settings.pairing_share = share
 
     def set_checks_numbers(self, checks: bool) -> None:
-        """Check the segments of the runs to come, or leave them alone."""
+        """Set whether the segments of future runs are checked."""
         self.checks_numbers = checks
         if self._settings is not None:
             self._settings.check_numbers = checks
         self._run.stateChanged.emit()
 
     def start(self) -> None:
-        """Run the configuration that is being edited."""
+        """Run the edited configuration."""
         edited = self._configuration.edited
         if edited is not None and self._run.state == "idle":
             self._session.show_live()

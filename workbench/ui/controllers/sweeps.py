@@ -1,4 +1,4 @@
-"""Sweeps as the window asks for them: what varies, over which values, under which arms."""
+"""Sweeps that the window requests: the varied fields, their values, the arms."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ARMS = {
     "before": "Toggles of the configuration before",
 }
 _PRESET, _OWN = "preset ", "own "  # before the names of presets
-_FACTORS = (0.25, 0.5, 1, 2, 4)  # of the present value: what a field's values are at first
+_FACTORS = (0.25, 0.5, 1, 2, 4)  # of the current value: the suggested values of a field
 
 
 class Sweeps(QObject):
     """Form and requests of sweeps; their results are in the session's ``studies``."""
 
-    changed = Signal()  # what is asked for
+    changed = Signal()  # the form changed
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Sweeps(QObject):
         self.values: list[str] = ["", ""]  # as typed
         self.arms: set[str] = {"now"}
         self.seconds = SECONDS
-        self._suggested = ["", ""]  # values that nobody typed follow the configuration
+        self._suggested = ["", ""]  # values that were not typed follow the configuration
         self._lost: Study | None = None  # its runner ended before it did
         configuration.editedChanged.connect(self._follow)
         run.stateChanged.connect(self._heed)
 
-    # What is asked for
+    # The form
 
     def offered(self) -> dict[str, str]:
         """Return the titles of the fields that can vary, by dotted name."""
@@ -135,7 +135,7 @@ class Sweeps(QObject):
         return next(filter(None, map(self.why_not_arm, wanted)), "")
 
     def run(self) -> None:
-        """Ask for the sweep."""
+        """Request the sweep."""
         base = self._configuration.edited
         if base is None or self.why_not():
             return
@@ -146,11 +146,11 @@ class Sweeps(QObject):
             )
         )
 
-    # What was measured
+    # Results
 
     @property
     def newest(self) -> Study | None:
-        """The last sweep of the session that is shown."""
+        """The last sweep of the shown session."""
         sweeps = [study for study in self._session.shown.studies if study.kind == sweep.KIND]
         return sweeps[-1] if sweeps else None
 

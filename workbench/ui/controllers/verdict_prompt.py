@@ -75,7 +75,7 @@ class VerdictPrompt(QObject):
         return self._automatic
 
     def keep_in(self, settings: Settings) -> None:
-        """Remember the mode there, and take the remembered one."""
+        """Store the mode there, and load the stored mode."""
         self._settings = settings
         self._automatic = settings.auto_verdict
 
@@ -119,7 +119,7 @@ class VerdictPrompt(QObject):
         return arms == [offer.base, offer.other]
 
     def _answer(self) -> None:
-        """Turn the offer into the answer if its verdict was measured in another way."""
+        """Turn the offer into the answer if its verdict was measured by another request."""
         offer = self.offer
         if offer is None or not self._session.live or self._verdicts.busy:
             return
@@ -129,7 +129,7 @@ class VerdictPrompt(QObject):
             self._session.comparisonsChanged.emit()
 
     def dismiss(self) -> None:
-        """Leave the change, or the verdict that came of it, alone."""
+        """Dismiss the offer, or its verdict."""
         self.offer = self.judged = None
         self._session.comparisonsChanged.emit()
 

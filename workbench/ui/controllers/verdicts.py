@@ -85,7 +85,7 @@ class Verdicts(QObject):
             self._settings.build_count = count
 
     def _follow_baseline(self) -> None:
-        """Tell the runner which segment ratios refer to, if a person chose another one."""
+        """Tell the runner which segment ratios refer to, if the user chose another one."""
         segments = self._session.shown.segments
         if self._session.baseline == self._baseline:
             return
@@ -99,12 +99,12 @@ class Verdicts(QObject):
 
     @property
     def all(self) -> list[PairedComparison]:
-        """The comparisons of the session that is shown, with verdicts that hold together."""
+        """The comparisons of the shown session, with verdicts that hold together."""
         return side_by_side(self._session.shown.comparisons)
 
     @property
     def newest(self) -> PairedComparison | None:
-        """The last comparison of the session that is shown; none that ran in the background."""
+        """The last comparison of the shown session; none that ran in the background."""
         comparisons = self.all
         index = newest_requested(comparisons)
         return None if index is None else comparisons[index]
@@ -146,7 +146,7 @@ class Verdicts(QObject):
         return _why_not_families(before, now)
 
     def against_before(self) -> None:
-        """Compare the configuration being edited with the one before."""
+        """Compare the edited configuration with the one before."""
         base, other = self.before(), self._configuration.edited
         if base is not None and other is not None and not self.why_not_before():
             self.judge(base, other)
@@ -161,7 +161,7 @@ class Verdicts(QObject):
         return self.why_not() or _why_not_families(base, other)
 
     def judge_pair(self, base: Configuration, other: Configuration) -> None:
-        """Compare the configurations of two rows of a table; what runs goes on afterwards."""
+        """Compare the configurations of two rows of a table; the current run resumes afterwards."""
         catalogue = self._configuration.catalogue
         if catalogue is None or self.why_not_pair(base, other):
             return
@@ -270,7 +270,7 @@ class Verdicts(QObject):
             floor_note=facts.get("floor_note", ""),
             half_width=0.0,  # all of the seconds: narrow enough ended it before, and undecided
             order=facts.get("order", "random"),
-            seed=facts.get("seed", 0) + len(newest.order),  # else the old order came again
+            seed=facts.get("seed", 0) + len(newest.order),  # otherwise the earlier order repeats
             before=_blocks(newest),
             before_s=facts.get("seconds", 0.0),
             predict="prediction" in facts,
@@ -320,7 +320,7 @@ class Verdicts(QObject):
         if self._configuration.edited is None or (reason in ("stopped", "cancelled") and not early):
             return  # the user wanted it to end
         if config_edit.of_one_run(configuration, self._configuration.edited):
-            if reason == "failed":  # perhaps of a toggle that nobody has seen running
+            if reason == "failed":  # perhaps because of a toggle that never ran
                 self._configuration.edit(
                     config_edit.with_toggles(self._configuration.edited, configuration.toggles)
                 )
@@ -357,7 +357,7 @@ class Verdicts(QObject):
     def _forget(self) -> None:
         request = self._request
         if request is not None and request.ends > 1 and self._run.state == "idle":
-            request.ends, self._run.resumption = 1, None  # what it interrupts had ended by itself
+            request.ends, self._run.resumption = 1, None  # the interrupted run had ended by itself
         if self._run.state in ("starting", "dead"):
             self._end()
             self.resumes = False

@@ -57,7 +57,7 @@ def open_model(parent: QWidget, configuration: ConfigurationModel) -> None:
 
 
 def compare(parent: QWidget, compared: ComparisonModel) -> None:
-    """Ask for files and put their sessions beside the session that is shown."""
+    """Ask for files and put their sessions beside the shown session."""
     names, _ = QFileDialog.getOpenFileNames(
         parent, "Compare with", message_boxes.folder(), session_files.FILTER
     )

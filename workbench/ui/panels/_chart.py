@@ -67,7 +67,7 @@ class Chart(QWidget):
         self._tasks = tasks
         self._at_work = 0  # on how many tasks
         self.runs: list[Run] = []
-        self.options: dict[str, str] = {}  # what a person chose; the first choice otherwise
+        self.options: dict[str, str] = {}  # what the user chose; the first choice otherwise
         self._key: object = None
         self.readings = False
         # Adds to the menu what concerns the place of x under the mouse, None where there is none.

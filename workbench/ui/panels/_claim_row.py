@@ -1,4 +1,4 @@
-"""One claim in the list of claims: a word and a mark, what is said, what was measured, and why."""
+"""The row of a claim: result, icon, the claim, the measured value, the reason."""
 
 from __future__ import annotations
 

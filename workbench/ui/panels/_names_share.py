@@ -1,4 +1,4 @@
-"""Columns of names share the room that a table's numbers leave; they never become unreadable."""
+"""Widths of a table's columns of names: they share the width that the numbers leave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LETTERS = 18  # of a name, at least; where there is less room, one scrolls sidew
 class NamesShare(QObject):
     """Width of a view's columns of names: the width that the other columns leave.
 
-    A stretched section of Qt's would shrink to the least of all sections, and elide every name.
+    A stretched section would shrink to the least section size, and every name would be elided.
     """
 
     def __init__(self, view: QTableView) -> None:
@@ -24,7 +24,7 @@ class NamesShare(QObject):
         view.viewport().installEventFilter(self)
 
     def take(self, names: Sequence[int]) -> None:
-        """Let these columns share the room from now on."""
+        """Set the columns of names."""
         self._names = names
         for name in names:
             mode = QHeaderView.ResizeMode.Interactive
@@ -32,7 +32,7 @@ class NamesShare(QObject):
         self._share()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Share anew what the view gains or loses."""
+        """Adjust the columns when the view is resized."""
         if event.type() == QEvent.Type.Resize:
             self._share()
         return super().eventFilter(watched, event)

@@ -1,4 +1,4 @@
-"""Rows of toggles in groups that collapse; what cannot be used here is one line at the end."""
+"""Rows of toggles in groups that collapse; unavailable toggles are folded at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNAVAILABLE = {
 
 @dataclass(frozen=True)
 class Filter:
-    """Which toggles a person wants to see."""
+    """Filter of the toggles by text and state."""
 
     text: str = ""
     only_changed: bool = False
@@ -32,7 +32,7 @@ class Filter:
 
 
 class ToggleGroups(QWidget):
-    """The rows under headings, and one line for each reason why some are hidden."""
+    """Rows under headings, and a line for each reason why some are hidden."""
 
     def __init__(self, rows: Sequence[ToggleRow], theme: Theme) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class ToggleGroups(QWidget):
             return False
         if reason is not None and wanted.only_available:
             return False
-        if wanted.text:  # whoever looks for a toggle by name finds it, available or not
+        if wanted.text:  # a search shows a toggle whether it is available or not
             options = " ".join(option.title for option in row.toggle.options)
             text = f"{row.toggle.title} {name} {row.toggle.group} {options}".lower()
             return all(word in text for word in wanted.text.lower().split())

@@ -28,7 +28,7 @@ class Utilization(QLabel):
         self.setFont(fonts.numbers())
 
     def refresh(self) -> None:
-        """Bring it up to date; cheap, and no more often than a person can read."""
+        """Bring it up to date; cheap, and no more often than the user can read."""
         segments = self._session.shown.segments
         newest = segments[-1] if segments else None
         now = time.monotonic()

@@ -40,7 +40,7 @@ _BUTTON = "Check this configuration"
 
 
 class ChecklistPanel(QWidget):
-    """The newest checklist of the session that is shown."""
+    """The newest checklist of the shown session."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ChecklistPanel(QWidget):
         self.expected = self._make_expected()
         self.reason = _widgets.note()
         self._shown: object = None
-        self._longer: float | None = None  # the budget that should decide what is undecided
+        self._longer: float | None = None  # the budget that should decide the undecided checks
         self._pages = QStackedWidget()
         self.empty = Empty(
             theme,

@@ -38,7 +38,7 @@ _HEADINGS = {2: "Claim", 3: "The document says", 4: "Measured"}
 
 
 class ClaimsPanel(QWidget):
-    """Every claim of every document, as the session that is shown knows it."""
+    """Panel of every claim of every document, with the results of the shown session."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ClaimsPanel(QWidget):
         area = host.findChild(QScrollArea)
         assert area is not None
         self._area = area
-        self._leads = True  # once it is laid out, what is known is to be brought into sight
+        self._leads = True  # scrolls to the first result once the list is laid out
         layout.addWidget(host, 1)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -187,7 +187,7 @@ class ClaimsPanel(QWidget):
         return lambda: self._reproductions.measure(row.document, row.experiment)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Begin with what is known."""
+        """Show the shown session's results."""
         super().showEvent(event)
         QTimer.singleShot(0, self, self._lead)
 
@@ -197,7 +197,7 @@ class ClaimsPanel(QWidget):
         QTimer.singleShot(0, self, self._lead)
 
     def _lead(self) -> None:
-        """Scroll to the first document of which this session knows something, once a session."""
+        """Scroll to the first document with a result, once for each session."""
         if not (self._leads and self.isVisible()):
             return
         self._leads = False

@@ -66,7 +66,7 @@ _LONGEST_LINE = 1000  # characters
 
 
 class EventsPanel(QWidget):
-    """The log of the session that is shown."""
+    """The log of the shown session."""
 
     def __init__(
         self,

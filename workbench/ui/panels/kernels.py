@@ -16,7 +16,7 @@ from workbench.ui.state.theme import ThemeModel
 
 
 class KernelsPanel(QWidget):
-    """The tables of the kernels that were timed in the session that is shown."""
+    """The tables of the kernels that were timed in the shown session."""
 
     def __init__(
         self, session: SessionModel, theme: ThemeModel, parent: QWidget | None = None

@@ -61,10 +61,10 @@ _MARGIN = 0.01  # of the range, left free beyond the newest sample
 
 
 class LivePanel(QWidget):
-    """Plots over time of the session that is shown, live or from a file.
+    """Plots over time of the shown session, live or from a file.
 
     While ``session.follow`` they scroll with the newest step. Otherwise the view is held: nothing
-    moves and nothing is drawn anew until a person moves it or follows again. The run goes on.
+    moves and nothing is drawn anew until the user moves it or follows again. The run goes on.
     """
 
     def __init__(

@@ -210,7 +210,7 @@ class OptimizePanel(QWidget):
 
     @property
     def study(self) -> Study | None:
-        """The newest optimization of the session that is shown."""
+        """The newest optimization of the shown session."""
         return next(reversed(self.optimizations.all), None)
 
     def _draw(self) -> None:

@@ -225,7 +225,7 @@ class SegmentsPanel(QWidget):
             self._compute_in(self._period_ms)
 
     def _scroll_to_running(self) -> None:
-        """Show the segment that began last, once: a person may scroll away from it."""
+        """Show the segment that began last, once: the user may scroll away from it."""
         count = len(self._session.shown.segments)
         if not self._session.live or count == self._scrolled_to or not count:
             return

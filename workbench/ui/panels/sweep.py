@@ -1,4 +1,4 @@
-"""A sweep: what varies, over which values, under which arms; and what came of it, as it comes."""
+"""The panel of sweeps: varied fields, their values, arms, and the results as they arrive."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TEXT_PX = 160  # of a column of names, at most
 
 
 class SweepPanel(QWidget):
-    """The form of a sweep above the newest one of the session that is shown."""
+    """Form of a sweep, above the newest sweep of the shown session."""
 
     def __init__(
         self,

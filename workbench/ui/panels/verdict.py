@@ -42,7 +42,7 @@ LEAST_PX = 240  # lowest height; text wraps at the actual width, not at the leas
 
 
 class VerdictPanel(QWidget):
-    """A comparison of the session that is shown: the newest, until a row is chosen."""
+    """A comparison of the shown session: the newest, until a row is chosen."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ Failed = Callable[[Exception, str], None]
 class Tasks(QObject):
     """A pool and the tasks in it; ``close`` waits for those that run."""
 
-    wrote = Signal(object)  # the Path of a file that a person asked for
+    wrote = Signal(object)  # the Path of a file that the user asked for
     _finished = Signal(object, object)  # the callback and its arguments, in the window's thread
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -46,7 +46,7 @@ class Tasks(QObject):
     def _run(self, work: Callable[[], Any], done: Done, failed: Failed) -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - whatever it was, a person is told of it
+        except Exception as error:  # noqa: BLE001 - whatever it was, the user is told of it
             self._finished.emit(failed, (error, traceback.format_exc()))
         else:
             self._finished.emit(done, (result,))

@@ -42,12 +42,12 @@ class ComparisonModel(QObject):
         self._announce()
 
     def remove(self, session: Session) -> None:
-        """Take a session away."""
+        """Remove a session."""
         self.sessions.remove(session)
         self._announce()
 
     def clear(self) -> None:
-        """Leave the shown session alone."""
+        """Remove every session from the comparison."""
         self.sessions.clear()
         self._announce()
 

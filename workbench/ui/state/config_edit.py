@@ -1,4 +1,4 @@
-"""Editing a configuration: every choice gives a new one that is complete and of one piece."""
+"""Edits of a configuration: every choice returns another complete, consistent configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from sessions.model import HF, OWN, Configuration, Scalar
 from workbench.protocol import Catalogue, FamilyInfo, Field, ToggleInfo, WorkloadInfo
 
-_BUILD = "build"  # what is called in such a file where nothing is named
+_BUILD = "build"  # the default function of such a file
 
 _Item = TypeVar("_Item", FamilyInfo, Field, ToggleInfo, WorkloadInfo)
 
@@ -47,7 +47,7 @@ def with_own_model(catalogue: Catalogue, configuration: Configuration, path: str
 
 
 def with_family(catalogue: Catalogue, configuration: Configuration, name: str) -> Configuration:
-    """Another family, with its own preset; the workload stays where the family has it."""
+    """Return the configuration for another family, with its default preset."""
     family = family_of(catalogue, name)
     workload = configuration.workload
     if workload not in family.workloads:
@@ -59,13 +59,13 @@ def with_family(catalogue: Catalogue, configuration: Configuration, name: str) -
 
 
 def with_preset(catalogue: Catalogue, configuration: Configuration, name: str) -> Configuration:
-    """Another preset; model fields return to it and the settings to those that fit it."""
+    """Return the configuration with another preset, its model fields and matching settings."""
     changed = msgspec.structs.replace(configuration, preset=name, model={})
     return with_workload(catalogue, changed, configuration.workload)
 
 
 def with_workload(catalogue: Catalogue, configuration: Configuration, name: str) -> Configuration:
-    """Another workload, with the settings that suit the preset on this device."""
+    """Return the configuration with another workload and settings for the preset and device."""
     family = family_of(catalogue, configuration.family)
     suggested = family.suggested.get(configuration.preset, {})
     fields = workload_of(catalogue, name).fields

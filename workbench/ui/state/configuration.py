@@ -1,4 +1,4 @@
-"""The configuration that is being edited, and what the runner offers and blocks."""
+"""The edited configuration, and what the runner offers and blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECK_DELAY_MS = 120  # after the last edit
 
 
 class ConfigurationModel(QObject):
-    """The catalogue of the runner, the edited configuration, and how it stands to the run."""
+    """The runner's catalogue, the edited configuration, and its differences from the run."""
 
     catalogueChanged = Signal()
     editedChanged = Signal()
@@ -33,7 +33,7 @@ class ConfigurationModel(QObject):
         self._check_timer.timeout.connect(self._send_check)
 
     def close(self) -> None:
-        """Ask the runner nothing more."""
+        """Stop asking the runner about availability."""
         self._check_timer.stop()
         self.undo.blockSignals(True)  # it would announce its own end
 
@@ -64,12 +64,12 @@ class ConfigurationModel(QObject):
             self.undo.push(Change(text, before, after, self._make))
 
     def revert(self) -> None:
-        """Give up the toggles that are chosen but not running."""
+        """Revert the toggles that are chosen but not running."""
         if (running := self._run.continued) is not None:
             self.choose({name: running.toggles[name] for name in self.pending}, "Revert")
 
     def take_back(self) -> None:
-        """Give up the toggles that the run refused, or could not be built with."""
+        """Revert the toggles that the run refused or could not be built with."""
         running = self._run.running
         if self.pending and self.edited is not None and running is not None:
             self.edited = config_edit.with_toggles(self.edited, running.toggles)

@@ -1,4 +1,4 @@
-"""Failures that a person should see."""
+"""Failures that the user should see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FailureModel(QObject):
         self.recent: list[protocol.Failure] = []
 
     def report(self, failure: protocol.Failure) -> None:
-        """Tell a person that something went wrong."""
+        """Report a failure to the user."""
         self.recent[:] = [*self.recent[1 - MOST_FAILURES :], failure]
         self.reported.emit(failure)
 

@@ -1,4 +1,4 @@
-"""The runner's messages on their way into the models of the window."""
+"""The route of the runner's messages to the models."""
 
 from __future__ import annotations
 

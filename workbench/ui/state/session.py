@@ -1,4 +1,4 @@
-"""The session that is shown, and the live one that grows with what the runner measures."""
+"""The shown session, and the live one that grows with what the runner measures."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class SessionModel(QObject):
         self.journal: Journal | None = None
         self.previous: LiveSession | None = None  # the one that ``begin`` left
         self.baseline = 0  # index of the segment that ratios refer to
-        self.baseline_chosen = False  # by a person
+        self.baseline_chosen = False  # by the user
         self._scanned = 0  # segments without steady steps, before the last
-        self._baseline_settled = False  # a person chose it, or it has steady steps
+        self._baseline_settled = False  # the user chose it, or it has steady steps
         self.selection: int | None = None  # index of the selected segment
         self.follow = True  # the plots scroll with the newest step
         self.titles = Titles()
@@ -109,7 +109,7 @@ class SessionModel(QObject):
         self._update_titles()
 
     def set_compared_titles(self, titles: Sequence[Mapping[str, str]]) -> None:
-        """Know the titles that the sessions beside the shown one have."""
+        """Add the titles of the sessions that are compared."""
         self._compared_titles = titles
         self._update_titles()
 
@@ -119,12 +119,12 @@ class SessionModel(QObject):
     # The view
 
     def set_baseline(self, index: int) -> None:
-        """Make one segment the one that ratios refer to."""
+        """Choose the segment that ratios refer to."""
         self.baseline, self.baseline_chosen, self._baseline_settled = index, True, True
         self.segmentsChanged.emit()
 
     def settle_baseline(self) -> None:
-        """Make the first segment with steady steps the baseline, unless a person chose one."""
+        """Make the first segment with steady steps the baseline, unless the user chose one."""
         if self._baseline_settled:
             return
         segments = self.shown.segments
@@ -157,7 +157,7 @@ class SessionModel(QObject):
     # Sessions and their files
 
     def begin(self) -> None:
-        """Leave the live session as it is in its journal or file, and begin another."""
+        """Begin another live session; the current one stays in its journal or file."""
         self._forget_previous()
         if not self.recorder.session.segments or self._is_saved():
             self.close_journal()
@@ -187,7 +187,7 @@ class SessionModel(QObject):
         if previous is None or self.recorder.session.segments:
             return False
         self.previous = None
-        self.saved = True  # there is nothing in it
+        self.saved = True  # it is empty
         self.close_journal()
         self.recorder, self.journal = previous.recorder, previous.journal
         self.saved, self._changes = previous.saved, previous.changes
@@ -228,7 +228,7 @@ class SessionModel(QObject):
         )
 
     def save(self, path: Path, then: Callable[[], None] | None = None) -> None:
-        """Write the session that is shown, as it is now, to a file; call ``then`` afterwards."""
+        """Write the shown session, as it is now, to a file; call ``then`` afterwards."""
         shown, session = self.shown, session_files.snapshot(self.shown)
         written = (self.recorder, self._changes) if self.live else None
         source = None if self.live else self.path
@@ -245,11 +245,11 @@ class SessionModel(QObject):
         self._tasks.start(write, finish, self._failures.report_unsaved)
 
     def rename(self, title: str) -> None:
-        """Give the session that is shown another title."""
+        """Give the shown session another title."""
         self.describe(title, self.shown.notes)
 
     def describe(self, title: str, notes: str) -> None:
-        """Give the session that is shown a title and notes."""
+        """Give the shown session a title and notes."""
         self.shown.title, self.shown.notes = title, notes
         if self.live:
             self._journal(protocol.Described(title=title, notes=notes))

@@ -1,4 +1,4 @@
-"""Session files as the window needs them: read, written and remembered."""
+"""Session files of the window: read, written, recovered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench import protocol
 from workbench.charts.drawn import MOST_SEGMENTS, devices
 from workbench.client import journal
 
-EXPECTED = (SessionError, OSError, ValueError)  # their text is one sentence for a person
+EXPECTED = (SessionError, OSError, ValueError)  # their text is one sentence for the user
 SUFFIX = ".h5"
 WRITTEN = {SUFFIX: "Sessions (*.h5)"}
 FILTER = "Sessions (*.h5);;Journals (*.journal);;All files (*)"
@@ -54,7 +54,7 @@ def read(path: Path) -> Session:
 
 
 def write(session: Session, path: Path, source: Path | None = None) -> None:
-    """Write a session whole; raises one of ``EXPECTED``.
+    """Write a complete session; raise one of ``EXPECTED`` if that fails.
 
     ``source`` is the file that it was read from: a journal that is offered for recovery goes once
     what it holds is saved.
@@ -67,14 +67,14 @@ def write(session: Session, path: Path, source: Path | None = None) -> None:
 
 
 def describe(path: Path, title: str, notes: str) -> None:
-    """Change title and notes of a session's file; raises one of ``EXPECTED``."""
+    """Change title and notes of a session's file; raise one of ``EXPECTED`` if that fails."""
     from sessions.storage import hdf5
 
     hdf5.update_notes(path, title, notes)
 
 
 def add_event(path: Path, event: Event) -> None:
-    """Add an event to a session's file; raises one of ``EXPECTED``."""
+    """Add an event to a session's file; raise one of ``EXPECTED`` if that fails."""
     from sessions.storage import hdf5
 
     session = hdf5.load(path)
