@@ -301,11 +301,12 @@ class ScaleRun:
         turns.contenders = [contender]
         rig.arms.keep_only(contender.situation)
         try:
-            arm = turns.build(contender)
+            turns.build(contender)
             rig.segment = contender.segment
             rig.state("running", f"Recording the ranks of {point.name}")
             turns.warm_up(contender)
-            assert arm.divided is not None
+            arm = contender.arm
+            assert arm is not None and arm.divided is not None
             with rig.unwatched(), arm.entered():
                 lanes = arm.divided.record_lanes(arm, LANE_STEPS)
         finally:
