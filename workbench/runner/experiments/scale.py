@@ -112,7 +112,7 @@ class ScaleRun:
         (base,) = demand(rig.wire, rig.device, command.base)
         counts = sorted(set(command.ranks) - {1})
         if not counts or not 1 < counts[-1] <= MOST_RANKS or counts[0] < 1:
-            raise Mistake(f"ranks = {command.ranks}: name at least one number above 1")
+            raise Mistake(f"ranks = {command.ranks}: name at least one from 2 to {MOST_RANKS}")
         if not command.kinds or len(set(command.kinds)) < len(command.kinds):
             raise Mistake(f"kinds = {command.kinds}: name at least one kind, and each once")
         if command.mode not in MODES:

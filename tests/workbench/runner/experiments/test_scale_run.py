@@ -120,7 +120,7 @@ def test_a_kind_takes_all_ranks_or_says_why_not(parts, ranks):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"ranks": [1]}, "name at least one number above 1"),
+        ({"ranks": [1]}, "name at least one from 2 to 1024"),
         ({"ranks": [2], "kinds": ["magic"]}, "kind: unknown 'magic'"),
         ({"ranks": [2], "kinds": ["data", "data"]}, "each once"),
         ({"ranks": [2], "kinds": ["data+fsdp"]}, "use the same ranks"),
