@@ -57,8 +57,8 @@ _AMOUNTS = ("step_ms", "exposed_ms", "communication_ms", "skew_ms", "peak_bytes"
 _TIMES = ("step_ms", "computing_ms", "waiting_ms", "idle_ms", "communication_ms")  # of a lane
 _BLANK: dict[str, float | str | None] = {
     **dict.fromkeys((*_RATIOS, *_AMOUNTS), math.nan),
-    **dict.fromkeys(("comparison", "pairs"), 0),
     **dict.fromkeys(("verdict", "numerics", "reason"), ""),
+    "pairs": 0,
 }
 
 Row = dict[str, float | str | None]
@@ -256,7 +256,6 @@ class ScaleRun:
             **_numbers(run.numerics[1]),
             outcome=MEASURED,
             reason="; ".join([*_without_effect(other), *judgement.reasons]),
-            comparison=run.number,
             ratio=ratio,
             ratio_low=low,
             ratio_high=high,
