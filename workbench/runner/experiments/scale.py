@@ -214,16 +214,20 @@ class ScaleRun:
             fatal = error if is_fatal(error) else None
         else:
             self._take(point, run)
+            if not point.row:
+                self._report(point, outcome=FAILED, reason="no pair of blocks counted")
             return
         finally:
             self.steps += run.steps
+            for contender in run.contenders:
+                contender.arm = None
         # Outside of the except clause: its traceback would keep the tensors of what failed.
         if fatal is not None:
             raise fatal
         self._rig.arms.forget_all()
 
     def _take(self, point: Point, run: CompareRun) -> None:
-        """Keep what a comparison measured, if anything, and none of its memory."""
+        """Report the result of a comparison, if it has one."""
         judgement = run.judgement
         if judgement is None or judgement.ratio is None or len(run.numerics) < 2:
             return
@@ -267,8 +271,6 @@ class ScaleRun:
             step_ms=_step_ms(run, 1),
             peak_bytes=max(peaks, default=math.nan),
         )
-        for contender in run.contenders:
-            contender.arm = None
 
     def _peaks(self, contender: Contender) -> list[float]:
         """Return the highest memory in steps of each rank; none where it made room for others."""
