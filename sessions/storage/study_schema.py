@@ -262,7 +262,6 @@ _SCALING = {
         "count": _count("number of ranks"),
         "outcome": _text("measured, out of memory, refused or failed"),
         "reason": _text("why it is not measured or what to know about it, or empty"),
-        "comparison": _count("paired comparison with one device, counted from 1; 0: none"),
         "ratio": _column("step time over one device's"),
         "ratio_low": _column("lower end of the 95 % interval of ratio"),
         "ratio_high": _column("upper end of the 95 % interval of ratio"),

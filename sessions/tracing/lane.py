@@ -66,12 +66,13 @@ def _host_work(trace: Trace) -> Iterable[tuple[float, float, bool]]:
     An operator that only begins a collective or waits for one neither computes nor communicates.
     """
     parents = {span.parent for span in trace.spans}
+    last = max(trace.spans[step].stop for step in trace.steps)
     for index, span in enumerate(trace.spans):
         if index in parents or span.name == STEP or not trace.within(index):
             continue
         is_collective = span.name.startswith(_GLOO)
         if is_collective or kinds.kind_of(span.name) != kinds.COMMUNICATION:
-            yield span.start, span.stop, is_collective
+            yield span.start, min(span.stop, last), is_collective
 
 
 def _union(intervals: Iterable[Iterable[float]]) -> NDArray:

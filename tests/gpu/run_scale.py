@@ -1,12 +1,13 @@
 """On a host with several GPUs: strong and weak scaling of every kind, beside torch's own engine.
 
-    python tests/gpu/run_scale.py --out FOLDER [--ranks 1,2] [--parts strong weak plain experts]
+    python tests/gpu/run_scale.py --out FOLDER [--ranks 1,2] [--parts strong weak plain]
 
 Runs ``workbench scale`` on HYDRA training in AMP BF16, compiled, and saves a session and the JSON
 of each part in FOLDER, with the charts as PNG. *strong*: 32 sequences in total; *weak*: 16 for each
-rank. *experts*: expert parallelism of the family ``moe``, if this version has it. *plain*: torch's
-engine around a plain model (``plain_distributed.py``) on the most ranks. Prints the tables; exits
-with 1 if a part failed or computed wrong numbers.
+rank. *experts*: expert parallelism of the family ``moe``, not compiled. *context*: one long
+sequence, split among the ranks. *plain*: torch's engine around a plain model
+(``plain_distributed.py``) on the most ranks. Prints the tables; exits with 1 if a part failed or
+computed wrong numbers.
 
 About a minute for each kind and number of ranks, and two for *plain*: ten minutes on two GPUs with
 the default kinds, and twenty on eight.
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--preset", default="base")
     parser.add_argument("--batch", type=int, default=2 * PER_RANK)
     parser.add_argument("--sequence", type=int, default=SEQUENCE)
+    parser.add_argument("--long-sequence", type=int, default=32768)
     parser.add_argument("--budget", type=float, default=8.0)
     parser.add_argument("--device-options", nargs="*", default=[*AMP, *COMPILED])
     options = parser.parse_args()
@@ -58,15 +60,20 @@ def main() -> int:
 
 def run_part(options: argparse.Namespace, part: str) -> int:
     """Run ``workbench scale`` once; save the session, its JSON and its charts."""
-    experts = part == "experts"
-    family, kinds = ("moe", "expert") if experts else ("hydra", options.kinds)
-    mode = "weak" if part == "weak" else "strong"
-    batch = PER_RANK if mode == "weak" else options.batch
+    family, kinds, toggles = "hydra", options.kinds, [*options.device_options]
+    mode, batch, sequence = "strong", options.batch, options.sequence
+    if part == "weak":
+        mode, batch = "weak", PER_RANK
+    elif part == "experts":
+        family, kinds = "moe", "expert"
+        toggles = [toggle for toggle in toggles if toggle not in COMPILED]
+    elif part == "context":
+        kinds, batch, sequence = "context", 1, options.long_sequence
     session = options.out / f"{part}.h5"
     command = ["scale", family, "--preset", options.preset, "--ranks", options.ranks]
     command += ["--mode", mode, "--kinds", kinds, "--budget", str(options.budget)]
-    command += ["--set", f"batch={batch}", "--set", f"sequence={options.sequence}"]
-    for toggle in options.device_options:
+    command += ["--set", f"batch={batch}", "--set", f"sequence={sequence}"]
+    for toggle in toggles:
         command += ["--toggle", toggle]
     code, text = workbench([*command, "--json", "-o", str(session)])
     (options.out / f"{part}.json").write_text(text)

@@ -24,8 +24,7 @@ def row(kind: str, count: int, **values: float | str) -> Row:
         name: "" if info.dtype == TEXT else math.nan
         for name, info in columns_of(KIND, POINTS).items()
     }
-    counts = {"comparison": 0.0, "pairs": 0.0}
-    return {**blank, **counts, "kind": kind, "count": float(count), **values}
+    return {**blank, "pairs": 0.0, "kind": kind, "count": float(count), **values}
 
 
 def rows(mode: str, wrong: bool) -> tuple[list[Row], list[Row]]:
@@ -35,7 +34,7 @@ def rows(mode: str, wrong: bool) -> tuple[list[Row], list[Row]]:
                   peak_bytes=30 * GIB, wrong=0.0)]  # fmt: skip
     ranks: list[Row] = []
     for count in (2, 4):
-        for number, (kind, cost) in enumerate(KINDS.items()):
+        for kind, cost in KINDS.items():
             ratio = share(count) * (cost + 0.01 * count)
             of = efficiency(mode, count, ratio, 0.98 * ratio, 1.02 * ratio)
             computing = [ONE_MS * share(count) * (1 + 0.02 * rank) for rank in range(count)]
@@ -45,7 +44,6 @@ def rows(mode: str, wrong: bool) -> tuple[list[Row], list[Row]]:
                     kind,
                     count,
                     outcome=MEASURED,
-                    comparison=float(2 * number + count // 2),
                     ratio=ratio,
                     ratio_low=0.98 * ratio,
                     ratio_high=1.02 * ratio,

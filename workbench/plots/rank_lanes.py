@@ -148,7 +148,7 @@ def _key(runs: Sequence[Run]) -> object:
 
 PLOT = Plot(
     name="rank_lanes",
-    title="Ranks",
+    title="Time by rank",
     help=__doc__ or "",
     draw=draw,
     table=table,

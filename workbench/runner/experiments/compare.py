@@ -96,11 +96,6 @@ class CompareRun:
         return self._blocks
 
     @property
-    def number(self) -> int:
-        """Return the number of the comparison in its session, from 1 on; 0 before it begins."""
-        return self._index + 1
-
-    @property
     def judgement(self) -> Judgement | None:
         """Return what the pairs show so far."""
         return self._judgement

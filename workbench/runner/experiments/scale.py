@@ -57,8 +57,8 @@ _AMOUNTS = ("step_ms", "exposed_ms", "communication_ms", "skew_ms", "peak_bytes"
 _TIMES = ("step_ms", "computing_ms", "waiting_ms", "idle_ms", "communication_ms")  # of a lane
 _BLANK: dict[str, float | str | None] = {
     **dict.fromkeys((*_RATIOS, *_AMOUNTS), math.nan),
-    **dict.fromkeys(("comparison", "pairs"), 0),
     **dict.fromkeys(("verdict", "numerics", "reason"), ""),
+    "pairs": 0,
 }
 
 Row = dict[str, float | str | None]
@@ -112,7 +112,7 @@ class ScaleRun:
         (base,) = demand(rig.wire, rig.device, command.base)
         counts = sorted(set(command.ranks) - {1})
         if not counts or not 1 < counts[-1] <= MOST_RANKS or counts[0] < 1:
-            raise Mistake(f"ranks = {command.ranks}: name at least one number above 1")
+            raise Mistake(f"ranks = {command.ranks}: name at least one from 2 to {MOST_RANKS}")
         if not command.kinds or len(set(command.kinds)) < len(command.kinds):
             raise Mistake(f"kinds = {command.kinds}: name at least one kind, and each once")
         if command.mode not in MODES:
@@ -214,16 +214,20 @@ class ScaleRun:
             fatal = error if is_fatal(error) else None
         else:
             self._take(point, run)
+            if not point.row:
+                self._report(point, outcome=FAILED, reason="no pair of blocks counted")
             return
         finally:
             self.steps += run.steps
+            for contender in run.contenders:
+                contender.arm = None
         # Outside of the except clause: its traceback would keep the tensors of what failed.
         if fatal is not None:
             raise fatal
         self._rig.arms.forget_all()
 
     def _take(self, point: Point, run: CompareRun) -> None:
-        """Keep what a comparison measured, if anything, and none of its memory."""
+        """Report the result of a comparison, if it has one."""
         judgement = run.judgement
         if judgement is None or judgement.ratio is None or len(run.numerics) < 2:
             return
@@ -256,7 +260,6 @@ class ScaleRun:
             **_numbers(run.numerics[1]),
             outcome=MEASURED,
             reason="; ".join([*_without_effect(other), *judgement.reasons]),
-            comparison=run.number,
             ratio=ratio,
             ratio_low=low,
             ratio_high=high,
@@ -268,8 +271,6 @@ class ScaleRun:
             step_ms=_step_ms(run, 1),
             peak_bytes=max(peaks, default=math.nan),
         )
-        for contender in run.contenders:
-            contender.arm = None
 
     def _peaks(self, contender: Contender) -> list[float]:
         """Return the highest memory in steps of each rank; none where it made room for others."""
@@ -301,12 +302,12 @@ class ScaleRun:
         turns.contenders = [contender]
         rig.arms.keep_only(contender.situation)
         try:
-            arm = turns.build(contender)
+            turns.build(contender)
             rig.segment = contender.segment
             rig.state("running", f"Recording the ranks of {point.name}")
             turns.warm_up(contender)
-            assert arm.divided is not None
-
+            arm = contender.arm
+            assert arm is not None and arm.divided is not None
             with rig.unwatched(), arm.entered():
                 lanes = arm.divided.record_lanes(lambda: (arm.ready(), arm.step()), LANE_STEPS)
         finally:
