@@ -292,14 +292,15 @@ class MainWindow(QMainWindow):
     def changeEvent(self, event: QEvent) -> None:
         """Fit the screen at the first activation: the window manager has added its frame by then.
 
-        The keyboard focus is on the window itself then. Qt would give it to Run, and to the next
-        button as soon as a run disables Run.
+        Qt gives the keyboard focus to Run, and to the next button as soon as a run disables Run:
+        the window itself takes it instead.
         """
         super().changeEvent(event)
         first = event.type() == QEvent.Type.ActivationChange and not self._activated
         if first and self.isActiveWindow():
             self._activated = True
-            self.setFocus()
+            if isinstance(self.focusWidget(), QToolButton):
+                self.setFocus()
             if not self.isMaximized() and not self.isFullScreen():
                 fit(self)
 
