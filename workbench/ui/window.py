@@ -162,7 +162,15 @@ class MainWindow(QMainWindow):
         return panel
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Tab goes through toolbar, banners and panels as they are laid out."""
+        """Move the keyboard focus through toolbar, banners and panels as they are laid out.
+
+        Qt also asks for it where the focused widget was disabled or hidden: no other button takes
+        the focus then, because a person who presses Space means the one that is gone.
+        """
+        focused = self.focusWidget()
+        if focused is not None and not (focused.isEnabled() and focused.isVisible()):
+            self.setFocus()
+            return True
         panels = self.desk.in_reading_order()
         return tab_order.step([self.toolbar, self.failures, *panels, self.status], forward)
 
@@ -301,7 +309,7 @@ class MainWindow(QMainWindow):
             self._activated = True
             if isinstance(self.focusWidget(), QToolButton):
                 self.setFocus()
-            if not self.isMaximized() and not self.isFullScreen():
+            if self.size() == self._restored_size and not self.isFullScreen():
                 fit(self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
@@ -427,6 +435,7 @@ class MainWindow(QMainWindow):
         geometry, docks = self.settings.layout("geometry"), self.settings.layout("docks")
         if geometry is not None:
             self.restoreGeometry(geometry)
+        self._restored_size = self.size()
         if docks is not None:
             self.desk.restoreState(docks)
             self.desk.fit_floating()
