@@ -85,7 +85,15 @@ class MainWindow(PanelWindow):
         self._restore()
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Move the keyboard focus through toolbar, banners and panels as they are laid out."""
+        """Move the keyboard focus through toolbar, banners and panels as they are laid out.
+
+        Qt also asks for it where the focused widget was disabled or hidden: no other button takes
+        the focus then, because a person who presses Space means the one that is gone.
+        """
+        focused = self.focusWidget()
+        if focused is not None and not (focused.isEnabled() and focused.isVisible()):
+            self.setFocus()
+            return True
         panels = self.dock_area.in_reading_order()
         return tab_order.step([self.toolbar, self.failures, *panels, self.status], forward)
 
@@ -110,15 +118,16 @@ class MainWindow(PanelWindow):
     def changeEvent(self, event: QEvent) -> None:
         """Fit the screen at the first activation: the window manager has added its frame by then.
 
-        The keyboard focus is on the window itself then. Qt would give it to Run, and to the next
-        button as soon as a run disables Run.
+        Qt gives the keyboard focus to Run, and to the next button as soon as a run disables Run:
+        the window itself takes it instead.
         """
         super().changeEvent(event)
         first = event.type() == QEvent.Type.ActivationChange and not self._activated
         if first and self.isActiveWindow():
             self._activated = True
-            self.setFocus()
-            if not self.isMaximized() and not self.isFullScreen():
+            if isinstance(self.focusWidget(), QToolButton):
+                self.setFocus()
+            if self.size() == self._restored_size and not self.isFullScreen():
                 fit(self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
@@ -222,6 +231,7 @@ class MainWindow(PanelWindow):
         geometry, docks = self.settings.layout("geometry"), self.settings.layout("docks")
         if geometry is not None:
             self.restoreGeometry(geometry)
+        self._restored_size = self.size()
         if docks is not None:
             self.dock_area.restoreState(docks)
             self.dock_area.fit_floating()

@@ -104,6 +104,18 @@ def test_no_button_has_the_keyboard_focus_at_first(qtbot, ready):
     assert not isinstance(ready.focusWidget(), QToolButton | QPushButton)
 
 
+@pytest.mark.parametrize("gone", ["disabled", "hidden"])
+def test_no_other_button_takes_the_focus_of_one_that_is_gone(qtbot, ready, gone):
+    button = ready.toolbar.widgetForAction(ready.actions_["run"])
+    button.setFocus()
+    qtbot.waitUntil(button.hasFocus)
+    if gone == "disabled":
+        ready.actions_["run"].setEnabled(False)
+    else:
+        ready.actions_["run"].setVisible(False)
+    assert ready.hasFocus()
+
+
 def test_escape_ends_the_tour(qtbot, ready):
     ready.start_tour()
     (tour,) = ready.findChildren(Tour)
