@@ -105,14 +105,14 @@ def _sweep(command: Mapping[str, Any], output: str) -> list[str]:
 
 def _scale(command: Mapping[str, Any], output: str) -> list[str]:
     base = _read(command["base"])
-    words = ["--ranks", ",".join(map(exactly, command["ranks"]))]
-    words += option("--mode", name(command["mode"], "mode"))
-    words += option("--kinds", ",".join(name(kind, "kind") for kind in command["kinds"]))
-    words += option("--with", chosen(command["toggles"])) if command["toggles"] else []
-    words += ["--budget", exactly(command["budget_s"])]
-    words += ["--region", exactly(100 * command["region"])]
+    words = ["--ranks", ",".join(map(number_text, command["ranks"]))]
+    words += option_words("--mode", name(command["mode"], "mode"))
+    words += option_words("--kinds", ",".join(name(kind, "kind") for kind in command["kinds"]))
+    words += option_words("--with", toggles_text(command["toggles"])) if command["toggles"] else []
+    words += ["--budget", number_text(command["budget_s"])]
+    words += ["--region", number_text(100 * command["region"])]
     words += [] if command["lanes"] else ["--no-lanes"]
-    return ["scale", *of_configuration(base, base.toggles, words, output)]
+    return ["scale", *configuration_words(base, base.toggles, words, output)]
 
 
 def _profile(command: Mapping[str, Any], output: str) -> list[str]:

@@ -64,9 +64,11 @@ def test_the_tour_has_five_callouts_inside_the_window(qtbot, ready, settings, si
 def test_the_tour_follows_a_panel_that_the_docks_resize(qtbot, ready):
     ready.start_tour()
     (tour,) = ready.findChildren(Tour)
-    build, live = ready.desk.docks["build"], ready.desk.docks["live"]
+    build, live = ready.dock_area.docks["build"], ready.dock_area.docks["live"]
     wider = build.width() + 60
-    ready.desk.resizeDocks([build, live], [wider, live.width() - 60], Qt.Orientation.Horizontal)
+    ready.dock_area.resizeDocks(
+        [build, live], [wider, live.width() - 60], Qt.Orientation.Horizontal
+    )
 
     def framed():
         area = QRect(build.mapTo(ready, QPoint(0, 0)), build.size())
