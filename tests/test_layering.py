@@ -29,6 +29,7 @@ REGISTRIES = {
     "workbench/ui/panels",
     "tests/workbench/commands",
     "tests/workbench/plots",
+    "tests/workbench/runner/toggles",
 }
 
 QT = "PySide6 pyqtgraph"

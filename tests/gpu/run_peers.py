@@ -41,7 +41,7 @@ from torch import Tensor
 import kernels
 from sessions.model import Judgement, PairedComparison
 from sessions.verdicts import verdict
-from workbench.runner.experiments.blocks import SETTLING_STEPS, block_steps
+from workbench.runner.experiments.paired.blocks import SETTLING_STEPS, block_steps
 from workbench.runner.instruments.timing import make_clock
 
 SLACK = 2.0  # how much farther from FP32 than the peer's BF16 ours may be, as everywhere here

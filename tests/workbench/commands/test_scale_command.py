@@ -8,8 +8,8 @@ import shlex
 import pytest
 import scaling_samples
 
-from sessions import reproduce
 from sessions.model import Configuration
+from sessions.reproduction import order_arguments
 from sessions.storage import hdf5
 from sessions.studies.rank_scaling import scalings
 from workbench import protocol
@@ -72,7 +72,7 @@ def test_a_session_repeats_the_command(ran, sent, tmp_path):
     commands = sent(*replies(ran.catalogue))
     assert main([*COMMAND, *OPTIONS, "--no-lanes"]) == 0
     (first,) = [of for of in commands if isinstance(of, protocol.Scale)]
-    words = reproduce.order_arguments.of_order(
+    words = order_arguments.order_words(
         json.loads(protocol.encode(first)), str(tmp_path / "again.h5")
     )
     assert shlex.join(words).startswith("scale hydra")

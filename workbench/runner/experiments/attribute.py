@@ -29,9 +29,9 @@ from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import demand, resolve
 from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks
-from workbench.runner.experiments.blocks import Contender, TimedBlock
-from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.paired import blocks
+from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
+from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory

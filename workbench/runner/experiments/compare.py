@@ -24,10 +24,10 @@ from workbench.runner.building.labels import title
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks, rebuilding
-from workbench.runner.experiments.blocks import Contender, TimedBlock
-from workbench.runner.experiments.energy_pairs import measure_energy
-from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.paired import blocks, rebuilding
+from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
+from workbench.runner.experiments.paired.energy_pairs import measure_energy
+from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.suggested_fixes import slower_when_switched_on

@@ -41,8 +41,8 @@ from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
-from workbench.runner.experiments.blocks import TimedBlock
 from workbench.runner.experiments.optimize_bench import RunnerBench
+from workbench.runner.experiments.paired.blocks import TimedBlock
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles

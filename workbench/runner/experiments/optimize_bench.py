@@ -29,9 +29,9 @@ from sessions.studies.optimization.space import (
 from workbench.runner.config.availability import blocked_options, require_unblocked
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks
-from workbench.runner.experiments.blocks import SETTLING_STEPS, Contender, TimedBlock
-from workbench.runner.experiments.interleaving import WARM_UP_S, Alternation
+from workbench.runner.experiments.paired import blocks
+from workbench.runner.experiments.paired.blocks import SETTLING_STEPS, Contender, TimedBlock
+from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.energy import EnergyCounter

@@ -31,9 +31,9 @@ from workbench.runner.config.estimate import footprint
 from workbench.runner.config.resolve import demand
 from workbench.runner.context import Rig
 from workbench.runner.environment import host
-from workbench.runner.experiments import blocks
-from workbench.runner.experiments.blocks import Contender, TimedBlock
-from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.paired import blocks
+from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
+from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.failures import Mistake, unwritten
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling import findings, marks, roles

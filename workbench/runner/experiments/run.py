@@ -26,8 +26,9 @@ from workbench.runner.config.values import check_limits
 from workbench.runner.context import Rig
 from workbench.runner.decoding.checkpoint import SavedRound
 from workbench.runner.decoding.generated_text import TextReader
-from workbench.runner.experiments import blocks, decode_state
-from workbench.runner.experiments.pairing import Pairing
+from workbench.runner.experiments import decode_state
+from workbench.runner.experiments.paired import blocks
+from workbench.runner.experiments.paired.pairing import Pairing
 from workbench.runner.experiments.segment_check import SegmentCheck
 from workbench.runner.experiments.segment_evidence import SegmentEvidence
 from workbench.runner.failed_options import failed_options

@@ -30,9 +30,9 @@ from sessions.studies.sweep import FAILED, MEASURED, OUT_OF_MEMORY, REFUSED
 from workbench import protocol
 from workbench.runner.config.resolve import demand, require_unblocked, resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments.blocks import Contender
 from workbench.runner.experiments.compare import CompareRun
-from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.paired.blocks import Contender
+from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.rank_kinds import require_kind, toggles_of
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal

@@ -27,9 +27,9 @@ from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import resolve, tell_left_out
 from workbench.runner.config.values import LONGEST_S, check_choice
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks
-from workbench.runner.experiments.blocks import Contender
-from workbench.runner.experiments.interleaving import WARM_UP_S, Alternation
+from workbench.runner.experiments.paired import blocks
+from workbench.runner.experiments.paired.blocks import Contender
+from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.interfaces import Situation

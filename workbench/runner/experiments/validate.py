@@ -17,11 +17,12 @@ from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import demand, resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks, checks
-from workbench.runner.experiments.blocks import Contender
+from workbench.runner.experiments import checks
 from workbench.runner.experiments.checks import Result, fails, not_applicable, passed, undecided
 from workbench.runner.experiments.compare import CompareRun
-from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.paired import blocks
+from workbench.runner.experiments.paired.blocks import Contender
+from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory

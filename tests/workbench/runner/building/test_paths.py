@@ -15,7 +15,7 @@ from workbench.claims._read import memory_share, speed_up, with_effect
 from workbench.runner.building.paths import path_text
 from workbench.runner.catalogue import catalogue
 from workbench.runner.context import Rig
-from workbench.runner.experiments import interleaving
+from workbench.runner.experiments.paired import interleaving
 
 
 @pytest.fixture

@@ -75,9 +75,7 @@ def configuration(small) -> Configuration:
 def worker_of(driver: Driver) -> psutil.Process:
     """Return the process of rank 1."""
     runner = psutil.Process(driver.runner.process.pid)
-    (worker,) = (
-        p for p in runner.children() if "workbench.runner.distributed.worker" in p.cmdline()
-    )
+    (worker,) = (p for p in runner.children() if "workbench.runner.rank_worker" in p.cmdline())
     return worker
 
 

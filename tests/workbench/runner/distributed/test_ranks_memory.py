@@ -27,7 +27,7 @@ from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.distributed import world
 from workbench.runner.distributed.parallel import Parallel
-from workbench.runner.experiments import interleaving
+from workbench.runner.experiments.paired import interleaving
 from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.instruments.phases import PhaseTracker

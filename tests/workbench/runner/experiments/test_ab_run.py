@@ -32,8 +32,8 @@ from workbench.client.recorder import Recorder
 from workbench.runner.building.labels import title
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks, interleaving
 from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.paired import blocks, interleaving
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled
 from workbench.runner.instruments import timing

@@ -22,8 +22,8 @@ from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments import interleaving
 from workbench.runner.experiments.attribute import AttributeRun
+from workbench.runner.experiments.paired import interleaving
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, RankError, explain
 from workbench.runner.instruments.memory import Memory

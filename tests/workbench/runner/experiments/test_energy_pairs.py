@@ -15,8 +15,8 @@ from workbench import protocol
 from workbench.charts.plot import Run as Shown
 from workbench.plots import PLOTS
 from workbench.runner.context import Rig
-from workbench.runner.experiments import energy_pairs, interleaving
 from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.paired import energy_pairs, interleaving
 from workbench.runner.instruments import energy
 from workbench.runner.instruments.energy import EnergyCounter, PowerMeter
 

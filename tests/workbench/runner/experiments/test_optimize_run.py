@@ -31,9 +31,10 @@ from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks, interleaving, optimize_bench
+from workbench.runner.experiments import optimize_bench
 from workbench.runner.experiments.optimize import OptimizeRun
 from workbench.runner.experiments.optimize_bench import RunnerBench
+from workbench.runner.experiments.paired import blocks, interleaving
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.instruments import energy

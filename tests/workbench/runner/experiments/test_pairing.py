@@ -14,7 +14,7 @@ from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments import pairing
+from workbench.runner.experiments.paired import pairing
 from workbench.runner.experiments.run import Run, RunEnded
 
 MANUAL = {"attention": "manual"}

@@ -21,9 +21,9 @@ from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments import interleaving, rebuilding
-from workbench.runner.experiments.blocks import Contender
 from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.paired import interleaving, rebuilding
+from workbench.runner.experiments.paired.blocks import Contender
 
 CPU = torch.device("cpu")
 
@@ -133,7 +133,7 @@ def test_a_file_from_before_builds_were_kept_opens_as_one_build(rig, small, tmp_
 
 
 def protocol_comparison(logs):
-    from workbench.runner.experiments.blocks import comparison_of
+    from workbench.runner.experiments.paired.blocks import comparison_of
 
     blocks = [
         protocol.Block(arm=arm, pair=pair, median_ms=math.exp(arm * log))

@@ -16,8 +16,8 @@ from recording_wire import RecordingWire
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks
 from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.paired import blocks
 from workbench.runner.instruments import contention
 from workbench.runner.instruments.contention import Alarm, CpuOthers, GpuOthers
 

@@ -13,9 +13,9 @@ from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
 from workbench.runner.experiments import checks
 from workbench.runner.experiments.attribute import AttributeRun
-from workbench.runner.experiments.blocks import Contender, TimedBlock
 from workbench.runner.experiments.compare import CompareRun
-from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
+from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
 
@@ -135,7 +135,7 @@ def test_warming_up_lets_a_model_adapt_and_ends_where_nothing_ever_can(build, mo
         made.append(5)
         return TimedBlock(1.0, None, "", 5, 1.0)
 
-    monkeypatch.setattr("workbench.runner.experiments.blocks.warm_up_block", block)
+    monkeypatch.setattr("workbench.runner.experiments.paired.blocks.warm_up_block", block)
     rig = Rig(RecordingWire(), CPU)
     rig.phases.phase = Phase.STEADY
     monkeypatch.setattr(rig.phases, "restart", lambda: None)

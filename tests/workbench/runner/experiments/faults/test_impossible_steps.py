@@ -18,8 +18,8 @@ from sessions.verdicts.verdict_words import headline, ratio_line, remarks, summa
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.context import Rig
-from workbench.runner.experiments import interleaving
 from workbench.runner.experiments.compare import CompareRun
+from workbench.runner.experiments.paired import interleaving
 from workbench.runner.experiments.run import Run, RunEnded
 
 

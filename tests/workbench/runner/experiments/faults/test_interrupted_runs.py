@@ -13,9 +13,9 @@ from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import Rig
-from workbench.runner.experiments import interleaving
 from workbench.runner.experiments.compare import CompareRun
-from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.paired import interleaving
+from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.failures import Cancelled
 from workbench.runner.numerics import comparison

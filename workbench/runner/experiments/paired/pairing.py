@@ -26,8 +26,8 @@ from sessions.verdicts.work import difference
 from workbench import protocol
 from workbench.runner.building.labels import title
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks
-from workbench.runner.experiments.blocks import LEAST_STEPS, Contender
+from workbench.runner.experiments.paired import blocks
+from workbench.runner.experiments.paired.blocks import LEAST_STEPS, Contender
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.timing import Lap

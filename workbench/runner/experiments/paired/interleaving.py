@@ -19,8 +19,8 @@ from workbench import protocol
 from workbench.runner import suggested_fixes
 from workbench.runner.building.labels import label
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks, rebuilding
-from workbench.runner.experiments.blocks import Contender, TimedBlock
+from workbench.runner.experiments.paired import blocks, rebuilding
+from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failed_options import failed_options
 from workbench.runner.failures import (

@@ -18,7 +18,7 @@ import torch
 from sessions.verdicts.verdict import LEAST_BUILDS
 from sessions.verdicts.verdict_words import duration
 from workbench.runner.context import Rig
-from workbench.runner.experiments.blocks import Contender
+from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.instruments.memory import free_memory
 
 ONE = 1  # the number of builds that switches rebuilding off; 0 leaves the choice to ``plan``

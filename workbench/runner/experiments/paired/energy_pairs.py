@@ -9,9 +9,9 @@ import random
 from sessions.model import EnergyPairs
 from sessions.verdicts.energy import judge_energy
 from workbench.runner.context import Rig
-from workbench.runner.experiments import blocks
-from workbench.runner.experiments.blocks import Contender
-from workbench.runner.experiments.interleaving import Alternation
+from workbench.runner.experiments.paired import blocks
+from workbench.runner.experiments.paired.blocks import Contender
+from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.instruments.energy import EnergyCounter, PowerMeter
 
 PAIRS = 8

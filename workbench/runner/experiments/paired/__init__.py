@@ -1,0 +1,1 @@
+"""Paired measurement: blocks of two configurations that alternate, pairs, rebuilds, energy."""
