@@ -52,7 +52,7 @@ class BuildPanel(QWidget):
         self._run_control = run_control
         self._shows: dict[tuple[str, str], _editors.Show] = {}
         self._shown = ("", "")  # family and workload that the forms were made for
-        self._told: object = None
+        self._shown_problems: object = None
         self._waiting = Empty(
             theme, "build", "Waiting for the runner", "It tells which models this machine can run."
         )
@@ -317,9 +317,9 @@ class BuildPanel(QWidget):
         problems, left = self._configuration.problems(), self._left_behind()
         off = self._configuration.unusable()
         shown = (problems, left, off, self._theme.current.name)
-        if shown == self._told:
+        if shown == self._shown_problems:
             return
-        self._told = shown
+        self._shown_problems = shown
         _widgets.clear(self._problems)
         self._problems_host.setVisible(bool(problems or left))
         for problem in problems:

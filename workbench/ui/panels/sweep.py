@@ -234,7 +234,7 @@ class SweepPanel(QWidget):
                 view.show_table(table)
                 view.narrow(_TEXT_PX)
 
-    def _told(self, study: Study) -> str:
+    def _headline(self, study: Study) -> str:
         """Return the progress of the sweep, or its result."""
         points = study.tables.get(sweep.POINTS)
         done = 0 if points is None else len(points["arm"])
