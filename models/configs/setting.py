@@ -56,9 +56,13 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@functools.cache
 def fields_of(config_class: Any) -> Mapping[str, ConfigField]:
-    """Return the fields of a configuration by name."""
+    """Return the fields of a configuration's class by name."""
+    return _fields_of(config_class)
+
+
+@functools.cache
+def _fields_of(config_class: Any) -> Mapping[str, ConfigField]:
     kinds = typing.get_type_hints(config_class)  # takes 2 ms: it compiles each annotation
     return {
         field.name: ConfigField(
