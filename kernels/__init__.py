@@ -23,13 +23,11 @@ from kernels.core.dispatch import (
     PREFERRED,
     REQUESTED,
     STANDARD,
-    Status,
     choose,
     chosen,
     reasons,
     reset_usage,
     resolve_choice,
-    status,
     usage,
     using,
     watched,
@@ -51,6 +49,7 @@ from kernels.core.operator import (
     without_autocast,
 )
 from kernels.core.policy import Policy, attention_usage, policies, policy
+from kernels.core.status import Status, status
 from kernels.core.tuning import Choice, are_stored, reset_tiles, tiles, tuning
 from kernels.core.workspace import Workspace
 

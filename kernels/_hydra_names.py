@@ -1,4 +1,4 @@
-"""The names by which the HYDRA guide calls this library; each is a line around what is here."""
+"""Names by which the HYDRA guide calls functions of this library."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from kernels.core import triton_helpers
-from kernels.core.dispatch import choose, chosen, status
+from kernels.core.dispatch import choose, chosen
 from kernels.core.operator import OPS, Mistake, Unavailable
+from kernels.core.status import status
 
 # The guide's backends, and the implementations of ``attention`` that each stands for.
 BACKENDS = {

@@ -94,7 +94,7 @@ class Implementation:
     last_resort: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute."""
+        """Run the implementation."""
         return self.call(*args, **kwargs)
 
 

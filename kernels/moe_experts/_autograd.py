@@ -34,7 +34,7 @@ from kernels.moe_experts._products import (
 
 
 def _rows_per_block(n_choices: int, n_experts: int, wide: bool) -> int:
-    """At most what an expert has on average, so that few rows of a block are not there."""
+    """Return the rows of a block: at most an expert's average, so that few of them are empty."""
     average = power_of_two(n_choices // n_experts + 1) // 2
     return max(16, min(64 if wide else 128, average))
 
@@ -50,10 +50,10 @@ def _tiles(
     columns: int,
     *_: Any,
 ) -> list[Tile]:
-    """Columns of a program, depth of a step, warps and stages; the rows are ``m``.
+    """Return tiles: columns of a program, depth of a step, warps and stages; the rows are ``m``.
 
-    The first for ``operands`` right sides of ``n`` columns each, or ``n_wide`` in FP32, but no more
-    than there are; ``extra`` stages beyond those that the memory holds.
+    The first one has ``n`` columns (``n_wide`` in FP32) of each of ``operands`` right sides, at
+    most ``columns``. ``extra`` stages are added to those that the shared memory holds.
     """
     wide, memory = dtype == torch.float32, shared_bytes(device) - 2048
     most = max(16, power_of_two(columns))
@@ -85,7 +85,7 @@ _WEIGHT = Tunable("moe_experts.weight", (moe_experts_weight_kernel,), _weight_ti
 
 
 class _Sizes(NamedTuple):
-    """The sizes of one call.
+    """Sizes of one call.
 
     Tokens, their width D, choices K of each token, experts E, their width F, rows of a block, and
     the precision of FP32 products.
@@ -101,7 +101,7 @@ class _Sizes(NamedTuple):
 
 
 def sizes_of(x: Tensor, routing: Tensor, down: Tensor) -> _Sizes:
-    """``routing``: what has a number for each choice."""
+    """Return the sizes of a call; ``routing`` is any tensor with one number per choice."""
     experts, dim, width = down.shape
     k, n_choices = routing.shape[-1], routing.numel()
     m = _rows_per_block(n_choices, experts, x.dtype == torch.float32)
@@ -109,7 +109,7 @@ def sizes_of(x: Tensor, routing: Tensor, down: Tensor) -> _Sizes:
 
 
 def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gate and up [E, F, D] with contiguous rows, from two tensors or from the packed one."""
+    """Return gate and up [E, F, D], rows contiguous, from two tensors or the packed one."""
     gate = unit_stride(gate)
     if up is not None:
         return gate, unit_stride(up)

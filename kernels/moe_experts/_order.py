@@ -1,8 +1,8 @@
-"""The tokens' choices in the order of their experts, by a counting sort that never leaves the GPU.
+"""Sort of the tokens' choices by expert: a counting sort that never leaves the GPU.
 
-Choice a = n K + j is the j-th of token n. Those of one expert stand together, in their own order,
-and are cut into blocks of M rows, the last of which is not full. How many blocks there are is known
-to the GPU only: the table of blocks has room for the most that there can be, and says -1 for the
+Choice a = n K + j is the j-th of token n. The choices of one expert stand together, in their own
+order, in blocks of M rows, the last of which may not be full. Only the GPU knows the number of
+blocks: the table of blocks has room for the largest possible number, and holds -1 for the
 rest.
 """
 
@@ -22,8 +22,8 @@ from kernels.core.workspace import Workspace, scratch
 class Order(NamedTuple):
     """Order of the choices: one int32 ``table``, as an allocation costs more than its memory.
 
-    Rows of what the experts compute are in this order. From 0 on ``choice`` [rows]: which choice a
-    row is. From ``row_at`` on [choices]: which row a choice is, -1 if it is dropped. ``first_at``,
+    The rows that experts compute are in this order. From 0 on ``choice`` [rows]: the choice of each
+    row. From ``row_at`` on [choices]: the row of each choice, -1 if it is dropped. ``first_at``,
     [E + 1]: the first row of each expert, and the end. ``block_at``, [3, n_blocks]: each block's
     expert, first row, and the end of its expert's rows.
     """
@@ -43,7 +43,7 @@ class Order(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Sizes of the table and of the sort; ``count_at``: what it counts, behind all else."""
+    """Sizes of the table and of the sort; the sort's counts begin at ``count_at``, the end."""
 
     n_blocks: int
     row_at: int
@@ -73,7 +73,7 @@ def _plan(n_choices: int, n_experts: int, m: int) -> _Plan:
 
 @triton.jit
 def _one_hot(index_ptr, o_a, n_choices, o_e, E: tl.constexpr):
-    """Which expert each choice is of, as ones and zeros [choices, experts]."""
+    """Return ones where a choice is of an expert, else zeros: [choices, experts]."""
     b_index = tl.load(index_ptr + o_a, mask=o_a < n_choices, other=-1)
     return ((b_index[:, None] == o_e[None, :]) & (o_e < E)[None, :]).to(tl.int32)
 
@@ -168,7 +168,7 @@ def _moe_experts_table_kernel(
     order_ptr, n_chunks, n_blocks, first_at, block_at, count_at,
     E: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """One program."""
+    """Write the table of blocks, in one program."""
     first_ptr, block_ptr = order_ptr + first_at, order_ptr + block_at
     _table(first_ptr, block_ptr, order_ptr + count_at, n_chunks, n_blocks, E, M, ROWS, BLOCK_E)
 
@@ -194,7 +194,7 @@ def _moe_experts_order_kernel(
     index_ptr, order_ptr, n_choices, chunk, n_blocks, row_at, first_at, block_at, count_at,
     E: tl.constexpr, M: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """One program, for one chunk: all three, each of which reads what the one before wrote."""
+    """Count, make the table and assign rows in one program, for a sort of one chunk."""
     count_ptr, row_ptr = order_ptr + count_at, order_ptr + row_at
     first = tl.program_id(0).to(tl.int64)
     _count(index_ptr, count_ptr, first, n_choices, chunk, E, SUB, BLOCK_E)

@@ -1,8 +1,8 @@
 """Matrix products over rows grouped by expert. ``_autograd`` launches.
 
-A program that works on rows takes one block of those that ``order`` lists (see ``_order``), of rows
-of one expert; the blocks of one expert run together and share its weights in the cache. A row that
-a block does not have is read as its first one, and what comes of it is not stored.
+A program that works on rows takes one of the blocks that ``order`` lists (see ``_order``), whose
+rows are of one expert. The blocks of one expert run together and share its weights in the cache.
+For a missing row of a block its first row is read, and the result is not stored.
 """
 
 from kernels._gated import sigmoid
@@ -12,7 +12,7 @@ from kernels.core.triton_helpers import tl, triton
 
 @triton.jit
 def _block(order_ptr, block_at, n_blocks, i_b, M: tl.constexpr):
-    """Load a block's expert (-1: none), its rows, and which of them it really has."""
+    """Load a block's expert (-1: none), its rows, and a mask of those that exist."""
     block_ptr = order_ptr + block_at
     expert = tl.load(block_ptr + i_b).to(tl.int64)
     first = tl.load(block_ptr + n_blocks + i_b)
@@ -29,7 +29,10 @@ def moe_experts_hidden_kernel(
     D: tl.constexpr, F: tl.constexpr, K: tl.constexpr, KEEP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``hidden`` [rows, F] = silu(x gate^T) (x up^T); ``KEEP``: ``both`` [rows, 2 F], the two."""
+    """Compute ``hidden`` [rows, F] = silu(x gate^T) (x up^T).
+
+    ``KEEP``: store the two products in ``both`` [rows, 2 F], too.
+    """
     n_tiles = tl.cdiv(F, N)
     expert, o_m, m_m = _block(order_ptr, block_at, n_blocks, tl.program_id(0) // n_tiles, M)
     if expert >= 0:
@@ -71,9 +74,9 @@ def moe_experts_product_kernel(
     TOKENS: tl.constexpr, TWO: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out`` [rows, J] = a b of the row's expert, b [R, J], or [J, R] if ``TRANSPOSED``.
+    """Compute ``out`` [rows, J] = a b, b [R, J] of the row's expert, [J, R] if ``TRANSPOSED``.
 
-    ``TOKENS``: a has a row per token. ``TWO``: plus the next R columns of a times ``second``.
+    ``TOKENS``: a has a row per token. ``TWO``: add the next R columns of a times ``second``.
     """
     n_tiles = tl.cdiv(J, N)
     expert, o_m, m_m = _block(order_ptr, block_at, n_blocks, tl.program_id(0) // n_tiles, M)
@@ -115,10 +118,10 @@ def moe_experts_slope_kernel(
     dhidden_ptr, both_ptr, order_ptr, weight_ptr, dboth_ptr, dweight_ptr, first_at,
     E: tl.constexpr, F: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Back through the activation, from ``dhidden`` [rows, F] before the routing weight.
+    """Differentiate the activation, given ``dhidden`` [rows, F] before the routing weight.
 
-    ``dboth`` [rows, 2 F] and the routing weights' gradient; ``dhidden`` itself becomes the hidden
-    values times the routing weight, which is what the gradient of ``down`` needs.
+    Stores ``dboth`` [rows, 2 F] and the routing weights' gradient. ``dhidden`` is overwritten by
+    the hidden values times the routing weight, which the gradient of ``down`` needs.
     """
     o_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     m_m = o_m < tl.load(order_ptr + first_at + E)
@@ -152,10 +155,10 @@ def moe_experts_weight_kernel(
     P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TOKENS_A: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``out`` [E, P, Q] = a^T b, summed over the rows of each expert.
+    """Compute ``out`` [E, P, Q] = a^T b, summed over the rows of each expert.
 
-    ``TOKENS_A``: a has a row per token and b one per row; otherwise it is the other way round. Of
-    what has one per row, the columns begin at ``rows_at``.
+    ``TOKENS_A``: a has a row per token and b one per row; otherwise the other way round. The
+    columns of the one with one per row begin at ``rows_at``.
     """
     if TOKENS_A:
         b_ptr += rows_at
@@ -194,7 +197,10 @@ def moe_experts_combine_kernel(
     D: tl.constexpr, K: tl.constexpr, WEIGHTED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``out`` [tokens, D]: the sum of each token's rows, ``WEIGHTED`` or not; -1 is no row."""
+    """Compute ``out`` [tokens, D]: the sum of each token's rows, ``WEIGHTED`` or not.
+
+    A row of -1 is missing.
+    """
     o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_n, m_d = o_n < n_tokens, o_d < D

@@ -57,7 +57,7 @@ def setting(
 
 
 def fields_of(config_class: Any) -> Mapping[str, ConfigField]:
-    """Return the fields of a configuration by name."""
+    """Return the fields of a configuration's class by name."""
     return _fields_of(config_class)
 
 
