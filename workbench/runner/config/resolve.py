@@ -18,9 +18,10 @@ from workbench.protocol.catalogue import expected
 from workbench.runner.config import user_model
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, Toggle, all_toggles
-from workbench.runner.toggles._ranks import layout_of
+from workbench.runner.toggles._ranks import batch_ranks_of, layout_of
 from workbench.runner.toggles.compile import WITH_GRAPHS
-from workbench.runner.toggles.data_parallel import ranks_of
+from workbench.runner.toggles.context_parallel import context_ranks_of, with_gathered
+from workbench.runner.toggles.expert_parallel import with_experts
 from workbench.runner.toggles.pipeline_parallel import of_stages
 from workbench.runner.toggles.tensor_parallel import of_shares
 from workbench.runner.wire import Wire
@@ -93,7 +94,10 @@ def footprint(situation: Situation) -> models.Footprint | None:
     if staged := of_stages(situation, step):
         return staged
     estimate = situation.family.footprint(situation.config, sharding=_sharding(situation), **step)
-    return (of_shares(situation, step) or estimate) if estimate.total else None
+    if not estimate.total:
+        return None
+    estimate = of_shares(situation, step) or with_experts(situation, step) or estimate
+    return with_gathered(estimate, situation, step)
 
 
 def _handles(situation: Situation) -> int:
@@ -129,8 +133,8 @@ def _sizes(situation: Situation) -> dict[str, Any]:
     settings, scheme = situation.configuration.settings, situation.option("quantization")
     return {
         "workload": situation.workload.name,
-        "batch": -(-int(settings["batch"]) // ranks_of(situation)),
-        "sequence": situation.workload.sequence(settings),
+        "batch": -(-int(settings["batch"]) // batch_ranks_of(situation)),
+        "sequence": -(-situation.workload.sequence(settings) // context_ranks_of(situation)),
         "precision": _SIZES[situation.option("precision")],
         "checkpointing": situation.option("checkpointing"),
         "chunk": int(settings.get("chunk", 0)),

@@ -21,7 +21,7 @@ from workbench.runner.toggles import Situation
 _UNKNOWN = {
     "compile": "what torch.compile fuses is known once it has compiled",
     **dict.fromkeys(
-        ("tensor_parallel", "pipeline_parallel"),
+        ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"),
         "how long ranks wait for one another is known once they have run",
     ),
     "activation_offload": "it moves activations to the host, and the rate of that is not measured",

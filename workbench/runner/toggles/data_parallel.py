@@ -22,6 +22,7 @@ from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
     alike,
+    batch_ranks_of,
     captured,
     eight_bit,
     peaks_text,
@@ -43,11 +44,6 @@ if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
 
 
-def ranks_of(situation: Situation) -> int:
-    """Return how many ranks share the batch of a situation."""
-    return RANKS[situation.option(TOGGLE.name)]
-
-
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     ranks = RANKS[option]
     if ranks == 1:
@@ -59,7 +55,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         too_many(TOGGLE.name, ranks, situation)
         or captured(situation)
         or eight_bit(situation)
-        or too_small(batch, ranks, situation)
+        or too_small(batch, batch_ranks_of(situation, **{TOGGLE.name: option}), situation)
     )
 
 

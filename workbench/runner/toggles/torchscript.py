@@ -43,6 +43,8 @@ _NOT_WITH = (
     ("activation_offload", "off", "a recorded graph keeps what its backward pass needs"),
     ("triton", "off", "it records torch's operators, and no Triton kernels"),
     ("data_parallel", "off", "it records what one GPU computes alone"),
+    ("context_parallel", "off", "it records what one GPU computes alone"),
+    ("expert_parallel", "off", "it records what one GPU computes alone"),
     ("tensor_parallel", "off", "it records what one GPU computes alone"),
     ("pipeline_parallel", "off", "it records what one GPU computes alone"),
 )

@@ -168,7 +168,7 @@ class WeightSets:
         layout, situation, dtype = build.layout, build.situation, build.weights_dtype
         if layout.ranks == 1:
             return None
-        has_replica = rank() == 0 or (layout.ranks == layout.replicate)
+        has_replica = rank() == 0 or layout.ranks == layout.replicas
         replica = self.plain(situation, dtype) if has_replica else None
         if build.sharding:
             return LocalWeights(situation, dtype, layout, replica)
