@@ -23,6 +23,7 @@ from models.errors import ConfigurationError
 from models.initialisation import Take, initialise, keep_marks
 from models.layers.quantized_linear import saving
 from models.model import Metric, Model
+from models.parallel.expert_parallel import divide_experts
 from models.parallel.pipeline_stages import Stage
 from models.parallel.tensor_parallel_plan import WHOLE, Region, divide
 
@@ -264,6 +265,13 @@ class Family:
             model.narrow(stage)
         if ranks > 1:
             divide(model, ranks, region)
+        model.load_state_dict(weights, assign=True)
+        return _with_buffers(model)
+
+    def share_experts(self, config: Any, weights: Mapping[str, nn.Parameter], ranks: int) -> Model:
+        """Build a model with one rank's experts, around these ``weights``."""
+        model = self.build(config)
+        divide_experts(model, ranks)
         model.load_state_dict(weights, assign=True)
         return _with_buffers(model)
 

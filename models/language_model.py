@@ -19,6 +19,7 @@ from models.decode_state import Cache, State, check_tokens
 from models.errors import ConfigurationError
 from models.layers.basic import Embedding, Linear, RMSNorm, computed_dtype
 from models.model import Model
+from models.parallel.context_parallel import FULL, Context
 from models.parallel.pipeline_stages import Stage, StageOutput
 from models.parallel.tensor_parallel_plan import WHOLE, Region
 
@@ -69,11 +70,12 @@ class LanguageModel(Model):
         super().__init__()
         self.dim, self.max_sequence = dim, max_sequence
         self.stage = Stage(range(len(blocks)))
-        self.applied_blocks = 0  # in the last call
+        self.applied_blocks = self.applied_tokens = 0  # in the last call; tokens of a sequence
         self.fused_add_norm = False
         self.fused_additions = 0
         self.fused_loss = False
         self.stream: Region = WHOLE  # between the sharded layers of its blocks
+        self.context: Context = FULL  # whose part of every sequence it computes
         self.embedding = Embedding(rows, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim, norm_eps)
@@ -106,12 +108,12 @@ class LanguageModel(Model):
         x_BSE, _ = self._run_blocks(self._stream_in(tokens_BS, cache, position), cache, position)
         if last_only:
             x_BSE = x_BSE[:, -1:]
-        return self._logits(x_BSE) if self.stage.last else x_BSE
+        return self.context.join(self._logits(x_BSE)) if self.stage.last else x_BSE
 
     def loss(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the mean cross-entropy of ``targets_BS`` in nats, [], in FP32 (FP64 for FP64).
 
-        The blocks' own losses are added.
+        The blocks' own losses are added. Where ranks split the sequence, it is that of its tokens.
         """
         x_BSE, auxiliary = self._run_blocks(self._stream_in(tokens_BS, None, None), None, None)
         return self._loss(x_BSE, auxiliary, targets_BS)
@@ -215,6 +217,7 @@ class LanguageModel(Model):
         if x.is_floating_point() and not self.stage.first:
             return x
         check_tokens(x, self.max_sequence, cache, position)
+        x = self.context.split(x)
         if self.stage.first:
             return self.embedding(x)  # type: ignore[no-any-return]
         weight = next(self.blocks.parameters())
@@ -222,6 +225,7 @@ class LanguageModel(Model):
 
     def _loss(self, x_BSE: Tensor, auxiliary: Tensor | None, targets_BS: Tensor) -> Tensor:
         """Return the mean cross-entropy of the stream after all blocks, plus the blocks' losses."""
+        targets_BS = self.context.split(targets_BS)
         if targets_BS.shape != x_BSE.shape[:2]:
             raise ConfigurationError(
                 f"targets must be {tuple(x_BSE.shape[:2])}, one for each token, but are "
@@ -251,6 +255,7 @@ class LanguageModel(Model):
         # Blocks that normalise and add for themselves.
         apart = [not self.fused_add_norm or checkpointed for checkpointed in again]
         self.fused_additions = self.applied_blocks = 0
+        self.applied_tokens = x_BSE.shape[1]
         total: Tensor | None = None
         normed_BSE: Tensor | None = None  # the next block's norm, if the addition computed it
         measured: dict[int, Mapping[str, Tensor]] = {}

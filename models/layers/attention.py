@@ -20,6 +20,7 @@ import kernels
 from kernels.rope import table
 from models.layers.basic import INIT_STD, Linear
 from models.layers.routing import Rows
+from models.parallel.context_parallel import FULL, Context
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 
@@ -120,11 +121,12 @@ def turned(
     rotary: RotaryCache,
     position: Tensor | None,
     rows: Rows | None,
+    context: Context = FULL,
 ) -> tuple[Tensor, Tensor]:
     """Return queries (B, H, S, D) and keys (B, G, S, D), rotated by their positions."""
     if rows is None:
         q_BHSD, k_BGSD = q_BSHD.transpose(1, 2), k_BSGD.transpose(1, 2)
-        offset = 0 if position is None else position
+        offset = context.start(q_BHSD.shape[2]) if position is None else position
         return turn(q_BHSD, k_BGSD, rotary.cos_SR, rotary.sin_SR, offset=offset)
     # The operator needs consecutive positions: a table that holds them row by row makes them so.
     positions = rows.position.flatten()
@@ -144,6 +146,7 @@ def attend(
     rows: Rows | None,
     shared: SharedKV | None,
     window: int = 0,
+    context: Context = FULL,
 ) -> Tensor:
     """Compute attention of this call's tokens to themselves and to ``state``, (B, H, S, D).
 
@@ -171,6 +174,7 @@ def attend(
     if shared is not None:
         shared.keys, shared.values = k, v
     if not cached or position is None:
+        k, v = context.seen(k, v)
         return kernels.attention(q_BHSD, k, v, causal=True, window=seen)
     n_new = q_BHSD.shape[2]
     length = position + n_new
@@ -206,6 +210,12 @@ class Attention(nn.Module):
         self.out = Linear(n_heads * self.head_dim, dim, std_out)
         self.rotary = rotary
         self.region: Region = WHOLE
+        self.context: Context = FULL
+
+    @property
+    def gathered(self) -> int:
+        """Numbers of a token that ranks gather where they split the sequence."""
+        return 2 * self.n_kv_heads * self.head_dim
 
     def division(self) -> Division:
         """Shard by key/value heads, each with the query heads that share it."""
@@ -246,7 +256,9 @@ class Attention(nn.Module):
             queries_only=queries_only,
             lasting=shared is not None,
         )
-        y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, state, position, rows, shared, self.window)
+        y_BHSD = attend(
+            q_BHSD, k_BGSD, v_BGSD, state, position, rows, shared, self.window, self.context
+        )
         return self.region.leave(self.out(y_BHSD.transpose(1, 2).flatten(2)))
 
     def heads(
@@ -276,5 +288,7 @@ class Attention(nn.Module):
         if self.rotary is None:
             q_BHSD, k_BGSD = q_BSHD.transpose(1, 2), k_BSGD.transpose(1, 2)
         else:
-            q_BHSD, k_BGSD = turned(kernels.rope, q_BSHD, k_BSGD, self.rotary, position, rows)
+            q_BHSD, k_BGSD = turned(
+                kernels.rope, q_BSHD, k_BSGD, self.rotary, position, rows, self.context
+            )
         return q_BHSD, k_BGSD, v_BSGD.transpose(1, 2)

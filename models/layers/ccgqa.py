@@ -35,6 +35,7 @@ from models.initialisation import Sparing
 from models.layers.attention import KVState, RotaryCache, SharedKV, attend, turned
 from models.layers.basic import INIT_STD, Linear
 from models.layers.routing import Rows
+from models.parallel.context_parallel import FULL, Context
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 
@@ -86,6 +87,17 @@ class CCGQA(Sparing):
         self.head_bias = nn.Parameter(torch.empty(n_all, head_dim))
         self.temperature = nn.Parameter(torch.empty(n_kv_heads))
         self.region: Region = WHOLE
+        self.context: Context = FULL
+
+    @property
+    def gathered(self) -> int:
+        """Numbers of a token that ranks gather where they split the sequence."""
+        return 2 * self.n_kv_heads * self.head_dim
+
+    @property
+    def rows_before(self) -> int:
+        """Number of tokens that the convolutions look back."""
+        return 2 * (self.conv_width - 1)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """Draw the initial value of parameter ``name``, in FP32 on the CPU.
@@ -147,7 +159,7 @@ class CCGQA(Sparing):
         x_BSE = self.region.enter(x_BSE, product=True)
         began = state if position is not None else None
         qk_BSM = self.qk(x_BSE)
-        halo_BLM = self._before(qk_BSM, 2 * (self.conv_width - 1), began and began.halo)
+        halo_BLM = self._before(qk_BSM, self.rows_before, began and began.halo)
         qk_BTM = torch.cat((halo_BLM, qk_BSM), 1)
         if state is not None:
             state.halo.copy_(_last(qk_BTM, halo_BLM.shape[1], rows))
@@ -159,16 +171,18 @@ class CCGQA(Sparing):
                 state.late.copy_(_last(late_BTN, 1, rows))
         ones_D = q_BSHD.new_ones(self.head_dim)
         turn = functools.partial(_normed, ones_D, self.norm_eps)
-        q_BHSD, k_BGSD = turned(turn, q_BSHD, k_BSGD, self.rotary, position, rows)
+        q_BHSD, k_BGSD = turned(turn, q_BSHD, k_BSGD, self.rotary, position, rows, self.context)
         k_BGSD = k_BGSD * self.temperature.exp().to(k_BGSD.dtype)[:, None, None]
         kv = None if state is None else state.kv
         v_BGSD = v_BSGD.transpose(1, 2)
-        y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, kv, position, rows, shared, self.window)
+        y_BHSD = attend(
+            q_BHSD, k_BGSD, v_BGSD, kv, position, rows, shared, self.window, self.context
+        )
         return self.region.leave(self.out(y_BHSD.transpose(1, 2).flatten(2)))
 
     def _before(self, x_BSC: Tensor, n_rows: int, rows_BLC: Tensor | None) -> Tensor:
-        """Return the rows before the first: those in the state, or zeros."""
-        return x_BSC.new_zeros(len(x_BSC), n_rows, x_BSC.shape[2]) if rows_BLC is None else rows_BLC
+        """Return the rows before the first: those in the state, or of the previous rank."""
+        return self.context.before(x_BSC, n_rows) if rows_BLC is None else rows_BLC
 
     def _values(self, x_BSE: Tensor, began: CCGQAState | None) -> tuple[Tensor, Tensor]:
         """Return the values, and the late half with the row before it."""

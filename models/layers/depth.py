@@ -31,6 +31,8 @@ class MixtureOfDepths(nn.Module):
     ``block`` has ``change(x_BCE, state, position, rows)``, what it adds to its tokens.
     """
 
+    unsplit = "mixture of depths chooses among all tokens of a sequence"
+
     def __init__(
         self, block: nn.Module, dim: int, capacity: TokenFraction, loss_weight: float
     ) -> None:

@@ -34,7 +34,9 @@ from models.language_model import BlockOutput
 from models.layers.attention import Attention, KVState, RotaryCache
 from models.layers.basic import INIT_STD, RMSNorm, SwiGLUMLP, residual_std, usable
 from models.layers.token_fraction import TokenFraction
-from models.parallel.tensor_parallel_plan import WHOLE, Division, Region, experts_division
+from models.parallel.context_parallel import FULL, Context
+from models.parallel.expert_parallel import LOCAL, Exchange
+from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region, experts_division
 
 
 class Router(nn.Module):
@@ -109,6 +111,8 @@ class MixtureOfExperts(nn.Module):
         # Memory for inference, if it is set; overwritten by each layer that has the same.
         self.workspace: kernels.Workspace | None = None
         self.region: Region = WHOLE
+        self.context: Context = FULL
+        self.exchange: Exchange = LOCAL
         started(self)
 
     @property
@@ -120,9 +124,24 @@ class MixtureOfExperts(nn.Module):
             return "the experts' balancing loss needs the full batch, not a mean over micro-batches"
         return ""
 
+    @property
+    def unsplit(self) -> str:
+        """Reason why ranks cannot split the sequence; empty if they can."""
+        if self.router.noise_weight is not None:
+            return "each rank would draw other noise for its router"
+        if self.capacity is not None:
+            return "an expert's capacity counts the choices of a full sequence"
+        return ""
+
     def division(self) -> Division:
         """Shard by columns of each expert; the router is replicated."""
         return experts_division(self.down, self.router.k)
+
+    def expert_division(self) -> Division:
+        """Divide the experts; the router is replicated."""
+        n_experts = len(self.down)
+        cuts = {"gate_up": Cut(0, (n_experts,)), "down": Cut(0, (n_experts,))}
+        return Division("experts", n_experts, cuts, 0)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """Draw initial values like those of a dense feed-forward network."""
@@ -133,26 +152,28 @@ class MixtureOfExperts(nn.Module):
         """Run the layer; ``drawn`` is from the router's ``draw``, which runs here if empty."""
         drawn = drawn or self.router.draw(x_BSD)
         weight_BSK, index_BSK, counts_E, mean_E = self.router(x_BSD, *drawn)
-        share_E = counts_E.to(mean_E.dtype) / index_BSK.numel()
+        share_E = self.context.mean(counts_E.to(mean_E.dtype) / index_BSK.numel())
+        mean_E = self.context.mean(mean_E)
         balance = len(share_E) * (share_E * mean_E).sum()
         measured = _measured(share_E.detach(), balance.detach())
         if self.training and self.capacity is not None:
             index_BSK = within_capacity(index_BSK, len(share_E), self.capacity)
             measured["dropped_share"] = (index_BSK < 0).float().mean()[None]
-        y_BSD = kernels.moe_experts(
-            self.region.enter(x_BSD),
-            index_BSK,
-            self.region.common(weight_BSK),
-            self.gate_up,
-            None,
-            self.down,
-            workspace=usable(self.workspace),
+        y_BSD = self.exchange.run(
+            self._experts, self.region.enter(x_BSD), index_BSK, self.region.common(weight_BSK)
         )
         y_BSD = self.region.leave(y_BSD)
         if self.shared is not None:
             y_BSD = y_BSD + self.shared(x_BSD)
         loss = self.balance_weight * balance if self.balance_weight else None
         return BlockOutput(y_BSD, loss, measured)
+
+    def _experts(self, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+        """Return the weighted sum of what this rank's experts compute."""
+        workspace = usable(self.workspace)
+        return kernels.moe_experts(
+            x, index, weight, self.gate_up, None, self.down, workspace=workspace
+        )
 
 
 def _measured(share_E: Tensor, balance: Tensor) -> dict[str, Tensor]:

@@ -89,6 +89,7 @@ class MixtureOfRecursions(nn.Module):
     losses.
     """
 
+    unsplit = "mixture of recursions chooses among all tokens of a sequence"
     unstaged = "its recursions reuse one stack of layers, which must stay on one rank"
 
     def __init__(

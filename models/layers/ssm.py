@@ -28,6 +28,7 @@ from torch.nn import functional
 import kernels
 from models.initialisation import Sparing
 from models.layers.basic import Linear
+from models.parallel.context_parallel import FULL, Context
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 STEP_MIN, STEP_MAX, STEP_FLOOR = 1e-3, 1e-1, 1e-4
@@ -119,7 +120,13 @@ class SSM(Sparing):
         self.norm_weight = nn.Parameter(torch.empty(inner))
         self.out_proj = Linear(inner, sizes.dim, 1 / math.sqrt(3 * inner * n_residuals))
         self.region: Region = WHOLE
+        self.context: Context = FULL
         self.normed_over = 0  # channels of all ranks, if these share one group; 0: they do not
+
+    @property
+    def rows_before(self) -> int:
+        """Number of tokens that the state of the convolution holds."""
+        return self.sizes.d_conv
 
     def division(self) -> Division:
         """Shard by groups of heads, each with its B and C and its own mean in the norm.
@@ -190,12 +197,13 @@ class SSM(Sparing):
         size = self.sizes
         going_on = state is not None and position is not None
         z_BSI, xbc_BSC, dt_BSH = self._projected(u_BSE)
+        conv_BCW, ssm_BHPN = None, None
+        if state is not None and going_on:
+            conv_BCW, ssm_BHPN = state.conv, state.ssm
+        elif self.context.ranks > 1:
+            conv_BCW = self.context.before(xbc_BSC, self.rows_before).transpose(1, 2)
         xbc_BSC, conv_BCW = kernels.causal_conv1d(
-            xbc_BSC,
-            self.conv_weight,
-            self.conv_bias,
-            state.conv if state is not None and going_on else None,
-            activation="silu",
+            xbc_BSC, self.conv_weight, self.conv_bias, conv_BCW, activation="silu"
         )
         states = size.n_groups * size.d_state
         x_BSI, bc_BSK = xbc_BSC.split((size.inner, 2 * states), dim=-1)
@@ -218,6 +226,8 @@ class SSM(Sparing):
             )
             y_BSI = y_BHP.flatten(1)[:, None]
         else:
+            if self.context.ranks > 1:
+                ssm_BHPN = self._state_before(x_BSHP, dt_BSH, a_H, b_BSGN)
             y_BSHP, ssm_BHPN = kernels.ssd_scan(
                 x_BSHP,
                 dt_BSH,
@@ -226,7 +236,7 @@ class SSM(Sparing):
                 c_BSGN,
                 self.D,
                 self.dt_bias,
-                state.ssm if state is not None and going_on else None,
+                ssm_BHPN,
                 chunk=self.chunk,
             )
             y_BSI = y_BSHP.flatten(2)
@@ -239,6 +249,24 @@ class SSM(Sparing):
                 y_BSI, z_BSI, self.norm_weight, group_size=size.inner // size.n_groups, eps=self.eps
             )
         return self.region.leave(self.out_proj(y_BSI))
+
+    def _state_before(self, x_BSHP: Tensor, dt_BSH: Tensor, a_H: Tensor, b_BSGN: Tensor) -> Tensor:
+        """Return the heads' states after the previous ranks' tokens, (B, H, P, N).
+
+        They follow from the states that each rank's own tokens make of zeros. Steps and decays are
+        those of ``kernels.ssd_scan``, whose products are rounded likewise.
+        """
+        size = self.sizes
+        with kernels.without_autocast(x_BSHP):
+            step_BSH = functional.softplus(dt_BSH.to(a_H.dtype) + self.dt_bias.to(a_H.dtype))
+            fall_BSH = (step_BSH.double() * a_H.double()).cumsum(1)
+            left_BSH = step_BSH * (fall_BSH[:, -1:] - fall_BSH).exp().to(a_H.dtype)
+            x_BSHP = (x_BSHP * left_BSH[..., None]).to(b_BSGN.dtype)
+            x_BSGRP = x_BSHP.unflatten(2, (size.n_groups, -1))
+            own_BGRPN = torch.einsum("bsgrp,bsgn->bgrpn", x_BSGRP, b_BSGN)
+            states_BHX = own_BGRPN.flatten(1, 2).flatten(2).to(a_H.dtype)
+            before_BHX = self.context.state_before(states_BHX, fall_BSH[:, -1].to(a_H.dtype))
+        return before_BHX.unflatten(2, (size.head_dim, size.d_state))
 
     def _projected(self, u_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return z, the channels to convolve, and dt."""

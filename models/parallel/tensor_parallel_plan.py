@@ -162,6 +162,9 @@ class Divisible:
         return ""
 
 
+Divisions = Callable[[nn.Module], Iterator[tuple[str, "Division | str"]]]
+
+
 def divisions(model: nn.Module) -> Iterator[tuple[str, Division | str]]:
     """Yield the layers of a model that can be sharded by name, and why others cannot.
 
@@ -202,13 +205,15 @@ def _together(model: nn.Module, reasons: tuple[str, ...]) -> str:
     return f"{kinds[0]} looks at the whole sequence between its layers" if kinds else ""
 
 
-def divide(model: nn.Module, ranks: int, region: Region) -> dict[str, Cut]:
+def divide(
+    model: nn.Module, ranks: int, region: Region, find: Divisions = divisions
+) -> dict[str, Cut]:
     """Turn a structure without values into one rank's shard, with ``region`` as boundary.
 
-    Narrows every layer that can be sharded. Returns how parameters are sharded, by name. Raises
-    ``ValueError`` where a layer does not divide evenly.
+    Narrows every layer that ``find`` says can be sharded. Returns how parameters are sharded, by
+    name. Raises ``ValueError`` where a layer does not divide evenly.
     """
-    layers = {name: plan for name, plan in divisions(model) if not isinstance(plan, str)}
+    layers = {name: plan for name, plan in find(model) if not isinstance(plan, str)}
     for name, division in layers.items():
         if division.count % ranks:
             raise ValueError(

@@ -1,10 +1,12 @@
 """On a host with two GPUs: the kinds of parallelism beside one GPU and torch's own engine.
 
-    python tests/gpu/run_distributed.py --out FILE [--parts table plain tests]
+    python tests/gpu/run_distributed.py --out FILE [--parts table plain context experts tests]
 
 *table*: HYDRA base training, 32 x 1,024 tokens, AMP BF16: step time against the best setting on one
 GPU, peak memory per rank, seconds until the first step has ended, and the largest distance of four
 losses from one device's. The variants alternate. *plain*: ``plain_distributed.py`` under torchrun.
+*context*: the same table for long sequences of HYDRA base and Mamba-2 96M, split among ranks.
+*experts*: for MoE base, whose experts ranks have in parts.
 *tests*: those of the ranks that need GPUs, for at most ``--test-minutes``. Prints the table and
 writes everything to FILE as JSON. Takes about four minutes.
 """
@@ -57,6 +59,21 @@ VARIANTS = {
     "pipeline, 4": {**AMP, "pipeline_parallel": "2", "micro_batches": "4"},
 }
 REFERENCE = "one GPU"
+CONTEXT, EXPERTS = {"context_parallel": "2"}, {"expert_parallel": "2"}
+LONG_VARIANTS = {
+    "one GPU": AMP,
+    "one GPU, compiled": COMPILED,
+    "context": {**AMP, **CONTEXT},
+    "context, compiled": {**COMPILED, **CONTEXT},
+    "context, checkpoints": {**AMP, **CONTEXT, "checkpointing": "full"},
+}
+EXPERT_VARIANTS = {
+    "one GPU": AMP,
+    "one GPU, compiled": COMPILED,
+    "data": {**AMP, **DATA},
+    "experts": {**AMP, **EXPERTS},
+    "context": {**AMP, **CONTEXT},
+}
 Row = dict[str, Any]
 
 
@@ -74,7 +91,13 @@ def main() -> int:
     result: dict[str, Any] = {"torch": torch.__version__}
     if torch.cuda.is_available():
         result["gpu"] = torch.cuda.get_device_name()
-    parts = {"table": measure_table, "plain": measure_plain, "tests": run_tests}
+    parts = {
+        "table": measure_table,
+        "plain": measure_plain,
+        "context": measure_context,
+        "experts": measure_experts,
+        "tests": run_tests,
+    }
     failed = False
     for name in options.parts:
         began = time.monotonic()
@@ -90,20 +113,49 @@ def main() -> int:
 
 
 def measure_table(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the variants of HYDRA that were requested."""
+    settings = {"batch": options.batch, "sequence": options.sequence}
+    variants = {name: VARIANTS[name] for name in options.variants}
+    return measure("hydra", options.preset, settings, variants)
+
+
+def measure_context(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure split sequences: of attention alone, and of state-space mixers."""
+    settings = {"batch": 4, "sequence": 8 * options.sequence}
+    model = {"max_sequence": settings["sequence"]}
+    return {
+        f"{family} {preset}": measure(family, preset, settings, LONG_VARIANTS, model)
+        for family, preset in (("hydra", options.preset), ("mamba2", "96M"))
+    }
+
+
+def measure_experts(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure experts of which each rank has a part."""
+    settings = {"batch": options.batch, "sequence": options.sequence}
+    return measure("moe", options.preset, settings, EXPERT_VARIANTS)
+
+
+def measure(
+    family: str,
+    preset: str,
+    settings: dict[str, int | str],
+    variants: dict[str, dict[str, str]],
+    model: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Measure every variant in turns, from the same weights."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu", 0)
     device = torch.device("cpu") if device.type == "cpu" else device
-    settings = {"batch": options.batch, "sequence": options.sequence}
-    asked = Configuration(
-        family="hydra", preset=options.preset, workload="train", settings=settings
+    base = Configuration(
+        family=family, preset=preset, workload="train", settings=settings, model=model or {}
     )
+    print(f"{family} {preset}, {settings['batch']} x {settings['sequence']} tokens")
     arms, built, rows = Arms(), dict[str, Arm](), dict[str, Row]()
     start: State | None = None
-    for name in options.variants:
+    for name in variants:
         row = rows[name] = {}
         try:
             began = time.perf_counter()
-            configuration = msgspec.structs.replace(asked, toggles=VARIANTS[name])
+            configuration = msgspec.structs.replace(base, toggles=variants[name])
             situation = resolve(configuration, device)
             require_unblocked(situation)
             arm = arms.get(situation, PhaseTracker(lambda phase: None))

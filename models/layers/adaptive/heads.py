@@ -27,6 +27,7 @@ from models.layers.adaptive.measurements import Sight, longest, look, sampled
 from models.layers.adaptive.rules import Rules
 from models.layers.attention import KVState, RotaryCache
 from models.layers.basic import INIT_STD, Linear, RMSNorm
+from models.parallel.context_parallel import FULL, Context
 
 
 class ProjectedHeads(Linear):
@@ -84,8 +85,21 @@ class AdaptiveHeads(nn.Module):
         self.qkv = ProjectedHeads(dim, n_heads, qk_dimensions)
         self.out = Linear(dim, dim, std_out)
         self.rotary = rotary
+        self.context: Context = FULL
         self.q_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
         self.k_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
+
+    @property
+    def gathered(self) -> int:
+        """Numbers of a token that ranks gather where they split the sequence."""
+        return 2 * self.n_heads * self.head_dim
+
+    @property
+    def unsplit(self) -> str:
+        """Reason why ranks cannot split the sequence; empty if they can."""
+        if self.rules.adaptive_rank or self.rules.adaptive_precision:
+            return "its heads adapt to queries and keys of the full sequence"
+        return ""
 
     def division(self) -> str:
         """Return why every rank has the complete layer."""
@@ -154,7 +168,7 @@ class AdaptiveHeads(nn.Module):
 
     def _turned(self, q: Tensor, k: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """Normalise and rotate, where there are norms and positions."""
-        offset = 0 if position is None else position
+        offset = self.context.start(q.shape[2]) if position is None else position
         rotary, q_norm, k_norm = self.rotary, self.q_norm, self.k_norm
         if rotary is None:
             if q_norm is None or k_norm is None:
@@ -201,6 +215,7 @@ class AdaptiveHeads(nn.Module):
                 past = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
                 mask = mask & past.tril(k.shape[2] - q.shape[2])
             return functional.scaled_dot_product_attention(low_q, low_k, v, mask, scale=scale)
+        k, v = self.context.seen(k, v)
         return kernels.adaptive_attention(
             q, k, v, rank_H, bits_H, causal=self.causal, scale=scale, allow_fp8=rules.allow_fp8
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import models
@@ -30,10 +31,15 @@ def footprint(situation: Situation) -> models.Footprint | None:
     estimate = situation.family.footprint(situation.config, **step)
     if not estimate.total:
         return None
-    for toggle in all_toggles().values():
-        if toggle.divided_memory and (divided := toggle.divided_memory(situation, step)):
-            return divided
-    return estimate
+    toggles = all_toggles().values()
+    divided = (t.divided_memory(situation, step) for t in toggles if t.divided_memory is not None)
+    estimate = next(filter(None, divided), estimate)
+    gathered = sum(t.gathered_bytes(situation, step) for t in toggles if t.gathered_bytes)
+    return dataclasses.replace(
+        estimate,
+        activations=estimate.activations + gathered,
+        together=estimate.together + gathered,
+    )
 
 
 def _handles(situation: Situation) -> int:

@@ -6,7 +6,8 @@ passed on. Korthikanti et al. (arXiv 2205.05198), section 4.2, split the stream 
 along the sequence, too: a layer's input is gathered, and of the sums of its output each rank takes
 its own tokens; the other way round for gradients.
 
-The transport is torch's functional collectives. They are wrapped into operators of torch, which a
+Each operator names the axis of the device mesh whose ranks it communicates with. The transport is
+torch's functional collectives. They are wrapped into operators of torch, which a
 compiler calls as they are: calls are counted when they run, however they were traced. Ranks
 communicate only inside steps that all of them make. What one rank computes by itself (a probe, a
 trace, a tuning) uses its own part in place of the others'.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,9 @@ from torch import Tensor
 
 from models.parallel.tensor_parallel_plan import Region
 
+TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"  # axes of the mesh
 SUM, GATHER, SCATTERED, SENT = "sum", "gather", "scattered sum", "broadcast"
+EXCHANGE = "exchange"
 _NAMES_IN_2_11 = {
     "all_gather_single": "all_gather_tensor",
     "reduce_scatter_single": "reduce_scatter_tensor",
@@ -36,7 +39,7 @@ _LARGE_BYTES = 1 << 20  # of a tensor that is sent by itself
 
 @dataclass
 class Traffic:
-    """Communication of one step: calls by kind, and the bytes of their full tensors.
+    """Communication of one step along an axis: calls by kind, and bytes of their full tensors.
 
     ``tokens``: how many of a sequence this rank has between the layers; 0: all.
     """
@@ -59,18 +62,24 @@ class Traffic:
             self.recent += (full, *more)
 
 
-_traffic: Traffic | None = None
+_traffic: dict[str, Traffic] = {}
+_ALONE = Traffic()
 
 
 @contextlib.contextmanager
-def communicating(group: dist.ProcessGroup | None) -> Iterator[Traffic]:
-    """Communicate with the tensor group inside, as every rank does that computes the same."""
+def communicating(groups: Mapping[str, dist.ProcessGroup]) -> Iterator[dict[str, Traffic]]:
+    """Communicate inside with the groups of these axes, as every rank does in a step."""
     global _traffic
-    before, _traffic = _traffic, Traffic(group)
+    before, _traffic = _traffic, {axis: Traffic(group) for axis, group in groups.items()}
     try:
         yield _traffic
     finally:
         _traffic = before
+
+
+def _along(axis: str) -> Traffic:
+    """Return the communication along an axis; without a group if this rank computes alone."""
+    return _traffic.get(axis, _ALONE)
 
 
 def all_gather_bytes(
@@ -92,43 +101,62 @@ def all_gather_bytes(
     return [bytes(row[:size].cpu().numpy()) for row, size in rows]
 
 
-def sum_over_ranks(x: Tensor) -> Tensor:
+def sum_over_ranks(x: Tensor, axis: str = TENSOR) -> Tensor:
     """Return the sum of the ranks' ``x``, in a tensor of its own."""
-    if _traffic is None or _traffic.group is None:
+    traffic = _along(axis)
+    if traffic.group is None:
         return x.clone(memory_format=torch.contiguous_format)
-    total = _run("all_reduce", x.contiguous(), "sum", _traffic.group)
-    _traffic.add(SUM, total)
+    total = _run("all_reduce", x.contiguous(), "sum", traffic.group)
+    traffic.add(SUM, total)
     return total
 
 
-def gather_tokens(x: Tensor, ranks: int) -> Tensor:
+def gather_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     """Return the tokens of all ranks, in their order: (B, S / ranks, E) -> (B, S, E)."""
-    if _traffic is None or _traffic.group is None:
+    traffic = _along(axis)
+    if traffic.group is None:
         return torch.cat([x] * ranks, 1)
     x = x.contiguous()
-    gathered = _run("all_gather_single", x, 0, _traffic.group)  # by rank
-    _traffic.add(GATHER, gathered, x)
+    gathered = _run("all_gather_single", x, 0, traffic.group)  # by rank
+    traffic.add(GATHER, gathered, x)
     return gathered.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def scatter_sum(x: Tensor, ranks: int) -> Tensor:
+def scatter_sum(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     """Return this rank's tokens of the sum of the ranks' ``x``: (B, S, E) -> (B, S / ranks, E)."""
-    if _traffic is None or _traffic.group is None:
-        return own_tokens(x, ranks)
+    traffic = _along(axis)
+    if traffic.group is None:
+        return own_tokens(x, ranks, axis)
     parts = x.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
-    total = _run("reduce_scatter_single", parts, "sum", 0, _traffic.group)
-    _traffic.add(SCATTERED, parts, total)
+    total = _run("reduce_scatter_single", parts, "sum", 0, traffic.group)
+    traffic.add(SCATTERED, parts, total)
     return total
 
 
-def own_tokens(x: Tensor, ranks: int) -> Tensor:
+def own_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     """Return this rank's tokens: (B, S, E) -> (B, S / ranks, E)."""
-    group = None if _traffic is None else _traffic.group
-    number = 0 if group is None else dist.get_rank(group)
+    traffic = _along(axis)
+    number = 0 if traffic.group is None else dist.get_rank(traffic.group)
     own = x.chunk(ranks, 1)[number].clone(memory_format=torch.contiguous_format)
-    if _traffic is not None:
-        _traffic.tokens = own.shape[1]
+    if traffic is not _ALONE:
+        traffic.tokens = own.shape[1]
     return own
+
+
+def is_communicating(axis: str) -> bool:
+    """Return True in steps that ranks make together, along this axis."""
+    return _along(axis).group is not None
+
+
+def all_to_all(rows: Tensor, received: list[int], sent: list[int], axis: str) -> Tensor:
+    """Send the first ``sent[0]`` rows to the first rank, and so on; return what ranks sent here.
+
+    Received are ``received[i]`` rows from rank i, in the order of the ranks.
+    """
+    traffic, rows = _along(axis), rows.contiguous()
+    exchanged = _run("all_to_all_single", rows, received, sent, traffic.group)
+    traffic.add(EXCHANGE, rows, exchanged)
+    return exchanged
 
 
 def broadcast_all(tensors: list[Tensor], source: int, group: dist.ProcessGroup) -> None:
@@ -138,8 +166,8 @@ def broadcast_all(tensors: list[Tensor], source: int, group: dist.ProcessGroup) 
     packed = [torch.cat([t.flatten() for t in small])] if small else []
     for sent in (*large, *packed):
         dist.broadcast(sent, src=source, group=group)
-        if _traffic is not None:
-            _traffic.add(SENT, sent)
+        if TENSOR in _traffic:
+            _traffic[TENSOR].add(SENT, sent)
     if small:
         parts = packed[0].split([t.numel() for t in small])
         torch._foreach_copy_(small, [p.view_as(t) for p, t in zip(parts, small, strict=True)])
@@ -154,25 +182,25 @@ def _run(name: str, *arguments: Any) -> Tensor:
     return result
 
 
-def _like(x: Tensor) -> Tensor:
+def _like(x: Tensor, axis: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _more(x: Tensor, ranks: int) -> Tensor:
+def _more(x: Tensor, ranks: int, axis: str) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] * ranks, *x.shape[2:])
 
 
-def _fewer(x: Tensor, ranks: int) -> Tensor:
+def _fewer(x: Tensor, ranks: int, axis: str) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] // ranks, *x.shape[2:])
 
 
 # ``torch.library.custom_op`` would import Dynamo at the first call: seconds.
 _LIBRARY = torch.library.Library("workbench", "FRAGMENT")
 for _schema, _operator, _fake in (
-    ("sum_over_ranks(Tensor x) -> Tensor", sum_over_ranks, _like),
-    ("gather_tokens(Tensor x, int ranks) -> Tensor", gather_tokens, _more),
-    ("scatter_sum(Tensor x, int ranks) -> Tensor", scatter_sum, _fewer),
-    ("own_tokens(Tensor x, int ranks) -> Tensor", own_tokens, _fewer),
+    ("sum_over_ranks(Tensor x, str axis='tensor') -> Tensor", sum_over_ranks, _like),
+    ("gather_tokens(Tensor x, int ranks, str axis) -> Tensor", gather_tokens, _more),
+    ("scatter_sum(Tensor x, int ranks, str axis) -> Tensor", scatter_sum, _fewer),
+    ("own_tokens(Tensor x, int ranks, str axis) -> Tensor", own_tokens, _fewer),
 ):
     _LIBRARY.define(_schema)
     _LIBRARY.impl(_operator.__name__, _operator, "CompositeExplicitAutograd")
@@ -182,35 +210,46 @@ _OPS = torch.ops.workbench
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: str) -> Tensor:
+        ctx.axis = axis
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _OPS.sum_over_ranks(gradient)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _OPS.sum_over_ranks(gradient, ctx.axis), None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor) -> Tensor:
-        return _OPS.sum_over_ranks(y)
+    def forward(ctx: Any, y: Tensor, axis: str) -> Tensor:
+        return _OPS.sum_over_ranks(y, axis)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 class _Tokens(torch.autograd.Function):
     """Apply one of the operators on tokens by its name, and another one to its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: int, forth: str, back: str) -> Tensor:
-        ctx.ranks, ctx.back = ranks, back
-        return getattr(_OPS, forth)(x, ranks)
+    def forward(ctx: Any, x: Tensor, ranks: int, axis: str, forth: str, back: str) -> Tensor:
+        ctx.ranks, ctx.axis, ctx.back = ranks, axis, back
+        return getattr(_OPS, forth)(x, ranks, axis)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return getattr(_OPS, ctx.back)(gradient, ctx.ranks), None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return getattr(_OPS, ctx.back)(gradient, ctx.ranks, ctx.axis), None, None, None, None
+
+
+def total_over_ranks(x: Tensor, axis: str) -> Tensor:
+    """Return the sum of the ranks' ``x``; its gradient is summed, too."""
+    return _Enter.apply(_Leave.apply(x, axis), axis)  # type: ignore[no-any-return]
+
+
+def all_tokens(x: Tensor, ranks: int, axis: str) -> Tensor:
+    """Return the tokens of all ranks, of which each has a part of the gradient."""
+    return _Tokens.apply(x, ranks, axis, "gather_tokens", "scatter_sum")  # type: ignore[no-any-return]
 
 
 def _narrowed(x: Tensor) -> Tensor:
@@ -226,19 +265,19 @@ class AcrossRanks(Region):
 
     def enter(self, x: Tensor, product: bool = False) -> Tensor:
         """Return ``x``; its gradient is the sum of the ranks' parts."""
-        return _Enter.apply(_narrowed(x) if product else x)  # type: ignore[no-any-return]
+        return _Enter.apply(_narrowed(x) if product else x, TENSOR)  # type: ignore[no-any-return]
 
     def leave(self, y: Tensor) -> Tensor:
         """Return the sum of the ranks' ``y``."""
-        return _Leave.apply(y)  # type: ignore[no-any-return]
+        return _Leave.apply(y, TENSOR)  # type: ignore[no-any-return]
 
     def common(self, x: Tensor) -> Tensor:
         """Return ``x``; its gradient is the sum of the ranks' parts."""
-        return _Enter.apply(x)  # type: ignore[no-any-return]
+        return _Enter.apply(x, TENSOR)  # type: ignore[no-any-return]
 
     def total(self, x: Tensor) -> Tensor:
         """Return the sum of the ranks' ``x``; its gradient is summed, too."""
-        return _Enter.apply(_Leave.apply(x))  # type: ignore[no-any-return]
+        return total_over_ranks(x, TENSOR)
 
 
 class AlongSequence(AcrossRanks):
@@ -264,4 +303,4 @@ class AlongSequence(AcrossRanks):
         return self._moved(x, "gather_tokens", "own_tokens")
 
     def _moved(self, x: Tensor, forth: str, back: str) -> Tensor:
-        return _Tokens.apply(x, self._ranks, forth, back)  # type: ignore[no-any-return]
+        return _Tokens.apply(x, self._ranks, TENSOR, forth, back)  # type: ignore[no-any-return]

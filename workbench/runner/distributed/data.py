@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.initialisation import keep_marks
+from workbench.runner.distributed.collectives import EXPERT
 from workbench.runner.distributed.local_weights import LocalWeights, local
 from workbench.runner.structures import listed_modules
 from workbench.runner.training.trainer import Weights
@@ -72,7 +73,9 @@ class Replicate:
 
     def prepare(self) -> None:
         """Create the reducer, with all other ranks."""
-        group = self._weights.mesh.group_of("replicate")
+        group = self._weights.mesh.averaging()
+        experts = [f"model.{name}" for name in self._weights.cuts_of(EXPERT)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._module, experts)
         with warnings.catch_warnings():  # later than 2.11, torch renames an option
             warnings.simplefilter("ignore", FutureWarning)
             self._ddp = DistributedDataParallel(self._module, process_group=group, **self._options)
@@ -146,7 +149,7 @@ class FullyShard:
 
         self.option, self._weights = build.sharding, weights
         self.mesh = weights.mesh
-        options: dict[str, Any] = {"mesh": self.mesh.axes("replicate", "shard")}
+        options: dict[str, Any] = {"mesh": self.mesh.axes("replicate", "context", "shard")}
         if build.sharding == "gradients":
             options["reshard_after_forward"] = False  # otherwise of blocks, and not of the root
         if build.sharding == "offload":

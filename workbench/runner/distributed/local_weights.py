@@ -20,10 +20,20 @@ from torch.optim import Optimizer
 from models import Model
 from models.initialisation import keep_marks
 from models.language_model import LanguageModel
+from models.parallel.context_parallel import install
+from models.parallel.expert_parallel import divide_experts, experts_of
+from models.parallel.expert_parallel import install as install_exchange
 from models.parallel.pipeline_stages import Stage, chain, stages
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, divide
 from workbench.runner.distributed import mesh as meshes
-from workbench.runner.distributed.collectives import AcrossRanks, AlongSequence
+from workbench.runner.distributed.collectives import (
+    EXPERT,
+    TENSOR,
+    AcrossRanks,
+    AlongSequence,
+)
+from workbench.runner.distributed.context import SplitContext
+from workbench.runner.distributed.experts import RankExchange
 from workbench.runner.distributed.mesh import Layout, Mesh
 from workbench.runner.distributed.world import rank
 from workbench.runner.training.trainer import Weights
@@ -66,7 +76,9 @@ class LocalWeights:
         if layout.pipeline > 1:
             self.stages = stages(chain(family, config).n_blocks, layout.pipeline)
         self.stage = self.stages[at.pipeline]
-        divides = layout.tensor > 1 or layout.pipeline > 1
+        divides = max(layout.tensor, layout.pipeline, layout.expert) > 1
+        self._cut_axis = EXPERT if layout.expert > 1 else TENSOR
+        self._cut_ranks = getattr(layout, self._cut_axis)
         structure = family.build(config, dtype=dtype)
         named = {id(p): n for n, p in reversed(structure.weights().items())}  # tied ones once
         parameters = {name: structure.weights()[name] for name in reversed(named.values())}
@@ -93,6 +105,8 @@ class LocalWeights:
                 names = self.names
             if number == at.pipeline:
                 cuts = divide(part, layout.tensor, WHOLE) if layout.tensor > 1 else {}
+                if layout.expert > 1:
+                    cuts = divide_experts(part, layout.expert)
                 self.names = names
                 self.cuts = {names[name]: cut for name, cut in cuts.items()}
                 self.own = Weights(_zeros(part.weights(), situation.device))
@@ -101,8 +115,14 @@ class LocalWeights:
         """Build a model around them, whose stream may be split, too."""
         family, config = situation.family, situation.config
         layout = self.layout
+        if layout.expert > 1:
+            model = family.share_experts(config, self.own.parameters, layout.expert)
+            install_exchange(model, RankExchange(layout.expert, experts_of(family, config)[0]))
+            self._split_sequences(model)
+            return model
         if layout.tensor == layout.pipeline == 1:
             shared: Model = family.share(config, self.own.parameters)
+            self._split_sequences(shared)
             return shared
         region = AlongSequence(layout.tensor) if along_sequence else AcrossRanks()
         stage = self.stage if layout.pipeline > 1 else None
@@ -110,7 +130,13 @@ class LocalWeights:
         if along_sequence:
             assert isinstance(model, LanguageModel)
             model.stream = region
+        self._split_sequences(model)
         return model
+
+    def _split_sequences(self, model: Model) -> None:
+        if self.layout.context > 1:
+            own = self.layout.coordinates(rank()).context
+            install(model, SplitContext(self.layout.context, own))
 
     @property
     def mesh(self) -> Mesh:
@@ -121,6 +147,10 @@ class LocalWeights:
     def by_name(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by the full model's names."""
         return {self.names[name]: value for name, value in self.own.parameters.items()}
+
+    def cuts_of(self, axis: str) -> dict[str, Cut]:
+        """Return how parameters are divided along an axis, by the full model's names."""
+        return self.cuts if axis == self._cut_axis else {}
 
     def between(self) -> list[nn.Parameter]:
         """Return parameters of blocks that every rank of a tensor group has."""
@@ -222,7 +252,8 @@ class LocalWeights:
     def _part(self, full: Tensor, part: Tensor, cut: Cut | None) -> Tensor:
         """Return what this rank has of a full tensor, sharded as ``part`` is."""
         if cut is not None:
-            full = cut.take(full, self.layout.coordinates(rank()).tensor, self.layout.tensor)
+            at = getattr(self.layout.coordinates(rank()), self._cut_axis)
+            full = cut.take(full, at, self._cut_ranks)
         if local(part) is part:
             return full
         from torch.distributed.tensor import DTensor, distribute_tensor
@@ -238,11 +269,11 @@ class LocalWeights:
         gathered = self._unshard(part.detach())
         if transfer.cut is None:
             return gathered
-        pieces = [torch.empty_like(gathered) for _ in range(self.layout.tensor)]
-        dist.all_gather(pieces, gathered.contiguous(), group=self.mesh.group_of("tensor"))
+        pieces = [torch.empty_like(gathered) for _ in range(self._cut_ranks)]
+        dist.all_gather(pieces, gathered.contiguous(), group=self.mesh.group_of(self._cut_axis))
         full = self._empty(transfer.like)
         for number, piece in enumerate(pieces):
-            transfer.cut.put(piece, full, number, self.layout.tensor)
+            transfer.cut.put(piece, full, number, self._cut_ranks)
         return full
 
     def _unshard(self, part: Tensor) -> Tensor:

@@ -21,11 +21,14 @@ class Layout(NamedTuple):
     """Sizes of the axes, or the coordinates of a rank on them, from the outermost to the innermost.
 
     ``replicate`` and ``shard`` share the batch: weights are replicated along the former, and
-    sharded (ZeRO, FSDP) along the latter.
+    sharded (ZeRO, FSDP) along the latter. ``context`` splits sequences; weights are replicated.
+    ``expert`` shares the batch and has each expert once; all other weights are replicated.
     """
 
     pipeline: int = 1
     replicate: int = 1
+    context: int = 1
+    expert: int = 1
     shard: int = 1
     tensor: int = 1
 
@@ -37,7 +40,17 @@ class Layout(NamedTuple):
     @property
     def data(self) -> int:
         """Number of ranks that share a batch."""
-        return self.replicate * self.shard
+        return self.replicate * self.expert * self.shard
+
+    @property
+    def replicas(self) -> int:
+        """Number of ranks with the same weights, each of which has other tokens."""
+        return self.replicate * self.context
+
+    @property
+    def averaged(self) -> int:
+        """Number of ranks over which gradients are averaged; of experts only over replicas."""
+        return self.replicas * self.expert
 
     def coordinates(self, rank: int) -> Layout:
         """Return where a rank is on each axis."""
@@ -50,7 +63,7 @@ class Layout(NamedTuple):
     def data_rank(self, rank: int) -> int:
         """Return which share of the batch a rank has."""
         at = self.coordinates(rank)
-        return at.replicate * self.shard + at.shard
+        return (at.replicate * self.expert + at.expert) * self.shard + at.shard
 
     def first_of_stage(self, stage: int) -> int:
         """Return the first rank of a pipeline stage."""
@@ -76,15 +89,34 @@ class Mesh:
         numbers = torch.arange(ranks).view(shape)
         self._mesh = DeviceMesh(device_type, numbers, mesh_dim_names=tuple(axes or ["replicate"]))
         self._axes = axes
+        # Of its own: along the context, the model communicates while gradients are averaged.
+        self._averaging: dist.ProcessGroup | None = None
+        self.replicas: dist.ProcessGroup | None = None  # of a rank's experts
+        if layout.averaged > layout.replicate:
+            numbers = torch.arange(ranks).view(layout.pipeline, layout.averaged, -1)
+            self._averaging = _subgroup(numbers.transpose(1, 2))
+        if layout.expert > 1 and layout.replicas > 1:
+            numbers = torch.arange(ranks).view(layout.pipeline, layout.replicas, -1)
+            self.replicas = _subgroup(numbers.transpose(1, 2))
 
     def axes(self, *names: str) -> DeviceMesh:
         """Return the mesh along axes that have more than one rank."""
         present = tuple(name for name in names if name in self._axes)
         return self._mesh if present == tuple(self._axes) else self._mesh[present]
 
+    def averaging(self) -> dist.ProcessGroup:
+        """Return the group of ranks over which gradients are averaged."""
+        return self.group_of("replicate") if self._averaging is None else self._averaging
+
     def group_of(self, name: str) -> dist.ProcessGroup:
         """Return the process group along an axis that has more than one rank."""
         return self.axes(name).get_group()
+
+
+def _subgroup(numbers: torch.Tensor) -> dist.ProcessGroup | None:
+    """Create a group for each row of ranks, of any number of axes; return this rank's."""
+    group, _ = dist.new_subgroups_by_enumeration(numbers.flatten(0, -2).tolist())
+    return group
 
 
 _meshes: dict[tuple[Layout, str], Mesh] = {}

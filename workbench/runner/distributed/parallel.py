@@ -16,6 +16,9 @@ from torch.optim import Optimizer
 from workbench.runner.distributed import mesh as meshes
 from workbench.runner.distributed import world as worlds
 from workbench.runner.distributed.collectives import (
+    CONTEXT,
+    EXPERT,
+    TENSOR,
     Traffic,
     broadcast_all,
     communicating,
@@ -76,7 +79,9 @@ class Parallel:
         self.prepared = False
         self.peaks: list[int] = []
         self.others_bytes: Callable[[Any], int] = lambda arm: 0
-        self.traffic = Traffic()  # of the last step inside layers
+        self.traffic = Traffic()  # of the last step, inside layers that ranks divide
+        self.context_traffic = Traffic()  # among ranks that split sequences
+        self.expert_traffic = Traffic()  # among ranks that have other experts
         self.version = 0  # that rank 0 orders this rank to load
         self.variant = 0 if self.rank else next(_variants)
         self.copy = 0  # among variants of one configuration
@@ -134,7 +139,7 @@ class Parallel:
             self.fully_shard.register_methods(model)
         if self.pipeline is not None:
             return self.pipeline.steps(compute)
-        if self.layout.replicate > 1 and self.fully_shard is None:
+        if self.layout.averaged > 1 and self.fully_shard is None:
             self.replicate = Replicate(self._build, self.weights, model, compute)
             return self.replicate
         return compute
@@ -156,12 +161,14 @@ class Parallel:
         def step_on_all_ranks() -> Tensor:
             with self._on_all_ranks(Step(batches.advances)) as traffic:
                 loss = step()
-                if self.layout.data > 1:
+                if self.layout.data * self.layout.context > 1:
                     loss = loss.clone()
                     dist.all_reduce(loss, group=self.weights.mesh.group)
                     loss /= self.ranks
             self._steps += 1
-            self.traffic = traffic
+            self.traffic = traffic.get(TENSOR, Traffic())
+            self.context_traffic = traffic.get(CONTEXT, Traffic())
+            self.expert_traffic = traffic.get(EXPERT, Traffic())
             return loss
 
         return step_on_all_ranks
@@ -169,7 +176,7 @@ class Parallel:
     @contextlib.contextmanager
     def evaluating(self, name: str, arm: DividedVariant) -> Iterator[None]:
         """Let all ranks evaluate ``name`` with rank 0; replicas are evaluated on rank 0 alone."""
-        if self._is_replica:
+        if self._is_replica and self.layout.context == 1:
             yield
             return
         with self._on_all_ranks(Evaluate(name, arm.batches.advances)):
@@ -188,8 +195,14 @@ class Parallel:
     def loss(self, arm: DividedVariant) -> Tensor:
         """Return the loss of rank 0's batch as steps compute it; within ``evaluating``."""
         if self.pipeline is not None:
-            return self.pipeline.loss(arm)
-        return arm.compute(*arm.batches.inputs, *arm.batches.targets)
+            loss = self.pipeline.loss(arm)
+        else:
+            loss = arm.compute(*arm.batches.inputs, *arm.batches.targets)
+        if self.layout.context > 1:
+            loss = loss.detach().clone()
+            dist.all_reduce(loss, group=self.weights.mesh.group_of(CONTEXT))
+            loss /= self.layout.context
+        return loss
 
     @contextlib.contextmanager
     def entered(self, arm: DividedVariant) -> Iterator[None]:
@@ -269,7 +282,7 @@ class Parallel:
     @property
     def _is_replica(self) -> bool:
         """True if each rank has all weights."""
-        return self.layout.ranks == self.layout.replicate and not self._build.sharding
+        return self.layout.ranks == self.layout.replicas and not self._build.sharding
 
     @property
     def _optimizers(self) -> tuple[Optimizer | None, Optimizer | None]:
@@ -282,13 +295,14 @@ class Parallel:
         return contextlib.nullcontext() if world is None else world.together()
 
     @contextlib.contextmanager
-    def _on_all_ranks(self, order: Order) -> Iterator[Traffic]:
+    def _on_all_ranks(self, order: Order) -> Iterator[dict[str, Traffic]]:
         """Run what all ranks do at the same time; if it fails, some ranks cannot leave it."""
         if self._world is not None:
             self._world.tell(order)
-        tensor_group = self.weights.mesh.group_of("tensor") if self.layout.tensor > 1 else None
+        mesh, layout = self.weights.mesh, self.layout
+        axes = [axis for axis in (TENSOR, CONTEXT, EXPERT) if getattr(layout, axis) > 1]
         try:
-            with communicating(tensor_group) as traffic:
+            with communicating({axis: mesh.group_of(axis) for axis in axes}) as traffic:
                 yield traffic
         except BaseException:
             if self._world is not None:
@@ -355,6 +369,8 @@ class Parallel:
         """Complete gradients between the backward pass and the update."""
         if self.pipeline is not None:
             self.pipeline.finish_gradients()
+        if self.layout.expert > 1:
+            self._average_experts()
         if self._along_sequence:
             gradients = [local(p.grad) for p in self.weights.between() if p.grad is not None]
             total = sum_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
@@ -366,9 +382,20 @@ class Parallel:
             group = self.weights.mesh.group_of("tensor")
             broadcast_all(self.weights.common(), first, group)
 
+    def _average_experts(self) -> None:
+        """Average the gradients of this rank's experts, which have those of all ranks' tokens."""
+        layout, parameters = self.layout, self.weights.by_name
+        for name in self.weights.cuts:
+            parameter = parameters[name]
+            if parameter.grad is None:  # no token chose them
+                parameter.grad = torch.zeros_like(parameter)
+            if layout.replicas > 1:
+                dist.all_reduce(parameter.grad, group=self.weights.mesh.replicas)
+            parameter.grad /= layout.averaged
+
     def _agree(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         """Let every rank skip an update if one of them has a gradient that is not finite."""
-        if self.layout.tensor == self.layout.pipeline == 1:
+        if self.layout.tensor == self.layout.pipeline == self.layout.expert == 1:
             return  # replicas have equal gradients, and torch looks at all of FSDP's shards
         scaler.unscale_(optimizer)
         for flag in scaler._found_inf_per_device(optimizer).values():

@@ -181,13 +181,13 @@ class Pipeline:
     def finish_gradients(self) -> None:
         """Sum what more than one rank has: an embedding that is also the head, and replicas."""
         layout, mesh = self._weights.layout, self._weights.mesh
-        if layout.data > 1 and not self._build.sharding:
+        if layout.averaged > 1 and not self._build.sharding:
             gradients = [
                 p.grad for p in self._weights.own.parameters.values() if p.grad is not None
             ]
             for gradient in gradients:
-                dist.all_reduce(gradient, group=mesh.group_of("replicate"))
-                gradient /= layout.data
+                dist.all_reduce(gradient, group=mesh.averaging())
+                gradient /= layout.averaged
         group, last = mesh.group_of("pipeline"), len(self.stages) - 1
         other = last if self.stage.first else 0
         for parameter in self._weights.on_both_ends():
@@ -269,11 +269,12 @@ class Pipeline:
 
         settings, layout = self._build.situation.configuration.settings, self._weights.layout
         rows = int(settings["batch"]) // layout.data // self.micro_batches
-        shape = (rows, int(settings["sequence"]))
+        sequence = int(settings["sequence"])
         dtype = self._build.weights_dtype
         trained: dict[str, Any] = {"device": "meta", "requires_grad": True}
-        stream = torch.empty((*shape, self._model.dim), dtype=dtype, **trained)
-        tokens = torch.empty(shape, dtype=torch.int64, device="meta")
+        shape = (rows, sequence // layout.context, self._model.dim)
+        stream = torch.empty(shape, dtype=dtype, **trained)
+        tokens = torch.empty((rows, sequence), dtype=torch.int64, device="meta")
         loss = torch.empty(1, dtype=torch.promote_types(dtype, torch.float32), **trained)
         stage = counted_stage()(
             part,

@@ -29,7 +29,7 @@ from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
 from workbench.runner.profiling.probes.graphs import Break
 from workbench.runner.toggles import Stage, all_toggles
-from workbench.runner.toggles.data_parallel import ranks_of
+from workbench.runner.toggles._ranks import batch_ranks_of
 from workbench.runner.toggles.micro_batches import least_batch
 from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
 from workbench.runner.variants.variant import Arm
@@ -229,7 +229,7 @@ class ValidateRun:
 
     def _batches(self, situation: Situation) -> list[int]:
         own = int(situation.configuration.settings["batch"])
-        parts = ranks_of(situation) * least_batch(situation)
+        parts = batch_ranks_of(situation) * least_batch(situation)
         if pipeline_ranks_of(situation) > 1:
             parts = max(2, parts)
         candidates = (parts, own + parts)  # each rank and micro-batch has at least one sequence

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 RANKS = {"off": 1, "2": 2, "4": 4, "8": 8}
 KINDS = {  # toggles whose ranks multiply, and what they are called in a sentence
     "data_parallel": "data parallelism",
+    "context_parallel": "context parallelism",
+    "expert_parallel": "expert parallelism",
     "tensor_parallel": "tensor parallelism",
     "pipeline_parallel": "pipeline parallelism",
 }
@@ -61,6 +63,8 @@ def layout_of(situation: Situation) -> Layout:
     return Layout(
         pipeline=RANKS[situation.option("pipeline_parallel")],
         replicate=data // max(shard, 1),
+        context=RANKS[situation.option("context_parallel")],
+        expert=RANKS[situation.option("expert_parallel")],
         shard=max(shard, 1),
         tensor=RANKS[situation.option("tensor_parallel")],
     )
@@ -69,6 +73,12 @@ def layout_of(situation: Situation) -> Layout:
 def undivided_sizes(step: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a footprint without those that go with no divided model."""
     return {name: size for name, size in step.items() if name not in _NEVER_DIVIDED}
+
+
+def batch_ranks_of(situation: Situation, **options: str) -> int:
+    """Return how many ranks share the batch of a situation, with other ``options`` if given."""
+    toggles = ("data_parallel", "expert_parallel")
+    return math.prod(RANKS[options.get(name) or situation.option(name)] for name in toggles)
 
 
 def too_many(toggle: str, ranks: int, situation: Situation) -> Blocked | None:

@@ -110,6 +110,7 @@ class Toggle:
     * ``memory(option, situation)``: arguments of the family's ``footprint``.
     * ``divided_memory(situation, arguments)``: the footprint of the rank that needs most, if the
       toggle divides the model.
+    * ``gathered_bytes(situation, arguments)``: activations of other ranks that a rank holds too.
     * ``matrix_rate(option, situation)``: the rate that linear layers are compared with; empty if
       the option does not decide on it.
     * ``unpredictable``: why the step's time is unknown beforehand for every option but the first.
@@ -141,6 +142,7 @@ class Toggle:
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     memory: Callable[[str, Situation], Mapping[str, Any]] | None = None
     divided_memory: Callable[[Situation, dict[str, Any]], Footprint | None] | None = None
+    gathered_bytes: Callable[[Situation, dict[str, Any]], int] | None = None
     matrix_rate: Callable[[str, Situation], str] | None = None
     unpredictable: str = ""
     incomparable: str = ""

@@ -23,6 +23,7 @@ from workbench.runner.toggles._ranks import (
     RANKS,
     WAITING,
     alike,
+    batch_ranks_of,
     captured,
     eight_bit,
     peaks_text,
@@ -46,14 +47,9 @@ if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
 
 
-def ranks_of(situation: Situation) -> int:
-    """Return how many ranks share the batch of a situation."""
-    return RANKS[situation.option(TOGGLE.name)]
-
-
 def _memory(option: str, situation: Situation) -> dict[str, int]:
     batch = int(situation.configuration.settings["batch"])
-    return {"batch": -(-batch // RANKS[option])}
+    return {"batch": -(-batch // batch_ranks_of(situation, **{TOGGLE.name: option}))}
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -67,7 +63,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         too_many(TOGGLE.name, ranks, situation)
         or captured(situation)
         or eight_bit(situation)
-        or too_small(batch, ranks, situation)
+        or too_small(batch, batch_ranks_of(situation, **{TOGGLE.name: option}), situation)
     )
 
 

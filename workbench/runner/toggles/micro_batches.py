@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from workbench.protocol import Blocked
 from workbench.runner.toggles._ranks import (
     WAITING_STAGES,
+    batch_ranks_of,
     layout_of,
 )
 from workbench.runner.toggles._toggle import (
@@ -28,7 +29,6 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.toggles.data_parallel import ranks_of
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -61,7 +61,7 @@ def micro_batches_of(situation: Situation, stages: int) -> int:
 def _rows(situation: Situation) -> int:
     """Return the rows that a pipeline computes of each batch."""
     rows = int(situation.configuration.settings["batch"])
-    return rows // ranks_of(situation)
+    return rows // batch_ranks_of(situation)
 
 
 def least_batch(situation: Situation) -> int:

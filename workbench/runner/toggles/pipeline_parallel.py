@@ -49,7 +49,6 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.micro_batches import micro_batches_of
 from workbench.runner.variants.compiles import counted
 
@@ -94,7 +93,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Choose fewer ranks, or a deeper model.",
         )
     rows = int(situation.configuration.settings["batch"])
-    rows //= ranks_of(situation)
+    rows //= batch_ranks_of(situation)
     if rows < 2:
         return Blocked(
             f"a batch of {rows} is one micro-batch: no two stages would ever compute at a time",

@@ -18,7 +18,7 @@ from models.parallel.tensor_parallel_plan import divisible
 from workbench.protocol import Blocked
 from workbench.runner.distributed.collectives import GATHER, SCATTERED
 from workbench.runner.toggles import tensor_parallel
-from workbench.runner.toggles._ranks import too_many
+from workbench.runner.toggles._ranks import RANKS, too_many
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -49,6 +49,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if why := divisible(situation.family, situation.config).together:
         return Blocked(why, "Choose another model, or leave the stream whole.")
     sequence = int(situation.configuration.settings["sequence"])
+    sequence //= RANKS[situation.option("context_parallel")]
     if sequence % ranks:
         return Blocked(
             f"a sequence of {sequence} cannot be divided among {ranks} ranks",

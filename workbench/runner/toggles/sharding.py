@@ -108,7 +108,7 @@ def _memory(option: str, situation: Situation) -> dict[str, models.Sharding | No
 def _fixes(
     failure: Failure, situation: Situation, needed: models.Footprint | None
 ) -> Iterator[Fix]:
-    has_ranks = data_parallel.ranks_of(situation) > 1
+    has_ranks = RANKS[situation.option("data_parallel")] > 1
     if failure.kind == "out-of-memory" and has_ranks and situation.option(TOGGLE.name) != "full":
         meaning = "each rank holds its share of weights, gradients and moments, and sends more"
         yield Fix(10, {TOGGLE.name: "full"}, meaning)

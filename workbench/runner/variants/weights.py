@@ -169,7 +169,7 @@ class WeightSets:
         """
         if layout.ranks == 1:
             return None
-        has_replica = rank() == 0 or (layout.ranks == layout.replicate)
+        has_replica = rank() == 0 or layout.ranks == layout.replicas
         replica = self.plain(situation, dtype) if has_replica else None
         if shards:
             return LocalWeights(situation, dtype, layout, replica)

@@ -18,7 +18,7 @@ from workbench.runner.distributed.mesh import Layout
 
 DATA, TENSOR = {"data_parallel": "2"}, {"tensor_parallel": "2"}
 PIPELINE, FULL = {"pipeline_parallel": "2"}, {"sharding": "full"}
-SEQUENCE = {"sequence_parallel": "on"}
+SEQUENCE, CONTEXT = {"sequence_parallel": "on"}, {"context_parallel": "2"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +51,13 @@ COMBINATIONS = [
     {**DATA, **TENSOR, **FULL, **SEQUENCE},
     {**DATA, **PIPELINE, **FULL},
     {"data_parallel": "4", "sharding": "hybrid"},
+    {**DATA, **CONTEXT},
+    {**DATA, **CONTEXT, **FULL},
+    {**CONTEXT, **TENSOR, **SEQUENCE},
+    {**CONTEXT, **PIPELINE},
+    {"context_parallel": "4"},
 ]
+EXPERTS = {"expert_parallel": "2"}
 
 
 @needs_cores
@@ -71,6 +77,7 @@ def test_kinds_combine_on_four_ranks_over_the_same_weights(configuration, count)
         ("mamba2", {"n_groups": 2}),
         ("mamba2", {}),
         ("moe", {"load_balance_weight": 0.0}),
+        ("adaattn", {"adaptive_rank": False, "adaptive_precision": False}),
         ("adaattn", {}),
         ("mahia", {}),
     ],
@@ -82,6 +89,11 @@ def test_hybrids_are_right_in_every_family(configuration, family, model):
     if family not in ("adaattn", "mahia"):  # no chains of blocks
         assert_toggles_right(configuration, **DATA, **PIPELINE)
         assert_toggles_right(configuration, **TENSOR, **PIPELINE)
+    if "context_parallel" not in blocked(configuration):
+        assert_toggles_right(configuration, **DATA, **CONTEXT)
+    if family == "moe":
+        assert_toggles_right(configuration, **DATA, **EXPERTS)
+        assert_toggles_right(configuration, **CONTEXT, **EXPERTS)
 
 
 @pytest.mark.slow
@@ -95,7 +107,7 @@ def test_eight_ranks_train_right(configuration):
 SIZES = st.sampled_from([1, 2, 4])
 
 
-@given(st.builds(Layout, SIZES, SIZES, SIZES, SIZES))
+@given(st.builds(Layout, *[SIZES] * len(Layout._fields)))
 def test_ranks_of_a_layout_have_distinct_coordinates_and_tensor_groups_are_neighbours(layout):
     coordinates = [layout.coordinates(rank) for rank in range(layout.ranks)]
     assert len(set(coordinates)) == layout.ranks
@@ -104,7 +116,7 @@ def test_ranks_of_a_layout_have_distinct_coordinates_and_tensor_groups_are_neigh
         assert 0 <= layout.data_rank(rank) < layout.data
         assert rank - at.tensor == coordinates.index(at._replace(tensor=0))
     for stage in range(layout.pipeline):
-        assert coordinates[layout.first_of_stage(stage)] == Layout(stage, 0, 0, 0)
+        assert coordinates[layout.first_of_stage(stage)] == Layout(stage, *[0] * (len(layout) - 1))
 
 
 def test_a_batch_that_hybrids_cannot_share_is_blocked(configuration):

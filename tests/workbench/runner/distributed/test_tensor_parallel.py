@@ -128,7 +128,7 @@ def test_the_forward_pass_is_divided_too(configuration, arms):
 def keep_own_outputs(monkeypatch) -> None:
     """Let rank 0 continue with its own part of the layers' outputs."""
 
-    def forward(ctx, y):
+    def forward(ctx, y, axis):
         torch.ops.workbench.sum_over_ranks(y)
         return y.clone()
 
@@ -140,7 +140,7 @@ def keep_own_gradients(monkeypatch) -> None:
 
     def backward(ctx, gradient):
         torch.ops.workbench.sum_over_ranks(gradient)
-        return gradient
+        return gradient, None
 
     monkeypatch.setattr(collectives._Enter, "backward", staticmethod(backward))
 
@@ -285,7 +285,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(configura
         raise RuntimeError("planted")
 
     with pytest.raises(RuntimeError, match="planted"), arm.entered(), monkeypatch.context() as m:
-        m.setattr(collectives._Leave, "forward", staticmethod(lambda ctx, y: fails(y)))
+        m.setattr(collectives._Leave, "forward", staticmethod(lambda ctx, y, axis: fails(y)))
         arm.step()
     assert world.current() is None
     again = stepped(configuration, arms=arms, steps=2, tensor_parallel="2")

@@ -1,0 +1,114 @@
+"""Context parallelism of a model: each rank has a contiguous part of every sequence.
+
+Layers that look at single tokens compute their own. Attention gathers the keys and values of all
+ranks, as in Llama 3 (arXiv 2407.21783, section 3.3.2), and sees those up to its own tokens. What
+looks back a few tokens takes them from the previous rank. A state-space mixer continues from the
+state after the previous ranks' tokens, which follows from every rank's own state and decay
+(Dao and Gu, arXiv 2405.21060, section 8.2).
+
+All communication goes through a ``Context``, which the process that runs the ranks installs: models
+do not know about processes. A module whose result needs all tokens at once gives the reason in
+``unsplit``.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from models.family import Family
+
+
+class Context:
+    """Position of a rank's tokens in their sequences; this class, for all tokens, does nothing."""
+
+    ranks, rank = 1, 0
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return this rank's part of the second axis, (B, T, ...) -> (B, S, ...)."""
+        return x
+
+    def join(self, x_BSE: Tensor) -> Tensor:
+        """Return the tokens of all ranks, (B, S, E) -> (B, T, E)."""
+        return x_BSE
+
+    def start(self, length: int) -> int:
+        """Return the position of this rank's first token, of ``length`` on each rank."""
+        return self.rank * length
+
+    def seen(self, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of all tokens up to this rank's last one."""
+        return k_BGSD, v_BGSD
+
+    def before(self, x_BSC: Tensor, n_rows: int) -> Tensor:
+        """Return the last rows of the previous rank, (B, n_rows, C); zeros on the first."""
+        return x_BSC.new_zeros(len(x_BSC), n_rows, x_BSC.shape[2])
+
+    def state_before(self, state_BHX: Tensor, fall_BH: Tensor) -> Tensor:
+        """Return the state (B, H, X) after all tokens of the previous ranks.
+
+        ``state_BHX``: the one after this rank's tokens if they began with zeros; ``fall_BH``: the
+        logarithm of what these tokens leave of a state before them.
+        """
+        return torch.zeros_like(state_BHX)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Return the mean of the ranks' ``x``, on which each of them continues."""
+        return x
+
+
+FULL = Context()
+
+
+def combined_states(states_BWHX: Tensor, falls_BWH: Tensor, rank: int) -> Tensor:
+    """Return the state before ``rank``, (B, H, X), from all W ranks' states and decays.
+
+    Later ranks have weights of zero, so that each rank's gradient takes the same way.
+    """
+    ranks = states_BWHX.shape[1]
+    weights = []
+    for index in range(ranks):
+        between_BH = falls_BWH[:, index + 1 : max(rank, index + 1)].sum(1)
+        weights.append(between_BH.exp() * (index < rank))
+    return torch.einsum("bwhx,bwh->bhx", states_BWHX, torch.stack(weights, 1))
+
+
+def install(model: nn.Module, context: Context) -> None:
+    """Let every part of the model that depends on other tokens use ``context``."""
+    for module in model.modules():
+        if hasattr(module, "context"):
+            module.context = context  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Splittable:
+    """Requirements of a model whose sequences are split.
+
+    ``unsplit``: why they cannot be split; empty if they can. ``rows_before``: how many tokens a
+    layer takes from the previous rank at most. ``gathered``: numbers per token that each layer
+    gathers from all ranks.
+    """
+
+    unsplit: str
+    rows_before: int = 0
+    gathered: tuple[int, ...] = ()
+
+
+@functools.cache
+def splittable(family: Family, config: Any) -> Splittable:
+    """Describe the splitting of a configuration's model; only its structure is built."""
+    model: nn.Module = family.build(config)
+    if not hasattr(model, "context"):
+        return Splittable(f"{family.title} does not predict each token by itself")
+    modules = list(model.modules())
+    reasons = [getattr(module, "unsplit", "") for module in modules]
+    return Splittable(
+        next(filter(None, reasons), ""),
+        max(getattr(module, "rows_before", 0) for module in modules),
+        tuple(module.gathered for module in modules if hasattr(module, "gathered")),  # type: ignore[misc]
+    )

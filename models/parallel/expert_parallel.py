@@ -1,0 +1,68 @@
+"""Expert parallelism of a model: each rank has some of the experts of every mixture.
+
+As in Lepikhin et al., "GShard" (arXiv 2006.16668): ranks have other tokens, and exchange them twice
+in each mixture. A token goes to the ranks that have the experts chosen for it, and what these
+compute comes back. The router and all other parts are on every rank.
+
+All communication goes through an ``Exchange``, which the process that runs the ranks installs:
+models do not know about processes. A mixture whose experts can be divided has
+``expert_division()``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, divide
+
+if TYPE_CHECKING:
+    from models.family import Family
+
+Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, chosen experts and their weights
+
+
+class Exchange:
+    """Way of tokens to their experts; this class, with all experts on one rank, moves none."""
+
+    def run(self, experts: Experts, x_BSD: Tensor, index_BSK: Tensor, weight_BSK: Tensor) -> Tensor:
+        """Return the weighted sum of what each token's experts compute, (B, S, D)."""
+        return experts(x_BSD, index_BSK, weight_BSK)
+
+
+LOCAL = Exchange()
+
+
+def expert_divisions(model: nn.Module) -> Iterator[tuple[str, Division | str]]:
+    """Yield the mixtures of a model whose experts can be divided, by name."""
+    for name, module in model.named_modules():
+        if hasattr(module, "expert_division"):
+            yield name, module.expert_division()
+
+
+def divide_experts(model: nn.Module, ranks: int) -> dict[str, Cut]:
+    """Leave a rank's experts in a structure without values; return the cuts by parameter."""
+    return divide(model, ranks, WHOLE, expert_divisions)
+
+
+def install(model: nn.Module, exchange: Exchange) -> None:
+    """Let every mixture of the model send its tokens through ``exchange``."""
+    for module in model.modules():
+        if hasattr(module, "exchange"):
+            module.exchange = exchange  # type: ignore[assignment]
+
+
+@functools.cache
+def experts_of(family: Family, config: Any) -> tuple[int, int]:
+    """Return how many experts a mixture has, and the numbers of all mixtures' experts; or zeros."""
+    model: nn.Module = family.build(config)
+    counts, numbers = [0], 0
+    for name, division in expert_divisions(model):
+        assert isinstance(division, Division)
+        counts.append(division.count)
+        mixture = model.get_submodule(name)
+        numbers += sum(mixture.get_parameter(own).numel() for own in division.cuts)
+    return counts[-1], numbers

@@ -1,0 +1,25 @@
+"""Memory of a rank that has a part of each mixture's experts: like ``costs.footprint``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from models.costs.footprint import Footprint, footprint
+from models.parallel.expert_parallel import experts_of
+
+if TYPE_CHECKING:
+    from models.family import Family
+
+
+def experts_footprint(family: Family, config: Any, ranks: int, **step: Any) -> Footprint:
+    """Return the footprint of a rank that has its part of the experts; ``step`` of its own batch.
+
+    Activations count as if a rank's experts computed as many choices as its tokens make.
+    """
+    costs = family.costs(config)
+    elsewhere = experts_of(family, config)[1] * (ranks - 1) // ranks
+    linears = costs.linear_parameters
+    less = None if linears is None else linears - elsewhere
+    own = replace(costs, parameters=costs.parameters - elsewhere, linear_parameters=less)
+    return footprint(own, **step)

@@ -1,0 +1,134 @@
+"""Ranks that split sequences train as one device does, in every family that can be split."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from built import blocked, collect_evidence, stepped
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_checks import assert_fault_is_noticed, assert_right, needs_cores
+
+from models.parallel.context_parallel import combined_states
+from sessions.model import Configuration
+from workbench.runner.config import resolve
+from workbench.runner.distributed import collectives
+from workbench.runner.distributed.context import SplitContext
+from workbench.runner.variants.variant import Arm, Arms
+
+CONTEXT = {"context_parallel": "2"}
+MAMBA = {"dim": 32, "n_layers": 2, "d_state": 16, "head_dim": 16, "n_heads": 2, "n_kv_heads": 1}
+FAMILIES = [
+    ("hydra", {}),
+    ("mamba2", {**MAMBA, "attention_every": 2}),
+    pytest.param("hydra", {"window": 5}, marks=pytest.mark.slow),
+    pytest.param("hydra", {"ccgqa": True, "n_kv_heads": 2}, marks=pytest.mark.slow),
+    pytest.param("mamba2", {}, marks=pytest.mark.slow),
+    pytest.param("mamba2", {"n_groups": 2, "attention_every": 0}, marks=pytest.mark.slow),
+    pytest.param("moe", {"num_shared_experts": 1}, marks=pytest.mark.slow),
+    pytest.param(
+        "adaattn", {"adaptive_rank": False, "adaptive_precision": False}, marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def configuration(small) -> Configuration:
+    return msgspec.structs.replace(small, settings={"batch": 2, "sequence": 16})
+
+
+@pytest.fixture(scope="module")
+def split(configuration) -> Arm:
+    """Return an arm whose sequences two ranks split, after some steps."""
+    return stepped(configuration, steps=3, arms=Arms(), **CONTEXT)
+
+
+@needs_cores
+def test_two_ranks_have_half_of_each_sequence_and_say_so(configuration, split):
+    status, text = collect_evidence(split)["context_parallel"]
+    assert status == "effective", text
+    # Keys and values of 2 layers, each 2 x 16 tokens of 2 x 16 numbers in FP32, both ways.
+    assert "this rank has 8 of 16 tokens of each sequence" in text
+    assert "2 gathers, 2 scattered sums over the ranks a step, 16.0 KiB in all" in text
+    assert "equal to the last bit" in text
+    estimated = resolve.footprint(split.situation)
+    assert estimated.weights == split.divided.weights.own.bytes
+    full = resolve.footprint(stepped(configuration, arms=Arms()).situation)
+    assert full.activations / 2 < estimated.activations < full.activations
+
+
+@needs_cores
+@pytest.mark.parametrize(("family", "model"), FAMILIES)
+def test_split_sequences_train_right_in_every_family(configuration, family, model):
+    model = configuration.model | model if family == "hydra" else model
+    configuration = msgspec.structs.replace(configuration, family=family, model=model)
+    assert_right(stepped(configuration, steps=2, arms=Arms(), **CONTEXT), *CONTEXT)
+
+
+def start_later(monkeypatch) -> None:
+    """Let rank 0's tokens have the positions of rank 1's."""
+    monkeypatch.setattr(SplitContext, "start", lambda self, length: length)
+
+
+def see_later_keys(monkeypatch) -> None:
+    """Let rank 0's tokens see those of rank 1."""
+    seen = SplitContext.seen
+
+    def all_of_them(self, k, v):
+        with monkeypatch.context() as patch:
+            patch.setattr(self, "rank", self.ranks - 1)
+            return seen(self, k, v)
+
+    monkeypatch.setattr(SplitContext, "seen", all_of_them)
+
+
+def keep_own_gradients(monkeypatch) -> None:
+    """Let rank 0 continue with the gradients of keys and values that its own tokens made."""
+    operators = torch.ops.workbench
+
+    def backward(ctx, gradient):
+        operators.scatter_sum(gradient, ctx.ranks, ctx.axis)
+        return operators.own_tokens(gradient, ctx.ranks, ctx.axis), None, None, None, None
+
+    monkeypatch.setattr(collectives._Tokens, "backward", staticmethod(backward))
+
+
+@needs_cores
+@pytest.mark.parametrize("plant", [start_later, see_later_keys, keep_own_gradients])
+def test_the_check_of_numbers_notices_a_fault_of_a_rank(split, plant, monkeypatch):
+    assert_fault_is_noticed(split, plant, monkeypatch)
+
+
+@given(ranks=st.integers(1, 5), seed=st.integers(0, 99))
+def test_states_of_all_ranks_combine_to_that_of_a_walk_over_them(ranks, seed):
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(2, ranks, 3, 4, generator=generator, dtype=torch.float64)
+    falls = -torch.rand(2, ranks, 3, generator=generator, dtype=torch.float64)
+    before = torch.zeros(2, 3, 4, dtype=torch.float64)
+    for rank in range(ranks):
+        torch.testing.assert_close(combined_states(states, falls, rank), before)
+        before = before * falls[:, rank, :, None].exp() + states[:, rank]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"workload": "forward"}, "acts on the backward pass"),
+        ({"settings": {"batch": 2, "sequence": 15}}, "a sequence of 15 cannot be divided"),
+        ({"family": "mamba2", "settings": {"batch": 2, "sequence": 6}}, "a layer looks back 4"),
+        ({"family": "mahia"}, "does not predict each token by itself"),
+        ({"family": "adaattn"}, "its heads adapt to queries and keys of the full sequence"),
+        ({"family": "moe", "model": {"gating": "noisy_topk"}}, "each rank would draw other noise"),
+        ({"family": "moe", "model": {"capacity_factor": 1.0}}, "an expert's capacity counts"),
+        ({"model": {"mixture_of_depths": True}}, "mixture of depths chooses among all tokens"),
+        ({"model": {"mixture_of_recursions": True}}, "mixture of recursions chooses among all"),
+    ],
+)
+def test_what_cannot_be_split_gives_a_reason(configuration, two_cores, change, reason):
+    change = {"workload": "train", **change}
+    if change.get("family", "hydra") != "hydra":
+        change = {"model": {}, **change}
+    changed = msgspec.structs.replace(configuration, **change)
+    why = blocked(changed, changed.workload)["context_parallel"]["2"]
+    assert reason in why.reason

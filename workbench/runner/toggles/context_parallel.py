@@ -1,0 +1,156 @@
+"""Split each sequence among several GPUs, which all have the weights: for long sequences.
+
+Each rank computes its own tokens. Attention gathers the keys and values of all ranks (Llama 3,
+arXiv 2407.21783, section 3.3.2) and masks by position. Mamba-2's mixer takes the state after the
+previous ranks' tokens, which follows from the ranks' own states and decays, and its convolution
+their last tokens. The loss is the mean over all tokens, and gradients are averaged as with data
+parallelism; the balance of experts is measured over the full sequence. Saves the memory of
+activations, where a batch of long sequences does not fit and has few rows to divide. The last rank
+has most attention to compute, because its tokens see the longest past. Combines with all other
+kinds: the product of all ranks must fit the machine.
+Counted for HYDRA base training (8 x 1,024 tokens, AMP BF16) on two ranks: 512 tokens of each
+sequence on a rank, and 12 gathers and 12 scattered sums of 8 MiB a step. The memory of a rank is an
+estimate: that of its tokens, with all keys and values that it gathers. Live metrics are of the
+first rank's tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from models.costs.footprint import PRECISIONS
+from models.parallel.context_parallel import splittable
+from workbench.protocol import Blocked
+from workbench.runner.distributed.collectives import GATHER, SCATTERED
+from workbench.runner.toggles._ranks import (
+    OPTIONS,
+    RANKS,
+    WAITING,
+    alike,
+    captured,
+    eight_bit,
+    layout_of,
+    peaks_text,
+    rank_traits,
+    too_many,
+)
+from workbench.runner.toggles._toggle import (
+    NEEDS_TRAINING,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    no_effect,
+)
+from workbench.runner.toggles.tensor_parallel import traffic_text
+
+if TYPE_CHECKING:
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
+
+_CHOOSING = ("mixture_of_depths", "mixture_of_recursions", "adaptive_rank", "adaptive_precision")
+
+
+def context_ranks_of(situation: Situation) -> int:
+    """Return among how many ranks the sequences of a situation are split."""
+    return RANKS[situation.option(TOGGLE.name)]
+
+
+def _memory(option: str, situation: Situation) -> dict[str, int]:
+    sequence = situation.workload.sequence(situation.configuration.settings)
+    return {"sequence": -(-sequence // RANKS[option])}
+
+
+def _gathered_bytes(situation: Situation, step: dict[str, Any]) -> int:
+    """Return the bytes of the keys and values that a rank gathers.
+
+    ``step`` as of ``models``' footprints. They stay until the backward pass, unless a checkpoint
+    gathers them again. Those of a stage of a pipeline are not estimated.
+    """
+    layout = layout_of(situation)
+    if layout.context == 1 or layout.pipeline > 1:
+        return 0
+    layers = splittable(situation.family, situation.config).gathered or (0,)
+    numbers = sum(layers) if step["checkpointing"] == "none" else max(layers)
+    tokens = step["batch"] * step["sequence"] * layout.context
+    return int(tokens * numbers * PRECISIONS[step["precision"]].compute)
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    ranks = RANKS[option]
+    if ranks == 1:
+        return None
+    if not situation.workload.trains:
+        return NEEDS_TRAINING
+    parts = splittable(situation.family, situation.config)
+    if parts.unsplit:
+        return _unsplit(parts.unsplit, situation)
+    if why := too_many(TOGGLE.name, ranks, situation):
+        return why
+    sequence = int(situation.configuration.settings["sequence"])
+    if sequence % ranks:
+        return Blocked(
+            f"a sequence of {sequence} cannot be divided among {ranks} ranks",
+            f"Choose a sequence that is a multiple of {ranks}.",
+        )
+    if sequence // ranks < parts.rows_before:
+        return Blocked(
+            f"a rank would have {sequence // ranks} tokens of a sequence, and a layer looks back "
+            f"{parts.rows_before}",
+            f"Choose a sequence of {ranks * parts.rows_before} at least.",
+        )
+    return _other_options(situation)
+
+
+def _unsplit(why: str, situation: Situation) -> Blocked:
+    chosen = {name: "off" for name in _CHOOSING if getattr(situation.config, name, False)}
+    if chosen:
+        return Blocked(why, "Compute all tokens alike.", chosen)
+    return Blocked(why, "Choose another model, or other fields of it.")
+
+
+def _other_options(situation: Situation) -> Blocked | None:
+    if situation.option("sharding") == "hybrid":
+        return Blocked(
+            "ranks that split sequences are the replicas of shards, and pairs have others",
+            "Shard among all ranks that share the batch.",
+            {"sharding": "full"},
+        )
+    return captured(situation) or eight_bit(situation)
+
+
+def _apply(option: str, build: Build) -> None:
+    build.layout = build.layout._replace(context=RANKS[option])
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    divided = arm.divided
+    if divided is None or divided.layout.context == 1:
+        return no_effect("one device computes all tokens")
+    traffic = divided.context_traffic
+    tokens, sequence = (
+        arm.model.applied_tokens,
+        int(arm.situation.configuration.settings["sequence"]),
+    )
+    text = f"this rank has {tokens} of {sequence} tokens of each sequence; {traffic_text(traffic)}"
+    if tokens >= sequence or not (traffic.calls[GATHER] and traffic.calls[SCATTERED]):
+        return no_effect(text)
+    return alike(divided, text + peaks_text(divided, on_gpu=arm.situation.on_gpu))
+
+
+TOGGLE = Toggle(
+    name="context_parallel",
+    title="Context parallel",
+    help=__doc__,
+    group="Devices",
+    stage=Stage.GRAPHS,
+    options=OPTIONS,
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+    memory=_memory,
+    gathered_bytes=_gathered_bytes,
+    unpredictable=WAITING,
+    traits=rank_traits(),
+    bundled="splits the sequences of the bundled families, which a model of yours need not have",
+)

@@ -1,0 +1,140 @@
+"""Put the experts of each mixture on several GPUs, which share the batch: for many experts.
+
+Each rank computes its rows of the batch, and has its part of every mixture's experts; all other
+weights are on every rank (GShard, arXiv 2006.16668). In each mixture a token goes to the ranks that
+have its experts, and their results come back: two exchanges forward and two backward, and one of
+their sizes, for which the host waits. Gradients are averaged as with data parallelism, and those of
+an expert are of all ranks' tokens. Saves the memory of experts, with their gradients and moments.
+Pays where experts are most of the model and the ranks are close; a rank whose experts are preferred
+computes longest. The balance of experts is each rank's own, as with data parallelism.
+Counted for MoE tiny training (4 x 16 tokens, 2 of 8 experts a token): each of two ranks has 4
+experts of every mixture, and makes 15 exchanges a step in 3 mixtures. The memory of a rank is an
+estimate: that of its rows, with its part of the experts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from models import Footprint
+from models.parallel.expert_parallel import experts_of
+from models.parallel.expert_parallel_footprint import experts_footprint
+from sessions.sizes import size_text
+from workbench.protocol import Blocked
+from workbench.runner.distributed.collectives import EXCHANGE
+from workbench.runner.toggles import conflict
+from workbench.runner.toggles._ranks import (
+    OPTIONS,
+    RANKS,
+    WAITING,
+    alike,
+    batch_ranks_of,
+    captured,
+    eight_bit,
+    peaks_text,
+    rank_traits,
+    too_many,
+    too_small,
+    undivided_sizes,
+)
+from workbench.runner.toggles._toggle import (
+    NEEDS_TRAINING,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    Trait,
+    no_effect,
+)
+from workbench.runner.toggles.tensor_parallel import traffic_text
+
+if TYPE_CHECKING:
+    from workbench.runner.variants.build import Build
+    from workbench.runner.variants.variant import Arm
+
+_EXCLUDED = {
+    "tensor_parallel": ("tensor parallelism divides the columns of the same experts", "off"),
+    "pipeline_parallel": ("stages of a pipeline would exchange tokens at different times", "off"),
+    "sharding": ("an expert that only one rank has cannot be sharded among all of them", "off"),
+}
+
+
+def _divided_memory(situation: Situation, step: dict[str, Any]) -> Footprint | None:
+    """Return the footprint of a rank in a ``step`` as of ``models``' footprints.
+
+    None if a rank has all experts.
+    """
+    ranks = RANKS[situation.option(TOGGLE.name)]
+    if ranks == 1 or not experts_of(situation.family, situation.config)[0]:
+        return None
+    sizes = undivided_sizes(step)
+    return experts_footprint(situation.family, situation.config, ranks, **sizes)
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    ranks = RANKS[option]
+    if ranks == 1:
+        return None
+    if not situation.workload.trains:
+        return NEEDS_TRAINING
+    count, _ = experts_of(situation.family, situation.config)
+    if not count:
+        return Blocked(
+            f"{situation.family.title} has no mixture whose experts ranks could have",
+            "Choose the mixture of experts.",
+        )
+    if why := too_many(TOGGLE.name, ranks, situation):
+        return why
+    if count % ranks:
+        return Blocked(
+            f"{count} experts cannot be divided among {ranks} ranks",
+            f"Choose a number of experts that is a multiple of {ranks}.",
+        )
+    for name, (reason, off) in _EXCLUDED.items():
+        if situation.option(name) != off:
+            return Blocked(reason, f"Switch {name.replace('_', ' ')} off.", {name: off})
+    batch = int(situation.configuration.settings["batch"])
+    rows = too_small(batch, batch_ranks_of(situation, **{TOGGLE.name: option}), situation)
+    changes = "the number of tokens that a rank receives changes from step to step"
+    return (
+        conflict(situation, Trait.COMPILED, changes)
+        or captured(situation)
+        or eight_bit(situation)
+        or rows
+    )
+
+
+def _apply(option: str, build: Build) -> None:
+    build.layout = build.layout._replace(expert=RANKS[option])
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    divided = arm.divided
+    if divided is None or divided.layout.expert == 1 or divided.weights.full is None:
+        return no_effect("one rank has all experts")
+    own, full, traffic = divided.weights.own, divided.weights.full, divided.expert_traffic
+    count, _ = experts_of(arm.situation.family, arm.situation.config)
+    text = (
+        f"this rank has {count // divided.layout.expert} of {count} experts of each mixture, and "
+        f"{size_text(own.bytes)} of {size_text(full.bytes)} of weights; {traffic_text(traffic)}"
+    )
+    if own.bytes >= full.bytes or not traffic.calls[EXCHANGE]:
+        return no_effect(text)
+    return alike(divided, text + peaks_text(divided, on_gpu=arm.situation.on_gpu))
+
+
+TOGGLE = Toggle(
+    name="expert_parallel",
+    title="Expert parallel",
+    help=__doc__,
+    group="Devices",
+    stage=Stage.GRAPHS,
+    options=OPTIONS,
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+    divided_memory=_divided_memory,
+    unpredictable=WAITING,
+    traits=rank_traits(),
+    bundled="divides the experts of the bundled families, which a model of yours need not have",
+)
