@@ -30,7 +30,7 @@ BUDGETS = {
     "workbench/runner": (0, 0),
     "workbench/theming": (0, 0),
     "workbench/ui": (0, 0),
-    "tests": (5, 0),
+    "tests": (3, 0),
     "tests/kernels": (0, 0),
     "tests/models": (0, 0),
 }

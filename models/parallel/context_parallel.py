@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from models.family import Family
+from models.builder import ModelBuilder
 
 
 class Context:
@@ -100,7 +99,7 @@ class Splittable:
 
 
 @functools.cache
-def splittable(family: Family, config: Any) -> Splittable:
+def splittable(family: ModelBuilder, config: Any) -> Splittable:
     """Describe the splitting of a configuration's model; only its structure is built."""
     model: nn.Module = family.build(config)
     if not hasattr(model, "context"):

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
+from models.builder import ModelBuilder
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, divide
-
-if TYPE_CHECKING:
-    from models.family import Family
 
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, chosen experts and their weights
 
@@ -56,7 +54,7 @@ def install(model: nn.Module, exchange: Exchange) -> None:
 
 
 @functools.cache
-def experts_of(family: Family, config: Any) -> tuple[int, int]:
+def experts_of(family: ModelBuilder, config: Any) -> tuple[int, int]:
     """Return how many experts a mixture has, and the numbers of all mixtures' experts; or zeros."""
     model: nn.Module = family.build(config)
     counts, numbers = [0], 0

@@ -9,19 +9,12 @@ from __future__ import annotations
 from workbench.protocol.catalogue import expected
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import all_toggles
+from workbench.runner.toggles._toggle import Kind
 
-# The toggle that takes the ranks, and what is switched on beside it.
-KINDS: dict[str, tuple[str, dict[str, str]]] = {
-    "data": ("data_parallel", {}),
-    "gradients": ("data_parallel", {"sharding": "gradients"}),
-    "fsdp": ("data_parallel", {"sharding": "full"}),
-    "hybrid": ("data_parallel", {"sharding": "hybrid"}),
-    "tensor": ("tensor_parallel", {}),
-    "sequence": ("tensor_parallel", {"sequence_parallel": "on"}),
-    "pipeline": ("pipeline_parallel", {}),
-    "context": ("context_parallel", {}),
-    "expert": ("expert_parallel", {}),
-}
+
+def kinds() -> dict[str, Kind]:
+    """Return the kinds of parallelism by name."""
+    return {name: kind for toggle in all_toggles().values() for name, kind in toggle.kinds.items()}
 
 
 class RanksError(ValueError):
@@ -32,11 +25,9 @@ def require_kind(kind: str) -> None:
     """Raise ``Mistake`` if a kind is unknown, or combines two that use the same ranks."""
     parts = kind.split("+")
     for part in parts:
-        if part not in KINDS:
-            raise Mistake(f"kind: unknown {part!r}; expected {expected(part, KINDS)}")
-        if KINDS[part][0] not in all_toggles():
-            raise Mistake(f"kind: {part!r} needs the toggle {KINDS[part][0]}, which is not here")
-    if len({KINDS[part][0] for part in parts}) < len(parts):
+        if part not in kinds():
+            raise Mistake(f"kind: unknown {part!r}; expected {expected(part, kinds())}")
+    if len({kinds()[part].toggle for part in parts}) < len(parts):
         raise Mistake(f"kind: {kind!r} names two kinds that use the same ranks; choose one of them")
 
 
@@ -50,8 +41,8 @@ def toggles_of(kind: str, ranks: int) -> dict[str, str]:
         )
     toggles: dict[str, str] = {}
     for part, size in ((first, count), *((part, 2) for part in more)):
-        toggle, beside = KINDS[part]
+        toggle, choices = kinds()[part]
         if str(size) not in all_toggles()[toggle].options:
             raise RanksError(f"{part} cannot use {size} ranks")
-        toggles |= {toggle: str(size), **beside}
+        toggles |= {toggle: str(size), **choices}
     return toggles

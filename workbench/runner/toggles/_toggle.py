@@ -75,6 +75,13 @@ class Alternative(NamedTuple):
     choices: dict[str, str]
 
 
+class Kind(NamedTuple):
+    """A kind of parallelism: the toggle whose options are numbers of ranks, and further choices."""
+
+    toggle: str
+    choices: dict[str, str]
+
+
 class Fix(NamedTuple):
     """A choice that may prevent a failure; the smallest ``order`` is tried first."""
 
@@ -111,6 +118,7 @@ class Toggle:
     * ``divided_memory(situation, arguments)``: the footprint of the rank that needs most, if the
       toggle divides the model.
     * ``gathered_bytes(situation, arguments)``: activations of other ranks that a rank holds too.
+    * ``kinds``: kinds of parallelism by their names in the command line.
     * ``matrix_rate(option, situation)``: the rate that linear layers are compared with; empty if
       the option does not decide on it.
     * ``unpredictable``: why the step's time is unknown beforehand for every option but the first.
@@ -143,6 +151,7 @@ class Toggle:
     memory: Callable[[str, Situation], Mapping[str, Any]] | None = None
     divided_memory: Callable[[Situation, dict[str, Any]], Footprint | None] | None = None
     gathered_bytes: Callable[[Situation, dict[str, Any]], int] | None = None
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
     matrix_rate: Callable[[str, Situation], str] | None = None
     unpredictable: str = ""
     incomparable: str = ""

@@ -37,6 +37,7 @@ from workbench.runner.toggles._ranks import (
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
+    Kind,
     Situation,
     Stage,
     Toggle,
@@ -151,6 +152,7 @@ TOGGLE = Toggle(
     memory=_memory,
     gathered_bytes=_gathered_bytes,
     unpredictable=WAITING,
+    kinds={"context": Kind("context_parallel", {})},
     traits=rank_traits(),
     bundled="splits the sequences of the bundled families, which a model of yours need not have",
 )

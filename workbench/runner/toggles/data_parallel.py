@@ -34,6 +34,7 @@ from workbench.runner.toggles._ranks import (
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
+    Kind,
     Situation,
     Stage,
     Toggle,
@@ -115,5 +116,6 @@ TOGGLE = Toggle(
     blocked=_blocked,
     memory=_memory,
     incomparable=WAITING,
+    kinds={"data": Kind("data_parallel", {})},
     traits=rank_traits(),
 )

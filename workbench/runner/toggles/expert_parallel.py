@@ -40,6 +40,7 @@ from workbench.runner.toggles._ranks import (
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
+    Kind,
     Situation,
     Stage,
     Toggle,
@@ -135,6 +136,7 @@ TOGGLE = Toggle(
     blocked=_blocked,
     divided_memory=_divided_memory,
     unpredictable=WAITING,
+    kinds={"expert": Kind("expert_parallel", {})},
     traits=rank_traits(),
     bundled="divides the experts of the bundled families, which a model of yours need not have",
 )

@@ -32,6 +32,7 @@ from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
     WAITING,
+    batch_ranks_of,
     captured,
     eight_bit,
     peaks_text,
@@ -42,6 +43,7 @@ from workbench.runner.toggles._ranks import (
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
+    Kind,
     Situation,
     Stage,
     Toggle,
@@ -197,5 +199,6 @@ TOGGLE = Toggle(
     bundled="divides the blocks of the bundled families, which a model of yours need not have",
     divided_memory=of_stages,
     unpredictable=WAITING,
+    kinds={"pipeline": Kind("pipeline_parallel", {})},
     traits=rank_traits(Trait.WEIGHTS_DIVIDED, Trait.OWN_REDUCTION),
 )

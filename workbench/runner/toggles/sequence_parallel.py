@@ -21,6 +21,7 @@ from workbench.runner.toggles import tensor_parallel
 from workbench.runner.toggles._ranks import RANKS, too_many
 from workbench.runner.toggles._toggle import (
     Finding,
+    Kind,
     Situation,
     Stage,
     Toggle,
@@ -84,5 +85,6 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    kinds={"sequence": Kind(tensor_parallel.TOGGLE.name, {"sequence_parallel": "on"})},
     bundled="divides the stream of the bundled families, which a model of yours need not have",
 )

@@ -27,6 +27,7 @@ from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
     Fix,
+    Kind,
     Situation,
     Stage,
     Toggle,
@@ -161,5 +162,9 @@ TOGGLE = Toggle(
     memory=_memory,
     incomparable="how long ranks wait for one another's shares is known once they have run",
     fixes=_fixes,
+    kinds={
+        kind: Kind(data_parallel.TOGGLE.name, {"sharding": option})
+        for kind, option in (("gradients", "gradients"), ("fsdp", "full"), ("hybrid", "hybrid"))
+    },
     traits=dict.fromkeys(_OPTIONS, (Trait.OWN_REDUCTION,)),
 )

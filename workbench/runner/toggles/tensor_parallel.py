@@ -39,6 +39,7 @@ from workbench.runner.toggles._ranks import (
 )
 from workbench.runner.toggles._toggle import (
     Finding,
+    Kind,
     Situation,
     Stage,
     Toggle,
@@ -156,5 +157,6 @@ TOGGLE = Toggle(
     bundled="divides layers of the bundled families, which a model of yours is not known to have",
     divided_memory=of_shares,
     unpredictable=WAITING,
+    kinds={"tensor": Kind("tensor_parallel", {})},
     traits=rank_traits(Trait.WEIGHTS_DIVIDED),
 )

@@ -18,12 +18,11 @@ from sessions.studies.rank_scaling import KIND, POINTS, RANKS, curves, points, r
 from workbench import protocol
 from workbench.runner.context import Rig
 from workbench.runner.distributed import world
-from workbench.runner.experiments.rank_kinds import KINDS, RanksError, require_kind, toggles_of
+from workbench.runner.experiments.rank_kinds import RanksError, kinds, require_kind, toggles_of
 from workbench.runner.experiments.scale import ScaleRun
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import all_toggles
 
-HERE = [kind for kind, (toggle, _) in KINDS.items() if toggle in all_toggles()]
+HERE = list(kinds())
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_four_ranks_of_every_kind_are_right(monkeypatch, base, rig):
 @given(st.lists(st.sampled_from(HERE), min_size=1, max_size=3), st.sampled_from([2, 4, 8, 16, 64]))
 def test_a_kind_takes_all_ranks_or_says_why_not(parts, ranks):
     kind = "+".join(parts)
-    takers = [KINDS[part][0] for part in parts]
+    takers = [kinds()[part].toggle for part in parts]
     if len(set(takers)) < len(takers):
         with pytest.raises(Mistake):
             require_kind(kind)
