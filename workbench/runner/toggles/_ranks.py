@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from workbench.runner.distributed.parallel import Parallel
 
 RANKS = {"off": 1, "2": 2, "4": 4, "8": 8}
-KINDS = {  # toggles whose ranks multiply, and what they are called in a sentence
-    "data_parallel": "data parallelism",
-    "context_parallel": "context parallelism",
-    "expert_parallel": "expert parallelism",
-    "tensor_parallel": "tensor parallelism",
-    "pipeline_parallel": "pipeline parallelism",
+DATA, CONTEXT, EXPERT = "data_parallel", "context_parallel", "expert_parallel"
+TENSOR, PIPELINE = "tensor_parallel", "pipeline_parallel"
+KINDS = {  # toggles whose ranks multiply, and their names in a sentence
+    DATA: "data parallelism",
+    CONTEXT: "context parallelism",
+    EXPERT: "expert parallelism",
+    TENSOR: "tensor parallelism",
+    PIPELINE: "pipeline parallelism",
 }
 WAITING = "how long ranks wait for one another is known once they have run"
 WAITING_STAGES = "how long stages wait for one another is known once they have run"
@@ -57,16 +59,16 @@ def peaks_text(divided: Parallel, *, on_gpu: bool) -> str:
 
 def layout_of(situation: Situation) -> Layout:
     """Return how the ranks of a situation's steps are laid out."""
-    data = RANKS[situation.option("data_parallel")]
+    data = RANKS[situation.option(DATA)]
     sharding = situation.option("sharding")
     shard = {"off": 1, "hybrid": data // 2}.get(sharding, data)
     return Layout(
-        pipeline=RANKS[situation.option("pipeline_parallel")],
+        pipeline=RANKS[situation.option(PIPELINE)],
         replicate=data // max(shard, 1),
-        context=RANKS[situation.option("context_parallel")],
-        expert=RANKS[situation.option("expert_parallel")],
+        context=RANKS[situation.option(CONTEXT)],
+        expert=RANKS[situation.option(EXPERT)],
         shard=max(shard, 1),
-        tensor=RANKS[situation.option("tensor_parallel")],
+        tensor=RANKS[situation.option(TENSOR)],
     )
 
 
@@ -77,7 +79,7 @@ def undivided_sizes(step: Mapping[str, Any]) -> dict[str, Any]:
 
 def batch_ranks_of(situation: Situation, **options: str) -> int:
     """Return how many ranks share the batch of a situation, with other ``options`` if given."""
-    toggles = ("data_parallel", "expert_parallel")
+    toggles = (DATA, EXPERT)
     return math.prod(RANKS[options.get(name) or situation.option(name)] for name in toggles)
 
 
@@ -104,7 +106,7 @@ def too_small(batch: int, ranks: int, situation: Situation) -> Blocked | None:
             f"Choose a batch that is a multiple of {ranks}.",
         )
     count = situation.option("micro_batches")
-    if situation.option("pipeline_parallel") == "off" or count == "auto":
+    if situation.option(PIPELINE) == "off" or count == "auto":
         return None
     if (batch // ranks) % int(count):
         return Blocked(

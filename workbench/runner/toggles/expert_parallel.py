@@ -25,7 +25,9 @@ from workbench.runner.distributed.collectives import EXCHANGE
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._ranks import (
     OPTIONS,
+    PIPELINE,
     RANKS,
+    TENSOR,
     WAITING,
     alike,
     batch_ranks_of,
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
 
 _EXCLUDED = {
-    "tensor_parallel": ("tensor parallelism divides the columns of the same experts", "off"),
-    "pipeline_parallel": ("stages of a pipeline would exchange tokens at different times", "off"),
+    TENSOR: ("tensor parallelism divides the columns of the same experts", "off"),
+    PIPELINE: ("stages of a pipeline would exchange tokens at different times", "off"),
     "sharding": ("an expert that only one rank has cannot be sharded among all of them", "off"),
 }
 

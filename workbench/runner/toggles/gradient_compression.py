@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.toggles import conflict
+from workbench.runner.toggles._ranks import DATA
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option == "off":
         return None
-    if situation.option("data_parallel") == "off":
+    if situation.option(DATA) == "off":
         return Blocked(
             "one device sends no gradients",
             "Split each batch among two ranks.",
-            {"data_parallel": "2"},
+            {DATA: "2"},
         )
     return conflict(
         situation,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
 from workbench.runner.toggles._ranks import (
+    PIPELINE,
     WAITING_STAGES,
     batch_ranks_of,
     layout_of,
@@ -77,7 +78,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return Blocked(
             "a step goes through no stages that could take turns",
             "Switch pipeline parallelism on.",
-            {"pipeline_parallel": "2"},
+            {PIPELINE: "2"},
         )
     batch, count = _rows(situation), int(option)
     if batch % count:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner.toggles._ranks import WAITING_STAGES
+from workbench.runner.toggles._ranks import PIPELINE, WAITING_STAGES
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    if option == "1f1b" or situation.option("pipeline_parallel") != "off":
+    if option == "1f1b" or situation.option(PIPELINE) != "off":
         return None
     return Blocked(
         "there are no stages that could take turns",
         "Switch pipeline parallelism on.",
-        {"pipeline_parallel": "2"},
+        {PIPELINE: "2"},
     )
 
 

@@ -18,7 +18,7 @@ from models.parallel.tensor_parallel_plan import divisible
 from workbench.protocol import Blocked
 from workbench.runner.distributed.collectives import GATHER, SCATTERED
 from workbench.runner.toggles import tensor_parallel
-from workbench.runner.toggles._ranks import RANKS, too_many
+from workbench.runner.toggles._ranks import CONTEXT, RANKS, TENSOR, too_many
 from workbench.runner.toggles._toggle import (
     Finding,
     Kind,
@@ -43,14 +43,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return tensor_parallel.TOGGLE.blocked("2", situation) or Blocked(
             "divides what lies between layers that ranks divide, and none are",
             "Switch tensor parallelism on.",
-            {"tensor_parallel": "2"},
+            {TENSOR: "2"},
         )
     if few := too_many(tensor_parallel.TOGGLE.name, ranks, situation):
         return few
     if why := divisible(situation.family, situation.config).together:
         return Blocked(why, "Choose another model, or leave the stream whole.")
     sequence = int(situation.configuration.settings["sequence"])
-    sequence //= RANKS[situation.option("context_parallel")]
+    sequence //= RANKS[situation.option(CONTEXT)]
     if sequence % ranks:
         return Blocked(
             f"a sequence of {sequence} cannot be divided among {ranks} ranks",

@@ -22,7 +22,7 @@ import models
 from sessions.sizes import size_text
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles import conflict, data_parallel
-from workbench.runner.toggles._ranks import RANKS, alike, layout_of
+from workbench.runner.toggles._ranks import DATA, RANKS, alike, layout_of
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -46,17 +46,17 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.workload.trains:
         return NEEDS_TRAINING
-    if situation.option("data_parallel") == "off":
+    if situation.option(DATA) == "off":
         return data_parallel.TOGGLE.blocked("2", situation) or Blocked(
             "one device has no other ranks to share with",
             "Split each batch among two ranks.",
-            {"data_parallel": "2"},
+            {DATA: "2"},
         )
-    if option == "hybrid" and RANKS[situation.option("data_parallel")] < 4:
+    if option == "hybrid" and RANKS[situation.option(DATA)] < 4:
         return Blocked(
             "two replicas of two shards each need four ranks",
             "Split each batch among four ranks.",
-            {"data_parallel": "4"},
+            {DATA: "4"},
         )
     if option == "offload" and (why := _offload(situation)):
         return why
@@ -109,7 +109,7 @@ def _memory(option: str, situation: Situation) -> dict[str, models.Sharding | No
 def _fixes(
     failure: Failure, situation: Situation, needed: models.Footprint | None
 ) -> Iterator[Fix]:
-    has_ranks = RANKS[situation.option("data_parallel")] > 1
+    has_ranks = RANKS[situation.option(DATA)] > 1
     if failure.kind == "out-of-memory" and has_ranks and situation.option(TOGGLE.name) != "full":
         meaning = "each rank holds its share of weights, gradients and moments, and sends more"
         yield Fix(10, {TOGGLE.name: "full"}, meaning)
