@@ -29,7 +29,7 @@ ABSENT = "absent: "
 
 
 class Phase(enum.IntEnum):
-    """What a step was spent on; only ``STEADY`` steps are compared."""
+    """The purpose of a step's time; only ``STEADY`` steps are compared."""
 
     BUILD = 0
     COMPILE = 1

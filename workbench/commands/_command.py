@@ -1,4 +1,4 @@
-"""What a command is, and how one tells a person that it could not be done."""
+"""The descriptor of a command, its answers, and its errors for people."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from workbench.plots import Run
 
 DONE, FAILED, MISTAKEN, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, interrupts.INTERRUPTED
-MISTAKE = "mistake"  # the reason that programs are told where nothing of what was asked could begin
+MISTAKE = "mistake"  # reason in the JSON answer if nothing could begin
 
 
 class Mistaken(Exception):  # noqa: N818 - the person's, not the program's
-    """What was asked cannot be: one sentence, exit code 2."""
+    """The request is impossible: one sentence, exit code 2."""
 
 
 class Failed(Exception):  # noqa: N818 - carries its sentence
-    """It went wrong while it was done: one sentence, exit code 1.
+    """The request failed: one sentence, exit code 1.
 
-    ``answered``: programs were told already, or cannot be.
+    ``answered``: the JSON answer was written already, or cannot be.
     """
 
     def __init__(self, sentence: str, *, answered: bool = False) -> None:
@@ -92,7 +92,7 @@ def load_together(paths: Sequence[Path]) -> list[Session]:
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """What to call each file: its stem, or its path where two different files share one."""
+    """Return a name for each file: its stem, or its path if two different files share a stem."""
     files: dict[str, set[Path]] = {}
     for path in paths:
         files.setdefault(path.stem, set()).add(path)
@@ -104,8 +104,8 @@ def runs_of(sessions: Sequence[Session], labels: Sequence[str]) -> list[Run]:
     from workbench.plots import Run  # Qt: only to draw
 
     return [
-        Run(session, label, place, titled=Titles(session.titles).of)
-        for place, (session, label) in enumerate(zip(sessions, labels, strict=True))
+        Run(session, label, position, titled=Titles(session.titles).of)
+        for position, (session, label) in enumerate(zip(sessions, labels, strict=True))
     ]
 
 
@@ -210,7 +210,7 @@ def answer(text: str) -> None:
 
 
 def answer_failure(reason: str, sentence: str = "") -> None:
-    """As JSON, how a command ended that has no result: its ``reason``, and the failure if any."""
+    """Answer in JSON for a command without a result: its ``reason``, and the failure if any."""
     answer(failure_as_json(reason, sentence))
 
 

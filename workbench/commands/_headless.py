@@ -1,4 +1,4 @@
-"""What the commands that drive a runner share: progress, what went wrong, saving, exit codes."""
+"""Shared by the commands that drive a runner: progress, failures, saving, exit codes."""
 
 from __future__ import annotations
 
@@ -155,26 +155,26 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         try:
             hdf5.save(session, output)
         except SessionError as error:
-            raise Failed(f"{error} {_kept(outcome)}".strip()) from None
+            raise Failed(f"{error} {_recovery_hint(outcome)}".strip()) from None
         saved = str(output)
     elif output is not None:
         say(f"Nothing was measured, so that {output} was not written.")
     cut = any(failure.kind in ("died", protocol.SCRIPT_FAILED) for failure in outcome.failures)
     cut = cut or outcome.reason in ("died", "cancelled")
     if saved is None and session.segments and cut:
-        say(_kept(outcome))
+        say(_recovery_hint(outcome))
     else:
         journal.discard(outcome.journal)
     return saved
 
 
 def warnings(session: Session) -> list[str]:
-    """What the runner warned of, options of presets that it left out among it."""
+    """Return the runner's warnings, such as options of presets that it left out."""
     return [event.text for event in session.events if event.kind == "warning"]
 
 
 def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
-    """What every answer for programs begins with: how it ended, where it is, what went wrong."""
+    """Return the beginning of every JSON answer: reason, file and failures."""
     return {
         "reason": outcome.reason,
         "file": saved,
@@ -195,8 +195,8 @@ def exit_code(outcome: Outcome) -> int:
     return {"done": DONE, "cancelled": INTERRUPTED}.get(outcome.reason, FAILED)
 
 
-def _kept(outcome: Outcome) -> str:
-    """Where what was measured can be had again."""
+def _recovery_hint(outcome: Outcome) -> str:
+    """Return a sentence that says how to recover the measurements."""
     if not outcome.unjournaled:
         return f"What was measured is kept: workbench recover {outcome.journal}"
     if not outcome.journal.exists():

@@ -183,19 +183,19 @@ def measure(begin: headless.Chooser) -> Outcome:
 def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     """The outcome for programs."""
     session = outcome.session
-    found = as_data(outcome, saved) | {"verdict": None}
+    data = as_data(outcome, saved) | {"verdict": None}
     if session.comparisons:
         comparison = session.comparisons[-1]
         built = msgspec.to_builtins(comparison)
         facts = built.pop("facts")
-        found |= {**facts, **built, "pairs": facts.get("pairs", 0), "block_pairs": built["pairs"]}
-        found["order_kind"] = facts.get("order")
-        found["headline"] = headline(comparison)
-        found["prediction"] = msgspec.to_builtins(prediction.of(comparison))
-        found["residual"] = prediction.residual(comparison)
-        found["wrong"] = [arm for arm, _ in wrong_arms(comparison)]
-        found["arms"] = [summary(session.segments[place]) for place in facts.get("segments", [])]
-    return found
+        data |= {**facts, **built, "pairs": facts.get("pairs", 0), "block_pairs": built["pairs"]}
+        data["order_kind"] = facts.get("order")
+        data["headline"] = headline(comparison)
+        data["prediction"] = msgspec.to_builtins(prediction.of(comparison))
+        data["residual"] = prediction.residual(comparison)
+        data["wrong"] = [arm for arm, _ in wrong_arms(comparison)]
+        data["arms"] = [summary(session.segments[index]) for index in facts.get("segments", [])]
+    return data
 
 
 def _lines(session: Session, comparison: PairedComparison, verbose: bool) -> list[str]:
@@ -224,7 +224,7 @@ def _lines(session: Session, comparison: PairedComparison, verbose: bool) -> lis
 
 
 def _basis(comparison: PairedComparison) -> list[str]:
-    """What the prediction rests on, where there is one; ``outcome`` says why there is none."""
+    """Return the basis of the prediction, if any; ``outcome`` says why there is none."""
     made = prediction.of(comparison)
     known = made is not None and made.ratio is not None
     return [f"the roofline estimate: {made.text}"] if known and made is not None else []

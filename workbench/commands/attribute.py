@@ -71,7 +71,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     check_session(arguments.output)
 
-    named = [one.partition("=")[0].strip() for one in arguments.toggles.split(",")]
+    named = [choice.partition("=")[0].strip() for choice in arguments.toggles.split(",")]
     if twice := {name for name in named if name and named.count(name) > 1}:
         raise Mistaken(
             f"--toggles: {', '.join(sorted(twice))} is named twice; a toggle has one option here, "

@@ -46,21 +46,21 @@ def _run(arguments: argparse.Namespace) -> int:
     (comparison,) = outcome.session.comparisons
     both = outcome.session.segments[0].configuration
     try:
-        found = calibration.calibrated(catalogues[0], comparison, both)
+        floor = calibration.calibrated(catalogues[0], comparison, both)
     except ValueError as error:
         if arguments.json:
             answer_json(as_data(outcome, None))
         raise Failed(f"not calibrated: {error}", answered=arguments.json) from None
     try:
-        calibration.store(found)
+        calibration.store(floor)
     except OSError as error:
         raise Failed(
-            f"{calibration.unstored(error)}. It was: {calibration.describe(found)}"
+            f"{calibration.unstored(error)}. It was: {calibration.describe(floor)}"
         ) from None
     if arguments.json:
-        answer_json(as_data(outcome, str(calibration.path())) | msgspec.to_builtins(found))
+        answer_json(as_data(outcome, str(calibration.path())) | msgspec.to_builtins(floor))
     else:
-        answer(f"{calibration.describe(found)}\n{ratio_line(comparison)}")
+        answer(f"{calibration.describe(floor)}\n{ratio_line(comparison)}")
     return DONE
 
 

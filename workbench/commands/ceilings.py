@@ -34,7 +34,7 @@ def _run(arguments: argparse.Namespace) -> int:
         outcome = headless.run(lambda _: command, watch=watch)
     settle(outcome, None)
     where = runner_command.host_suffix(outcome.session.environment)
-    for why in dict.fromkeys(one.why for one in heard if one.why):
+    for why in dict.fromkeys(message.why for message in heard if message.why):
         say(f"warning{where}: {why}")
     last, code = heard[-1] if heard else None, exit_code(outcome)
     if last is None or last.ceilings is None or code != DONE:  # or no more than those kept before
@@ -42,15 +42,15 @@ def _run(arguments: argparse.Namespace) -> int:
             answer_json(as_data(outcome, None))
         return FAILED if code == DONE else code
     if arguments.json:
-        found = msgspec.to_builtins(last.ceilings) | {"source": last.source}
+        measured = msgspec.to_builtins(last.ceilings) | {"source": last.source}
         file = None if where or last.why else str(ceilings.path())
-        answer_json(as_data(outcome, file) | found)
+        answer_json(as_data(outcome, file) | measured)
     else:
         how = "kept" if last.source == "kept" else "measured now"
         when = age(last.ceilings, began_s[-1] + last.t_s)
         # Another host's state folder may lie elsewhere.
-        kept = "not kept" if last.why else f"kept{where}" if where else ceilings.path()
-        answer(f"{describe(last.ceilings)} ({how}, {when}; {kept})")
+        location = "not kept" if last.why else f"kept{where}" if where else ceilings.path()
+        answer(f"{describe(last.ceilings)} ({how}, {when}; {location})")
         for why in lacking(last.ceilings):
             answer(why)
     return DONE

@@ -35,7 +35,7 @@ _SUFFIXES = (".md", ".csv")
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("base", type=Path, metavar="BASE.h5", help="what the ratios refer to")
     parser.add_argument(
-        "others", type=Path, nargs="+", metavar="OTHER.h5", help=f"up to {MOST - 1} others"
+        "compared", type=Path, nargs="+", metavar="OTHER.h5", help=f"up to {MOST - 1} others"
     )
     parser.add_argument(
         "--segments",
@@ -52,7 +52,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from sessions.storage import hdf5
 
-    paths = [arguments.base, *arguments.others]
+    paths = [arguments.base, *arguments.compared]
     if arguments.output is not None:
         check_output(arguments.output, _SUFFIXES)
     places = _places(arguments.segments, len(paths))
@@ -75,13 +75,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _places(text: str | None, count: int) -> list[int] | None:
-    """The segments that are named, one a file; raises ``Mistaken``."""
+    """Return the named segments, one for each file; raise ``Mistaken`` for other text."""
     if text is None:
         return None
-    named = [one.strip() for one in text.split(",")]
-    if len(named) != count or not all(one.isdecimal() for one in named):
+    named = [word.strip() for word in text.split(",")]
+    if len(named) != count or not all(word.isdecimal() for word in named):
         raise Mistaken(f"--segments {text}: expected {count} whole numbers, one for each file")
-    return [int(one) for one in named]
+    return [int(word) for word in named]
 
 
 def _markdown(comparison: Comparison) -> str:
@@ -122,7 +122,9 @@ def _as_data(comparison: Comparison) -> dict[str, object]:
             }
             for arm in comparison.arms
         ],
-        "differences": {one.name: one.values for one in comparison.differences},
+        "differences": {
+            difference.name: difference.values for difference in comparison.differences
+        },
     }
 
 

@@ -80,14 +80,16 @@ def _python() -> Check:
 
 def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | None) -> list[Check]:
     if catalogue is None:
-        told = (failure.sentence, failure.fix, failure.detail) if failure else ("it said nothing",)
-        text = " ".join(filter(None, told))
+        sentences = (
+            (failure.sentence, failure.fix, failure.detail) if failure else ("it said nothing",)
+        )
+        text = " ".join(filter(None, sentences))
         return [Check("runner", "failed", text)]
     facts = collections.defaultdict(lambda: "unknown", catalogue.environment)
     families = ", ".join(family.name for family in catalogue.families)
     checks = [
         Check("runner", "ok", f"{_where(facts)}torch {facts['torch']}; families: {families}"),
-        Check("toggle sets", "ok", f"{', '.join(one.name for one in catalogue.presets)}"),
+        Check("toggle sets", "ok", f"{', '.join(preset.name for preset in catalogue.presets)}"),
         Check("CPU", "ok", f"{facts['cpu']}, {facts['cpu_cores']} cores"),
     ]
     if catalogue.device == "cuda":
@@ -123,17 +125,17 @@ def _compiler(catalogue: protocol.Catalogue) -> Check:
         name, needed = "C compiler", "Triton builds its launchers with one: install gcc"
     else:
         name, needed = "C++ compiler", "torch.compile on the CPU needs one: install g++"
-    found = catalogue.environment.get("compiler")
-    return Check(name, "ok", found) if found else Check(name, "missing", needed)
+    compiler = catalogue.environment.get("compiler")
+    return Check(name, "ok", compiler) if compiler else Check(name, "missing", needed)
 
 
 def _calibration(catalogue: protocol.Catalogue | None) -> Check:
-    found = calibration.load(catalogue) if catalogue else []
-    if not found:
+    floors = calibration.load(catalogue) if catalogue else []
+    if not floors:
         text = "verdicts do not know what identical arms differ by here: workbench calibrate"
         return Check("calibration", "missing", text)
-    kinds = ", ".join(sorted({one.kind for one in found if one.kind}))
-    text = calibration.describe(found[0])
+    kinds = ", ".join(sorted({floor.kind for floor in floors if floor.kind}))
+    text = calibration.describe(floors[0])
     return Check("calibration", "ok", f"{text}; calibrated: {kinds}" if kinds else text)
 
 

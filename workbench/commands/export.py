@@ -136,18 +136,20 @@ def _write_table(arguments: argparse.Namespace) -> None:
     name, output = arguments.table, arguments.output
     if output is not None:
         check_output(output, _TABLE_SUFFIXES)
-    found = _tables(arguments.files, name)
+    tables = _tables(arguments.files, name)
     if arguments.number is not None:
-        found = [_chosen(found, name, arguments.number)]
+        tables = [_chosen(tables, name, arguments.number)]
     is_csv = output is not None and output.suffix.lower() == ".csv"
-    if is_csv and len(found) > 1:
-        raise Mistaken(f"a CSV file holds one table; choose one by --number: {_numbered(found)}")
-    text = found[0].to_csv() if is_csv else "\n".join(table.to_markdown() for table in found)
+    if is_csv and len(tables) > 1:
+        raise Mistaken(f"a CSV file holds one table; choose one by --number: {_numbered(tables)}")
+    text = tables[0].to_csv() if is_csv else "\n".join(table.to_markdown() for table in tables)
     if output is not None:
         write_text(output, text)
         answer_written(arguments, plot=None, table=name)
     elif arguments.json:
-        answer_json({"reason": "done", "table": name, "tables": [one.to_data() for one in found]})
+        answer_json(
+            {"reason": "done", "table": name, "tables": [table.to_data() for table in tables]}
+        )
     else:
         answer(text)
 
@@ -165,14 +167,14 @@ def _tables(paths: list[Path], name: str) -> list[Table]:
             f"--table {name} takes one session, not {len(paths)}; {' and '.join(_TOGETHER)} set "
             "several side by side"
         )
-    found = EXPORTS[name].tables(load(paths[0]))
-    if not found:
-        one = EXPORTS[name]
+    tables = EXPORTS[name].tables(load(paths[0]))
+    if not tables:
+        export = EXPORTS[name]
         raise Mistaken(
-            f"{paths[0]} has no {name} ({one.help}), which `workbench {one.by}` measures; "
+            f"{paths[0]} has no {name} ({export.help}), which `workbench {export.by}` measures; "
             f"{_offered(paths)}"
         )
-    return found
+    return tables
 
 
 def _of_several(paths: list[Path], name: str) -> Table:
@@ -180,47 +182,47 @@ def _of_several(paths: list[Path], name: str) -> Table:
 
     sessions = load_together(paths)
     with hdf5.held_open(sessions):
-        found = compare(sessions)
-    return comparison_table(found) if name == "comparison" else differences_table(found)
+        comparison = compare(sessions)
+    return comparison_table(comparison) if name == "comparison" else differences_table(comparison)
 
 
-def _chosen(found: Sequence[Table], name: str, number: int) -> Table:
-    if number > len(found):
-        raise Mistaken(f"there is no {name} number {number}; there are: {_numbered(found)}")
-    return found[number - 1]
+def _chosen(tables: Sequence[Table], name: str, number: int) -> Table:
+    if number > len(tables):
+        raise Mistaken(f"there is no {name} number {number}; there are: {_numbered(tables)}")
+    return tables[number - 1]
 
 
-def _numbered(found: Sequence[Table]) -> str:
-    return ", ".join(f"{number} {table.title!r}" for number, table in enumerate(found, 1))
+def _numbered(tables: Sequence[Table]) -> str:
+    return ", ".join(f"{number} {table.title!r}" for number, table in enumerate(tables, 1))
 
 
 def _offered(paths: list[Path]) -> str:
-    """What the files have, as a clause."""
+    """Return the tables that the files have, as a clause."""
     if len(paths) > 1:
         return f"of several files there are {', '.join(_TOGETHER)}"
     return f"{paths[0]} has: {', '.join(exportable(load(paths[0]))) or 'none'}"
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    found = {str(path): exportable(load(path)) for path in arguments.files}
+    tables_by_file = {str(path): exportable(load(path)) for path in arguments.files}
     if arguments.json:
-        told = {
+        data = {
             path: {
-                name: [{"title": one.title, "rows": len(one.rows)} for one in tables]
+                name: [{"title": table.title, "rows": len(table.rows)} for table in tables]
                 for name, tables in named.items()
             }
-            for path, named in found.items()
+            for path, named in tables_by_file.items()
         }
-        answer_json({"reason": "done", "tables": told})
+        answer_json({"reason": "done", "tables": data})
         return
-    for path, named in found.items():
+    for path, named in tables_by_file.items():
         answer(f"{path}:")
         for name, tables in named.items():
             answer(f"  {name:<15}{EXPORTS[name].help}")
             for number, table in enumerate(tables, 1):
                 which = f"{number}  " if len(tables) > 1 else ""
                 answer(f"{'':<17}{which}{_one_line(table)}")
-    if len(found) > 1:
+    if len(tables_by_file) > 1:
         answer("\n".join(f"{name:<17}{text}" for name, text in _TOGETHER.items()))
 
 

@@ -67,9 +67,11 @@ def _run(arguments: argparse.Namespace) -> int:
                 "created": session.created,
                 "notes": session.notes,
                 "environment": session.environment,
-                "comparisons": [_comparison(one) for one in side_by_side(session.comparisons)],
+                "comparisons": [
+                    _comparison(judged) for judged in side_by_side(session.comparisons)
+                ],
                 "segments": [summary(segment) for segment in session.segments],
-                "studies": [_study(one) for one in session.studies],
+                "studies": [_study(study) for study in session.studies],
                 "events": [[event.t_s, event.kind, event.text] for event in session.events],
             }
         )
@@ -87,8 +89,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if session.comparisons:
             lines.append(render(verdicts_table(session.comparisons)))
             lines += [
-                f"{' against '.join(one.arms[::-1])}: {summary_sentence(one)}."
-                for one in side_by_side(session.comparisons)
+                f"{' against '.join(judged.arms[::-1])}: {summary_sentence(judged)}."
+                for judged in side_by_side(session.comparisons)
             ]
         for study in session.studies:
             lines += ["", f"{study.kind}: {study.title}", *_study_lines(study)]
@@ -105,7 +107,7 @@ def _study(study: Study) -> dict[str, Any]:
 
 
 def _study_lines(study: Study) -> list[str]:
-    """As the command tells it that makes such a study."""
+    """Return the lines that the command which makes such a study would print."""
     if study.kind in _MADE_BY:
         maker = importlib.import_module(f"workbench.commands.{_MADE_BY[study.kind]}")
         with contextlib.suppress(LookupError, ValueError):  # another version may have written it

@@ -46,16 +46,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_output(arguments.output, (".onnx",))
-    found = _export(_request(arguments))
-    if found["problem"] and not found["file_bytes"]:
-        raise Mistaken(found["problem"])
-    found["file"] = str(arguments.output)
-    found["ok"] = not found["problem"] and found["difference"] <= found["tolerance"]
+    result = _export(_request(arguments))
+    if result["problem"] and not result["file_bytes"]:
+        raise Mistaken(result["problem"])
+    result["file"] = str(arguments.output)
+    result["ok"] = not result["problem"] and result["difference"] <= result["tolerance"]
     if arguments.json:
-        answer_json({"reason": "done", **found})
+        answer_json({"reason": "done", **result})
     else:
-        answer(_text(found))
-    return DONE if found["ok"] else FAILED
+        answer(_text(result))
+    return DONE if result["ok"] else FAILED
 
 
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -80,14 +80,14 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _export(request: dict[str, Any]) -> dict[str, Any]:
-    """What the exporting process answers; raises ``Failed`` with its last words if it dies."""
+    """Return the exporting process's result; raise ``Failed`` with its last line if it dies."""
     done = _run_program(request)
     try:
-        found: dict[str, Any] = json.loads(done.stdout)
+        result: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         words = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise Failed(f"the export ended with exit code {done.returncode}: {words[0]}") from None
-    return found
+    return result
 
 
 def _run_program(request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
@@ -111,18 +111,18 @@ def _discard(pid: int, output: Path) -> None:
     atomic_write.remove_leftovers(output)
 
 
-def _text(found: dict[str, Any]) -> str:
-    inputs = ", ".join(f"{name} {tuple(shape)}" for name, shape in found["inputs"].items())
+def _text(result: dict[str, Any]) -> str:
+    inputs = ", ".join(f"{name} {tuple(shape)}" for name, shape in result["inputs"].items())
     lines = [
-        f"wrote {found['file']}: preset {found['preset']}, {found['parameters']:,} parameters, "
-        f"{found['file_bytes'] / 1e6:.1f} MB, operator set {found['opset']}, inputs {inputs}"
+        f"wrote {result['file']}: preset {result['preset']}, {result['parameters']:,} parameters, "
+        f"{result['file_bytes'] / 1e6:.1f} MB, operator set {result['opset']}, inputs {inputs}"
     ]
-    if found["problem"]:
-        return "\n".join([*lines, f"WRONG: {found['problem']}"])
-    verdict = "right" if found["ok"] else "WRONG"
+    if result["problem"]:
+        return "\n".join([*lines, f"WRONG: {result['problem']}"])
+    verdict = "right" if result["ok"] else "WRONG"
     lines.append(
-        f"{verdict}: onnxruntime and torch differ by at most {found['difference']:.2g} in outputs "
-        f"of up to {found['largest']:.2g}; allowed are {found['tolerance']:.2g}, four times "
+        f"{verdict}: onnxruntime and torch differ by at most {result['difference']:.2g} in outputs "
+        f"of up to {result['largest']:.2g}; allowed are {result['tolerance']:.2g}, four times "
         "torch's own FP32 error and a rounding"
     )
     return "\n".join(lines)

@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return protocol.Profile(
             configurations=[with_toggles(catalogue, both, side) for side in sides],
             steps=arguments.steps,
-            traces=[runner_command.path(one) for one in traces],
+            traces=[runner_command.path(trace) for trace in traces],
         )
 
     with Bar() as bar:
@@ -114,14 +114,14 @@ def _sides(arguments: argparse.Namespace) -> list[str]:
     return [arguments.a or "", arguments.b]
 
 
-def _traces(asked: Path | None, count: int) -> list[Path]:
-    if asked is None:
+def _traces(requested: Path | None, count: int) -> list[Path]:
+    if requested is None:
         return []
-    check_output_there(asked, _TRACES)
+    check_output_there(requested, _TRACES)
     if count == 1:
-        return [asked]
-    name, dot, suffixes = asked.name.partition(".")
-    return [asked.with_name(f"{name}-{side}{dot}{suffixes}") for side in "ab"]
+        return [requested]
+    name, dot, suffixes = requested.name.partition(".")
+    return [requested.with_name(f"{name}-{side}{dot}{suffixes}") for side in "ab"]
 
 
 def study_lines(study: Study) -> list[str]:
@@ -134,17 +134,17 @@ def study_lines(study: Study) -> list[str]:
 
 
 def _changes(studies: list[Study]) -> list[dict[str, Any]]:
-    """What differs between two arms, for programs."""
+    """Return the differences between two arms, for the JSON answer."""
     if len(studies) != 2:
         return []
     return [
         {
-            "module": one.module,
-            "a_us": one.before_us,
-            "b_us": one.after_us,
-            "difference_us": one.difference_us,
+            "module": change.module,
+            "a_us": change.before_us,
+            "b_us": change.after_us,
+            "difference_us": change.difference_us,
         }
-        for one in breakdown.difference(studies[0], studies[1])
+        for change in breakdown.difference(studies[0], studies[1])
     ]
 
 

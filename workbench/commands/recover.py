@@ -53,10 +53,13 @@ def _run(arguments: argparse.Namespace) -> int:
     hdf5.save(session, output)
     if arguments.journal is None:
         journal.discard(path)  # so that the next call finds the next one
-    segments, steps = len(session.segments), sum(len(one.steps["t_s"]) for one in session.segments)
+    segments, steps = (
+        len(session.segments),
+        sum(len(segment.steps["t_s"]) for segment in session.segments),
+    )
     if arguments.json:
-        told = {"reason": "done", "file": str(output), "segments": segments, "steps": steps}
-        answer_json(told)
+        data = {"reason": "done", "file": str(output), "segments": segments, "steps": steps}
+        answer_json(data)
     else:
         answer(f"recovered {segments} segment(s), {steps} steps: {output}")
     return DONE

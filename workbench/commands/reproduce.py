@@ -102,15 +102,15 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.limit,
         calibration.respected,
     )
-    told: set[tuple[str, ...]] = set()
+    reported: set[tuple[str, ...]] = set()
     with Bar() as bar:
 
         def watch(message: protocol.AnyMessage) -> None:
             bar.watch(message)
             if isinstance(message, protocol.StudyRows) and message.study == protocol.OWN_STUDY:
                 for row in course.rows:
-                    if row.final and row.result != NOT_HERE and row.key not in told:
-                        told.add(row.key)
+                    if row.final and row.result != NOT_HERE and row.key not in reported:
+                        reported.add(row.key)
                         bar.say(_line(row))
 
         outcome = headless.run_plan(course, watch=watch)
@@ -205,7 +205,7 @@ def _chosen(names: Sequence[str], only: Sequence[str]) -> list[Chosen]:
         if all(name != experiment.name for _, experiment in offered):
             allowed = ", ".join(experiment.name for _, experiment in offered)
             raise Mistaken(f"--only: unknown {name!r}; expected one of {allowed}")
-    return [one for one in offered if not only or one[1].name in only]
+    return [pair for pair in offered if not only or pair[1].name in only]
 
 
 def _line(row: Row) -> str:
@@ -223,11 +223,11 @@ def _code(arguments: argparse.Namespace, outcome: headless.Outcome, rows: Sequen
         return code
     if any(row.result == NOT_MEASURED for row in rows):
         return FAILED
-    others = {row.result for row in rows} - {HOLDS, NOT_HERE}
-    if not arguments.expect or not others:
+    open_results = {row.result for row in rows} - {HOLDS, NOT_HERE}
+    if not arguments.expect or not open_results:
         return DONE
     say(f"expected every claim to hold: {claims.count(rows)}")
-    return UNDECIDED if others == {claims.UNDECIDED} else FAILED
+    return UNDECIDED if open_results == {claims.UNDECIDED} else FAILED
 
 
 COMMAND = Command(name="reproduce", help=__doc__, arguments=_arguments, run=_run, drives=True)

@@ -43,7 +43,7 @@ SECONDS = 10.0  # where neither steps nor seconds are asked for
 
 
 def configuration_arguments(parser: argparse.ArgumentParser, family_default: str = "") -> None:
-    """What names a configuration; the family may be left out where there is a default."""
+    """Add the arguments that name a configuration; a family with a default may be left out."""
     text = "model family; `workbench doctor` lists them; or hf:CONFIG, as --model takes it"
     if family_default:
         text += f"; default: {family_default}"
@@ -182,7 +182,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if where and arguments.save_state is not None:
             answer(f"{arguments.save_state} is{where}")
     code = exit_code(outcome)
-    wrong = any(numerics.are_wrong(one.ledger) for one in session.segments)
+    wrong = any(numerics.are_wrong(segment.ledger) for segment in session.segments)
     return FAILED if wrong and code == DONE else code
 
 
@@ -228,7 +228,7 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
 
 
 def data_path(text: str) -> str:
-    """Where data comes from, for a session that can be run again from anywhere."""
+    """Return the source of the data, so that a session can be run again from any folder."""
     return text if text == SYNTHETIC else runner_command.path(Path(text))
 
 
@@ -236,22 +236,22 @@ def with_toggles(
     catalogue: protocol.Catalogue, configuration: Configuration, text: str
 ) -> Configuration:
     """The configuration with the toggles of ``NAME=OPTION,...`` and ``@SET`` as well."""
-    chosen = _chosen([one.strip() for one in text.split(",") if one.strip()], catalogue)
+    chosen = _chosen([word.strip() for word in text.split(",") if word.strip()], catalogue)
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **chosen})
 
 
 def summary(segment: Segment) -> dict[str, Any]:
     """One segment in numbers, for programs."""
-    found = statistics.summarize(statistics.steady_ms(segment))
+    steady = statistics.summarize(statistics.steady_ms(segment))
     return {
         "label": segment.label,
         "configuration": msgspec.to_builtins(segment.configuration),
         "steps": len(segment.steps["t_s"]),
-        "steady_steps": found.n,
-        "median_ms": found.median,
-        "p95_ms": found.p95,
+        "steady_steps": steady.n,
+        "median_ms": steady.median,
+        "p95_ms": steady.p95,
         "clock": statistics.clock(segment),
-        "model_flops_utilization": utilization(segment, found.median),
+        "model_flops_utilization": utilization(segment, steady.median),
         "ceiling": ceiling_words(segment),
         "peak_bytes": steady_peak_bytes(segment),
         "phases": [[Phase(p.phase).title, p.start_s, p.stop_s] for p in segment.phases],
@@ -267,19 +267,19 @@ def _chosen(texts: Sequence[str], catalogue: protocol.Catalogue) -> dict[str, st
     for text in texts:
         if text.startswith(presets.MARK):
             try:
-                found, unknown = presets.find(text, catalogue)
+                options, unknown = presets.find(text, catalogue)
             except ValueError as error:
                 raise Mistaken(f"--toggle {text}: {error}") from None
             for sentence in unknown:
                 say(f"{text}: {sentence}")
-            chosen |= found
+            chosen |= options
         else:
             chosen |= dict([_toggle(text, toggles)])
     return chosen
 
 
 def _generated(segment: Segment) -> str:
-    """What a segment wrote last, after which prompt, and how long the prompts took."""
+    """Return a segment's last text with its prompt, and the time of the prompts."""
     ledger = segment.ledger
     return (
         f"\nprefill: {ledger['prefill_ms']} ms for {segment.configuration.settings['sequence']} "

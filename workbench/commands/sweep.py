@@ -129,7 +129,7 @@ def study_lines(study: Study) -> list[str]:
 
 
 def _exponents(study: Study, curve: sweep.Curve) -> Sequence[str]:
-    """What is known of how the curve's time grows, a line for each part of it."""
+    """Return the exponents of the curve's time, a line for each fitted part."""
     name, field = sweep.name_of(study, curve), sweep.field_title(study)
     lines = []
     for part, over in ((sweep.ALL, ""), (sweep.LONGER, ", over the longer half")):

@@ -106,14 +106,14 @@ def _as_data(outcome: Outcome, study: Study | None, saved: str | None) -> dict[s
 
 def study_lines(study: Study) -> list[str]:
     """The study for a person."""
-    found = [study.title, ""]
+    lines = [study.title, ""]
     for row in checklist.rows(study):
-        found.append(f"{row.status.upper():<15}{row.title}: {row.evidence or 'not done'}")
-        found += [f"{'':<17}{line}" for line in row.lines]
-    found += ["", checklist.headline(study)]
+        lines.append(f"{row.status.upper():<15}{row.title}: {row.evidence or 'not done'}")
+        lines += [f"{'':<17}{line}" for line in row.lines]
+    lines += ["", checklist.headline(study)]
     if (budget_s := checklist.budget_s(study)) is not None:
-        found.append(f"--budget {budget_s:.0f} should decide what is undecided")
-    return found
+        lines.append(f"--budget {budget_s:.0f} should decide what is undecided")
+    return lines
 
 
 COMMAND = Command(name="validate", help=__doc__, arguments=_arguments, run=_run, drives=True)

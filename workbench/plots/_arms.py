@@ -1,4 +1,4 @@
-"""What tells the two arms of a comparison apart, in words."""
+"""Labels of the two arms of a comparison by their differences."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ WITHOUT = "without"
 
 
 def apart(a: str, b: str) -> tuple[str, str]:
-    """The labels of two arms without what both have: what tells them apart is seen at once."""
-    of_a, of_b = _choices(a), _choices(b)
-    if of_a == of_b:
+    """Return the labels of two arms without the choices that both have."""
+    choices_a, choices_b = _choices(a), _choices(b)
+    if choices_a == choices_b:
         return a, b
-    pairs = ((of_a, of_b), (of_b, of_a))
-    left, right = (", ".join(one for one in own if one not in other) for own, other in pairs)
+    pairs = ((choices_a, choices_b), (choices_b, choices_a))
+    left, right = (
+        ", ".join(choice for choice in own if choice not in other) for own, other in pairs
+    )
     return left or WITHOUT, right or WITHOUT
 
 
 def _choices(label: str) -> list[str]:
-    """``Title: option`` each; a comma within a title does not part it."""
-    found: list[str] = []
+    """Split a label into its ``Title: option`` parts; a title may hold a comma."""
+    choices: list[str] = []
     for piece in label.split(", "):
-        if found and ":" not in found[-1]:
-            found[-1] += f", {piece}"
+        if choices and ":" not in choices[-1]:
+            choices[-1] += f", {piece}"
         else:
-            found.append(piece)
-    return found
+            choices.append(piece)
+    return choices

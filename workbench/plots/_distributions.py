@@ -27,49 +27,48 @@ class Distribution:
 
 
 def distributions(runs: Sequence[Run]) -> list[Distribution]:
-    """One per chosen segment that has a steady step.
+    """Return a distribution for each chosen segment that has a steady step.
 
     The segments of one session have the colours of their numbers; sessions with one segment each
     have the runs' colours.
     """
     chosen = [(run, segment) for run in runs for segment in run.chosen()]
     single = len(runs) > 1 and all(len(run.chosen()) <= 1 for run in runs)
-    found: list[Distribution] = []
+    collected: list[Distribution] = []
     for run, segment in chosen:
         values = run.keep(
             (segment.index, "sorted", len(segment.steps["t_s"])),
-            functools.partial(lambda one: np.sort(steady_ms(one)), segment),
+            functools.partial(_sorted_steady_ms, segment),
         )
         if len(values):
-            color = segment.index if len(runs) == 1 else run.color if single else len(found)
-            found.append(Distribution(_label(runs, run, segment, single), color, values))
-    return found
+            color = segment.index if len(runs) == 1 else run.color if single else len(collected)
+            collected.append(Distribution(_label(runs, run, segment, single), color, values))
+    return collected
 
 
 def drawn(runs: Sequence[Run], plot_item: Canvas) -> list[Distribution]:
-    """Those that a plot shows: of very many the ``MOST`` with the most steps, which it tells.
+    """Return the distributions that a plot shows, with titles for labels.
 
-    Their labels are as people are to read them.
+    Of more than ``MOST`` these are the ones with the most steps; the plot's subtitle says so.
     """
-    found = [replace(one, label=runs[0].titled(one.label)) for one in distributions(runs)]
-    if len(found) <= MOST:
-        return found
-    least = sorted((len(one.values) for one in found), reverse=True)[MOST - 1]
-    kept = [one for one in found if len(one.values) >= least][:MOST]
-    notes = [plot_item.header.subtitle, f"{MOST} of {len(found)}, those with the most steps"]
+    titled = [replace(item, label=runs[0].titled(item.label)) for item in distributions(runs)]
+    if len(titled) <= MOST:
+        return titled
+    least = sorted((len(item.values) for item in titled), reverse=True)[MOST - 1]
+    notes = [plot_item.header.subtitle, f"{MOST} of {len(titled)}, those with the most steps"]
     plot_item.header.subtitle = ", ".join(filter(None, notes))
-    return kept
+    return [item for item in titled if len(item.values) >= least][:MOST]
 
 
 def no_steady_steps(runs: Sequence[Run]) -> str | None:
-    """Why there is no distribution to show."""
+    """Return why there is no distribution to show; None if there is one."""
     if distributions(runs):
         return None
     return "Distributions need steady steps; there are none yet."
 
 
 def distribution_table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every steady step time in ascending order, with the share of steps that are not slower."""
+    """Return all steady step times in ascending order, each with the share of steps up to it."""
     parts = distributions(runs)
     empty = [np.empty(0)]
     return {
@@ -81,6 +80,10 @@ def distribution_table(runs: Sequence[Run]) -> dict[str, Array]:
             empty + [np.arange(1, len(part.values) + 1) / len(part.values) for part in parts]
         ),
     }
+
+
+def _sorted_steady_ms(segment: Segment) -> Array:
+    return np.sort(steady_ms(segment))
 
 
 def _label(runs: Sequence[Run], run: Run, segment: Segment, single: bool) -> str:

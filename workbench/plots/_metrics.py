@@ -1,4 +1,4 @@
-"""What the plots of model metrics share: which there are, which is shown, and its table."""
+"""Shared by the plots of model metrics: their names, the chosen metric, and its table."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
 
 
 def chosen(runs: Sequence[Run], metric: str) -> str:
-    """The metric to show: the one asked for, or else the newest segment's first."""
+    """Return the metric to show: ``metric`` if it was measured, else the newest segment's first."""
     known = names(runs)
     return metric if metric in known else known[0]
 
@@ -57,18 +57,18 @@ def latest(runs: Sequence[Run], metric: str) -> MetricSeries:
 
 
 def key(runs: Sequence[Run]) -> object:
-    """What a drawing depends on besides the numbers: another shape needs other lines."""
-    found: list[object] = []
+    """Return what a drawing depends on besides the numbers: another shape needs other lines."""
+    parts: list[object] = []
     for run in runs:
         segments = run.chosen()
         first = next((name for segment in segments[::-1] for name in segment.metrics), "")
         shapes = {name: s.shape for segment in segments for name, s in segment.metrics.items()}
-        found.append((first, shapes))
-    return found
+        parts.append((first, shapes))
+    return parts
 
 
 def no_metrics(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show where no model has measured itself."""
+    """Return why there is nothing to show; None if a model has measured itself."""
     if names(runs):
         return None
     return "No model has measured itself here: run one that does (routing load, rank, gate ...)."
@@ -97,4 +97,4 @@ def table(runs: Sequence[Run], *, metric: str = "", **_: str) -> dict[str, Array
             parts["row"].append(row)
             parts["column"].append(column)
             parts["value"].append(values.ravel())
-    return {each: np.concatenate(found[1:] or found) for each, found in parts.items()}
+    return {column: np.concatenate(arrays[1:] or arrays) for column, arrays in parts.items()}

@@ -1,4 +1,4 @@
-"""What the verdict's plot stacks: the strip of the same, the narrowing interval, pairs, voids."""
+"""Layers of the verdict's plot: the strip of the same, the narrowing interval, pairs, voids."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def shown(runs: Sequence[Run], profile: str = "") -> Study | None:
 
 
 def no_profile(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show."""
+    """Return why there is nothing to show; None if there is a profile."""
     return None if _of(runs) else "No steps of this session were profiled."
 
 
@@ -52,4 +52,4 @@ def key(runs: Sequence[Run]) -> object:
 
 
 def _of(runs: Sequence[Run]) -> list[Study]:
-    return next((found for run in runs if (found := breakdown.profiles(run.session))), [])
+    return next((profiles for run in runs if (profiles := breakdown.profiles(run.session))), [])

@@ -22,7 +22,7 @@ def alternating(run: Run) -> set[int]:
 
     Blocks that ran in the background of a run are no turn: their segment had ended before.
     """
-    found: set[int] = set()
+    indices: set[int] = set()
     longest, until = -1, -math.inf
     segments, over = run.session.segments, baselines(run.session)
     for segment in run.chosen():
@@ -33,10 +33,10 @@ def alternating(run: Run) -> set[int]:
         if segment.index in over and segment.index + 1 < len(segments):
             last = min(last, segments[segment.index + 1].start_s)
         if t_s[0] < until:
-            found |= {longest, segment.index}
+            indices |= {longest, segment.index}
         if last > until:
             longest, until = segment.index, last
-    return found
+    return indices
 
 
 class Segments(Layer):

@@ -1,4 +1,4 @@
-"""What the plots of steps share: their tracks, their rolling percentiles, their tables."""
+"""Shared by the plots of steps: tracks, rolling percentiles, tables."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def rolling(run: Run, segment: Segment) -> Rolling:
 
 
 def series(runs: Sequence[Run]) -> list[Run]:
-    """What has a colour and a name of its own: each run, or each segment of one that alternates.
+    """Return the runs that get a colour and a name of their own.
 
-    Its segments have the colours that they have in the tables.
+    A single run whose segments alternate becomes one run per segment, in the segment's colour.
     """
     if len(runs) != 1 or not alternating(runs[0]):
         return list(runs)
@@ -83,21 +83,21 @@ def series(runs: Sequence[Run]) -> list[Run]:
     return [
         dataclasses.replace(
             run,
-            label=run.titled(segments[place].title),
-            color=segments[place].index,
-            segments=(place,),
+            label=run.titled(segments[index].title),
+            color=segments[index].index,
+            segments=(index,),
         )
-        for place in (range(len(segments)) if run.segments is None else run.segments)
+        for index in (range(len(segments)) if run.segments is None else run.segments)
     ]
 
 
 def key(runs: Sequence[Run]) -> object:
-    """What ``series`` depends on besides numbers."""
+    """Return what ``series`` depends on besides numbers."""
     return [len(run.chosen()) if alternating(run) else 0 for run in runs]
 
 
 def no_steps(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show when no run has a step with a time."""
+    """Return why there is nothing to show; None if a run has a step with a time."""
     for run in runs:
         for segment in run.chosen():
             if np.isfinite(segment.steps[time_column(run, segment)]).any():

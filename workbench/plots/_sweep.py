@@ -1,4 +1,4 @@
-"""What the plots of a sweep share: which one is shown, its axes, and the layers they stack."""
+"""Shared by the plots of a sweep: the chosen sweep, its axes, and the layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRONG = "wrong"  # a mark over a point that was measured
 _DOT_PX = 3.5
 _MARK_PX = 5.0
 _MOST_TICKS = 12
-_LINE_PLACES = 33
+_LINE_POINTS = 33
 _LANE_SHARE = 0.08  # of the height: a row of what was not measured, at the top
 _MOST_NAMED = 4  # curves that are named there too
 _MEASURED_HINT = "No sweep was measured: choose what varies in the panel Sweep, or run "
@@ -37,7 +37,7 @@ _MEASURED_HINT = "No sweep was measured: choose what varies in the panel Sweep, 
 
 @dataclass(frozen=True)
 class Column:
-    """What a plot of a sweep shows of each point."""
+    """The column of a sweep's table that a plot shows."""
 
     name: str  # of the table's column
     title: str
@@ -72,17 +72,17 @@ def curves_plot(name: str, title: str, text: str, column: Column, *, fits: bool 
 def shown(runs: Sequence[Run], choice: str = LATEST) -> Study | None:
     """The chosen sweep of the first run that has one."""
     for run in runs:
-        found = sweep.sweeps(run.session.studies)
-        if found:
-            return found[-1 if choice == LATEST else min(int(choice), len(found)) - 1]
+        sweeps = sweep.sweeps(run.session.studies)
+        if sweeps:
+            return sweeps[-1 if choice == LATEST else min(int(choice), len(sweeps)) - 1]
     return None
 
 
 def no_sweep(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show."""
+    """Return why there is nothing to show; None if a point was measured."""
     study = shown(runs)
     if study is None:
-        if any(one.kind == sweep.KIND for run in runs for one in run.session.studies):
+        if any(stored.kind == sweep.KIND for run in runs for stored in run.session.studies):
             return "No point of the sweep has been measured yet."
         return f"{_MEASURED_HINT}workbench sweep."
     if not any(len(curve.x) for curve in sweep.curves(study)):
@@ -91,7 +91,7 @@ def no_sweep(runs: Sequence[Run]) -> str | None:
 
 
 def choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
-    """Which of several sweeps."""
+    """Return the names of the sweeps if there are several."""
     for run in runs:
         count = len(sweep.sweeps(run.session.studies))
         if count > 1:
@@ -100,7 +100,7 @@ def choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
 
 
 def key(runs: Sequence[Run]) -> object:
-    """What a drawing depends on: every point changes it."""
+    """Return what a drawing depends on: every point changes it."""
     studies = [study for run in runs for study in sweep.sweeps(run.session.studies)]
     return [
         [len(study.tables[name]["arm"]) for name in (sweep.POINTS, sweep.NUMBERS)
@@ -116,14 +116,14 @@ def _capital(title: str) -> str:
 def draw_curves(
     canvas: Canvas, study: Study, style: Style, column: Column, fits: bool = False
 ) -> None:
-    """Every curve of one column over the first field, and what has no number."""
+    """Draw every curve of one column over the first field, and the points without a number."""
     title = sweep.field_title(study)
     # Where no allocator counts, a point's memory is all that the process holds.
     shown_as = sweep.peak_title(study) if column.name == "peak_bytes" else column.title
     canvas.describe((STEPS, _capital(title)), (column.unit, _capital(shown_as)))
     canvas.zero = not column.logarithmic
     canvas.pad_x = 0.06
-    to_axis = placing(study)
+    to_axis = axis_transform(study)
     curves = sweep.curves(study)
     canvas.axis("bottom").categories = _ticks(study, to_axis)
     canvas.least_x = _ends(study, to_axis)
@@ -147,8 +147,8 @@ def draw_curves(
         )
 
 
-def placing(study: Study) -> Callable[[Array], Array]:
-    """From values of x to places on the axis: logarithms where all are above 0."""
+def axis_transform(study: Study) -> Callable[[Array], Array]:
+    """Return the function from values of x to positions on the axis: log10 if all are above 0."""
     values = sweep.axis(study, 0)
     if sweep.is_numeric(study) and min(map(float, values)) > 0:
         return lambda x: np.log10(np.asarray(x, np.float64))
@@ -156,21 +156,21 @@ def placing(study: Study) -> Callable[[Array], Array]:
 
 
 def _ends(study: Study, to_axis: Callable[[Array], Array]) -> tuple[float, float]:
-    """The places of the least and the greatest size that was asked for, measured yet or not."""
+    """Return the positions of the least and the greatest requested size."""
     values = sweep.axis(study, 0)
     numbers = values if sweep.is_numeric(study) else range(len(values))
-    places = to_axis(np.array(numbers, np.float64))
-    return float(places.min()), float(places.max())
+    positions = to_axis(np.array(numbers, np.float64))
+    return float(positions.min()), float(positions.max())
 
 
 def _ticks(study: Study, to_axis: Callable[[Array], Array]) -> list[tuple[float, str]]:
-    """The sizes that were asked for, thinned where they are many."""
+    """Return the requested sizes as ticks, thinned if there are many."""
     values = sweep.axis(study, 0)
-    every = -(-len(values) // _MOST_TICKS)
+    stride = -(-len(values) // _MOST_TICKS)
     words = not sweep.is_numeric(study)
     return [
         (float(to_axis(np.array(number if words else value, float))), sweep.shown(value))
-        for number, value in list(enumerate(values))[::every]
+        for number, value in list(enumerate(values))[::stride]
     ]
 
 
@@ -222,8 +222,8 @@ class Points(Layer):
         return (float(self._all.min()), float(self._all.max())) if len(self._all) else None
 
     def y_span(self) -> tuple[float, float] | None:
-        every = self._y[np.isfinite(self._y)]
-        return (float(every.min()), float(every.max())) if len(every) else None
+        finite = self._y[np.isfinite(self._y)]
+        return (float(finite.min()), float(finite.max())) if len(finite) else None
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
         if not len(self._x):
@@ -261,8 +261,8 @@ class FittedLine(Layer):
         super().__init__()
         self._color, self._style, self._name = color, style, name
         sizes = curve.x[curve.measured & (curve.x > 0)]
-        # Many places: on a plain axis, which a size of 0 makes, a power law is no straight line.
-        along = np.geomspace(sizes.min(), sizes.max(), _LINE_PLACES)
+        # Many points: on a plain axis, which a size of 0 makes, a power law is no straight line.
+        along = np.geomspace(sizes.min(), sizes.max(), _LINE_POINTS)
         with np.errstate(divide="ignore"):
             self._x, self._y = to_axis(along), np.log10(fitted.at(along))
 
@@ -316,13 +316,13 @@ class Missed(Layer):
         y = (self._row + 0.5) * (metrics.height() + 3) + 2
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         painter.setFont(font)
-        told = ""
+        last_named = ""
         for mark_x, outcome in zip(frame.px(self._x).tolist(), self._outcomes, strict=True):
             if not 0 <= mark_x <= frame.width:
                 continue
             draw_mark(painter, QPointF(mark_x, y), outcome, QPen(self._pen))
-            if outcome != told:
-                told = outcome
+            if outcome != last_named:
+                last_named = outcome
                 self._draw_text(painter, metrics, mark_x, y, outcome, frame.width)
 
     def _draw_text(
@@ -348,7 +348,7 @@ class Missed(Layer):
 
 
 def draw_mark(painter: QPainter, center: QPointF, outcome: str, pen: QPen) -> None:
-    """The shape of an outcome: triangle, square or cross, filled where it is a limit of memory."""
+    """Draw the shape of an outcome: triangle, square or cross, filled if memory ran out."""
     x, y, size = center.x(), center.y(), _MARK_PX
     pen.setWidthF(max(pen.widthF(), 1.5))
     painter.setPen(pen)
@@ -365,14 +365,14 @@ def draw_mark(painter: QPainter, center: QPointF, outcome: str, pen: QPen) -> No
 
 
 def table(runs: Sequence[Run], sweep_choice: str = LATEST) -> dict[str, Array]:
-    """Every point with all that was measured of it, arm by arm, ascending."""
+    """Return every point with all its columns, arm by arm, ascending."""
     study = shown(runs, sweep_choice)
-    found = sweep.curves(study) if study is not None else []
-    if study is None or not found:
+    curves = sweep.curves(study) if study is not None else []
+    if study is None or not curves:
         return {"arm": np.empty(0, object)}
     words = None if sweep.is_numeric(study) else np.array(sweep.axis(study, 0), object)
     columns: dict[str, list[Array]] = {}
-    for curve in found:
+    for curve in curves:
         count = len(curve.x)
         row = {"arm": np.full(count, curve.label, object)}
         fields = [str(field).replace(".", "_") for field in study.request["fields"]]

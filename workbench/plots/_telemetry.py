@@ -1,4 +1,4 @@
-"""What the plots of telemetry share: their tracks and their tables."""
+"""Shared by the plots of telemetry: tracks and tables."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sampled(run: Run, device: str, column: str) -> Callable[[], list[Track]]:
 
 
 def measured(run: Run, device: str, column: str) -> bool:
-    """Whether the column has any number."""
+    """Return True if the column has any number."""
     return bool(np.isfinite(run.session.telemetry[device][column]).any())
 
 
@@ -98,7 +98,7 @@ def _with_unit(column: str) -> str:
 
 
 def prefix(runs: Sequence[Run], run: Run, device: str) -> str:
-    """What a legend puts before a quantity, where there are several sessions or devices."""
+    """Return the legend's words before a quantity, if there are several sessions or devices."""
     session = f"{run.title} " if len(runs) > 1 else ""
     several = len(run.session.telemetry) > 1
     return session + (f"{device.upper()} " if several else "")

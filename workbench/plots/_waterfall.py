@@ -1,4 +1,4 @@
-"""What the attribution's plot stacks: bars of time and memory by toggle, with their intervals."""
+"""Layers of the attribution's plot: bars of time and memory by toggle, with their intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.charts.style import Style, shade
 from workbench.charts.units import RATIO
 
 QUANTITIES = ("time", "memory")
-_REACH = 0.5  # of the bars' own span: as far beyond it may an interval stretch the axis
+_REACH = 0.5  # of the bars' span: an interval may stretch the axis by this much
 _HALF_PX = 9.0
 _GAP_PX = 8.0
 _LEAST_SHARE = 0.7  # of a line of text that a bar must be high, for two labels in a row
@@ -28,8 +28,8 @@ _LEAST_SHARE = 0.7  # of a line of text that a bar must be high, for two labels 
 class Bar:
     """One effect of one quantity, as ratios; ``low`` and ``high`` are NaN where it is exact.
 
-    In a ladder all are ratios to the base, and ``whole`` bars (the base, and all toggles together)
-    stand on 0; elsewhere bars stand on 1. ``ratio`` is to what was there before the toggle.
+    In a ladder all are ratios to the base, and totals stand on 0; elsewhere bars stand on 1.
+    ``ratio`` is to the step without the toggle.
     """
 
     row: int
@@ -38,7 +38,7 @@ class Bar:
     stop: float
     low: float
     high: float
-    whole: bool
+    is_total: bool  # the base, or all toggles together
     ratio: float
 
 
@@ -49,17 +49,17 @@ class Waterfall:
     names: list[str]
     reasons: dict[int, str]
     bars: list[Bar]
-    cumulative: bool  # bars are ratios to the base, each from the one before it; else from 1
+    cumulative: bool  # each bar starts where the previous one ends; else all start at 1
 
 
 def waterfall(study: Study) -> Waterfall:
-    """A ladder as steps from the base down (or up) to the total; else each effect from 1."""
+    """Return a ladder as steps from the base to the total; otherwise each effect from 1."""
     effects = [row for row in rows(study, "effects") if row["kind"] != "total"]
     totals = [row for row in rows(study, "effects") if row["kind"] == "total"]
     steps = [row for row in effects if row["quantity"] == "time"]
     cumulative = study.request.get("mode") == "ladder"
     names = [_name(row) for row in steps]
-    reasons = {place: row["reason"] for place, row in enumerate(steps) if not row["verdict"]}
+    reasons = {position: row["reason"] for position, row in enumerate(steps) if not row["verdict"]}
     for row in rows(study, "blocked"):
         reasons[len(names)] = f"blocked: {row['reason']}"
         names.append(row["toggle"])
@@ -73,8 +73,8 @@ def waterfall(study: Study) -> Waterfall:
         standing = 1.0
         if cumulative:
             bars.append(Bar(0, quantity, 0, 1, math.nan, math.nan, True, 1))
-        for place, row in enumerate(own):
-            bar = _bar(place + first, row, standing, cumulative)
+        for position, row in enumerate(own):
+            bar = _bar(position + first, row, standing, cumulative)
             if math.isfinite(bar.stop):
                 bars.append(bar)
                 standing = bar.stop
@@ -84,16 +84,16 @@ def waterfall(study: Study) -> Waterfall:
             if row["quantity"] == quantity and math.isfinite(row["ratio"])
         ]
     head = ["base"] if cumulative else []
-    reasons = {place + first: reason for place, reason in reasons.items()}
+    reasons = {position + first: reason for position, reason in reasons.items()}
     return Waterfall([*head, *names, "all together"], reasons, bars, cumulative)
 
 
 def _name(effect: Mapping[str, Any]) -> str:
-    """The toggle with its option; of two that interact their names alone, which are long enough."""
+    """Return the toggle with its option; for an interaction only the toggles' names."""
     name = str(effect["name"])
     if effect["kind"] != "interaction":
         return name
-    return " × ".join(one.partition("=")[0] for one in name.split(" x "))
+    return " × ".join(toggle.partition("=")[0] for toggle in name.split(" x "))
 
 
 def _bar(row: int, effect: Mapping[str, Any], standing: float, cumulative: bool) -> Bar:
@@ -149,9 +149,9 @@ class Bars(Layer):
             y = float(frame.py(-float(bar.row))) + shift
             left, right = sorted((float(frame.px(bar.start)), float(frame.px(bar.stop))))
             left, right = max(0.0, left), min(frame.width, right)
-            if before is not None and not (bar.whole and bar.start == bar.stop):
+            if before is not None and not (bar.is_total and bar.start == bar.stop):
                 self._join(painter, before, float(frame.px(bar.start)), y, frame)
-            fill = style.color(QUANTITIES.index(self._quantity), 0.45 if bar.whole else 1.0)
+            fill = style.color(QUANTITIES.index(self._quantity), 0.45 if bar.is_total else 1.0)
             painter.fillRect(QRectF(left, y - half, max(1.5, right - left), 2 * half), fill)
             end = right
             if math.isfinite(bar.low):
@@ -162,28 +162,28 @@ class Bars(Layer):
     def _join(
         self, painter: QPainter, before: tuple[float, float], x: float, y: float, frame: Frame
     ) -> None:
-        """The thin line from a bar's end to the next one's start, where they are the same."""
+        """Draw the thin line from a bar's end to the next bar's start, if they are the same."""
         if abs(before[0] - x) < 1 and 0 <= x <= frame.width:
             painter.setPen(QPen(shade(self._style.theme.muted), 1))
             painter.drawLine(QPointF(x, before[1]), QPointF(x, y))
 
     def _whisker(self, painter: QPainter, bar: Bar, y: float, half: float, frame: Frame) -> float:
-        """The interval; returns where it ends on the right."""
+        """Draw the interval and return its right end."""
         low, high = float(frame.px(bar.low)), float(frame.px(bar.high))
         pen = QPen(shade(self._style.theme.text), self._style.line_px)
         painter.setPen(pen)
         left, right = max(0.0, low), min(frame.width, high)
         if left < right:
             painter.drawLine(QPointF(left, y), QPointF(right, y))
-        for place in (low, high):
-            if 0 <= place <= frame.width:
-                painter.drawLine(QPointF(place, y - 0.6 * half), QPointF(place, y + 0.6 * half))
+        for end_x in (low, high):
+            if 0 <= end_x <= frame.width:
+                painter.drawLine(QPointF(end_x, y - 0.6 * half), QPointF(end_x, y + 0.6 * half))
         return right
 
     def _label(
         self, painter: QPainter, bar: Bar, end: float, y: float, half: float, frame: Frame
     ) -> None:
-        if bar.whole and bar.ratio == 1 and bar.row == 0:
+        if bar.is_total and bar.ratio == 1 and bar.row == 0:
             return
         font = self._style.font(small=True)
         metrics = QFontMetricsF(font)
@@ -205,7 +205,7 @@ class Bars(Layer):
 
 
 class Reasons(Layer):
-    """Why a row has no bar, in words."""
+    """The reasons of rows without a bar, in words."""
 
     z = 40.0
 
@@ -229,19 +229,19 @@ class Reasons(Layer):
 
 
 class Origin(Layer):
-    """The line that bars stand on: 0, or 1 where each is a ratio by itself."""
+    """The line that bars stand on: 0 or 1."""
 
     z = 20.0
 
-    def __init__(self, place: float, style: Style) -> None:
+    def __init__(self, x: float, style: Style) -> None:
         super().__init__()
-        self._place, self._style = place, style
+        self._x, self._style = x, style
 
     def x_span(self) -> tuple[float, float]:
-        return self._place, self._place
+        return self._x, self._x
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        x = float(frame.px(self._place))
+        x = float(frame.px(self._x))
         if 0 <= x <= frame.width:
             painter.setPen(QPen(shade(self._style.theme.muted), 1))
             painter.drawLine(QPointF(x, 0), QPointF(x, frame.height))

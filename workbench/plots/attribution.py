@@ -1,4 +1,4 @@
-"""Which optimization gave what: bars of step time and of peak memory, by toggle.
+"""The effect of each toggle: bars of step time and of peak memory, by toggle.
 
 A ladder begins with the base, 1, and each toggle takes its part off, or adds to it, down to all
 together. Otherwise a bar is the ratio of a toggle to without it, from 1: beside all others
@@ -28,12 +28,12 @@ def shown(runs: Sequence[Run]) -> Study | None:
 
     Claims that could not be attributed here do not hide what was.
     """
-    found = next((found for run in runs if (found := attributions(run.session))), [])
-    return next(filter(is_measured, reversed(found)), next(reversed(found), None))
+    studies = next((studies for run in runs if (studies := attributions(run.session))), [])
+    return next(filter(is_measured, reversed(studies)), next(reversed(studies), None))
 
 
 def nothing(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show."""
+    """Return why there is nothing to show; None if a round counts."""
     study = shown(runs)
     if study is None:
         return "No attribution of toggles is in this session."
@@ -45,28 +45,30 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     study = shown(runs)
     if study is None:
         return
-    found, titled = waterfall(study), runs[0].titled
+    chart, titled = waterfall(study), runs[0].titled
     plot_item.header.subtitle = study.title
     plot_item.axis("left").categories = [
-        (-float(row), titled(name)) for row, name in enumerate(found.names)
+        (-float(row), titled(name)) for row, name in enumerate(chart.names)
     ]
-    title = "Ratio to the base" if found.cumulative else "Ratio to without"
+    title = "Ratio to the base" if chart.cumulative else "Ratio to without"
     plot_item.describe((RATIO, title), (STEPS, ""))
-    plot_item.fixed_y = (-len(found.names) + 0.4, 0.6)
+    plot_item.fixed_y = (-len(chart.names) + 0.4, 0.6)
     plot_item.pad_x = 0.12
-    plot_item.add(Origin(0.0 if found.cumulative else 1.0, style))
-    there = [one for one in QUANTITIES if any(bar.quantity == one for bar in found.bars)]
-    for lane, quantity in enumerate(there):
-        plot_item.add(Bars(quantity, found.bars, lane if len(there) > 1 else -1, style))
-    plot_item.add(Reasons(found.reasons, style))
+    plot_item.add(Origin(0.0 if chart.cumulative else 1.0, style))
+    quantities = [
+        quantity for quantity in QUANTITIES if any(bar.quantity == quantity for bar in chart.bars)
+    ]
+    for lane, quantity in enumerate(quantities):
+        plot_item.add(Bars(quantity, chart.bars, lane if len(quantities) > 1 else -1, style))
+    plot_item.add(Reasons(chart.reasons, style))
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
     """Every bar, as ratios: where it begins and ends, and its interval."""
     study = shown(runs)
-    found = None if study is None else waterfall(study)
-    bars = [] if found is None else found.bars
-    names = [] if found is None else found.names
+    chart = None if study is None else waterfall(study)
+    bars = [] if chart is None else chart.bars
+    names = [] if chart is None else chart.names
     return {
         "toggle": np.array([names[bar.row] for bar in bars], dtype=object),
         "quantity": np.array([bar.quantity for bar in bars], dtype=object),

@@ -44,7 +44,7 @@ class Box(Layer):
         self._marks = np.percentile(distribution.values, _PERCENTS)
 
     def x_span(self) -> tuple[float, float]:
-        """Where the whiskers end."""
+        """Return the ends of the whiskers."""
         return float(self._marks[1]), float(self._marks[5])
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
@@ -59,9 +59,9 @@ class Box(Layer):
         pen = QPen(color, style.line_px)
         painter.setPen(pen)
         painter.drawLine(QPointF(max(0.0, low), y), QPointF(min(high, frame.width), y))
-        for place, size in ((low, 0.5), (high, 0.5), (least, 0.25), (most, 0.25)):
-            if 0 <= place <= frame.width:
-                painter.drawLine(QPointF(place, y - size * half), QPointF(place, y + size * half))
+        for x, size in ((low, 0.5), (high, 0.5), (least, 0.25), (most, 0.25)):
+            if 0 <= x <= frame.width:
+                painter.drawLine(QPointF(x, y - size * half), QPointF(x, y + size * half))
         left, right = np.clip([first, third], 0, frame.width)
         # Opaque, so that the whisker does not show through.
         painter.setBrush(shade(mixed(color.name(), style.theme.surface, 0.35)))
@@ -74,40 +74,40 @@ class Box(Layer):
         metrics = QFontMetricsF(font)
         text = MILLISECONDS.text(float(self._marks[3]))
         width = metrics.horizontalAdvance(text)
-        place = min(high, frame.width) + 10
-        if place + width > frame.width:
-            place = max(0.0, low) - 10 - width
-        if place < 0:  # no room beside it
+        text_left = min(high, frame.width) + 10
+        if text_left + width > frame.width:
+            text_left = max(0.0, low) - 10 - width
+        if text_left < 0:  # no room beside it
             if self._height < 0 and row < 2 * half + metrics.height():
                 return  # nor above: it would lie on another box
-            place = min(max(0.0, middle - width / 2), frame.width - width)
+            text_left = min(max(0.0, middle - width / 2), frame.width - width)
             y = max(metrics.height() / 2, y - half - metrics.height() / 2)  # none is cut off
-        plate = QRectF(place - 3, y - metrics.height() / 2, width + 6, metrics.height())
+        plate = QRectF(text_left - 3, y - metrics.height() / 2, width + 6, metrics.height())
         painter.fillRect(plate, shade(style.theme.surface))
         painter.setPen(shade(style.theme.text))
-        painter.drawText(QPointF(place, y + (metrics.ascent() - metrics.descent()) / 2), text)
+        painter.drawText(QPointF(text_left, y + (metrics.ascent() - metrics.descent()) / 2), text)
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     """One box per segment, the first on top."""
-    found = drawn(runs, plot_item)
+    boxes = drawn(runs, plot_item)
     left = plot_item.axis("left")
-    left.categories = [(-float(row), item.label) for row, item in enumerate(found)]
+    left.categories = [(-float(row), item.label) for row, item in enumerate(boxes)]
     plot_item.describe((MILLISECONDS, "Step time"), (STEPS, ""))
-    plot_item.fixed_y = (-len(found) + 0.4, 0.6)
+    plot_item.fixed_y = (-len(boxes) + 0.4, 0.6)
     plot_item.pad_x = 0.16
-    for row, distribution in enumerate(found):
+    for row, distribution in enumerate(boxes):
         plot_item.add(Box(distribution, -float(row), style))
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
     """The percentiles that are drawn, in milliseconds."""
-    found = distributions(runs)
-    marks = np.array([np.percentile(item.values, _PERCENTS) for item in found]).reshape(-1, 7)
+    shown = distributions(runs)
+    marks = np.array([np.percentile(item.values, _PERCENTS) for item in shown]).reshape(-1, 7)
     names = ("minimum", "p5", "p25", "median", "p75", "p95", "maximum")
     return {
-        "distribution": np.array([item.label for item in found], dtype=object),
-        "steps": np.array([len(item.values) for item in found], dtype=np.int64),
+        "distribution": np.array([item.label for item in shown], dtype=object),
+        "steps": np.array([len(item.values) for item in shown], dtype=np.int64),
         **{f"{name}_ms": marks[:, column] for column, name in enumerate(names)},
     }
 

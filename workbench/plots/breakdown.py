@@ -1,4 +1,4 @@
-"""Where a step's time goes, module by module: each lies under the one that it is part of.
+"""Time of a step by module: each module lies under the one that contains it.
 
 As wide as its time is long: on the GPU that of its kernels, on the CPU that of its operators. What
 a module does itself, and no module in it, lies beneath it in the colour of its operator class.
@@ -70,10 +70,10 @@ def cells(study: Study) -> list[Cell]:
     return rectangles
 
 
-def told(cell: Cell, whole_us: float) -> str:
-    """One cell in words and numbers."""
+def describe_cell(cell: Cell, step_us: float) -> str:
+    """Return a cell in words and numbers."""
     time = MICROSECONDS.text(cell.us)
-    share = PERCENT.text(100 * cell.us / whole_us if whole_us else 0.0)
+    share = PERCENT.text(100 * cell.us / step_us if step_us else 0.0)
     name = cell.path or "step"
     if cell.kind:
         return f"{name}: {cell.kind} of its own, {time} of a step, {share}"
@@ -88,26 +88,26 @@ class Icicle(Layer):
 
     z = 10.0
 
-    def __init__(self, found: list[Cell], style: Style) -> None:
+    def __init__(self, cells: list[Cell], style: Style) -> None:
         super().__init__()
-        self.cells = found
+        self.cells = cells
         self._style = style
         self._hovered: Cell | None = None
-        self.depth = 1 + max(cell.depth for cell in found)
-        self._start: Array = np.array([cell.start_us for cell in found])
-        self._stop: Array = np.array([cell.stop_us for cell in found])
-        self._row: Array = np.array([cell.depth for cell in found])
+        self.depth = 1 + max(cell.depth for cell in cells)
+        self._start: Array = np.array([cell.start_us for cell in cells])
+        self._stop: Array = np.array([cell.stop_us for cell in cells])
+        self._row: Array = np.array([cell.depth for cell in cells])
 
     @property
-    def whole_us(self) -> float:
+    def step_us(self) -> float:
         """The time of the step."""
         return self.cells[0].us
 
     def at(self, x: float, y: float) -> Cell | None:
         """The cell at a place of the axes."""
         here = (self._start <= x) & (x < self._stop) & (self._row == np.floor(-y))
-        found = np.flatnonzero(here)
-        return self.cells[int(found[0])] if len(found) else None
+        matching = np.flatnonzero(here)
+        return self.cells[int(matching[0])] if len(matching) else None
 
     def hover(self, cell: Cell | None) -> None:
         """Frame one cell."""
@@ -117,7 +117,7 @@ class Icicle(Layer):
 
     def x_span(self) -> tuple[float, float]:
         """The whole step."""
-        return 0.0, max(self.whole_us, 1e-9)
+        return 0.0, max(self.step_us, 1e-9)
 
     def entries(self) -> list[Entry]:
         """The operator classes and their time, the longest first."""
@@ -128,13 +128,13 @@ class Icicle(Layer):
         ordered = sorted(totals.items(), key=lambda item: -item[1])
         return [
             Entry(
-                f"{kind} {PERCENT.text(100 * us / self.whole_us, 2)}",
+                f"{kind} {PERCENT.text(100 * us / self.step_us, 2)}",
                 "patch",
                 QPen(Qt.PenStyle.NoPen),
                 QBrush(self._fill(kind)),
             )
             for kind, us in ordered
-            if us > 0.005 * self.whole_us
+            if us > 0.005 * self.step_us
         ]
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
@@ -190,8 +190,8 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str =
     study = _profiles.shown(runs, profile)
     if study is None:
         return
-    found = cells(study)
-    layer = Icicle(found, style)
+    rectangles = cells(study)
+    layer = Icicle(rectangles, style)
     plot_item.describe((MICROSECONDS, "Time of a step"), (STEPS, ""))
     plot_item.axis("left").categories = []
     plot_item.fixed_y = (-float(layer.depth), 0.0)
@@ -207,7 +207,7 @@ def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
 
 
 def _order(node: Node) -> tuple[bool, list[tuple[int, str]]]:
-    """By name, numbers by size; what is no module of the model last."""
+    """Return the sort key: by name, numbers by size, and what is no module of the model last."""
     parts = re.split(r"(\d+)", node.name)
     outside = node.name.startswith("(") and not node.children
     return outside, [(int(part), "") if part.isdigit() else (0, part) for part in parts]

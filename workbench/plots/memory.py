@@ -45,7 +45,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def _add_devices(plot_item: Canvas, runs: Sequence[Run], run: Run, style: Style) -> None:
-    """What is in use on each device, where there are several."""
+    """Add a line of the memory in use on each device, if there are several."""
     if len(run.session.telemetry) == 1:
         return
     for number, device in enumerate(devices(run)):
@@ -64,7 +64,7 @@ def table(runs: Sequence[Run]) -> dict[str, Array]:
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether any byte was counted."""
+    """Return why there is nothing to show; None if any byte was counted."""
     if any(_measured(runs, column) for column in _COLUMNS):
         return None
     return "No memory has been measured yet: run a model, or open a session that has steps."

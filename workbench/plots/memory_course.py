@@ -37,7 +37,7 @@ class Stack(Layer):
         super().__init__()
         table = study.tables["memory"]
         self._t_ms: Array = np.asarray(table["t_ms"], np.float64)
-        self._held = {
+        self._bytes_by_role = {
             role: np.asarray(table[role], np.float64)
             for role in breakdown.ROLES
             if np.any(np.asarray(table[role]) > 0)
@@ -50,7 +50,7 @@ class Stack(Layer):
 
     def y_span(self) -> tuple[float, float]:
         """To the peak."""
-        return 0.0, float(np.max(sum(self._held.values()), initial=1.0))
+        return 0.0, float(np.max(sum(self._bytes_by_role.values()), initial=1.0))
 
     def entries(self) -> list[Entry]:
         """The roles with the most that each held."""
@@ -60,26 +60,28 @@ class Stack(Layer):
                 "patch",
                 QPen(Qt.PenStyle.NoPen),
                 QBrush(role_color(role, self._style)),
-                functools.partial(self._reading, held),
+                functools.partial(self._reading, role_bytes),
                 "000 MiB",
             )
-            for role, held in self._held.items()
+            for role, role_bytes in self._bytes_by_role.items()
         ]
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
         """One area a role."""
         x = np.repeat(frame.px(self._t_ms), 2)[1:]  # held until the next change
         below = np.zeros(len(x))
-        for role, held in self._held.items():
-            above = below + np.repeat(held, 2)[:-1]
+        for role, role_bytes in self._bytes_by_role.items():
+            above = below + np.repeat(role_bytes, 2)[:-1]
             low, high = (np.clip(frame.py(y), -1.0, frame.height + 1) for y in (below, above))
             brush = QBrush(role_color(role, self._style))
             strokes.area(painter, brush, x, high, low, math.inf, frame)
             below = above
 
-    def _reading(self, held: Array, at: float) -> str:
-        place = int(np.searchsorted(self._t_ms, at, side="right")) - 1
-        return BYTES.text(float(held[max(0, place)] if math.isfinite(at) else held.max()))
+    def _reading(self, role_bytes: Array, at: float) -> str:
+        index = int(np.searchsorted(self._t_ms, at, side="right")) - 1
+        return BYTES.text(
+            float(role_bytes[max(0, index)] if math.isfinite(at) else role_bytes.max())
+        )
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
@@ -100,7 +102,7 @@ def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether there is a profile with memory in it."""
+    """Return why there is nothing to show; None if a profile has memory in it."""
     reason = _profiles.no_profile(runs)
     study = _profiles.shown(runs)
     if study is not None and "memory" not in study.tables:

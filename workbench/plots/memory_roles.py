@@ -1,4 +1,4 @@
-"""Whose the memory is where a step holds most: measured, and as estimated from the model's sizes.
+"""Memory by role at the peak of a step: measured, and as estimated from the model's sizes.
 
 Measured is what the allocator held in the profiled step at its peak. What is reserved beyond that
 (blocks that are free, or too small for what was asked) is fragmentation. The estimate of a training
@@ -57,13 +57,13 @@ class Bars(Layer):
         """The roles with their measured bytes."""
         return [
             Entry(
-                f"{breakdown.ROLE_TITLES.get(role, role)} {BYTES.text(held)}",
+                f"{breakdown.ROLE_TITLES.get(role, role)} {BYTES.text(size)}",
                 "patch",
                 QPen(Qt.PenStyle.NoPen),
                 QBrush(role_color(role, self._style)),
             )
-            for role, held in self._rows[0].items()
-            if held > 0
+            for role, size in self._rows[0].items()
+            if size > 0
         ]
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
@@ -71,10 +71,10 @@ class Bars(Layer):
         for number, row in enumerate(self._rows):
             top, bottom = frame.py(-number + _THICK / 2), frame.py(-number - _THICK / 2)
             at = 0.0
-            for role, held in row.items():
+            for role, size in row.items():
                 left = max(0.0, float(frame.px(at)))
-                right = min(frame.width, float(frame.px(at + held)))
-                at += held
+                right = min(frame.width, float(frame.px(at + size)))
+                at += size
                 if right > left:
                     box = QRectF(QPointF(left, top), QPointF(right, bottom))
                     painter.fillRect(box, role_color(role, self._style))
@@ -82,11 +82,11 @@ class Bars(Layer):
 
 def rows(study: Study) -> list[tuple[str, dict[str, float]]]:
     """The bars: a name, and bytes by role."""
-    found = breakdown.peak(study)
-    measured = {role: found[role][0] for role in breakdown.ROLES if role in found}
+    peak = breakdown.peak(study)
+    measured = {role: peak[role][0] for role in breakdown.ROLES if role in peak}
     free = breakdown.fragmentation(study)
     made = [("at the peak", measured | ({FREE: free} if free > 0 else {}))]
-    estimate = {role: found[role][1] for role in measured if np.isfinite(found[role][1])}
+    estimate = {role: peak[role][1] for role in measured if np.isfinite(peak[role][1])}
     if estimate:
         made.append(("estimated", estimate))
     return made
@@ -97,18 +97,18 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str =
     study = _profiles.shown(runs, profile)
     if study is None or not breakdown.peak(study):
         return
-    found = rows(study)
+    bars = rows(study)
     plot_item.describe((BYTES, "Memory"), (STEPS, ""))
     plot_item.axis("left").categories = [
-        (-float(number), f"{name}: {BYTES.text(_held(row))}")
-        for number, (name, row) in enumerate(found)
+        (-float(number), f"{name}: {BYTES.text(_used_bytes(row))}")
+        for number, (name, row) in enumerate(bars)
     ]
-    plot_item.fixed_y = (-len(found) + 0.5, 0.5)
+    plot_item.fixed_y = (-len(bars) + 0.5, 0.5)
     plot_item.pad_x = 0.0
-    plot_item.add(Bars([row for _, row in found], style))
+    plot_item.add(Bars([row for _, row in bars], style))
 
 
-def _held(row: dict[str, float]) -> float:
+def _used_bytes(row: dict[str, float]) -> float:
     return sum(size for role, size in row.items() if role != FREE)
 
 
@@ -121,7 +121,7 @@ def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether there is a profile with memory in it."""
+    """Return why there is nothing to show; None if a profile has memory in it."""
     reason = _profiles.no_profile(runs)
     if reason is None and not breakdown.peak(_profiles.shown(runs)):  # type: ignore[arg-type]
         return "The profile of this session has no memory in it."

@@ -1,4 +1,4 @@
-"""What the model measures of itself (routing load, rank, gate), over time.
+"""Metrics that the model reports about itself (routing load, rank, gate), over time.
 
 One line for each column of the metric, or for each row, averaged over the other; of more than
 eight, eight that are evenly spread. The map of the same name shows every number.
@@ -93,7 +93,7 @@ def draw(
 
 
 def _resolved(lines: str, series: MetricSeries) -> str:
-    """What the lines are: never the one of the two of which there is only one."""
+    """Return "rows" or "columns": the requested one unless the metric has only one of it."""
     rows, columns = series.shape
     return "columns" if columns > 1 and (rows == 1 or lines == "columns") else "rows"
 

@@ -1,4 +1,4 @@
-"""What the model measures of itself, every number of it: time to the right, a band for each number.
+"""Every number that the model reports about itself: time to the right, a band for each number.
 
 The rows of the metric from top to bottom, within each its columns; dark is low, bright is high.
 Where readings are closer together than pixels, one of them is shown.
@@ -51,15 +51,15 @@ class Heat(Layer):
         super().__init__()
         self._run, self._name, self._bands, self._style = run, name, bands, style
         self._unit = Number(latest([run], name).unit)
-        self._found: list[Measured] = []
+        self._measured: list[Measured] = []
         self._readings = -1
         self._limits = (math.nan, math.nan)
         self._shades: Array = np.empty((0, 0), np.int8)  # (bands, places); below 0: nothing there
 
     def pull(self) -> None:
         """Take in new readings, and how low and high they are."""
-        self._found = series_of(self._run, self._name)
-        readings = sum(len(series.table["t_s"]) for _, series in self._found)
+        self._measured = series_of(self._run, self._name)
+        readings = sum(len(series.table["t_s"]) for _, series in self._measured)
         if readings != self._readings:
             self._readings = readings
             self.fresh = -math.inf
@@ -67,7 +67,7 @@ class Heat(Layer):
 
     def x_span(self) -> tuple[float, float] | None:
         """First and last reading."""
-        times = [series.table["t_s"] for _, series in self._found if len(series.table["t_s"])]
+        times = [series.table["t_s"] for _, series in self._measured if len(series.table["t_s"])]
         if not times:
             return None
         axis = self._run.axis
@@ -80,12 +80,14 @@ class Heat(Layer):
         times = self._run.axis.times_s(places)
         values = np.full((count, self._bands), np.nan, np.float32)
         starts = [segment.start_s for segment in self._run.session.segments]
-        for segment, series in self._found:
+        for segment, series in self._measured:
             following = [start_s for start_s in starts if start_s > segment.start_s]
-            here, readings = _held(series, times, min(following, default=math.inf))
+            here, readings = _readings_at(series, times, min(following, default=math.inf))
             bands = min(self._bands, math.prod(series.shape))
-            each = readings.reshape(len(readings), math.prod(series.shape))  # of none: no -1
-            values[here, :bands] = each[:, :bands]
+            flat = readings.reshape(
+                len(readings), math.prod(series.shape)
+            )  # empty: -1 cannot be inferred
+            values[here, :bands] = flat[:, :bands]
         self._shades = _shades(values, *self._limits).T
 
     def entries(self) -> list[Entry]:
@@ -130,7 +132,7 @@ class Heat(Layer):
 
     def _find_limits(self) -> tuple[float, float]:
         low, high = math.inf, -math.inf
-        for _, series in self._found:
+        for _, series in self._measured:
             values = np.asarray(series.table["values"])
             finite = values[np.isfinite(values)]
             if finite.size:
@@ -156,7 +158,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, metric: str = 
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether one session has measured anything."""
+    """Return why there is nothing to show; None if one session has metrics."""
     if len(runs) > 1:
         return f"The map shows one session, and {len(runs)} were given."
     return no_metrics(runs)
@@ -173,10 +175,11 @@ def _labels(series: MetricSeries, most: int) -> list[tuple[float, str]]:
     ]
 
 
-def _held(series: MetricSeries, places: Array, stop_s: float) -> tuple[Array, Array]:
-    """Which places before ``stop_s`` lie after a reading and before the next, and those readings.
+def _readings_at(series: MetricSeries, places: Array, stop_s: float) -> tuple[Array, Array]:
+    """Return the indices of ``places`` that lie within a reading's time, and those readings.
 
-    The last one holds for as long as the others do.
+    A reading lasts until the next, the last one for the median distance, and none beyond
+    ``stop_s``.
     """
     t_s = series.table["t_s"]
     if not len(t_s):

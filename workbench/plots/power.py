@@ -64,11 +64,11 @@ def table(runs: Sequence[Run], *, right: str = "sm_clock") -> dict[str, Array]:
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether any device told its power."""
-    found = [(run, device) for run in runs for device in devices(run)]
-    if not found:
+    """Return why there is nothing to show; None if a device reported its power."""
+    devices_of_runs = [(run, device) for run in runs for device in devices(run)]
+    if not devices_of_runs:
         return "Power needs telemetry; this session has none."
-    if not any(measured(run, device, "power_w") for run, device in found):
+    if not any(measured(run, device, "power_w") for run, device in devices_of_runs):
         return "Power needs a GPU that tells it; this session's telemetry has no power."
     return None
 

@@ -1,4 +1,4 @@
-"""Timed kernels under this device's own roof: what each achieves against what it could.
+"""Timed kernels under this device's own roof: achieved and attainable rate.
 
 To the right the arithmetic intensity, upwards FLOP/s, both logarithmic. The roof is what a large
 copy (the slope) and a large matrix product (the level) reached in the same run; a kernel that lies
@@ -75,24 +75,24 @@ class Kernels(Layer):
 
     z = 30.0
 
-    def __init__(self, found: list[Rated], color: int, style: Style) -> None:
+    def __init__(self, kernels: list[Rated], color: int, style: Style) -> None:
         super().__init__()
-        self._found, self._color, self._style = found, color, style
-        self._x = np.log10([each.intensity for each in found])
-        self._y = np.log10([each.achieved for each in found])
+        self._kernels, self._color, self._style = kernels, color, style
+        self._x = np.log10([kernel.intensity for kernel in kernels])
+        self._y = np.log10([kernel.achieved for kernel in kernels])
 
     def entries(self) -> list[Entry]:
         """The implementation."""
         pen = self._style.pen(self._color)
-        name = self._found[0].implementation
+        name = self._kernels[0].implementation
         return [Entry(name, "dots", pen, QBrush(pen.color()))]
 
     def x_span(self) -> tuple[float, float]:
-        """Of its kernels, and a little more."""
+        """Return the range of its kernels with a margin."""
         return float(self._x.min()) - _MARGIN, float(self._x.max()) + _MARGIN
 
     def y_span(self) -> tuple[float, float]:
-        """Of its kernels, and a little more, where names stand."""
+        """Return the range of its kernels with a margin below for names."""
         return float(self._y.min()) - _MARGIN, float(self._y.max())
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
@@ -120,7 +120,7 @@ class Names(Layer):
         painter.setFont(font)
         painter.setPen(shade(self._style.theme.text))
         taken: list[QRectF] = []
-        for name, kernel in sorted(self.lowest.items(), key=lambda each: each[1].achieved):
+        for name, kernel in sorted(self.lowest.items(), key=lambda kernel_: kernel_[1].achieved):
             x = frame.px(math.log10(kernel.intensity))
             y = frame.py(math.log10(kernel.achieved))
             width = metrics.horizontalAdvance(name)
@@ -139,57 +139,57 @@ class Names(Layer):
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, direction: str = _ALL) -> None:
     """The roofs of all dtypes, and the dots of every implementation."""
-    found = _found(runs, direction)
+    kernels = _rated_kernels(runs, direction)
     plot_item.describe((_INTENSITY, "Arithmetic intensity"), (_RATE, "Achieved"))
     plot_item.zero = False
     plot_item.pad_x = 0.0
-    several = len({kernel.direction for kernel in found}) > 1
+    several = len({kernel.direction for kernel in kernels}) > 1
     lowest: dict[str, Rated] = {}
-    for kernel in sorted(found, key=lambda each: each.achieved):
+    for kernel in sorted(kernels, key=lambda kernel: kernel.achieved):
         name = f"{kernel.operator}, {kernel.direction}" if several else kernel.operator
         lowest.setdefault(name, kernel)
-    ends = [kernel.intensity for kernel in found]
+    ends = [kernel.intensity for kernel in kernels]
     low, high = min(ends) / 10**_MARGIN, max(ends) * 10**_MARGIN
-    for place, roof in enumerate(roofs(runs[0].session)):
-        plot_item.add(RoofLine(roof, low, high, place, style))
-    for color, name in enumerate(dict.fromkeys(kernel.implementation for kernel in found)):
-        own = [kernel for kernel in found if kernel.implementation == name]
+    for number, roof in enumerate(roofs(runs[0].session)):
+        plot_item.add(RoofLine(roof, low, high, number, style))
+    for color, name in enumerate(dict.fromkeys(kernel.implementation for kernel in kernels)):
+        own = [kernel for kernel in kernels if kernel.implementation == name]
         plot_item.add(Kernels(own, color, style))
     plot_item.add(Names(lowest, style))
 
 
 def table(runs: Sequence[Run], *, direction: str = _ALL) -> dict[str, Array]:
     """Every kernel that is drawn: achieved, attainable, and the share of it."""
-    found = _found(runs, direction)
+    kernels = _rated_kernels(runs, direction)
     words = ("operator", "case", "dtype", "direction", "implementation")
     numbers = {
-        "flop_per_byte": [kernel.intensity for kernel in found],
-        "achieved_flop_per_s": [kernel.achieved for kernel in found],
-        "attainable_flop_per_s": [kernel.attainable for kernel in found],
-        "share_of_attainable": [kernel.achieved / kernel.attainable for kernel in found],
+        "flop_per_byte": [kernel.intensity for kernel in kernels],
+        "achieved_flop_per_s": [kernel.achieved for kernel in kernels],
+        "attainable_flop_per_s": [kernel.attainable for kernel in kernels],
+        "share_of_attainable": [kernel.achieved / kernel.attainable for kernel in kernels],
     }
     return {
-        **{name: np.array([getattr(each, name) for each in found], object) for name in words},
+        **{name: np.array([getattr(kernel, name) for kernel in kernels], object) for name in words},
         **{name: np.array(column, np.float64) for name, column in numbers.items()},
     }
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether one session of timed kernels is given."""
+    """Return why there is nothing to show; None for one session of timed kernels."""
     if len(runs) > 1:
         return f"The roofline shows one session, and {len(runs)} were given."
-    if not _found(runs):
+    if not _rated_kernels(runs):
         return "The roofline needs timed kernels: run workbench bench and open its session."
     return None
 
 
-def _found(runs: Sequence[Run], direction: str = _ALL) -> list[Rated]:
+def _rated_kernels(runs: Sequence[Run], direction: str = _ALL) -> list[Rated]:
     kernels = rated(runs[0].session) if runs else []
     return [kernel for kernel in kernels if direction in (_ALL, kernel.direction)]
 
 
 def _choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
-    known = tuple(dict.fromkeys(kernel.direction for kernel in _found(runs)))
+    known = tuple(dict.fromkeys(kernel.direction for kernel in _rated_kernels(runs)))
     return {"direction": (_ALL, *known)} if len(known) > 1 else {}
 
 
@@ -202,5 +202,5 @@ PLOT = Plot(
     can_show=can_show,
     axis="value",
     choices_in=_choices,
-    key=lambda runs: len(_found(runs)),
+    key=lambda runs: len(_rated_kernels(runs)),
 )

@@ -36,15 +36,15 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     """Samples, band and median of every run, or of every segment where they ran by turns."""
     plot_item.describe((SECONDS, time_axis.TITLE), (MILLISECONDS, "Step time"))
     add_timeline(plot_item, runs, style)
-    found = series(runs)
-    for run in found:
-        name = "median of 41" if len(found) == 1 else run.title
+    shown_runs = series(runs)
+    for run in shown_runs:
+        name = "median of 41" if len(shown_runs) == 1 else run.title
         faint = Look("steps", style, MILLISECONDS, run.color, alpha=0.45)
         band = Look("5–95 %", style, MILLISECONDS, run.color, alpha=0.3)
         median = Look(name, style, MILLISECONDS, run.color, width=1.2)
         samples = Samples(faint, columns_of(run, "step_ms"), scales=False)
         spread = Band(band, rolling_of(run, "p5"), rolling_of(run, "p95"))
-        samples.in_legend = spread.in_legend = len(found) == 1
+        samples.in_legend = spread.in_legend = len(shown_runs) == 1
         for layer in (samples, spread, Line(median, rolling_of(run, "median"))):
             plot_item.add(layer)
 

@@ -14,7 +14,7 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPen
 
 from sessions.model import Study
-from sessions.studies import sweep as found_sweep
+from sessions.studies import sweep as sweeps
 from sessions.studies.sweep import Curve
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
@@ -46,18 +46,18 @@ class Cells(Layer):
         super().__init__()
         self._style = style
         name, self._unit = _METRICS[metric]
-        xs, ys = found_sweep.axis(study, 0), found_sweep.axis(study, 1)
-        numeric = found_sweep.is_numeric(study)
+        xs, ys = sweeps.axis(study, 0), sweeps.axis(study, 1)
+        numeric = sweeps.is_numeric(study)
         self._size = (len(xs), len(ys))
         self._values: dict[tuple[int, int], float] = {}
         self._missed: dict[tuple[int, int], str] = {}
         for curve in curves:
-            for place, x in enumerate(curve.x.tolist()):
+            for point, x in enumerate(curve.x.tolist()):
                 cell = (xs.index(x) if numeric else int(x), ys.index(curve.y))  # type: ignore[arg-type]
-                if curve.outcomes[place] == found_sweep.MEASURED:
-                    self._values[cell] = float(curve.columns[name][place])
+                if curve.outcomes[point] == sweeps.MEASURED:
+                    self._values[cell] = float(curve.columns[name][point])
                 else:
-                    self._missed[cell] = curve.outcomes[place]
+                    self._missed[cell] = curve.outcomes[point]
         logs = [math.log(value) for value in self._values.values() if value > 0]
         self._limits = (min(logs, default=0.0), max(logs, default=0.0))
 
@@ -66,7 +66,7 @@ class Cells(Layer):
         return 0.0, float(self._size[0])
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """What was measured in its colour, the rest hatched."""
+        """Draw measured cells in their colour and hatch the rest."""
         font = self._style.font()
         metrics = QFontMetricsF(font)
         painter.setFont(font)
@@ -99,11 +99,11 @@ class Cells(Layer):
         pen = QPen(shade(theme.warning), self._style.line_px)
         _sweep.draw_mark(painter, QPointF(area.center().x(), middle), outcome, pen)
         for number, line in enumerate(lines):
-            place = QRectF(area.left(), middle + (number + 0.5) * height, area.width(), height)
+            line_area = QRectF(area.left(), middle + (number + 0.5) * height, area.width(), height)
             width = metrics.horizontalAdvance(line) + 4
-            plate = QRectF(place.center().x() - width / 2, place.top(), width, height)
+            plate = QRectF(line_area.center().x() - width / 2, line_area.top(), width, height)
             painter.fillRect(plate, shade(theme.surface))
-            self._write(painter, metrics, place, line, shade(theme.text))
+            self._write(painter, metrics, line_area, line, shade(theme.text))
 
     def _write(
         self, painter: QPainter, metrics: QFontMetricsF, area: QRectF, text: str, color: QColor
@@ -129,30 +129,30 @@ def draw(
 ) -> None:
     """The cells of one arm, named along both axes."""
     study = _sweep.shown(runs, sweep)
-    if study is None or found_sweep.dimensions(study) < 2:
+    if study is None or sweeps.dimensions(study) < 2:
         return
-    curves = [curve for curve in found_sweep.curves(study) if curve.label == (arm or curve.label)]
+    curves = [curve for curve in sweeps.curves(study) if curve.label == (arm or curve.label)]
     curves = [curve for curve in curves if curve.arm == curves[0].arm]
-    titles = [found_sweep.field_title(study, place) for place in (0, 1)]
+    titles = [sweeps.field_title(study, field) for field in (0, 1)]
     plot_item.describe((STEPS, titles[0].capitalize()), (STEPS, titles[1].capitalize()))
-    for place, name in enumerate(("bottom", "left")):
+    for field, name in enumerate(("bottom", "left")):
         plot_item.axis(name).categories = [
-            (number + 0.5, found_sweep.shown(value))
-            for number, value in enumerate(found_sweep.axis(study, place))
+            (number + 0.5, sweeps.shown(value))
+            for number, value in enumerate(sweeps.axis(study, field))
         ]
-    plot_item.fixed_y = (0.0, float(len(found_sweep.axis(study, 1))))
+    plot_item.fixed_y = (0.0, float(len(sweeps.axis(study, 1))))
     plot_item.pad_x = 0.0
-    notes = [plot_item.header.subtitle, metric, found_sweep.marked(curves[0])]
+    notes = [plot_item.header.subtitle, metric, sweeps.marked(curves[0])]
     plot_item.header.subtitle = ", ".join(filter(None, notes))
     plot_item.add(Cells(study, curves, metric, style))
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether a sweep over two fields was measured."""
+    """Return why there is nothing to show; None if a sweep has two fields."""
     study = _sweep.shown(runs)
     if reason := _sweep.no_sweep(runs):
         return reason
-    if study is not None and found_sweep.dimensions(study) < 2:
+    if study is not None and sweeps.dimensions(study) < 2:
         return "The map shows a sweep over two fields, and this one was over one."
     return None
 
@@ -171,7 +171,7 @@ def _choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:
 
 
 def digits_in(room: float, metrics: QFontMetricsF, unit: Unit, values: Iterable[float]) -> int:
-    """How many each number may have, so that all fit the room in pixels and keep their units."""
+    """Return the most digits at which every number with its unit fits the room in pixels."""
     for digits in (3, 2):
         texts = (unit.text(value, digits) for value in values)
         if all(metrics.horizontalAdvance(text) <= room for text in texts):

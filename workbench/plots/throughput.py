@@ -37,16 +37,16 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     unit = TOKENS_PER_SECOND if tokens else STEPS_PER_SECOND
     plot_item.describe((SECONDS, time_axis.TITLE), (unit, "Throughput"))
     add_timeline(plot_item, runs, style)
-    found = series(runs)
-    for run in found:
-        name = "median of 41" if len(found) == 1 else run.title
+    shown_runs = series(runs)
+    for run in shown_runs:
+        name = "median of 41" if len(shown_runs) == 1 else run.title
         faint = Look("steps", style, unit, run.color, alpha=0.45)
         band = Look("5–95 %", style, unit, run.color, alpha=0.3)
         median = Look(name, style, unit, run.color, width=1.2)
         invert = _inverter(run, tokens)
         samples = Samples(faint, invert(columns_of(run, "step_ms")), scales=False)
         spread = Band(band, invert(rolling_of(run, "p95")), invert(rolling_of(run, "p5")))
-        samples.in_legend = spread.in_legend = len(found) == 1
+        samples.in_legend = spread.in_legend = len(shown_runs) == 1
         for layer in (samples, spread, Line(median, invert(rolling_of(run, "median")))):
             plot_item.add(layer)
 

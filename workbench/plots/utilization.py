@@ -55,7 +55,7 @@ class _Sampled(Line):
         how = sampling(self._run.session.environment, self._column)
         if not how:
             return super().entries()
-        return [replace(one, name=f"{one.name}, {how}") for one in super().entries()]
+        return [replace(entry, name=f"{entry.name}, {how}") for entry in super().entries()]
 
 
 class _Absent(Layer):
@@ -71,7 +71,7 @@ class _Absent(Layer):
         pen = QPen(shade(self._style.theme.muted))
         none = QBrush(Qt.BrushStyle.NoBrush)
         words = absent(self._run.session.environment)
-        return [Entry(one, "dots", pen, none) for one in words]
+        return [Entry(reason, "dots", pen, none) for reason in words]
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
@@ -100,11 +100,11 @@ def table(runs: Sequence[Run]) -> dict[str, Array]:
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Whether any sample was taken."""
-    found = [(run, device) for run in runs for device in devices(run)]
-    if not found:
+    """Return why there is nothing to show; None if any sample was taken."""
+    devices_of_runs = [(run, device) for run in runs for device in devices(run)]
+    if not devices_of_runs:
         return "Utilization needs telemetry; this session has none."
-    if not any(measured(run, device, c) for run, device in found for c in UTILIZATION):
+    if not any(measured(run, device, c) for run, device in devices_of_runs for c in UTILIZATION):
         return "Utilization needs telemetry; this session's samples hold no number for it."
     return None
 

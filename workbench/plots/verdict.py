@@ -36,7 +36,7 @@ def shown(runs: Sequence[Run]) -> PairedComparison | None:
 
 
 def no_comparison(runs: Sequence[Run]) -> str | None:
-    """Why there is nothing to show."""
+    """Return why there is nothing to show; None if there is a comparison."""
     if shown(runs) is None:
         return "No two configurations of this session were compared in alternating blocks."
     return None
@@ -54,15 +54,15 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
         plot_item.header.subtitle = "; ".join(filter(None, notes))
     plot_item.zero = False
     plot_item.pad_x = 0.0
-    found = verdict.pairs(comparison)
+    pairs = verdict.pairs(comparison)
     facts = comparison.facts
     plot_item.add(Same(verdict.region_of(comparison), style))
     history = np.array(facts.get("history", []), np.float64).reshape(-1, 4)
-    history = history[history[:, 0] <= len(found.numbers)]
-    places = found.numbers[history[:, 0].astype(int) - 1] + 1
+    history = history[history[:, 0] <= len(pairs.numbers)]
+    places = pairs.numbers[history[:, 0].astype(int) - 1] + 1
     ratio, low, high = (history[:, column] for column in (1, 2, 3))
     plot_item.add(Narrowing(places, ratio, low, high, style))
-    plot_item.add(PairDots(found.numbers + 1, np.exp(found.logs), style))
+    plot_item.add(PairDots(pairs.numbers + 1, np.exp(pairs.logs), style))
     plot_item.add(Voids(_void_pairs(comparison), style))
 
 
@@ -71,11 +71,11 @@ def table(runs: Sequence[Run]) -> dict[str, Array]:
     comparison = shown(runs)
     if comparison is None:
         return {"pair": np.empty(0, np.int64)}
-    found = verdict.pairs(comparison)
+    pairs = verdict.pairs(comparison)
     return {
-        "pair": found.numbers + 1,
-        "ratio": np.exp(found.logs),
-        "ratio_cycles": np.exp(found.cycle_logs),
+        "pair": pairs.numbers + 1,
+        "ratio": np.exp(pairs.logs),
+        "ratio_cycles": np.exp(pairs.cycle_logs),
     }
 
 

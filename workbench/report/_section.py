@@ -1,4 +1,4 @@
-"""What a section of a report is, and what it is put together from."""
+"""The descriptor of a report's section, and its parts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Section:
     most: float = math.inf  # so many sessions at most
 
     def why_not(self, runs: Sequence[Run]) -> str:
-        """Why the page cannot have this section; empty where it can."""
+        """Return why the page cannot have this section; empty if it can."""
         able = sum(self.has(run.session) for run in runs)
         return "" if max(1, self.together) <= able <= self.most else self.nothing
 

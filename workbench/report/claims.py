@@ -1,4 +1,4 @@
-"""What the documents claim beside what was measured: holds, does not hold, or why neither."""
+"""Claims of the documents beside measurements: holds, does not hold, or why neither."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.report._section import Parts, Section, Words
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """How many hold, then a row each."""
+    """Yield the number of claims that hold, then a row for each."""
     (run,) = runs
     rows = list(newest(run.session).values())
     yield Words([f"{count(rows)}."])

@@ -14,18 +14,19 @@ from workbench.report._section import WARNING, Chart, Parts, Section, Words
 
 def parts(runs: Sequence[Run]) -> Parts:
     """The first session is what the ratios refer to; charts show what the table compares."""
-    places = [run.session.segments.index(choose(run.session)) for run in runs]
+    indices = [run.session.segments.index(choose(run.session)) for run in runs]
     sessions = [dataclasses.replace(run.session, title=run.title) for run in runs]
-    found = compare(sessions, segments=places)
+    comparison = compare(sessions, segments=indices)
     shown = [
-        dataclasses.replace(run, segments=(place,)) for run, place in zip(runs, places, strict=True)
+        dataclasses.replace(run, segments=(index,))
+        for run, index in zip(runs, indices, strict=True)
     ]
-    yield from (Words([warning], WARNING) for warning in found.warnings)
-    yield comparison_table(found)
+    yield from (Words([warning], WARNING) for warning in comparison.warnings)
+    yield comparison_table(comparison)
     for plot in ("box", "ecdf", "aligned_timeline"):
         yield Chart(plot, shown)
-    if found.differences:
-        yield differences_table(found)
+    if comparison.differences:
+        yield differences_table(comparison)
 
 
 SECTION = Section(

@@ -1,4 +1,4 @@
-"""What each segment asked of its toggles, whether it took effect, and how one can tell."""
+"""Toggles of each segment: the requested option, whether it took effect, and the evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it ran on, what the machine did meanwhile, and what happened when."""
+"""The machine, its state during the session, and events."""
 
 from __future__ import annotations
 

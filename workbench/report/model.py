@@ -1,4 +1,4 @@
-"""What the model measured of itself: load of its experts, depths, ranks, entropies, gates."""
+"""Metrics of the model itself: load of its experts, depths, ranks, entropies, gates."""
 
 from __future__ import annotations
 

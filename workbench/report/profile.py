@@ -1,4 +1,4 @@
-"""Where the time and the memory of a step go: by module, kernel and class, and by role."""
+"""Time and memory of a step: by module, kernel and class, and by role."""
 
 from __future__ import annotations
 

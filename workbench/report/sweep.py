@@ -1,4 +1,4 @@
-"""How time, throughput and memory grow with a field: the curves, their exponents and points."""
+"""Growth of time, throughput and memory with a field: the curves, their exponents and points."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ RUN = (
 
 @dataclass
 class Ran:
-    """What one ``workbench run`` left behind, and what its runner said."""
+    """The files and output of one ``workbench run``, and its runner's messages."""
 
     path: Path
     state: Path  # where journals go
@@ -79,11 +79,11 @@ def sent(monkeypatch, tmp_path_factory) -> Callable[..., list[protocol.Command]]
     programs = tmp_path_factory.mktemp("runners")
 
     def script(*messages: protocol.AnyMessage, then: str = "sys.stdin.read()"):
-        told: list[protocol.Command] = []
+        commands: list[protocol.Command] = []
 
         class Scripted(Runner):
             def send(self, command: protocol.Command) -> bool:
-                told.append(command)
+                commands.append(command)
                 return super().send(command)
 
         lines = b"".join(map(protocol.encode, messages))
@@ -93,7 +93,7 @@ def sent(monkeypatch, tmp_path_factory) -> Callable[..., list[protocol.Command]]
         runner = functools.partial(Scripted, command=(sys.executable, "-S", str(path)))
         monkeypatch.setattr(headless, "Runner", runner)
         monkeypatch.setattr("workbench.commands._headless.Runner", runner)
-        return told
+        return commands
 
     return script
 

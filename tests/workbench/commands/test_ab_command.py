@@ -28,32 +28,32 @@ def own_state(tmp_path, monkeypatch):
 
 def answers(catalogue, right=True, **judged):
     """A runner that compares: the messages, the last verdict changed to ``judged``."""
-    told = [catalogue, *wire_samples.begin(0.1, 0), *wire_samples.begin(0.2, 1)]
-    told += wire_samples.comparison(np.random.default_rng(0), 0.3)
-    for message in told:
+    messages = [catalogue, *wire_samples.begin(0.1, 0), *wire_samples.begin(0.2, 1)]
+    messages += wire_samples.comparison(np.random.default_rng(0), 0.3)
+    for message in messages:
         if isinstance(message, protocol.NumericsChecked) and right:
             message.numerics = msgspec.structs.replace(message.numerics, ok=True)
         if isinstance(message, protocol.Judged) and message.final:
             message.judgement = msgspec.structs.replace(message.judgement, **judged)
-    return [*told, protocol.Finished(t_s=9.0, reason="done", steps=9)]
+    return [*messages, protocol.Finished(t_s=9.0, reason="done", steps=9)]
 
 
-def asked(told) -> protocol.Compare:
-    (command,) = (one for one in told if isinstance(one, protocol.Compare))
+def compare_in(commands) -> protocol.Compare:
+    (command,) = (command for command in commands if isinstance(command, protocol.Compare))
     return command
 
 
 def test_both_arms_share_what_is_named_for_both_and_differ_in_their_own(ran, sent, capsys):
-    told = sent(*answers(ran.catalogue))
+    commands = sent(*answers(ran.catalogue))
     arguments = ["--preset", "tiny", "--workload", "train", "--set", "dim=32", "--seed", "3"]
     arguments += ["--toggle", "adamw=fused", "--a", "precision=bf16"]
     arguments += ["--b", "precision=amp_bf16,checkpointing=full", "--budget", "7"]
     arguments += ["--region", "2", "--order", "abba"]
     assert main(["ab", "hydra", *arguments]) == 0
-    command = asked(told)
-    for one in (command.base, command.other):
-        assert (one.family, one.preset, one.workload, one.seed) == ("hydra", "tiny", "train", 3)
-        assert one.model == {"dim": 32}
+    command = compare_in(commands)
+    for arm in (command.base, command.other):
+        assert (arm.family, arm.preset, arm.workload, arm.seed) == ("hydra", "tiny", "train", 3)
+        assert arm.model == {"dim": 32}
     assert command.base.toggles == {"adamw": "fused", "precision": "bf16"}
     assert command.other.toggles == {
         "adamw": "fused",
@@ -71,31 +71,31 @@ def test_a_region_of_everything_is_a_mistake_in_percent(capsys):
 
 
 def test_without_arms_a_is_compared_with_a(ran, sent, capsys):
-    told = sent(*answers(ran.catalogue))
+    commands = sent(*answers(ran.catalogue))
     main(["ab", "hydra"])
-    assert asked(told).base == asked(told).other
+    assert compare_in(commands).base == compare_in(commands).other
 
 
 def test_prediction_measurement_and_residual_are_told_saved_and_in_the_json(
     ran, sent, tmp_path, capsys
 ):
-    told = list(answers(ran.catalogue))
-    for message in told:
+    messages = list(answers(ran.catalogue))
+    for message in messages:
         if isinstance(message, protocol.ComparisonStarted):
             message.prediction = Prediction(ratio=0.8, text="A needs 10 ms", base_us=1e4)
-    commands = sent(*told)
+    commands = sent(*messages)
     path = tmp_path / "ab.h5"
     assert main(["ab", "hydra", "-o", str(path)]) == 0
-    assert asked(commands).predict
+    assert compare_in(commands).predict
     out = capsys.readouterr().out
     assert (
         "Predicted 0.80, measured 0.90 x step time: 0.10 worse than the roofline estimate explains"
         in out
     )
     assert "the roofline estimate: A needs 10 ms" in out
-    (kept,) = hdf5.load(path).comparisons
-    assert prediction.of(kept).ratio == 0.8
-    sent(*told)
+    (saved,) = hdf5.load(path).comparisons
+    assert prediction.of(saved).ratio == 0.8
+    sent(*messages)
     main(["ab", "hydra", "--json"])
     data = json.loads(capsys.readouterr().out)
     assert data["prediction"]["ratio"] == 0.8
@@ -103,11 +103,11 @@ def test_prediction_measurement_and_residual_are_told_saved_and_in_the_json(
 
 
 def test_where_there_is_no_prediction_the_reason_is_told(ran, sent, capsys):
-    told = list(answers(ran.catalogue))
-    for message in told:
+    messages = list(answers(ran.catalogue))
+    for message in messages:
         if isinstance(message, protocol.ComparisonStarted):
             message.prediction = prediction.none("what torch.compile fuses is not known")
-    sent(*told)
+    sent(*messages)
     main(["ab", "hydra"])
     assert "No prediction: what torch.compile fuses is not known" in capsys.readouterr().out
 
@@ -122,22 +122,22 @@ def test_the_verdict_its_reasons_and_the_order_are_told_and_saved(ran, sent, tmp
     assert "1 of 19 blocks was void" in out
     assert "A: off" in out and "B: on" in out and "A: numbers right against float64" in out
     assert "ABBABABAB" in out
-    (kept,) = hdf5.load(path).comparisons
-    assert (kept.verdict, kept.ratio, len(kept.order)) == ("FASTER", 0.9, 19)
-    assert kept.voids.count("") == 18
+    (saved,) = hdf5.load(path).comparisons
+    assert (saved.verdict, saved.ratio, len(saved.order)) == ("FASTER", 0.9, 19)
+    assert saved.voids.count("") == 18
 
 
 def test_the_answer_for_programs_has_all_of_it(ran, sent, capsys):
     sent(*answers(ran.catalogue))
     assert main(["ab", "hydra", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["ratio"], found["pairs"]) == ("FASTER", 0.9, 9)
-    assert found["low"] < 0.9 < found["high"]
-    assert found["order"][:4] == [0, 1, 1, 0] and len(found["medians_ms"]) == 19
-    assert found["reasons"] == ["1 of 19 blocks was void"]
-    assert found["clocks_mhz"][:2] == [None, None] and found["clocks_mhz"][-1] == 1980
-    assert len(found["arms"]) == 2 and found["wrong"] == []
-    assert found["numerics"]["0"]["reference"] == "float64"
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["verdict"], answer["ratio"], answer["pairs"]) == ("FASTER", 0.9, 9)
+    assert answer["low"] < 0.9 < answer["high"]
+    assert answer["order"][:4] == [0, 1, 1, 0] and len(answer["medians_ms"]) == 19
+    assert answer["reasons"] == ["1 of 19 blocks was void"]
+    assert answer["clocks_mhz"][:2] == [None, None] and answer["clocks_mhz"][-1] == 1980
+    assert len(answer["arms"]) == 2 and answer["wrong"] == []
+    assert answer["numerics"]["0"]["reference"] == "float64"
 
 
 def test_wrong_numbers_are_said_first_and_exit_with_1_however_fast(ran, sent, capsys):
@@ -205,26 +205,26 @@ def test_an_undecided_comparison_names_the_budget_of_one_that_should_decide(ran,
     ],
 )
 def test_an_arm_that_cannot_be_is_a_mistake(ran, sent, capsys, arguments, sentence):
-    told = sent(ran.catalogue)
+    commands = sent(ran.catalogue)
     assert main(["ab", "hydra", *arguments]) == 2
     assert sentence in capsys.readouterr().err
-    assert not any(isinstance(command, protocol.Compare) for command in told)
+    assert not any(isinstance(command, protocol.Compare) for command in commands)
 
 
 # Calibration
 
 
 def test_calibrating_keeps_the_floor_which_later_verdicts_respect(ran, sent, capsys):
-    told = sent(*answers(ran.catalogue, ratio=1.0, low=0.98, high=1.01, verdict="UNDECIDED"))
+    commands = sent(*answers(ran.catalogue, ratio=1.0, low=0.98, high=1.01, verdict="UNDECIDED"))
     assert main(["calibrate", "--preset", "tiny"]) == 0
-    assert asked(told).base == asked(told).other
+    assert compare_in(commands).base == compare_in(commands).other
     assert "identical arms differ by up to 2 % on" in capsys.readouterr().out
-    (found,) = floors.load(ran.catalogue)
-    assert found.floor == pytest.approx(1 / 0.98 - 1)
-    assert (found.pairs, found.measured_with) == (9, "hydra tiny forward")
-    told = sent(*answers(ran.catalogue))
+    (floor,) = floors.load(ran.catalogue)
+    assert floor.floor == pytest.approx(1 / 0.98 - 1)
+    assert (floor.pairs, floor.measured_with) == (9, "hydra tiny forward")
+    commands = sent(*answers(ran.catalogue))
     main(["ab", "hydra"])
-    assert asked(told).floor == found.floor
+    assert compare_in(commands).floor == floor.floor
     capsys.readouterr()
     sent(ran.catalogue)
     main(["doctor"])
@@ -232,9 +232,9 @@ def test_calibrating_keeps_the_floor_which_later_verdicts_respect(ran, sent, cap
 
 
 def test_a_machine_that_was_never_calibrated_is_told_how(ran, sent, capsys):
-    told = sent(*answers(ran.catalogue))
+    commands = sent(*answers(ran.catalogue))
     main(["ab", "hydra"])
-    assert asked(told).floor == 0
+    assert compare_in(commands).floor == 0
     capsys.readouterr()
     sent(ran.catalogue)
     main(["doctor"])
@@ -252,7 +252,7 @@ def test_each_machine_has_a_floor_of_its_own_and_a_broken_file_is_no_calibration
     def machine(device, **environment):
         return msgspec.structs.replace(ran.catalogue, device_title=device, environment=environment)
 
-    one, driver, torch = (
+    base, other_driver, other_torch = (
         machine("one", torch="2.11", driver="570"),
         machine("one", torch="2.11", driver="580"),
         machine("one", torch="2.12", driver="570"),
@@ -268,12 +268,12 @@ def test_each_machine_has_a_floor_of_its_own_and_a_broken_file_is_no_calibration
     )
     floors.store(calibration)
     floors.store(msgspec.structs.replace(calibration, device="other", floor=0.02))
-    assert [known.floor for known in floors.load(one)] == [0.01]
-    assert floors.load(driver) == floors.load(torch) == []
+    assert [known.floor for known in floors.load(base)] == [0.01]
+    assert floors.load(other_driver) == floors.load(other_torch) == []
     (other,) = floors.load(machine("other", torch="2.11", driver="570"))
     assert other.floor == 0.02
     floors.path().write_text("{")
-    assert floors.load(one) == []
+    assert floors.load(base) == []
 
 
 # In words
@@ -300,8 +300,8 @@ def test_without_pairs_no_ratio_is_made_up():
     nothing = judged(verdict="UNDECIDED", pairs=0, ratio=None, low=None, high=None)
     assert ratio_line(nothing) == "no ratio yet (0 pairs in 0.9 s)"
     assert math.isnan(nothing.ratio)
-    one = judged(verdict="UNDECIDED", pairs=1, low=None, high=None)
-    assert "(no interval yet), 1 pair in" in ratio_line(one)
+    comparison = judged(verdict="UNDECIDED", pairs=1, low=None, high=None)
+    assert "(no interval yet), 1 pair in" in ratio_line(comparison)
 
 
 def test_the_same_says_within_what():

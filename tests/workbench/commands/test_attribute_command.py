@@ -19,26 +19,26 @@ ARGUMENTS = ("--toggles", "precision=amp_bf16, checkpointing=full")
 
 def answers(catalogue, wrong=False, **options):
     """A runner that attributes: the messages."""
-    told = [catalogue, *wire_samples.begin(0.1, 0)]
-    told += list(attribution_samples.messages(0.3, **options))
-    for message in told:
+    messages = [catalogue, *wire_samples.begin(0.1, 0)]
+    messages += list(attribution_samples.messages(0.3, **options))
+    for message in messages:
         if wrong and isinstance(message, protocol.StudyRows) and message.table == "arms":
             message.columns["wrong"][1] = 1.0
-    return [*told, protocol.Finished(t_s=99.0, reason="done", steps=9)]
+    return [*messages, protocol.Finished(t_s=99.0, reason="done", steps=9)]
 
 
-def asked(told) -> protocol.Attribute:
-    (command,) = (one for one in told if isinstance(one, protocol.Attribute))
+def attribute_in(commands) -> protocol.Attribute:
+    (command,) = (command for command in commands if isinstance(command, protocol.Attribute))
     return command
 
 
 def test_the_toggles_are_asked_for_in_their_order_upon_the_base(ran, sent, capsys):
-    told = sent(*answers(ran.catalogue))
+    commands = sent(*answers(ran.catalogue))
     arguments = ["--preset", "tiny", "--workload", "train", "--toggle", "adamw=fused"]
     arguments += ["--toggles", "precision=amp_bf16,checkpointing=full,compile=default"]
     arguments += ["--mode", "leave-one-out", "--budget", "7", "--region", "2", "--seed", "3"]
     assert main(["attribute", "hydra", *arguments]) == 0
-    command = asked(told)
+    command = attribute_in(commands)
     assert (command.base.preset, command.base.workload) == ("tiny", "train")
     assert command.base.toggles == {"adamw": "fused"}
     assert list(command.toggles.items()) == [
@@ -70,16 +70,16 @@ def test_arms_effects_and_what_was_blocked_are_told_and_saved(ran, sent, tmp_pat
 def test_the_answer_for_programs_has_all_of_it(ran, sent, capsys):
     sent(*answers(ran.catalogue, mode="factorial"))
     assert main(["attribute", "moe", *ARGUMENTS, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["mode"] == "factorial" and found["rounds"] == 16 and found["wrong"] == []
-    assert len(found["arms"]) == 16 and found["arms"][0]["title"] == "base"
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["mode"] == "factorial" and answer["rounds"] == 16 and answer["wrong"] == []
+    assert len(answer["arms"]) == 16 and answer["arms"][0]["title"] == "base"
     (share,) = (
         row
-        for row in found["effects"]
+        for row in answer["effects"]
         if (row["quantity"], row["name"]) == ("time", "compile=default")
     )
     assert share["kind"] == "share" and share["low"] < 0.66 < share["high"]
-    memory = [row for row in found["effects"] if row["quantity"] == "memory"]
+    memory = [row for row in answer["effects"] if row["quantity"] == "memory"]
     assert all(row["low"] is None for row in memory)
 
 
@@ -108,10 +108,10 @@ def test_what_could_not_be_measured_at_all_exits_with_1(ran, sent, capsys):
     ],
 )
 def test_toggles_that_cannot_be_are_a_mistake(ran, sent, capsys, toggles, sentence):
-    told = sent(ran.catalogue)
+    commands = sent(ran.catalogue)
     assert main(["attribute", "hydra", "--toggles", toggles]) == 2
     assert sentence in capsys.readouterr().err
-    assert not any(isinstance(command, protocol.Attribute) for command in told)
+    assert not any(isinstance(command, protocol.Attribute) for command in commands)
 
 
 def test_a_mistake_of_the_runner_is_one_sentence(ran, sent, capsys):

@@ -41,9 +41,9 @@ def answers(reason="done"):
 
 
 def test_the_runner_is_asked_for_what_was_named(sent, capsys):
-    told = sent(*answers())
+    commands = sent(*answers())
     assert main(["bench", "swiglu", "--dtype", "float32", "--every-case"]) == 0
-    assert told[0] == protocol.Bench(operators=["swiglu"], dtype="float32", every_case=True)
+    assert commands[0] == protocol.Bench(operators=["swiglu"], dtype="float32", every_case=True)
     table = capsys.readouterr().out
     assert "| swiglu | 3x5 | float32 | forward | torch | 20.0 |" in table
 
@@ -68,9 +68,9 @@ def test_what_was_tuned_is_told_once_with_its_times(sent, capsys):
     said[3].ledger |= {"tiles": tiles, "autotune_s": 2.5}
     both = [msgspec.structs.replace(m, index=1) if isinstance(m, protocol.SegmentStarted)
             else msgspec.structs.replace(m, segment=1) for m in said[2:5]]  # fmt: skip
-    told = sent(*said[:5], *both, said[5])
+    commands = sent(*said[:5], *both, said[5])
     assert main(["bench", "swiglu", "--tune"]) == 0
-    assert told[0].tune
+    assert commands[0].tune
     printed = capsys.readouterr().out
     assert printed.count(tiles) == 1 and printed.rstrip().endswith("tuning took 2.5 s")
 
@@ -103,11 +103,11 @@ def test_shapes_of_models_are_asked_for_and_our_best_stands_beside_the_best_publ
 
 
 def test_an_unknown_operator_is_a_mistake_that_names_what_there_is(sent, capsys):
-    told = sent(*answers())
+    commands = sent(*answers())
     assert main(["bench", "softmin"]) == 2
     said = capsys.readouterr().err
     assert "unknown operator 'softmin'; expected one of swiglu, rope" in said
-    assert not any(isinstance(command, protocol.Bench) for command in told)
+    assert not any(isinstance(command, protocol.Bench) for command in commands)
 
 
 def test_a_run_that_failed_exits_with_1(sent, capsys):

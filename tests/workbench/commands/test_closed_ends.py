@@ -48,7 +48,9 @@ def test_a_reader_that_has_gone_changes_neither_the_exit_code_nor_what_is_saved(
 def test_an_end_that_was_closed_before_the_start_loses_nothing(
     stream, ran, sent, tmp_path, monkeypatch
 ):
-    started = next(each for each in ran.messages if isinstance(each, protocol.SegmentStarted))
+    started = next(
+        message for message in ran.messages if isinstance(message, protocol.SegmentStarted)
+    )
     warning = protocol.Note(kind="warning", text="the device is shared")
     sent(ran.catalogue, started, warning, protocol.Finished(reason="done", steps=9))
     monkeypatch.setattr(sys, stream, None)
@@ -77,7 +79,7 @@ def test_a_table_that_was_asked_for_is_written_whoever_reads_it_on_the_screen(
 
 @pytest.fixture
 def not_ignored():
-    """As in a terminal: who runs the tests with ``nohup`` has SIGHUP ignored in all of them."""
+    """Restore SIGHUP's default as in a terminal: ``nohup`` has it ignored in every test."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     yield

@@ -1,4 +1,4 @@
-"""What holds for every command: help, exit codes, and sentences in place of tracebacks."""
+"""Rules for every command: help, exit codes, and sentences in place of tracebacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = sorted(
 
 
 def usage_error(arguments: list[str], capsys) -> str:
-    """What a mistake of usage prints; it ends with exit code 2."""
+    """Return the text that a mistake of usage prints; it ends with exit code 2."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2

@@ -30,26 +30,26 @@ COMMANDS = {
     "bench": ["bench"],
 }
 SHARED = {"reason", "file", "failures", "warnings", "environment"}
-each = pytest.mark.parametrize("name", COMMANDS)
+each_command = pytest.mark.parametrize("name", COMMANDS)
 
 
-@each
+@each_command
 def test_a_run_that_failed_is_1_with_its_reason_for_people_and_programs(name, ran, sent, capsys):
     failed = protocol.Failure(kind="model", sentence="It burst.", fix="Use less.")
     sent(ran.catalogue, failed, protocol.Finished(reason="failed", steps=0))
     assert main([*COMMANDS[name], "--json"]) == 1
     printed = capsys.readouterr()
     assert printed.err == "It burst. Use less.\n"
-    told = json.loads(printed.out)
-    assert told.keys() >= SHARED and (told["reason"], told["file"]) == ("failed", None)
-    assert told["failures"][0]["sentence"] == "It burst."
-    assert told["environment"] == ran.catalogue.environment
+    answer = json.loads(printed.out)
+    assert answer.keys() >= SHARED and (answer["reason"], answer["file"]) == ("failed", None)
+    assert answer["failures"][0]["sentence"] == "It burst."
+    assert answer["environment"] == ran.catalogue.environment
 
 
 def test_a_failure_that_sends_a_person_to_the_log_has_it_below(ran, sent, capsys):
-    told = {"sentence": "It burst.", "detail": 'File "net.py", line 7, in forward\nValueError: x\n'}
+    detail = 'File "net.py", line 7, in forward\nValueError: x\n'
     for fix in ("Correct the file and run again; the log has its traceback.", "Use less."):
-        failed = protocol.Failure(kind="model", fix=fix, **told)
+        failed = protocol.Failure(kind="model", sentence="It burst.", fix=fix, detail=detail)
         sent(ran.catalogue, failed, protocol.Finished(reason="failed", steps=0))
         assert main(["run", "hydra"]) == 1
         said = capsys.readouterr().err.splitlines()
@@ -58,7 +58,7 @@ def test_a_failure_that_sends_a_person_to_the_log_has_it_below(ran, sent, capsys
         assert said[1:] == (log if "log" in fix else [])
 
 
-@each
+@each_command
 def test_a_runner_that_died_is_1_with_its_last_words(name, sent, capsys):
     sent(then="sys.exit('no module named torch')")
     assert main([*COMMANDS[name], "--json"]) == 1
@@ -67,7 +67,7 @@ def test_a_runner_that_died_is_1_with_its_last_words(name, sent, capsys):
     assert json.loads(printed.out)["reason"] == "died"
 
 
-@each
+@each_command
 def test_what_cannot_be_asked_is_2_with_one_sentence_for_people_and_programs(
     name, ran, sent, capsys
 ):
@@ -76,14 +76,14 @@ def test_what_cannot_be_asked_is_2_with_one_sentence_for_people_and_programs(
     assert main([*COMMANDS[name], "--json"]) == 2
     printed = capsys.readouterr()
     assert printed.err == f"workbench {name}: {mistake.sentence}\n"
-    told = json.loads(printed.out)
-    assert told == {
+    answer = json.loads(printed.out)
+    assert answer == {
         "reason": "mistake",
         "failures": [{"kind": "mistake", "sentence": mistake.sentence}],
     }
 
 
-@each
+@each_command
 def test_a_line_that_cannot_be_read_is_2_and_answers_programs_too(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*COMMANDS[name], "--json", "--colour"])
@@ -97,14 +97,14 @@ def test_a_line_that_cannot_be_read_is_2_and_answers_programs_too(name, capsys):
     assert capsys.readouterr().out == ""
 
 
-@each
+@each_command
 def test_what_was_interrupted_is_130_and_still_answers(name, ran, sent, capsys):
     sent(ran.catalogue, protocol.Finished(reason="cancelled", steps=0))
     assert main([*COMMANDS[name], "--json"]) == 130
     assert json.loads(capsys.readouterr().out)["reason"] == "cancelled"
 
 
-@each
+@each_command
 def test_a_journal_that_cannot_be_written_ends_no_run_and_is_told_once(
     name, ran, sent, monkeypatch, capsys
 ):
@@ -115,16 +115,18 @@ def test_a_journal_that_cannot_be_written_ends_no_run_and_is_told_once(
     said = " ".join(printed.err.split())
     assert said.count("The journal /dev/null/workbench/") == 1
     assert "Not a directory" in said and "set XDG_STATE_HOME to a folder" in said
-    told = json.loads(printed.out)
-    assert (told["reason"], told["failures"]) == ("cancelled", [])
-    assert len(told["warnings"]) == 1 and "a crash would lose" in told["warnings"][0]
+    answer = json.loads(printed.out)
+    assert (answer["reason"], answer["failures"]) == ("cancelled", [])
+    assert len(answer["warnings"]) == 1 and "a crash would lose" in answer["warnings"][0]
 
 
 def test_a_trace_or_state_that_could_not_be_written_is_1_and_what_was_measured_is_saved(
     ran, sent, tmp_path, capsys
 ):
     failed = protocol.Failure(kind="unwritten", sentence="The trace could not be written to /x.")
-    begun = next(each for each in ran.messages if isinstance(each, protocol.SegmentStarted))
+    begun = next(
+        message for message in ran.messages if isinstance(message, protocol.SegmentStarted)
+    )
     sent(ran.catalogue, begun, failed, protocol.Finished(reason="done", steps=9))
     output = tmp_path / "a.h5"
     assert main(["run", "hydra", "--json", "-o", str(output)]) == 1
@@ -136,13 +138,13 @@ def test_a_trace_or_state_that_could_not_be_written_is_1_and_what_was_measured_i
 def test_ceilings_that_were_not_measured_for_an_interruption_are_not_answered_with_older_ones(
     ran, sent, capsys
 ):
-    kept = protocol.CeilingsFound(
+    older = protocol.CeilingsFound(
         ceilings=Ceilings(
             device="d", driver="1", torch="2", created=1.0, bytes_per_s=1e9, flops_per_s={}
         ),
         source="kept",
     )
-    sent(ran.catalogue, kept, protocol.Finished(reason="cancelled", steps=0))
+    sent(ran.catalogue, older, protocol.Finished(reason="cancelled", steps=0))
     assert main(COMMANDS["ceilings"]) == 130
     assert capsys.readouterr().out == ""
 
@@ -158,7 +160,9 @@ def test_a_file_that_was_asked_for_is_told_of_however_little_was_measured(
     printed = capsys.readouterr()
     assert printed.err == f"Nothing was measured, so that {output} was not written.\n"
     assert printed.out == "" and not output.exists()
-    begun = next(each for each in ran.messages if isinstance(each, protocol.SegmentStarted))
+    begun = next(
+        message for message in ran.messages if isinstance(message, protocol.SegmentStarted)
+    )
     if name != "bench":  # whose segments are kernels
         sent(ran.catalogue, begun, ended)
         assert main([*COMMANDS[name], "-o", str(output)]) == 130
@@ -187,9 +191,9 @@ def test_claims_that_a_failure_kept_from_being_measured_are_1_and_named(ran, sen
     failed = protocol.Failure(kind="model", sentence="It burst.", fix="Use less.")
     sent(ran.catalogue, failed, protocol.Finished(reason="failed", steps=0))
     assert main(CLAIMS) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told.keys() >= SHARED and told["failures"][0]["sentence"] == "It burst."
-    reasons = [one["reason"] for one in told["claims"] if one["result"] == "not measured"]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.keys() >= SHARED and answer["failures"][0]["sentence"] == "It burst."
+    reasons = [claim["reason"] for claim in answer["claims"] if claim["result"] == "not measured"]
     assert reasons and all("It burst." in reason for reason in reasons)
 
 
@@ -206,9 +210,9 @@ def test_claims_that_were_interrupted_are_130_and_still_answered(ran, sent, monk
     sent(ran.catalogue)
     press_ctrl_c()
     assert main(CLAIMS) == 130
-    told = json.loads(capsys.readouterr().out)
-    assert told["reason"] == "cancelled"
-    assert any("interrupted" in one["reason"] for one in told["claims"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["reason"] == "cancelled"
+    assert any("interrupted" in claim["reason"] for claim in answer["claims"])
 
 
 def test_claims_go_on_without_a_journal_which_is_no_reason_of_theirs(
@@ -217,9 +221,9 @@ def test_claims_go_on_without_a_journal_which_is_no_reason_of_theirs(
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     sent(ran.catalogue, protocol.Finished(reason="done", steps=0))
     main(CLAIMS)
-    told = json.loads(capsys.readouterr().out)
-    assert told["failures"] == [] and len(told["warnings"]) == 1
-    assert not any("journal" in str(one.get("reason")) for one in told["claims"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["failures"] == [] and len(answer["warnings"]) == 1
+    assert not any("journal" in str(claim.get("reason")) for claim in answer["claims"])
 
 
 def failing(*_, **__):
@@ -238,9 +242,10 @@ def test_an_export_to_onnx_answers_however_it_ends(
 ):
     monkeypatch.setattr(onnx, "_run_program", act)
     assert main(["onnx", "hydra", "-o", str(tmp_path / "a.onnx"), "--json"]) == code
-    told = json.loads(capsys.readouterr().out)
-    assert told["reason"] == reason
-    assert ["no room" in one["sentence"] for one in told["failures"]] == [True] * (code == 1)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["reason"] == reason
+    failed = ["no room" in failure["sentence"] for failure in answer["failures"]]
+    assert failed == [True] * (code == 1)
 
 
 READ = {
@@ -259,9 +264,9 @@ def test_a_damaged_file_is_1_with_its_reason_for_people_and_programs(
     more = [text.format(file=pair[1]) for text in READ[name]]
     assert main([name, str(damaged), *more, "--json"]) == 1
     printed = capsys.readouterr()
-    told = json.loads(printed.out)
-    assert told["reason"] == "failed"
-    assert printed.err == f"workbench {name}: {told['failures'][0]['sentence']}\n"
+    answer = json.loads(printed.out)
+    assert answer["reason"] == "failed"
+    assert printed.err == f"workbench {name}: {answer['failures'][0]['sentence']}\n"
     assert str(damaged) in printed.err
 
 
@@ -280,15 +285,15 @@ def test_an_export_answers_programs_with_what_it_wrote(pair, tmp_path, capsys):
     output = tmp_path / "out.csv"
     made = ["--plot", "ecdf", "-o", str(output), "--json"]
     assert main(["export", *map(str, pair), *made]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["file"] == str(output) and told["bytes"] == output.stat().st_size > 0
-    assert (told["plot"], told["table"]) == ("ecdf", None)
-    assert told["sessions"] == [str(path) for path in pair]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["file"] == str(output) and answer["bytes"] == output.stat().st_size > 0
+    assert (answer["plot"], answer["table"]) == ("ecdf", None)
+    assert answer["sessions"] == [str(path) for path in pair]
 
 
 def test_every_command_answers_programs(capsys):
-    found = (module.name for module in pkgutil.iter_modules(commands.__path__))
-    names = [name for name in found if not name.startswith("_")]
+    modules = (module.name for module in pkgutil.iter_modules(commands.__path__))
+    names = [name for name in modules if not name.startswith("_")]
     assert len(names) > 15
     for name in names:
         with pytest.raises(SystemExit):
@@ -312,6 +317,6 @@ def test_the_demo_that_is_interrupted_is_130_and_still_answers(tmp_path):
             break
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=60)
-    told = json.loads(out)
-    assert (demo.returncode, told["reason"], told["files"]) == (130, "cancelled", [])
+    answer = json.loads(out)
+    assert (demo.returncode, answer["reason"], answer["files"]) == (130, "cancelled", [])
     assert "Traceback" not in err

@@ -39,7 +39,7 @@ def session() -> Session:
 def under_a_roof(profile: Study) -> Study:
     """The profile with the operator of each kernel, and what one of them needs at least."""
     kernels = dict(profile.tables["kernels"])
-    operators = ["swiglu" if "swi" in one else "" for one in kernels["name"]]
+    operators = ["swiglu" if "swi" in kernel else "" for kernel in kernels["name"]]
     kernels["operator"] = np.array(operators, object)
     least = {"name": np.array(["swiglu"], object), "calls": np.ones(1), "us": np.ones(1)}
     return dataclasses.replace(
@@ -74,8 +74,10 @@ def test_each_kind_of_table_is_written_as_markdown_and_told_to_programs(
     written = (tmp_path / "a.md").read_text()
     assert written == "\n".join(table.to_markdown() for table in tables)
     assert printed(["export", str(file), "--table", name], capsys) == written
-    told = json.loads(printed(["export", str(file), "--table", name, "--json"], capsys))
-    assert [len(one["rows"]) for one in told["tables"]] == [len(one.rows) for one in tables]
+    answer = json.loads(printed(["export", str(file), "--table", name, "--json"], capsys))
+    assert [len(table["rows"]) for table in answer["tables"]] == [
+        len(table.rows) for table in tables
+    ]
 
 
 def test_whatever_table_a_report_has_can_be_exported_too(session, qapp):
@@ -99,8 +101,8 @@ def headings(table: Table) -> list[str]:
 def test_a_file_has_all_rows_where_a_window_has_the_first(session, file, capsys):
     (study, _) = [study for study in session.studies if study.kind == "profile"]
     words = ["export", str(file), "--table", "modules", "--number", "1", "--json"]
-    (told,) = json.loads(printed(words, capsys))["tables"]
-    assert len(told["rows"]) > len(breakdown_tables.modules_table(study).rows)
+    (table,) = json.loads(printed(words, capsys))["tables"]
+    assert len(table["rows"]) > len(breakdown_tables.modules_table(study).rows)
 
 
 def test_of_several_tables_of_a_name_csv_holds_the_one_that_is_chosen(file, tmp_path, capsys):
@@ -129,8 +131,8 @@ def test_what_files_have_is_listed_with_titles_and_rows(session, file, pair, cap
         for table in tables:
             rows = len(table.rows)
             assert f"{table.title}: {rows} row{'s' * (rows != 1)}\n" in listed
-    told = json.loads(printed(["export", *map(str, pair), "--list", "--json"], capsys))
-    assert told["tables"].keys() == set(map(str, pair))
+    answer = json.loads(printed(["export", *map(str, pair), "--list", "--json"], capsys))
+    assert answer["tables"].keys() == set(map(str, pair))
     assert "comparison " in printed(["export", *map(str, pair), "--list"], capsys)
 
 

@@ -97,8 +97,8 @@ def test_whatever_it_ended_at_a_session_is_told_as_far_as_it_goes(kind, qapp):
         )
         assert session_commands(session).startswith("#!/bin/sh")
         for study in session.studies:
-            told = "\n".join(_study_lines(study))
-            assert not told.endswith(" rows"), "the command that makes it could not tell of it"
+            printed = "\n".join(_study_lines(study))
+            assert not printed.endswith(" rows"), "the command that makes it could not tell of it"
             msgspec.json.encode(_study(study)["asked"])
         run = Run(session, "interrupted")
         for section in SECTIONS.values():

@@ -41,13 +41,13 @@ FORMS = [(name, {}) for name in FAMILIES] + [
 )
 def test_every_family_computes_in_onnxruntime_what_it_computes_in_torch(family, fields, tmp_path):
     path = tmp_path / "model.onnx"
-    found = export(Request(family=family, path=str(path), model=fields, sequence=12))
-    print(family, fields, found)
-    assert not found.problem
-    assert 0 < found.difference <= found.tolerance < 1e-3 * found.largest
-    assert path.stat().st_size == found.file_bytes > 4 * found.parameters
-    assert next(iter(found.inputs.values())) == [2, 12]
-    assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
+    result = export(Request(family=family, path=str(path), model=fields, sequence=12))
+    print(family, fields, result)
+    assert not result.problem
+    assert 0 < result.difference <= result.tolerance < 1e-3 * result.largest
+    assert path.stat().st_size == result.file_bytes > 4 * result.parameters
+    assert next(iter(result.inputs.values())) == [2, 12]
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
 @exports
@@ -62,8 +62,8 @@ def test_a_file_of_other_weights_is_told_from_a_right_one(tmp_path, monkeypatch)
         return opset
 
     monkeypatch.setattr(onnx, "_write", wrong)
-    found = export(Request(family="hydra", path=str(tmp_path / "a.onnx")))
-    assert found.difference > 2 * found.tolerance > 0
+    result = export(Request(family="hydra", path=str(tmp_path / "a.onnx")))
+    assert result.difference > 2 * result.tolerance > 0
 
 
 class Calls(nn.Module):
@@ -95,7 +95,7 @@ CASES = {
 
 
 def computed(function, x, path):
-    """What onnxruntime computes of an exported function."""
+    """Return the outputs of an exported function in onnxruntime."""
     import onnxruntime
 
     program = torch.onnx.export(
@@ -107,8 +107,8 @@ def computed(function, x, path):
     )
     program.save(path)
     session = onnxruntime.InferenceSession(str(path))
-    found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    return [torch.from_numpy(each) for each in found]
+    outputs = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    return [torch.from_numpy(output) for output in outputs]
 
 
 @exports
@@ -117,9 +117,9 @@ def computed(function, x, path):
 def test_operators_that_the_exporter_lacks_are_exact_also_among_equals(case, dtype, tmp_path):
     function, rows = CASES[case]
     x = torch.tensor(rows, dtype=dtype)
-    found = computed(function, x, tmp_path / "a.onnx")
-    for one, expected in zip(found, function(x), strict=True):
-        assert torch.equal(one, expected)
+    outputs = computed(function, x, tmp_path / "a.onnx")
+    for output, expected in zip(outputs, function(x), strict=True):
+        assert torch.equal(output, expected)
 
 
 @exports
@@ -187,16 +187,16 @@ RIGHT = Answer(
 def exporter(monkeypatch):
     """Let the command meet a process that answers this; gives what that process was asked."""
 
-    def answering(found=None, code=0, stderr=""):
-        asked = []
+    def answering(result=None, code=0, stderr=""):
+        requests = []
 
         def run_program(request):
-            asked.append(request)
-            told = "" if found is None else json.dumps(found)
-            return subprocess.CompletedProcess([], code, told, stderr)
+            requests.append(request)
+            output = "" if result is None else json.dumps(result)
+            return subprocess.CompletedProcess([], code, output, stderr)
 
         monkeypatch.setattr(command, "_run_program", run_program)
-        return asked
+        return requests
 
     return answering
 
@@ -207,12 +207,12 @@ def fields(answer, **changes):
 
 def test_a_right_file_is_0_and_says_what_it_is(exporter, tmp_path, capsys):
     path = tmp_path / "a.onnx"
-    asked = exporter(fields(RIGHT))
+    requests = exporter(fields(RIGHT))
     assert main(["onnx", "hydra", "--set", "dim=64", "--set", "batch=3", "-o", str(path)]) == 0
     out = capsys.readouterr().out
     assert f"wrote {path}: preset tiny, 758,912 parameters, 3.3 MB" in out
     assert "right: onnxruntime and torch differ by at most 4.8e-07 in outputs of up to 2.5" in out
-    (request,) = asked
+    (request,) = requests
     assert (request["model"], request["batch"], request["path"]) == ({"dim": "64"}, 3, str(path))
 
 
@@ -255,9 +255,9 @@ def test_a_mistake_is_2_before_any_process_starts(
     exporter, tmp_path, monkeypatch, capsys, arguments, sentence
 ):
     monkeypatch.chdir(tmp_path)
-    asked = exporter(fields(RIGHT))
+    requests = exporter(fields(RIGHT))
     assert main(["onnx", "hydra", *arguments]) == 2
-    assert sentence in capsys.readouterr().err and asked == []
+    assert sentence in capsys.readouterr().err and requests == []
 
 
 def test_why_something_cannot_be_exported_is_one_sentence():

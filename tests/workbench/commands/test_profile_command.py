@@ -63,7 +63,7 @@ def test_one_configuration_is_profiled_and_told_in_tables(ran, sent, tmp_path, c
     for title in ("Operator classes", "Kernels", "Modules", "Memory by role"):
         assert f"### {title}: hydra base train: defaults" in out
     assert "| . . . blocks.0 |" in out and "By module" not in out
-    assert [one.title for one in breakdown.profiles(hdf5.load(file))] == [
+    assert [profile.title for profile in breakdown.profiles(hdf5.load(file))] == [
         "hydra base train: defaults"
     ]
 
@@ -74,7 +74,7 @@ def test_two_arms_are_profiled_together_and_set_against_each_other(ran, sent, tm
     arguments = ["--a", "precision=bf16", "--b", "checkpointing=full", "--trace", str(trace)]
     assert main(["profile", "hydra", "--toggle", "triton=off", *arguments]) == 0
     command = profile_command(messages)
-    assert [one.toggles for one in command.configurations] == [
+    assert [arm.toggles for arm in command.configurations] == [
         {"triton": "off", "precision": "bf16"},
         {"triton": "off", "checkpointing": "full"},
     ]
@@ -87,13 +87,13 @@ def test_two_arms_are_profiled_together_and_set_against_each_other(ran, sent, tm
 def test_the_result_is_there_for_programs(ran, sent, capsys):
     sent(*answers(ran.catalogue, 2))
     assert main(["profile", "hydra", "--b", "triton=on", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    first, second = found["profiles"]
+    answer = json.loads(capsys.readouterr().out)
+    first, second = answer["profiles"]
     assert first["us_by_module"]["(model)"] > second["us_by_module"]["(model)"]
     assert first["idle_share"] == pytest.approx(1 - 1 / 1.22)
     assert first["tables"]["peak"]["estimate"][4] is None
-    assert found["difference"][0]["module"] == "(model)"
-    assert found["difference"][0]["difference_us"] < 0
+    assert answer["difference"][0]["module"] == "(model)"
+    assert answer["difference"][0]["difference_us"] < 0
 
 
 @pytest.mark.parametrize(

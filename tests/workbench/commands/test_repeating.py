@@ -1,4 +1,4 @@
-"""What ``workbench info FILE --command`` prints asks for what the session was asked for."""
+"""Commands that ``workbench info FILE --command`` prints repeat the session's requests."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def ask(ran, monkeypatch):
     def stop_plan(plan, **_):
         raise Asked(plan)
 
-    def asked(words: list[str]):
-        with pytest.raises(Asked) as found:
+    def parse(words: list[str]):
+        with pytest.raises(Asked) as caught:
             main(words)
-        return found.value.args[0]
+        return caught.value.args[0]
 
     monkeypatch.setattr(headless, "run", stop)
     monkeypatch.setattr(headless, "run_plan", stop_plan)
     monkeypatch.setattr(calibration, "respected", lambda _, command: command)
-    return asked
+    return parse
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def interrupted_of(ran, path: Path, order: protocol.Command, segments: int) -> P
     recorder = Recorder()
     recorder.record(ran.catalogue)
     recorder.record(protocol.Ordered(command=order))
-    for place in range(segments):
-        for message in wire_samples.begin(1.0 + place, place):
+    for index in range(segments):
+        for message in wire_samples.begin(1.0 + index, index):
             recorder.record(message)
     hdf5.save(recorder.session, path)
     return path
@@ -93,8 +93,8 @@ def session_of(ran, path: Path, *orders: protocol.Command) -> Path:
     return path
 
 
-def whole(ran) -> Configuration:
-    """What the window sends: every toggle, and settings of all kinds."""
+def full_configuration(ran) -> Configuration:
+    """Return a configuration as the window sends it: every toggle, and settings of all kinds."""
     toggles = {toggle.name: toggle.options[0].name for toggle in ran.catalogue.toggles}
     return Configuration(
         family="moe",
@@ -166,14 +166,16 @@ def test_what_was_interrupted_before_anything_was_measured_is_told_with_its_comm
     order = ask(shlex.split(line))
     path = interrupted_of(ran, tmp_path / "a.h5", order, segments=0)
     assert main(["info", str(path), "--command"]) == 0
-    (told,) = [line for line in capsys.readouterr().out.splitlines() if "it was asked for" in line]
-    why, _, again = told.partition("it was asked for by workbench ")
+    (comment,) = [
+        line for line in capsys.readouterr().out.splitlines() if "it was asked for" in line
+    ]
+    why, _, again = comment.partition("it was asked for by workbench ")
     assert "is not repeated: it was refused or interrupted before anything was measured" in why
-    assert told.startswith("# ") and ask(shlex.split(again)) == order
+    assert comment.startswith("# ") and ask(shlex.split(again)) == order
 
 
 def window_orders(ran) -> dict[str, protocol.Command]:
-    base = whole(ran)
+    base = full_configuration(ran)
     other = msgspec.structs.replace(base, toggles={**base.toggles, "triton": "on"})
     return {
         "attribute": protocol.Attribute(
@@ -203,14 +205,14 @@ def test_what_a_window_asked_for_is_printed_as_commands_that_lead_to_the_same_or
     assert [call[0] for call in calls] == list(orders)
     assert [ask(call) for call in calls] == list(orders.values())
     outputs = [call[-1] for call in calls if call[0] != "calibrate"]
-    assert len(set(outputs)) == len(outputs) and all(one.startswith("w-") for one in outputs)
+    assert len(set(outputs)) == len(outputs) and all(output.startswith("w-") for output in outputs)
 
 
 def test_a_profile_whose_trace_was_kept_keeps_one_again(ran, ask, printed, tmp_path):
     order = ask(["profile", "hydra", "--trace", str(tmp_path / "t.json")])
     (again,) = printed(session_of(ran, tmp_path / "p.h5", order))
     trace = ask(again)
-    assert [Path(one).name for one in trace.traces] == ["p-0000.json.gz"]
+    assert [Path(file).name for file in trace.traces] == ["p-0000.json.gz"]
     assert msgspec.structs.replace(trace, traces=[]) == msgspec.structs.replace(order, traces=[])
 
 
@@ -219,9 +221,9 @@ def test_a_run_that_went_on_from_a_state_and_was_checked_does_so_again(ran, ask,
     states = ["--load-state", str(tmp_path / "a.state"), "--save-state", str(tmp_path / "b.state")]
     order = ask(line + states)
     (again,) = printed(session_of(ran, tmp_path / "g.h5", order))
-    asked = ask(again)
-    assert (asked.check, asked.load_state) == ("last", order.load_state)
-    assert Path(asked.save_state).name == "g-0000.state"
+    repeated = ask(again)
+    assert (repeated.check, repeated.load_state) == ("last", order.load_state)
+    assert Path(repeated.save_state).name == "g-0000.state"
     plain = ask(line[:-1])
     (again,) = printed(session_of(ran, tmp_path / "g.h5", plain))
     assert not {"--check", "--load-state", "--save-state"} & set(again)
@@ -254,7 +256,7 @@ def test_claims_are_measured_again_by_one_command_and_not_by_their_orders(
         own(wire_samples.begin(1.0, segment))
         own([protocol.StudyStarted(index=segment, kind="attribution", title="t", request={})])
     own(course.finish("interrupted"))
-    alone = protocol.Profile(configurations=[whole(ran)])
+    alone = protocol.Profile(configurations=[full_configuration(ran)])
     own([protocol.Ordered(command=alone)])
     own([protocol.StudyStarted(index=2, kind="profile", title="t", request={})])
     path = tmp_path / "c.h5"
@@ -265,7 +267,7 @@ def test_claims_are_measured_again_by_one_command_and_not_by_their_orders(
 
 
 def _chosen(course: Course) -> dict[str, object]:
-    """What the study of a course says that was asked for."""
+    """Return the request that the study of a course records."""
     started = next(iter(course.begin(wire_samples.catalogue(), Session())))
     assert isinstance(started, protocol.StudyStarted)
     return started.request
@@ -285,14 +287,14 @@ def test_claims_of_a_file_of_before_orders_were_kept_are_measured_again(ask, pri
 def test_what_came_to_nothing_is_not_repeated_and_what_goes_on_is_repeated_once(
     ran, printed, tmp_path, capsys
 ):
-    base = whole(ran)
+    base = full_configuration(ran)
     compare = protocol.Compare(base=base, other=base, budget_s=1.0, predict=True)
     recorder = Recorder()
     recorder.record(ran.catalogue)
     wrong = protocol.Attribute(base=base, toggles={})
     blocks = [protocol.Block(arm=arm, pair=0, median_ms=1.0 + arm) for arm in (0, 1)]
     further = msgspec.structs.replace(compare, before=blocks, before_s=1.0, seed=7)
-    told = [
+    messages = [
         protocol.Ordered(command=wrong),
         protocol.Failure(kind="mistake", sentence="No toggle is named."),
         protocol.Ordered(command=compare),
@@ -305,7 +307,7 @@ def test_what_came_to_nothing_is_not_repeated_and_what_goes_on_is_repeated_once(
             index=1, arms=["a", "b"], segments=[1, 1], request={}, before=blocks
         ),
     ]
-    for message in told:
+    for message in messages:
         recorder.record(message)
     path = tmp_path / "n.h5"
     hdf5.save(recorder.session, path)
@@ -317,7 +319,7 @@ def test_what_came_to_nothing_is_not_repeated_and_what_goes_on_is_repeated_once(
 
 def test_the_runner_says_what_it_takes_up_and_the_file_keeps_it(ran):
     (order,) = hdf5.load(ran.path).orders
-    (said,) = [one for one in ran.messages if isinstance(one, protocol.Ordered)]
+    (said,) = [message for message in ran.messages if isinstance(message, protocol.Ordered)]
     assert order.command == msgspec.to_builtins(said.command)
     assert msgspec.convert(order.command, protocol.Start).steps == ran.steps
     assert (order.segments, order.comparisons, order.studies, order.claims) == (0, 0, 0, None)

@@ -32,9 +32,9 @@ def on_gpu(catalogue):
 
 def ladder(index=0, toggles=TOGGLES, **options):
     """An attribution from its first segment to its end."""
-    told = list(wire_samples.begin(0.1 + index, index))
-    told += attribution_samples.messages(0.3 + index, toggles, index=index, **options)
-    return [*told, DONE]
+    messages = list(wire_samples.begin(0.1 + index, index))
+    messages += attribution_samples.messages(0.3 + index, toggles, index=index, **options)
+    return [*messages, DONE]
 
 
 def measured(capsys):
@@ -45,11 +45,11 @@ def measured(capsys):
 
 
 def test_a_ladder_is_read_rung_by_rung_and_each_claim_judged(ran, sent, tmp_path, capsys):
-    told = sent(on_gpu(ran.catalogue), *ladder())
+    commands = sent(on_gpu(ran.catalogue), *ladder())
     path = tmp_path / "moe.h5"
     arguments = ["reproduce", "moe", "--only", "training ladder", "--budget", "7"]
     assert main([*arguments, "--json", "-o", str(path)]) == 0
-    (command,) = (one for one in told if isinstance(one, protocol.Attribute))
+    (command,) = (command for command in commands if isinstance(command, protocol.Attribute))
     assert list(command.toggles.items())[:2] == [("compile", "default"), ("precision", "amp_fp16")]
     assert command.budget_s == 7
     assert command.base.preset == "document"
@@ -76,7 +76,7 @@ def test_the_table_says_what_was_not_measured_and_why_and_exits_with_1(ran, sent
 
 
 def test_on_the_cpu_what_is_about_a_gpu_is_not_asked_for(ran, sent, capsys):
-    told = sent(ran.catalogue, *ladder(memory=False))
+    commands = sent(ran.catalogue, *ladder(memory=False))
     assert (
         main(
             [
@@ -90,15 +90,15 @@ def test_on_the_cpu_what_is_about_a_gpu_is_not_asked_for(ran, sent, capsys):
         )
         == 0
     )
-    assert sum(isinstance(one, protocol.Attribute) for one in told) == 1
+    assert sum(isinstance(command, protocol.Attribute) for command in commands) == 1
     out = capsys.readouterr().out
     assert "2 hold, 3 not applicable here" in out
 
 
 def test_where_nothing_can_be_measured_nothing_is_asked_for_and_it_says_so(ran, sent, capsys):
-    told = sent(ran.catalogue)
+    commands = sent(ran.catalogue)
     assert main(["reproduce", "hydra", "--only", "kernels"]) == 0
-    assert not any(isinstance(one, protocol.Bench) for one in told)
+    assert not any(isinstance(command, protocol.Bench) for command in commands)
     assert capsys.readouterr().out.count("Triton kernels run on a GPU") == 4
 
 
@@ -106,9 +106,9 @@ def test_all_commands_of_an_experiment_run_and_a_failed_one_does_not_end_it(ran,
     failure = protocol.Failure(kind="out-of-memory", sentence="Out of memory: 9 GiB more.")
     failed = [failure, protocol.Finished(reason="failed", steps=0)]
     alone = ladder(toggles={"checkpointing": "full"})
-    told = sent(on_gpu(ran.catalogue), *failed, *alone)
+    commands = sent(on_gpu(ran.catalogue), *failed, *alone)
     assert main(["reproduce", "moe", "--only", "each alone", "--json"]) == 1
-    assert sum(isinstance(one, protocol.Attribute) for one in told) == 2
+    assert sum(isinstance(command, protocol.Attribute) for command in commands) == 2
     rows = measured(capsys)
     amp = rows["AMP", "x fast"]
     assert amp["result"] == "not measured"
@@ -215,8 +215,8 @@ def test_claims_are_told_as_they_become_known(ran, sent, capsys):
 
 def test_ctrl_c_keeps_the_claims_that_were_measured(ran, runners, monkeypatch, tmp_path, capsys):
     known = threading.Event()
-    told = (*ladder(), *wire_samples.begin(5.0, 1))
-    runners((on_gpu(ran.catalogue), *told))
+    messages = (*ladder(), *wire_samples.begin(5.0, 1))
+    runners((on_gpu(ran.catalogue), *messages))
     press_ctrl_c(after=known)
     path = tmp_path / "kept.h5"
     say = Bar.say
@@ -246,11 +246,11 @@ def test_the_claims_of_a_session_are_exported_as_a_table(ran, sent, tmp_path, ca
 
 
 def test_the_numbers_without_a_claim_are_printed_with_their_reasons(ran, sent, capsys):
-    told = sent(on_gpu(ran.catalogue))
+    commands = sent(on_gpu(ran.catalogue))
     assert main(["reproduce", "hydra", "moe", "--omissions"]) == 0
     out = capsys.readouterr().out
     assert "| hydra | RTX 4090 | the author's GPU |" in out and "| moe | Mode 1 |" in out
     assert main(["reproduce", "mamba2", "--omissions", "--json"]) == 0
     (first, *_) = json.loads(capsys.readouterr().out)["omissions"]
     assert first == {"document": "mamba2", "passage": "Production 2025", "reason": "a year"}
-    assert not told, "nothing is measured"
+    assert not commands, "nothing is measured"

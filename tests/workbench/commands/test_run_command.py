@@ -86,12 +86,12 @@ MISTAKES = {
 
 @pytest.mark.parametrize("sentence", MISTAKES)
 def test_a_wrong_name_or_value_is_answered_with_what_is_allowed(sentence, ran, sent, capsys):
-    told = sent(ran.catalogue)
+    commands = sent(ran.catalogue)
     assert main(["run", *MISTAKES[sentence]]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith(f"workbench run: {sentence}")
-    assert not any(isinstance(command, protocol.Start) for command in told)
+    assert not any(isinstance(command, protocol.Start) for command in commands)
     assert not list(state_folder.path().iterdir())
 
 
@@ -114,11 +114,11 @@ def test_a_length_that_is_none_is_refused(length, sentence, capsys):
 
 def test_what_the_runner_calls_a_mistake_is_one(ran, sent, capsys):
     mistake = protocol.Failure(kind="mistake", sentence="setting batch = 0 is outside of 1 to 9")
-    told = sent(ran.catalogue, mistake, protocol.Finished(reason="failed", steps=0))
+    commands = sent(ran.catalogue, mistake, protocol.Finished(reason="failed", steps=0))
     assert main(["run", "hydra", "--toggle", "cuda_graphs", "--set", "batch=0"]) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", f"workbench run: {mistake.sentence}\n")
-    (start,) = (command for command in told if isinstance(command, protocol.Start))
+    (start,) = (command for command in commands if isinstance(command, protocol.Start))
     assert start.configuration.toggles == {"cuda_graphs": "on"}  # of two options, the other one
     assert (start.steps, start.seconds) == (None, 10.0)
     assert start.configuration.preset == ran.catalogue.families[0].default_preset
@@ -127,10 +127,10 @@ def test_what_the_runner_calls_a_mistake_is_one(ran, sent, capsys):
 def test_decode_states_are_asked_for_by_absolute_paths(ran, sent, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     note = protocol.Note(kind="info", text="saved the decode state after 9 tokens to b")
-    told = sent(ran.catalogue, note, protocol.Finished(reason="done", steps=0))
+    commands = sent(ran.catalogue, note, protocol.Finished(reason="done", steps=0))
     states = ["--load-state", "a", "--save-state", "b"]
     assert main(["run", "hydra", "--workload", "generate", *states]) == 0
-    (start,) = (command for command in told if isinstance(command, protocol.Start))
+    (start,) = (command for command in commands if isinstance(command, protocol.Start))
     assert start.load_state == str(tmp_path / "a") and start.save_state == str(tmp_path / "b")
     assert note.text in capsys.readouterr().out
     assert main(["run", "hydra", "--save-state", "none/b"]) == 2
@@ -218,8 +218,8 @@ def test_ctrl_c_is_130_and_keeps_what_was_measured(ran, sent, tmp_path, capsys):
 
 def test_a_place_to_save_is_checked_before_a_runner_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("workbench.client.headless.run", lambda *_, **__: pytest.fail("it ran"))
-    for place, why in ((tmp_path / "no" / "a.h5", "there is no folder"), (tmp_path, "is a folder")):
-        assert main(["run", "hydra", "-o", str(place)]) == 2
+    for path, why in ((tmp_path / "no" / "a.h5", "there is no folder"), (tmp_path, "is a folder")):
+        assert main(["run", "hydra", "-o", str(path)]) == 2
         assert why in capsys.readouterr().err
 
 
@@ -253,15 +253,15 @@ def _full(folder):
 
 def test_a_recovered_journal_is_the_session_of_the_run(ran, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    kept = Journal()
+    journal = Journal()
     for message in ran.messages:
-        kept.append(protocol.encode(message))
-    kept.close()
+        journal.append(protocol.encode(message))
+    journal.close()
     assert main(["recover"]) == 0
     assert capsys.readouterr().out == (
-        f"recovered 1 segment(s), {ran.steps} steps: {kept.path.stem}.h5\n"
+        f"recovered 1 segment(s), {ran.steps} steps: {journal.path.stem}.h5\n"
     )
-    wire_samples.assert_same(hdf5.load(f"{kept.path.stem}.h5"), hdf5.load(ran.path))
+    wire_samples.assert_same(hdf5.load(f"{journal.path.stem}.h5"), hdf5.load(ran.path))
     assert main(["recover"]) == 2  # there is no other
     assert f"no journal of an unsaved session in {state_folder.path()}" in capsys.readouterr().err
 
@@ -276,10 +276,14 @@ def test_a_recovered_journal_is_the_session_of_the_run(ran, tmp_path, monkeypatc
 )
 def test_wrong_numbers_exit_with_1_where_they_were_asked_for(ran, sent, capsys, ledger, said, code):
     facts = protocol.Facts(segment=0, ledger=ledger)
-    told = [*wire_samples.begin(0.1, 0), facts, protocol.Finished(t_s=9.0, reason="done", steps=9)]
-    commands = sent(ran.catalogue, *told)
+    messages = [
+        *wire_samples.begin(0.1, 0),
+        facts,
+        protocol.Finished(t_s=9.0, reason="done", steps=9),
+    ]
+    commands = sent(ran.catalogue, *messages)
     assert main(["run", "hydra", "--check"]) == code
-    (start,) = (one for one in commands if isinstance(one, protocol.Start))
+    (start,) = (command for command in commands if isinstance(command, protocol.Start))
     assert start.check == "last" and said in capsys.readouterr().out
 
 

@@ -29,7 +29,7 @@ def test_the_example_trains_and_its_session_says_how_to_run_it_again(tmp_path, m
     (segment,) = result["segments"]
     assert segment["steps"] == 20 and segment["ledger"]["parameters"] > 1000
     assert segment["configuration"]["model"]["source"] == f"{EXAMPLE}:build"
-    assert [found["status"] for found in segment["evidence"]] == ["effective"]
+    assert [evidence["status"] for evidence in segment["evidence"]] == ["effective"]
     session = hdf5.load(output)
     assert session.title == "own_model train"
     assert main(["info", str(output), "--command"]) == 0

@@ -33,7 +33,7 @@ from workbench.plots import PLOTS
 
 
 def printed(arguments: list[str | Path], capsys) -> str:
-    """What a command prints that succeeds."""
+    """Return the output of a command that succeeds."""
     assert main(list(map(str, arguments))) == 0, capsys.readouterr().err
     return capsys.readouterr().out
 
@@ -50,15 +50,15 @@ def test_info_shows_title_environment_and_a_row_a_segment(ran, capsys):
 
 
 def test_info_as_json_holds_what_the_run_printed(ran, capsys):
-    found = json.loads(printed(["info", ran.path, "--json"], capsys))
-    assert found["segments"] == json.loads(ran.out)["segments"]
-    told, here = (
+    answer = json.loads(printed(["info", ran.path, "--json"], capsys))
+    assert answer["segments"] == json.loads(ran.out)["segments"]
+    printed_environment, here = (
         {k: v for k, v in environment.items() if not k.startswith(SAMPLING)}
-        for environment in (found["environment"], ran.catalogue.environment)
+        for environment in (answer["environment"], ran.catalogue.environment)
     )
-    assert told == here
-    assert found["environment"]["sampling tensor_active"].startswith("absent: ")
-    assert found.keys() == {
+    assert printed_environment == here
+    assert answer["environment"]["sampling tensor_active"].startswith("absent: ")
+    assert answer.keys() == {
         *("reason", "title", "id", "created", "notes", "environment"),
         *("comparisons", "segments", "studies", "events"),
     }
@@ -71,9 +71,9 @@ def test_the_peak_that_programs_are_told_is_that_of_the_table(pair, capsys):
         steps["phase"][0], steps["peak"][0] = Phase.AUTOTUNE, 77 * 2**30  # before all steady ones
         segment.steps = steps
     hdf5.save(session, pair[0])
-    (told,) = json.loads(printed(["info", pair[0], "--json"], capsys))["segments"]
+    (printed_segment,) = json.loads(printed(["info", pair[0], "--json"], capsys))["segments"]
     base = json.loads(printed(["compare", *pair, "--json"], capsys))["arms"][0]
-    assert told["peak_bytes"] == base["peak_bytes"] < 77 * 2**30
+    assert printed_segment["peak_bytes"] == base["peak_bytes"] < 77 * 2**30
 
 
 def checked() -> Study:
@@ -114,11 +114,11 @@ def test_info_tells_each_study_as_the_command_that_made_it(make, said, table, pa
     hdf5.save(session, pair[0])
     out = printed(["info", pair[0]], capsys)
     assert f"\n{study.kind}: {study.title}\n" in out and said in out
-    (found,) = json.loads(printed(["info", pair[0], "--json"], capsys))["studies"]
-    assert (found["kind"], found["title"]) == (study.kind, study.title)
+    (answered,) = json.loads(printed(["info", pair[0], "--json"], capsys))["studies"]
+    assert (answered["kind"], answered["title"]) == (study.kind, study.title)
     columns = study.tables[table]
-    assert len(found["tables"][table]) == len(next(iter(columns.values())))
-    assert found["tables"][table][0].keys() == columns.keys()
+    assert len(answered["tables"][table]) == len(next(iter(columns.values())))
+    assert answered["tables"][table][0].keys() == columns.keys()
 
 
 def test_info_shows_every_verdict_as_it_holds_among_all(pair, capsys):
@@ -130,15 +130,15 @@ def test_info_shows_every_verdict_as_it_holds_among_all(pair, capsys):
     clear = msgspec.structs.replace(doubtful, verdict="FASTER", facts={**doubtful.facts, "p": 1e-6})
     session.comparisons = [doubtful, clear]
     hdf5.save(session, pair[1])
-    found = json.loads(printed(["info", pair[1], "--json"], capsys))["comparisons"]
-    assert [(one["verdict"], one["alone"], one["of"]) for one in found] == [
+    comparisons = json.loads(printed(["info", pair[1], "--json"], capsys))["comparisons"]
+    assert [(row["verdict"], row["alone"], row["of"]) for row in comparisons] == [
         ("SLOWER", "SLOWER", 2),
         ("FASTER", "FASTER", 2),
     ]
     session.comparisons = [doubtful] * 2
     hdf5.save(session, pair[1])
-    found = json.loads(printed(["info", pair[1], "--json"], capsys))["comparisons"]
-    assert {(one["verdict"], one["alone"], one["p_holm"]) for one in found} == {
+    comparisons = json.loads(printed(["info", pair[1], "--json"], capsys))["comparisons"]
+    assert {(row["verdict"], row["alone"], row["p_holm"]) for row in comparisons} == {
         ("UNDECIDED", "SLOWER", 0.06)
     }
     out = printed(["info", pair[1]], capsys)
@@ -152,8 +152,8 @@ def test_json_holds_no_number_that_json_lacks_and_no_date_is_no_traceback(strang
     session.segments[0].ledger["loss"] = strange
     hdf5.save(session, pair[1])
     text = printed(["info", pair[1], "--json"], capsys)
-    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert found["created"] == (strange if abs(strange) == 1e300 else None)
+    answer = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert answer["created"] == (strange if abs(strange) == 1e300 else None)
     assert "(at an unknown time)" in printed(["info", pair[1]], capsys)
 
 
@@ -184,15 +184,15 @@ def test_the_printed_command_of_odd_values_is_read_back_as_they_were(ran, sent, 
     session.segments[0].configuration = odd
     hdf5.save(session, tmp_path / "odd.h5")
     script = printed(["info", tmp_path / "odd.h5", "--command"], capsys).splitlines()
-    (line,) = [one for one in script if one.startswith("workbench ")]
+    (line,) = [words for words in script if words.startswith("workbench ")]
     python = printed(["info", tmp_path / "odd.h5", "--python"], capsys)
     for again in (lambda: main(shlex.split(line)[1:]), lambda: exec(python, {})):
-        told = sent(ran.catalogue, protocol.Finished(reason="done", steps=0))
+        commands = sent(ran.catalogue, protocol.Finished(reason="done", steps=0))
         try:
             assert again() == 0
         except SystemExit as ended:
             assert ended.code == 0
-        (start,) = (command for command in told if isinstance(command, protocol.Start))
+        (start,) = (command for command in commands if isinstance(command, protocol.Start))
         assert start.configuration == odd
     assert line.startswith("workbench run ")
 
@@ -204,9 +204,9 @@ def test_compare_prints_ratios_and_differences(pair, capsys):
 
 
 def test_compare_as_json_gives_the_ratio_of_single_sessions_without_an_interval(pair, capsys):
-    found = json.loads(printed(["compare", *pair, "--json"], capsys))
-    base, fast = found["arms"]
-    assert found["baseline"] == 0
+    answer = json.loads(printed(["compare", *pair, "--json"], capsys))
+    base, fast = answer["arms"]
+    assert answer["baseline"] == 0
     assert (base["title"], base["ratio"], base["note"]) == ("base", None, "baseline")
     assert fast["title"] == "fast" and base["n"] > 100
     assert (fast["ratio_low"], fast["ratio_high"]) == (None, None)  # they are not paired
@@ -221,9 +221,10 @@ def test_compare_tells_programs_of_wrong_numbers_and_of_different_work_too(pair,
         smaller = {**segment.configuration.settings, "batch": 1}
         segment.configuration = msgspec.structs.replace(segment.configuration, settings=smaller)
     hdf5.save(session, pair[1])
-    found = json.loads(printed(["compare", *pair, "--json"], capsys))
-    assert (found["reason"], [one["numbers"] for one in found["arms"]]) == ("done", ["", "WRONG"])
-    assert any("different work (settings.batch)" in one for one in found["warnings"])
+    answer = json.loads(printed(["compare", *pair, "--json"], capsys))
+    assert answer["reason"] == "done"
+    assert [arm["numbers"] for arm in answer["arms"]] == ["", "WRONG"]
+    assert any("different work (settings.batch)" in warning for warning in answer["warnings"])
 
 
 @pytest.mark.parametrize("command", ["compare", "export --table comparison"])
@@ -249,8 +250,8 @@ def test_any_segment_of_each_file_can_be_compared(pair, capsys):
     first = session.segments[0]
     session.segments.append(dataclasses.replace(first, index=1, label="another"))
     hdf5.save(session, pair[1])
-    found = json.loads(printed(["compare", *pair, "--segments", "0,1", "--json"], capsys))
-    assert [arm["segment"] for arm in found["arms"]][1] == "another"
+    answer = json.loads(printed(["compare", *pair, "--segments", "0,1", "--json"], capsys))
+    assert [arm["segment"] for arm in answer["arms"]][1] == "another"
     for words, why in (
         ("0", "--segments 0: expected 2 whole numbers, one for each file"),
         ("0,x", "--segments 0,x: expected 2 whole numbers"),
@@ -264,8 +265,8 @@ def test_files_of_one_name_are_told_apart(pair, tmp_path, capsys):
     other = tmp_path / "elsewhere" / "base.h5"
     other.parent.mkdir()
     shutil.copy(pair[1], other)
-    found = json.loads(printed(["compare", pair[0], other, "--json"], capsys))
-    assert [arm["title"] for arm in found["arms"]] == [str(pair[0]), str(other)]
+    answer = json.loads(printed(["compare", pair[0], other, "--json"], capsys))
+    assert [arm["title"] for arm in answer["arms"]] == [str(pair[0]), str(other)]
 
 
 def test_sessions_without_steady_steps_cannot_be_compared(pair, tmp_path, capsys):
@@ -278,8 +279,8 @@ def test_sessions_without_steady_steps_cannot_be_compared(pair, tmp_path, capsys
     )
     plot = ["export", str(pair[1]), "--plot", "ecdf", "-o", str(tmp_path / "x.png")]
     assert main([*plot, "--json"]) == 2
-    told = capsys.readouterr()
-    assert "Cannot export ecdf" in told.err and json.loads(told.out)["reason"] == "mistake"
+    output = capsys.readouterr()
+    assert "Cannot export ecdf" in output.err and json.loads(output.out)["reason"] == "mistake"
     assert main(["info", str(pair[1]), "--command"]) == 2
     assert "so there is nothing to run again" in capsys.readouterr().err
 
@@ -331,8 +332,8 @@ def test_an_exported_table_is_csv_or_markdown_of_one_session(pair, tmp_path, cap
     assert title == "### the same title"
     assert heading.count("|") == rule.count("|") == row.count("|") and set(rule) <= set("|-: ")
     printed([*table, tmp_path / "out.csv"], capsys)
-    (found,) = csv.DictReader((tmp_path / "out.csv").open(newline=""))
-    assert float(found["median (ms)"]) == pytest.approx(20, rel=0.02)
+    (row,) = csv.DictReader((tmp_path / "out.csv").open(newline=""))
+    assert float(row["median (ms)"]) == pytest.approx(20, rel=0.02)
     assert (
         main(["export", *map(str, pair), "--table", "segments", "-o", str(tmp_path / "no.md")]) == 2
     )
@@ -361,13 +362,13 @@ def test_what_is_no_journal_cannot_be_recovered(pair, tmp_path, capsys):
 
 def test_doctor_says_what_there_is_and_what_each_missing_thing_would_enable(ran, sent, capsys):
     sent(ran.catalogue)
-    found = json.loads(printed(["doctor", "--json"], capsys))
-    checks = {check["name"]: check for check in found["checks"]}
+    answer = json.loads(printed(["doctor", "--json"], capsys))
+    checks = {check["name"]: check for check in answer["checks"]}
     assert checks["runner"]["state"] == "ok" and "families: hydra" in checks["runner"]["text"]
     assert checks["GPU"]["state"] == ("ok" if ran.catalogue.device == "cuda" else "missing")
     for check in checks.values():
         assert check["state"] in ("ok", "missing") and check["text"]
-    assert found["operators"] == ran.catalogue.operators
+    assert answer["operators"] == ran.catalogue.operators
     sent(ran.catalogue)
     out = printed(["doctor"], capsys)
     for name, check in checks.items():
@@ -388,13 +389,13 @@ def test_doctor_tells_the_machine_that_the_runner_is_on(ran, tmp_path, capsys):
     there.environment |= {f"{SAMPLING}{name}": f"{ABSENT}{why}" for name, why in reasons.items()}
     (tmp_path / "line").write_bytes(protocol.encode(there))
     command = f"sh -c 'cat {tmp_path / 'line'}; exec cat >&2'"
-    found = json.loads(printed(["doctor", "--json", "--runner", command], capsys))
-    checks = {check["name"]: check for check in found["checks"]}
+    answer = json.loads(printed(["doctor", "--json", "--runner", command], capsys))
+    checks = {check["name"]: check for check in answer["checks"]}
     assert checks["runner"]["text"].startswith("gpuhost, by `sh -c ")
     assert checks["xformers"]["text"].startswith("0.0.99: ")
     wanted = "no SM active: a CPU has none; no clock: psutil finds none"
     assert (checks["sensors"]["state"], checks["sensors"]["text"]) == ("missing", wanted)
-    assert [each["state"] for name, each in checks.items() if "compiler" in name] == ["missing"]
+    assert [check["state"] for name, check in checks.items() if "compiler" in name] == ["missing"]
 
 
 def test_doctor_is_1_where_the_runner_cannot_start(sent, capsys):

@@ -15,7 +15,7 @@ from workbench.cli import main
 SIZES = (128, 256, 512, 1024, 2048)
 
 
-def told(catalogue, over: float = 1.0, reason: str = "done") -> list[protocol.Message]:
+def answers(catalogue, over: float = 1.0, reason: str = "done") -> list[protocol.Message]:
     """A runner that has measured two arms, one of which outgrew the memory at its last size."""
     request = {
         "fields": ["settings.sequence"],
@@ -64,10 +64,10 @@ ARMS = ("--arm", "", "--arm", "triton=on,precision=fp32")
 
 
 def test_the_runner_is_asked_for_what_the_arguments_say(ran, sent):
-    commands = sent(*told(ran.catalogue))
+    commands = sent(*answers(ran.catalogue))
     more = ("--over", "preset=tiny,small", "--seconds-per-point", "1.5", "--seed", "7")
     assert main([*COMMAND, *OVER, *ARMS, *more]) == 0
-    (command,) = [one for one in commands if isinstance(one, protocol.Sweep)]
+    (command,) = [command for command in commands if isinstance(command, protocol.Sweep)]
     assert command.base.toggles == {"precision": "bf16"} and command.base.preset == "tiny"
     assert command.axes == {"settings.sequence": [*SIZES], "preset": ["tiny", "small"]}
     assert command.arms == [{}, {"triton": "on", "precision": "fp32"}]
@@ -77,7 +77,7 @@ def test_the_runner_is_asked_for_what_the_arguments_say(ran, sent):
 def test_the_table_has_every_point_and_the_exponents_with_their_intervals(
     ran, sent, capsys, tmp_path
 ):
-    sent(*told(ran.catalogue, over=1.5))
+    sent(*answers(ran.catalogue, over=1.5))
     assert main([*COMMAND, *OVER, *ARMS, "-o", str(tmp_path / "swept.h5")]) == 0
     out = capsys.readouterr().out
     rows = [line.split(" | ") for line in out.splitlines() if line.startswith("| ")][2:]
@@ -96,7 +96,7 @@ def test_an_arm_with_wrong_numbers_is_said_and_exits_with_1_however_fast(ran, se
         table=sweep.NUMBERS,
         columns={"arm": [0, 1], "right": [1.0, 0.0], "text": ["as expected", "far off"]},
     )
-    messages = told(ran.catalogue)
+    messages = answers(ran.catalogue)
     sent(*messages[:-1], checked, messages[-1])
     assert main([*COMMAND, *OVER, *ARMS]) == 1
     out = capsys.readouterr().out
@@ -104,28 +104,28 @@ def test_an_arm_with_wrong_numbers_is_said_and_exits_with_1_however_fast(ran, se
     assert "WRONG numbers: Triton kernels, all: On: time grows" in out
     sent(*messages[:-1], checked, messages[-1])
     assert main([*COMMAND, *OVER, *ARMS, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["wrong"] == ["Triton kernels, all: On"]
-    assert [row["right"] for row in found["numbers"]] == [1, 0]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["wrong"] == ["Triton kernels, all: On"]
+    assert [row["right"] for row in answer["numbers"]] == [1, 0]
 
 
 def test_programs_get_points_and_exponents_as_json(ran, sent, capsys):
-    sent(*told(ran.catalogue, over=2.0))
+    sent(*answers(ran.catalogue, over=2.0))
     assert main([*COMMAND, *OVER, *ARMS, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["points_asked"] == 10 and len(found["points"]) == 10
-    missed = [row for row in found["points"] if row["outcome"] != sweep.MEASURED]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["points_asked"] == 10 and len(answer["points"]) == 10
+    missed = [row for row in answer["points"] if row["outcome"] != sweep.MEASURED]
     assert [row["x"] for row in missed] == [2048] and missed[0]["median_ms"] is None
-    whole = [row for row in found["fits"] if row["part"] == sweep.ALL]
-    for row in whole:
+    full_fits = [row for row in answer["fits"] if row["part"] == sweep.ALL]
+    for row in full_fits:
         assert row["low"] < 2.0 < row["high"] and row["exponent"] == pytest.approx(2, abs=0.02)
-    assert [row["n"] for row in whole] == [5, 4]
+    assert [row["n"] for row in full_fits] == [5, 4]
 
 
 def test_a_sweep_that_was_interrupted_keeps_its_points_and_says_so_in_its_exit_code(
     ran, sent, capsys
 ):
-    sent(*told(ran.catalogue, reason="cancelled"))
+    sent(*answers(ran.catalogue, reason="cancelled"))
     assert main([*COMMAND, *OVER]) == 130
     assert "| 128 |" in capsys.readouterr().out
 

@@ -21,28 +21,28 @@ def own_state(tmp_path, monkeypatch):
 
 def answers(catalogue, done=tuple(CHECKS), reason="done", facts=None, **states):
     """A runner that checks: all pass but what ``states`` names."""
-    told = [catalogue, *wire_samples.begin(0.1, 0)]
-    told.append(
+    messages = [catalogue, *wire_samples.begin(0.1, 0)]
+    messages.append(
         protocol.StudyStarted(t_s=0.2, index=0, kind="checklist", title="tiny: on", request={})
     )
     for name in done:
         status = states.get(name, "pass")
         if status == "fail":
             columns = {"check": [name], "line": [f"net.py:7 in forward: {name}()"]}
-            told.append(protocol.StudyRows(t_s=0.3, study=0, table="lines", columns=columns))
+            messages.append(protocol.StudyRows(t_s=0.3, study=0, table="lines", columns=columns))
         row = {"check": [name], "status": [status], "evidence": [f"because of {name}"]}
-        told.append(protocol.StudyRows(t_s=0.3, study=0, table="checks", columns=row))
+        messages.append(protocol.StudyRows(t_s=0.3, study=0, table="checks", columns=row))
     if facts is not None:
-        told.append(protocol.StudyFacts(t_s=0.4, study=0, facts=facts))
-    return [*told, protocol.Finished(t_s=9.0, reason=reason, steps=9)]
+        messages.append(protocol.StudyFacts(t_s=0.4, study=0, facts=facts))
+    return [*messages, protocol.Finished(t_s=9.0, reason=reason, steps=9)]
 
 
 def test_the_configuration_and_what_is_expected_of_it_are_asked_for(ran, sent):
-    told = sent(*answers(ran.catalogue))
+    commands = sent(*answers(ran.catalogue))
     arguments = ["--preset", "tiny", "--workload", "train", "--toggle", "precision=bf16"]
     arguments += ["--expect-speedup", "1.5", "--batch", "3", "--batch", "7", "--steps", "30"]
     assert main(["validate", "hydra", *arguments, "--budget", "4"]) == 0
-    (command,) = (one for one in told if isinstance(one, protocol.Validate))
+    (command,) = (command for command in commands if isinstance(command, protocol.Validate))
     assert command.configuration.toggles == {"precision": "bf16"}
     assert command.configuration.workload == "train"
     assert (command.expect_speedup, command.batches) == (1.5, [3, 7])
@@ -82,16 +82,16 @@ def test_each_check_is_told_with_its_evidence_and_lines_and_saved(ran, sent, tmp
     assert "NOT APPLICABLE Fixed graph: because of graph" in out
     assert "FAIL           Memory: because of memory\n" + " " * 17 + "net.py:7 in forward" in out
     assert "4 pass, 1 fail, 1 not applicable" in out
-    kept = checklist.newest(hdf5.load(path))
-    assert [row.name for row in checklist.failed(kept)] == ["memory"]
+    saved = checklist.newest(hdf5.load(path))
+    assert [row.name for row in checklist.failed(saved)] == ["memory"]
 
 
 def test_json_has_every_check_those_not_done_too(ran, sent, capsys):
     sent(*answers(ran.catalogue, done=("numerics",)))
     main(["validate", "hydra", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert [each["name"] for each in found["checks"]] == list(CHECKS)
-    assert [each["status"] for each in found["checks"]] == ["pass"] + ["waiting"] * 5
+    answer = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in answer["checks"]] == list(CHECKS)
+    assert [check["status"] for check in answer["checks"]] == ["pass"] + ["waiting"] * 5
 
 
 def test_what_is_undecided_is_told_with_the_budget_that_should_decide_it(ran, sent, capsys):
@@ -104,9 +104,9 @@ def test_what_is_undecided_is_told_with_the_budget_that_should_decide_it(ran, se
     assert out.endswith("--budget 61 should decide what is undecided\n")
     sent(*answers(ran.catalogue, speedup="undecided", facts=facts))
     main(["validate", "hydra", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["undecided"] is True and told["budget_s"] == 61
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["undecided"] is True and answer["budget_s"] == 61
     sent(*answers(ran.catalogue))
     main(["validate", "hydra", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["undecided"] is False and told["budget_s"] is None
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["undecided"] is False and answer["budget_s"] is None

@@ -22,7 +22,7 @@ def workspace(qapp):
 
 @pytest.fixture
 def tasks(qapp):
-    """Of a chart that no window has."""
+    """Yield the thread pool of a chart that no window has."""
     made = Tasks()
     yield made
     made.close()

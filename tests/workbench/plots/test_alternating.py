@@ -26,9 +26,9 @@ def by_turns(session: Session) -> Session:
     order = np.argsort(np.concatenate([np.arange(len(arm.steps["t_s"])) // 20 for arm in arms]),
                        kind="stable")  # fmt: skip
     times = np.sort(np.concatenate([arm.steps["t_s"] for arm in arms]))
-    place = np.argsort(order)
+    order_of_steps = np.argsort(order)
     first = len(arms[0].steps["t_s"])
-    for arm, places in zip(arms, (place[:first], place[first:]), strict=True):
+    for arm, places in zip(arms, (order_of_steps[:first], order_of_steps[first:]), strict=True):
         steps = Columns(STEP_COLUMNS)
         steps.append({name: arm.steps[name] for name in STEP_COLUMNS} | {"t_s": times[places]})
         arm.steps = steps
@@ -36,7 +36,7 @@ def by_turns(session: Session) -> Session:
 
 
 def has_color(name: str, run: Run, color: str) -> bool:
-    """Whether the plot's image has a colour somewhere."""
+    """Return True if the plot's image has a colour somewhere."""
     image = plot_export.plot_image(PLOTS[name], [run]).convertToFormat(QImage.Format.Format_RGB32)
     pixels = np.frombuffer(image.constBits(), np.uint32).reshape(image.height(), -1)
     return bool((pixels & 0xFFFFFF == QColor(color).rgb() & 0xFFFFFF)[200:].any())

@@ -44,7 +44,7 @@ def filled(show, panel):
 
 
 def contrast(first: str, second: str) -> float:
-    """As WCAG 2 defines it."""
+    """Return the contrast ratio of two colours, as WCAG 2 defines it."""
     light = []
     for color in map(QColor, (first, second)):
         levels = np.array([color.redF(), color.greenF(), color.blueF()])
@@ -69,7 +69,7 @@ def test_the_newest_profile_is_shown_in_words_tables_and_plots(filled):
     assert filled.kernels.item(0, 0).text() == "nvjet_tst_256x128_64x4"
     assert filled.modules.item(1, 0).text() == ". (model)"
     assert not filled.tabs.isTabVisible(tab(filled, "Difference"))
-    assert filled._layer().whole_us == pytest.approx(breakdown.total_us(newest))
+    assert filled._layer().step_us == pytest.approx(breakdown.total_us(newest))
     assert filled.roles.reason is None and filled.course.reason is None
 
 
@@ -85,7 +85,7 @@ def test_in_a_narrow_panel_operators_can_still_be_told_apart(filled):
 def test_an_older_profile_is_chosen_and_stays_while_the_window_hears_more(qtbot, workspace, filled):
     filled.choose(1)
     first = breakdown.profiles(workspace.session.shown)[0]
-    assert filled._layer().whole_us == pytest.approx(breakdown.total_us(first))
+    assert filled._layer().step_us == pytest.approx(breakdown.total_us(first))
     workspace.session.studiesChanged.emit()
     qtbot.wait(150)
     assert filled._shown is first and filled.which.currentData() == 1
@@ -130,12 +130,12 @@ def test_pointing_tells_numbers_and_a_click_looks_into_a_module(filled):
     low, high = filled.icicle.canvas.vb.viewRange()[0]
     assert (low, high) == (pytest.approx(block.start_us), pytest.approx(block.stop_us))
     filled.icicle.reset()
-    assert filled.icicle.canvas.vb.viewRange()[0][1] == pytest.approx(layer.whole_us)
+    assert filled.icicle.canvas.vb.viewRange()[0][1] == pytest.approx(layer.step_us)
 
 
 def test_a_profile_arrives_live_piece_by_piece(qtbot, workspace, panel):
     configuration = Configuration(family="hydra", preset="small")
-    told = [
+    messages = [
         protocol.SegmentStarted(index=0, configuration=configuration, label="defaults"),
         protocol.StudyStarted(index=0, kind="profile", title="hydra small", request={}),
         protocol.StudyRows(study=0, table="kernels", columns={
@@ -144,23 +144,23 @@ def test_a_profile_arrives_live_piece_by_piece(qtbot, workspace, panel):
         }),
         protocol.StudyFacts(study=0, facts={"step_us": 100.0, "busy_us": 50.0, "notes": []}),
     ]  # fmt: skip
-    for message in told[:3]:
+    for message in messages[:3]:
         for changed in workspace.router.take(message):
             changed.emit()
     qtbot.waitUntil(lambda: panel.which.count() == 1)
     assert panel.headline.text() == "Most time: matrix product 100 %."
     assert panel.course.reason == "The profile of this session has no memory in it."
-    for changed in workspace.router.take(told[3]):
+    for changed in workspace.router.take(messages[3]):
         changed.emit()
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Launch-bound: in 50 %"))
 
 
-@pytest.mark.parametrize("theme", [DARK, LIGHT, PRINT], ids=lambda one: one.name)
+@pytest.mark.parametrize("theme", [DARK, LIGHT, PRINT], ids=lambda theme: theme.name)
 def test_no_two_operator_classes_have_the_same_colour_and_words_in_them_are_read(qapp, theme):
     """Matrix products had the colour of what is left over, normalisation that of indexing."""
     fill = Icicle(cells(profile_samples.session(1).studies[0]), paper_style(theme))._fill
     colours = {kind: fill(kind) for kind in breakdown.KINDS}
-    assert len({one.name() for one in colours.values()}) == len(colours)
+    assert len({colour.name() for colour in colours.values()}) == len(colours)
     for kind, colour in colours.items():
         assert contrast(theme.text, colour.name()) >= 3, kind
         assert contrast(fill("").name(), colour.name()) >= 1.15, f"{kind} is no module"

@@ -59,9 +59,9 @@ def shown(name, sessions_to_show):
 
 def streams(pdf: bytes) -> list[bytes]:
     """The unpacked page contents."""
-    found = re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL)
+    compressed = re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL)
     unpacked = []
-    for raw in found:
+    for raw in compressed:
         try:
             unpacked.append(zlib.decompress(raw))
         except zlib.error:
@@ -136,8 +136,8 @@ def test_a_csv_holds_exactly_the_data_that_is_drawn(name, shown, tmp_path):
     with path.open(newline="") as stream:
         rows = list(csv.reader(stream))
     assert rows[0] == list(table)
-    for place, column in enumerate(table.values()):
-        cells = [row[place] for row in rows[1:]]
+    for index, column in enumerate(table.values()):
+        cells = [row[index] for row in rows[1:]]
         column = np.asarray(column)
         if column.dtype.kind in "fi":
             read = np.array([float(cell) if cell else np.nan for cell in cells])
@@ -289,7 +289,7 @@ def test_a_verdict_on_paper_names_its_arms_by_what_tells_them_apart(qapp):
 
 def test_a_legend_on_paper_cuts_names_and_never_the_medians_beside_them(qapp):
     """It said "Gradient che…ian 3.96 ms)"."""
-    labels = tuple(f"{place}: Gradient checkpointing: Every block" for place in range(10))
+    labels = tuple(f"{number}: Gradient checkpointing: Every block" for number in range(10))
     runs = [Run(gpu_session(10, 300, labels=labels))]
     texts = " ".join(ET.fromstring(plot_export.plot_svg(PLOTS["ecdf"], runs)).itertext())
     assert len(re.findall(r" \(median [\d.]+ ms\)", texts)) == len(labels)

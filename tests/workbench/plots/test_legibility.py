@@ -1,4 +1,4 @@
-"""What is written on plots can be read: nothing covers anything, and nothing important is cut."""
+"""Legibility of plots: no text covers another, and nothing important is cut."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Noting(QPainter):
         self.texts: list[tuple[float, float]] = []
         self.lines: list[tuple[float, float]] = []
 
-    def drawText(self, place: QPointF, text: str) -> None:
+    def drawText(self, point: QPointF, text: str) -> None:
         width = self.fontMetrics().horizontalAdvance(text)
-        self.texts.append((place.x(), place.x() + width))
-        super().drawText(place, text)
+        self.texts.append((point.x(), point.x() + width))
+        super().drawText(point, text)
 
     def drawLine(self, start: QPointF, end: QPointF) -> None:
         if start.y() == end.y():
@@ -66,12 +66,12 @@ def test_a_reading_that_grows_beyond_what_was_reserved_covers_no_other_entry():
 def test_the_newest_of_crowded_markers_is_named():
     session = gpu_session(1, 200)
     last = float(session.segments[-1].steps["t_s"][-1])
-    for place in (0.3, 0.55, 0.8):
-        text = f"a change that takes many words to tell of, at {place}"
-        session.events.append(Event(place * last, "note", text))
+    for share in (0.3, 0.55, 0.8):
+        text = f"a change that takes many words to tell of, at {share}"
+        session.events.append(Event(share * last, "note", text))
     _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["dark"], size=(700, 140))
-    told = [(x, text) for x, _, _, text, mark in canvas.lane._labels if mark.kind == "note"]
-    assert len(told) == 3 and all(text for _, text in told), told
+    labels = [(x, text) for x, _, _, text, mark in canvas.lane._labels if mark.kind == "note"]
+    assert len(labels) == 3 and all(text for _, text in labels), labels
 
 
 @pytest.mark.parametrize("name", ["box", "attribution"])
@@ -87,7 +87,7 @@ def test_long_names_leave_a_narrow_chart_most_of_its_room(name):
 
 @pytest.mark.parametrize("high", [150.0, 320.0])
 def test_the_label_of_an_effect_is_never_on_its_interval(high):
-    bar = Bar(1, "time", 110.0, 100.0, low=60.0, high=high, whole=False, ratio=0.91)
+    bar = Bar(1, "time", 110.0, 100.0, low=60.0, high=high, is_total=False, ratio=0.91)
     layer = Bars("time", [bar], -1, STYLES["dark"])
     pixmap = QPixmap(400, 100)
     painter = Noting(pixmap)
@@ -99,7 +99,7 @@ def test_the_label_of_an_effect_is_never_on_its_interval(high):
 
 
 def test_the_label_of_all_together_lies_on_no_axis_where_there_is_room_on_its_bar():
-    bar = Bar(1, "time", 0.0, 170.0, low=105.0, high=280.0, whole=True, ratio=1.7)
+    bar = Bar(1, "time", 0.0, 170.0, low=105.0, high=280.0, is_total=True, ratio=1.7)
     layer = Bars("time", [bar], -1, STYLES["dark"])
     frame = Frame((-30.0, 290.0), (-2.0, 0.0), 200.0, 100.0)
     pixmap = QPixmap(200, 100)
@@ -150,15 +150,15 @@ def test_a_plot_without_data_takes_one_line_of_the_live_stack_once_there_are_ste
 
 def test_an_exponent_of_two_points_has_two_decimals():
     nan = float("nan")
-    found = Scaling(2, -0.000184, nan, nan, factor=1.0, scatter=nan, reason="two")
-    assert sweep.exponent_text(found) == "0.00, no interval: two"
+    scaling = Scaling(2, -0.000184, nan, nan, factor=1.0, scatter=nan, reason="two")
+    assert sweep.exponent_text(scaling) == "0.00, no interval: two"
 
 
 def test_a_field_is_called_by_what_it_counts():
     request = {"fields": ["settings.sequence", "model.n_kv_heads"]}
     study = attribution_samples.study()
     study.request.update(request)
-    assert [sweep.field_title(study, place) for place in (0, 1)] == ["sequence", "kv heads"]
+    assert [sweep.field_title(study, index) for index in (0, 1)] == ["sequence", "kv heads"]
 
 
 @pytest.mark.parametrize("height", [140, 200, 400])
@@ -198,9 +198,9 @@ def test_a_capped_name_takes_the_room_that_its_row_has(qtbot):
     drawn = []
     for entry, (x, y), end in zip(header._entries, header._places, header._ends, strict=False):
         name = header._name(entry, metrics, end - x - 27)
-        others = [left for left, row in header._places if row == y and left > x]
-        assert x + 27 + metrics.horizontalAdvance(name) <= min([500.0, *others])
-        drawn.append((name, bool(others)))
+        neighbours = [left for left, row in header._places if row == y and left > x]
+        assert x + 27 + metrics.horizontalAdvance(name) <= min([500.0, *neighbours])
+        drawn.append((name, bool(neighbours)))
     assert any(name == entry.name for (name, _), entry in zip(drawn, header._entries, strict=False))
 
 

@@ -36,7 +36,7 @@ def running(qtbot, panel, show):
 
 
 def grow(workspace, seconds=5.0):
-    """What the window's state does when steps arrive."""
+    """Announce new steps, as the window's state does."""
     segment = workspace.session.shown.segments[-1]
     last = float(segment.steps["t_s"][-1])
     t_s = last + np.arange(1, 51) * seconds / 50
@@ -60,10 +60,10 @@ def ranges(panel):
 def wheel(chart):
     """Zoom with the wheel over the middle of the plot, as a person does."""
     view = chart._view
-    place = QPointF(view.mapFromScene(chart.canvas.vb.sceneBoundingRect().center()))
+    center = QPointF(view.mapFromScene(chart.canvas.vb.sceneBoundingRect().center()))
     event = QWheelEvent(
-        place,
-        view.mapToGlobal(place),
+        center,
+        view.mapToGlobal(center),
         QPoint(),
         QPoint(0, 120),
         Qt.MouseButton.NoButton,
@@ -154,12 +154,12 @@ def test_the_crosshair_is_linked_and_reads_every_plot(qtbot, running):
     chart._view.scene().sigMouseMoved.emit(box.center())
     places = {shown.canvas._cursor.line_x for shown in running.shown}
     assert len(places) == 1 and None not in places
-    place = places.pop()
+    cursor = places.pop()
     assert running._place.text().startswith("at ")
     memory = running.charts["memory"].canvas
-    reading = {entry.name: entry.reading(place) for entry in memory.entries() if entry.reading}
+    reading = {entry.name: entry.reading(cursor) for entry in memory.entries() if entry.reading}
     segment = running._run.session.segments[0]
-    row = int(np.searchsorted(segment.steps["t_s"], place, side="right")) - 1
+    row = int(np.searchsorted(segment.steps["t_s"], cursor, side="right")) - 1
     peak = float(segment.steps["peak"][row])
     assert reading["peak"] == f"{peak / 2**30:.1f} GiB"
     chart.cursorMoved.emit(None)
@@ -242,9 +242,9 @@ def test_the_selected_segment_is_tinted(qtbot, running, workspace):
     workspace.session.select(1)
     qtbot.waitUntil(lambda: running._run.selected == 1 and not running._timer.isActive())
     start = workspace.session.shown.segments[1].start_s + 0.5
-    place = canvas.vb.mapViewToScene(QPointF(start, canvas.vb.viewRange()[1][1] * 0.95)).toPoint()
+    point = canvas.vb.mapViewToScene(QPointF(start, canvas.vb.viewRange()[1][1] * 0.95)).toPoint()
     after = running.charts["memory"].grab().toImage()
-    assert before.pixelColor(place) != after.pixelColor(place)
+    assert before.pixelColor(point) != after.pixelColor(point)
 
 
 def test_the_menu_of_a_plot_offers_its_options_copy_and_export(running):
@@ -263,15 +263,15 @@ def test_the_y_axis_can_leave_zero(running):
 
 
 def test_a_chosen_file_is_written_and_a_mistake_is_told(qtbot, running, tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr("PySide6.QtWidgets.QMessageBox.warning", lambda *a: told.append(a[2]))
+    warnings = []
+    monkeypatch.setattr("PySide6.QtWidgets.QMessageBox.warning", lambda *a: warnings.append(a[2]))
     for name in ("chart", "no/such/folder/chart.png"):
         chosen = (str(tmp_path / name), "Vector drawing (*.svg)")
         monkeypatch.setattr("PySide6.QtWidgets.QFileDialog.getSaveFileName", lambda *a, c=chosen: c)
         running.export_plot()
-    qtbot.waitUntil(lambda: bool(told) and (tmp_path / "chart.svg").exists())
+    qtbot.waitUntil(lambda: bool(warnings) and (tmp_path / "chart.svg").exists())
     assert (tmp_path / "chart.svg").read_text().startswith("<?xml")
-    assert len(told) == 1 and "choose another place" in told[0]
+    assert len(warnings) == 1 and "choose another place" in warnings[0]
 
 
 def test_the_stack_goes_to_the_clipboard_as_it_is_seen(running):
@@ -316,15 +316,15 @@ def test_what_is_painted_piece_by_piece_is_what_would_be_painted_at_once(qtbot, 
     qtbot.waitUntil(lambda: not running._timer.isActive())
     qtbot.wait(50)  # what is due is painted some milliseconds later
     seen = QGuiApplication.primaryScreen().grabWindow(running.winId()).toImage()
-    whole = running.grab().toImage()
-    different = (abs(pixels(seen) - pixels(whole)) > 40).any(axis=2)
+    at_once = running.grab().toImage()
+    different = (abs(pixels(seen) - pixels(at_once)) > 40).any(axis=2)
     newest = float(workspace.session.shown.segments[-1].steps["t_s"][-1])
     for chart in running.shown:  # the plots themselves; readings above them are renewed at leisure
         box = chart.canvas.vb.sceneBoundingRect().toRect()
         end = round(chart.canvas.vb.mapViewToScene(QPointF(newest, 0)).x()) + 2
-        place = chart._view.mapTo(running, QPoint(0, 0))
-        rows = slice(place.y() + box.top() + 1, place.y() + box.bottom() - 1)
-        part = different[rows, place.x() + end - 60 : place.x() + end]
+        origin = chart._view.mapTo(running, QPoint(0, 0))
+        rows = slice(origin.y() + box.top() + 1, origin.y() + box.bottom() - 1)
+        part = different[rows, origin.x() + end - 60 : origin.x() + end]
         assert part.sum() <= 4
 
 
@@ -356,15 +356,19 @@ def test_while_a_plots_data_is_written_or_copied_the_window_goes_on_and_the_curs
 
 
 def test_what_hinders_the_writing_is_told(qtbot, tasks, monkeypatch, tmp_path):
-    chart, told = Chart(PLOTS["step_time"], DARK, tasks), []
+    chart, warnings = Chart(PLOTS["step_time"], DARK, tasks), []
     qtbot.addWidget(chart)
-    monkeypatch.setattr("workbench.ui.panels._chart.QMessageBox.warning", lambda *a: told.append(a))
+
+    def shown(*arguments):
+        warnings.append(arguments)
+
+    monkeypatch.setattr("workbench.ui.panels._chart.QMessageBox.warning", shown)
     path = tmp_path / "no" / "such" / "folder.csv"
     monkeypatch.setattr("workbench.ui.panels._chart.message_boxes.file_to_write", lambda *_: path)
     chart.export(".csv")
-    qtbot.waitUntil(lambda: len(told) == 1)
-    assert "No step has been timed yet" in told[0][2]
+    qtbot.waitUntil(lambda: len(warnings) == 1)
+    assert "No step has been timed yet" in warnings[0][2]
     chart.runs = [Run(gpu_session(1, 50))]
     chart.export(".csv")
-    qtbot.waitUntil(lambda: len(told) == 2)
-    assert "choose another place" in told[1][2]
+    qtbot.waitUntil(lambda: len(warnings) == 2)
+    assert "choose another place" in warnings[1][2]

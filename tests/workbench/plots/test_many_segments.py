@@ -25,9 +25,9 @@ from workbench.ui.panels._chart import Chart
 def track(t_s) -> Track:
     columns = Columns({"t_s": "f8", "y": "f4"})
     columns.append({"t_s": t_s, "y": np.sin(np.arange(len(t_s)))})
-    found = Track(columns, "t_s", "y")
-    found.pull()
-    return found
+    pulled = Track(columns, "t_s", "y")
+    pulled.pull()
+    return pulled
 
 
 @pytest.mark.parametrize("count", [1, 10, 50])
@@ -50,7 +50,7 @@ def test_a_line_through_steps_is_whole_however_much_time_a_pixel_is(qapp, second
 
 @pytest.mark.parametrize("plot", ["step_time", "throughput", "memory"])
 def test_a_drawing_of_many_segments_is_hardly_longer_than_one_of_as_many_steps(qapp, plot):
-    one, many = (
+    single, many = (
         len(
             plot_export.plot_svg(
                 PLOTS[plot], [Run(gpu_session(segments=count, steps=7600 // count))]
@@ -58,16 +58,16 @@ def test_a_drawing_of_many_segments_is_hardly_longer_than_one_of_as_many_steps(q
         )
         for count in (1, 38)
     )
-    assert many < 2 * one
+    assert many < 2 * single
 
 
 def test_a_compact_drawing_looks_the_same(qapp, monkeypatch):
     run = Run(gpu_session(segments=8, steps=120))
     small = plot_export.plot_svg(PLOTS["step_time"], [run])
     monkeypatch.setattr(plot_export, "compact", lambda drawing: drawing)
-    whole = plot_export.plot_svg(PLOTS["step_time"], [run])
-    assert len(small) < 0.75 * len(whole) and svg.compact(whole) == small
-    difference = np.abs(pixels(whole) - pixels(small))
+    uncompacted = plot_export.plot_svg(PLOTS["step_time"], [run])
+    assert len(small) < 0.75 * len(uncompacted) and svg.compact(uncompacted) == small
+    difference = np.abs(pixels(uncompacted) - pixels(small))
     assert difference.mean() < 0.5 and (difference > 64).mean() < 1e-3
 
 

@@ -67,15 +67,15 @@ def test_a_metric_of_one_row_or_one_column_is_never_averaged_away(lines):
 
 
 def test_of_many_lines_eight_are_drawn_and_it_says_so():
-    found, canvas = lines_of([Run(measured(np.ones((3, 24, 1))))])
-    labels = list(found)
+    lines, canvas = lines_of([Run(measured(np.ones((3, 24, 1))))])
+    labels = list(lines)
     assert labels[0] == "layer 0" and labels[-1] == "layer 23" and len(labels) == 8
     assert "8 of 24" in canvas.header.subtitle
 
 
 def test_readings_of_small_numbers_keep_their_digits():
-    found, _ = lines_of([Run(measured(np.full((3, 1, 1), 0.00123), unit="nats"))])
-    assert found["Rank"].reading(math.nan) == "0.00123 nats"
+    lines, _ = lines_of([Run(measured(np.full((3, 1, 1), 0.00123), unit="nats"))])
+    assert lines["Rank"].reading(math.nan) == "0.00123 nats"
 
 
 def test_every_band_of_the_map_has_the_shade_of_its_number():

@@ -16,15 +16,15 @@ from workbench.ui.state import session_files
 @pytest.fixture
 def opened(monkeypatch):
     """The files that HDF5 has opened."""
-    found = []
-    whole = h5py.File
+    calls = []
+    original = h5py.File
 
     def note(*arguments, **options):
-        found.append(arguments)
-        return whole(*arguments, **options)
+        calls.append(arguments)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(h5py, "File", note)
-    return found
+    return calls
 
 
 def saved(tmp_path, segments):
@@ -39,7 +39,7 @@ def compared(paths) -> None:
     assert work_out(runs, 0, [None, None]).comparison is not None
 
 
-def told(paths) -> None:
+def print_comparison(paths) -> None:
     assert cli.main(["compare", *map(str, paths)]) == 0
 
 
@@ -48,7 +48,7 @@ def reported(paths) -> None:
     assert "%3Csvg" in _page.page(runs, sections=["segments"])
 
 
-SLOW = [pytest.param(read, marks=pytest.mark.slow) for read in (told, reported)]
+SLOW = [pytest.param(read, marks=pytest.mark.slow) for read in (print_comparison, reported)]
 
 
 @pytest.mark.parametrize("read", [compared, *SLOW])

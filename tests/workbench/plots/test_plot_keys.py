@@ -77,11 +77,11 @@ def test_plus_and_minus_zoom_about_the_middle(qtbot, chart, which, modifiers, fa
 
 def test_with_the_crosshair_in_the_plot_they_zoom_about_it(qtbot, chart):
     start, stop = shown(chart)
-    place = start + 0.2 * (stop - start)
-    chart.set_cursor(place)
+    cursor = start + 0.2 * (stop - start)
+    chart.set_cursor(cursor)
     press(qtbot, Key.Key_Plus)
     low, high = shown(chart)
-    assert (place - low) / (high - low) == pytest.approx(0.2)
+    assert (cursor - low) / (high - low) == pytest.approx(0.2)
     chart.set_cursor(stop + 5)  # of another plot of the stack, outside of what is shown here
     before = sum(shown(chart))
     press(qtbot, Key.Key_Plus)
@@ -120,12 +120,12 @@ def test_zooming_ends_where_there_is_nothing_more_to_see(qtbot, chart):
 
 @pytest.mark.parametrize("which", [Key.Key_Home, Key.Key_0])
 def test_home_and_0_show_everything_again(qtbot, chart, which):
-    whole = shown(chart)
+    full_range = shown(chart)
     for other in (Key.Key_Plus, Key.Key_Plus, Key.Key_Right):
         press(qtbot, other)
-    assert shown(chart) != pytest.approx(whole)
+    assert shown(chart) != pytest.approx(full_range)
     press(qtbot, which)
-    assert shown(chart) == pytest.approx(whole)
+    assert shown(chart) == pytest.approx(full_range)
 
 
 def test_other_controls_keep_the_same_keys(qtbot, host):
@@ -148,7 +148,8 @@ def test_the_menu_of_a_plot_shows_each_key_beside_what_it_does(host):
     for key in PLOT_KEYS:
         assert listed[key.text].shortcut() == QKeySequence(key.keys[0])
         assert listed[key.text].isShortcutVisibleInContextMenu()
-    assert len([one for one in host.chart.menu().actions() if one.text() == "Show everything"]) == 1
+    texts = [action.text() for action in host.chart.menu().actions()]
+    assert texts.count("Show everything") == 1
     start, stop = shown(host.chart)
     listed["Zoom in"].trigger()
     assert shown(host.chart)[1] - shown(host.chart)[0] < stop - start
@@ -156,7 +157,7 @@ def test_the_menu_of_a_plot_shows_each_key_beside_what_it_does(host):
 
 def test_no_key_of_a_plot_is_a_key_of_the_window():
     taken = {QKeySequence(action.shortcut).toString() for action in ACTIONS if action.shortcut}
-    keys = [QKeySequence(each).toString() for key in PLOT_KEYS for each in key.keys]
+    keys = [QKeySequence(shortcut).toString() for key in PLOT_KEYS for shortcut in key.keys]
     assert not taken & set(keys) and len(set(keys)) == len(keys)
 
 

@@ -160,12 +160,12 @@ def test_every_gpu_of_the_ranks_has_lines_of_its_own_and_all_columns_in_the_tabl
     for number in range(3):
         assert {f"GPU{number} busy", f"GPU{number} SM active"} <= set(names)
     assert "GPU0 tensor cores" in names and "GPU1 tensor cores" not in names
-    found = PLOTS["utilization"].table(runs)
+    table = PLOTS["utilization"].table(runs)
     for number in (1, 2):
-        own = found["device"] == f"gpu{number}"
-        assert set(found["busy_percent"][own]) == {10.0 * number}
-        assert set(found["memory_used_bytes"][own]) == {(number + 1.0) * GIB}
-        assert np.isfinite(found["tensor_active_percent"][own]).any()
+        own = table["device"] == f"gpu{number}"
+        assert set(table["busy_percent"][own]) == {10.0 * number}
+        assert set(table["memory_used_bytes"][own]) == {(number + 1.0) * GIB}
+        assert np.isfinite(table["tensor_active_percent"][own]).any()
     _, canvas = painted(PLOTS["memory"], runs, STYLES["light"])
     names = [entry.name for entry in canvas.entries()]
     assert [name for name in names if "GPU" in name] == [f"GPU{n} in use" for n in range(3)]
@@ -275,8 +275,8 @@ def sessions(draw):
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_whatever_a_session_holds_every_plot_draws_it_or_says_why_not(found, style):
-    runs = [Run(session, color=place) for place, session in enumerate(found)]
+def test_whatever_a_session_holds_every_plot_draws_it_or_says_why_not(sessions, style):
+    runs = [Run(session, color=color) for color, session in enumerate(sessions)]
     for plot in PLOTS.values():
         reason = plot.can_show(runs)
         if reason is None:
@@ -311,10 +311,10 @@ def test_labels_of_markers_do_not_overlap():
     _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["print"], size=(900, 500))
     metrics = _metrics(STYLES["print"])
     rows: dict[int, list[tuple[float, float]]] = {}
-    for _, place, row, text, _ in canvas.lane._labels:
+    for _, left, row, text, _ in canvas.lane._labels:
         if text:
             width = metrics.horizontalAdvance(text) * 0.9  # the labels' face is a little smaller
-            rows.setdefault(row, []).append((place, place + width))
+            rows.setdefault(row, []).append((left, left + width))
     assert sum(map(len, rows.values())) > 5
     for spans in rows.values():
         spans.sort()

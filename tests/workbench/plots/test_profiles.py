@@ -12,7 +12,7 @@ from sessions.model import Session
 from sessions.studies import breakdown
 from workbench import plot_export
 from workbench.plots import PLOTS, Run
-from workbench.plots.breakdown import Icicle, cells, told
+from workbench.plots.breakdown import Icicle, cells, describe_cell
 from workbench.plots.memory_roles import FREE, rows
 
 NAMES = ("breakdown", "memory_roles", "memory_course")
@@ -41,13 +41,13 @@ def test_without_a_profile_a_plot_says_so(name):
 
 def test_a_cell_is_as_wide_as_its_time_and_lies_within_what_it_is_part_of(profiled):
     study = breakdown.profiles(profiled)[0]
-    found = cells(study)
+    rectangles = cells(study)
     totals = breakdown.totals(study)
-    for cell in found:
+    for cell in rectangles:
         if cell.path and not cell.kind:
             assert cell.us == pytest.approx(totals[cell.path])
     by_row: dict[int, list] = {}
-    for cell in found:
+    for cell in rectangles:
         by_row.setdefault(cell.depth, []).append(cell)
     for depth, row in by_row.items():
         row.sort(key=lambda cell: cell.start_us)
@@ -60,13 +60,13 @@ def test_a_cell_is_as_wide_as_its_time_and_lies_within_what_it_is_part_of(profil
                 for up in by_row[depth - 1]
                 if not up.kind
             )
-    own = sum(cell.us for cell in found if cell.kind)
+    own = sum(cell.us for cell in rectangles if cell.kind)
     assert own == pytest.approx(breakdown.total_us(study))
 
 
 def test_blocks_lie_in_the_order_of_their_numbers(profiled):
-    found = cells(breakdown.profiles(profiled)[0])
-    blocks = [cell.title for cell in found if cell.path.count(".") == 1 and not cell.kind]
+    rectangles = cells(breakdown.profiles(profiled)[0])
+    blocks = [cell.title for cell in rectangles if cell.path.count(".") == 1 and not cell.kind]
     assert blocks == [str(number) for number in range(12)]
 
 
@@ -77,15 +77,15 @@ def test_the_cell_under_the_mouse_is_told_with_its_numbers(profiled):
         assert layer.at((cell.start_us + cell.stop_us) / 2, -cell.depth - 0.5) is cell
     assert layer.at(-1.0, -0.5) is None and layer.at(1.0, 3.0) is None
     block = next(cell for cell in layer.cells if cell.path == "blocks.3" and not cell.kind)
-    text = told(block, layer.whole_us)
+    text = describe_cell(block, layer.step_us)
     assert text.startswith("blocks.3: 2.1") and "ms of a step, 7" in text and "its own" in text
-    assert told(layer.cells[0], layer.whole_us).endswith("100\u202f%")
+    assert describe_cell(layer.cells[0], layer.step_us).endswith("100\u202f%")
 
 
 def test_a_chosen_profile_is_drawn_and_the_newest_otherwise(profiled):
     assert PLOTS["breakdown"].choices([Run(profiled)])["profile"] == ("2", "1")
     first, newest = (
-        icicle(painted(PLOTS["breakdown"], [Run(profiled)], STYLES["dark"], **options)[1]).whole_us
+        icicle(painted(PLOTS["breakdown"], [Run(profiled)], STYLES["dark"], **options)[1]).step_us
         for options in ({"profile": "1"}, {})
     )
     assert newest < first
@@ -105,7 +105,7 @@ def test_bars_hold_what_was_measured_and_what_was_estimated(profiled):
 
 def test_the_course_reads_the_bytes_at_its_place(profiled):
     _, canvas = painted(PLOTS["memory_course"], [Run(profiled)], STYLES["dark"])
-    entry = next(one for one in canvas.entries() if one.name.startswith("activations"))
+    entry = next(entry for entry in canvas.entries() if entry.name.startswith("activations"))
     assert entry.reading(7.0) == "5.08 GiB" and entry.reading(0.0) == "0 B"
     assert entry.reading(float("nan")) == "5.08 GiB"
 

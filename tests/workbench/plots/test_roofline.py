@@ -36,12 +36,12 @@ def test_dots_lie_where_they_were_measured_and_none_above_the_roof():
             drawn += len(layer._x)
             highest = np.log10(roof._roof.at(10**layer._x))
             assert (layer._y <= highest + 1e-9).all()
-            assert 10**layer._y == pytest.approx([each.achieved for each in layer._found])
+            assert 10**layer._y == pytest.approx([kernel.achieved for kernel in layer._kernels])
     assert drawn == len(rated(session))
     (names,) = [layer for layer in canvas.layers if isinstance(layer, Names)]
-    known = {f"{each.operator}, {each.direction}" for each in rated(session)}
+    known = {f"{kernel.operator}, {kernel.direction}" for kernel in rated(session)}
     assert names.lowest.keys() == known
-    assert {each.implementation for each in names.lowest.values()} == {"torch"}  # the slowest
+    assert {kernel.implementation for kernel in names.lowest.values()} == {"torch"}  # the slowest
 
 
 def test_one_direction_can_be_shown_alone():
@@ -51,7 +51,7 @@ def test_one_direction_can_be_shown_alone():
     assert set(shown["direction"]) == {"backward"}
     _, canvas = painted(PLOT, runs, STYLES["light"], direction="backward")
     (names,) = [layer for layer in canvas.layers if isinstance(layer, Names)]
-    assert set(names.lowest) == {each.operator for each in rated(runs[0].session)}
+    assert set(names.lowest) == {kernel.operator for kernel in rated(runs[0].session)}
 
 
 @pytest.mark.parametrize("suffix", [".pdf", ".csv"])

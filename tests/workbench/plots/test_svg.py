@@ -39,17 +39,18 @@ def line_of(corners: list[tuple[int, int]], kind: str = "line") -> bytes:
 def read(path: bytes) -> tuple[np.ndarray, bool]:
     """The corners (n, 2) of a path of m, l, h, v, and whether it is closed: SVG's grammar."""
     (steps,) = re.findall(rb' d="([^"]*)"', path)
-    found: list[np.ndarray] = []
+    corners: list[np.ndarray] = []
     for command, numbers in re.findall(rb"([mlhvz])([^mlhvz]*)", steps):
-        values = [float(each) for each in re.findall(rb"-?(?:\d*\.\d+|\d+)", numbers)]
+        values = [float(number) for number in re.findall(rb"-?(?:\d*\.\d+|\d+)", numbers)]
         if command == b"z":
-            return np.array(found), True
+            return np.array(corners), True
         if command in b"hv":
-            values = [each for value in values
-                      for each in ((value, 0.0) if command == b"h" else (0.0, value))]  # fmt: skip
+            zeros = [0.0] * len(values)
+            pairs = zip(*((values, zeros) if command == b"h" else (zeros, values)), strict=True)
+            values = [number for pair in pairs for number in pair]
         for step in np.reshape(values, (-1, 2)):
-            found.append(step if not found else found[-1] + step)
-    return np.array(found), False
+            corners.append(step if not corners else corners[-1] + step)
+    return np.array(corners), False
 
 
 def distance(point: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
@@ -64,27 +65,28 @@ def distance(point: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarr
 
 @given(points | smooth)
 def test_a_line_passes_near_every_corner_that_is_left_out_and_begins_and_ends_alike(corners):
-    found, closed = read(svg.compact(line_of(corners)))
-    asked = np.array(corners) / 10
+    line, closed = read(svg.compact(line_of(corners)))
+    requested = np.array(corners) / 10
     assert not closed
-    assert found[0] == pytest.approx(asked[0]) and found[-1] == pytest.approx(asked[-1], abs=1e-6)
-    if len(found) > 1:
-        worst = max(distance(one, found[:-1], found[1:]).min() for one in asked)
+    assert line[0] == pytest.approx(requested[0])
+    assert line[-1] == pytest.approx(requested[-1], abs=1e-6)
+    if len(line) > 1:
+        worst = max(distance(corner, line[:-1], line[1:]).min() for corner in requested)
         assert worst <= 2 * svg.APART + 1e-6
-    assert len(found) <= max(2, len(corners))
+    assert len(line) <= max(2, len(corners))
 
 
 def test_a_straight_line_of_many_corners_has_two_and_a_zigzag_keeps_all():
     straight, _ = read(svg.compact(line_of([(n, 3 * n) for n in range(500)])))
     assert straight.tolist() == [[0, 0], [49.9, 149.7]]
     zigzag = [(10 * n, 100 * (n % 2)) for n in range(200)]
-    found, _ = read(svg.compact(line_of(zigzag)))
-    assert np.allclose(found, np.array(zigzag) / 10)
+    line, _ = read(svg.compact(line_of(zigzag)))
+    assert np.allclose(line, np.array(zigzag) / 10)
 
 
 def test_areas_stay_closed_and_single_points_stay_points():
-    found, closed = read(svg.compact(line_of([(0, 0), (100, 0), (100, 100)], "gon")))
-    assert closed and found.tolist() == [[0, 0], [10, 0], [10, 10]]
+    area, closed = read(svg.compact(line_of([(0, 0), (100, 0), (100, 100)], "gon")))
+    assert closed and area.tolist() == [[0, 0], [10, 0], [10, 10]]
     assert svg.compact(line_of([(15, -5)])) == b'<path fill="none" d="m1.5-.5h0"/>'
 
 
@@ -98,17 +100,17 @@ def test_groups_that_say_the_same_become_one_and_others_stay():
 
 
 def ink_of(drawing: bytes) -> np.ndarray:
-    """Whether each pixel of the drawing at its own size is no paper: (height, width)."""
+    """Return a mask (height, width) of the drawing's pixels that are not paper."""
     return pixels(drawing) < 190
 
 
 def around(ink: np.ndarray) -> np.ndarray:
-    """What lies within some pixels of ink."""
-    found = ink.copy()
+    """Return a mask of the pixels within some pixels of ink."""
+    wide = ink.copy()
     for down in range(-NEAR_PX, NEAR_PX + 1):
         for right in range(-NEAR_PX, NEAR_PX + 1):
-            found |= np.roll(ink, (down, right), axis=(0, 1))
-    return found
+            wide |= np.roll(ink, (down, right), axis=(0, 1))
+    return wide
 
 
 @pytest.mark.parametrize(

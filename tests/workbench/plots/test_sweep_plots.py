@@ -43,7 +43,7 @@ def test_the_numbers_of_a_map_have_the_ink_of_more_contrast_in_every_colour_of_t
             sweep_map.luminance(QColor(sweep_map._INK[dark]))
             for dark in (cell > sweep_map._DARK, cell <= sweep_map._DARK)
         )
-        contrasts = [(max(cell, one) + 0.05) / (min(cell, one) + 0.05) for one in (chosen, other)]
+        contrasts = [(max(cell, ink) + 0.05) / (min(cell, ink) + 0.05) for ink in (chosen, other)]
         assert contrasts[0] >= 4, share
         assert contrasts[0] >= contrasts[1] - 0.2, share
 
@@ -53,19 +53,19 @@ def test_the_legend_names_each_arm_with_its_exponent_and_interval():
     names = [entry.name for entry in canvas.entries()]
     study = sweep_study()
     for name, curve in zip(names, sweep.curves(study), strict=True):
-        found = sweep.fit_of(study, curve)
-        assert name == f"{curve.label}: exponent {sweep.exponent_text(found)}"
-        assert found.low < found.exponent < found.high
+        fit = sweep.fit_of(study, curve)
+        assert name == f"{curve.label}: exponent {sweep.exponent_text(fit)}"
+        assert fit.low < fit.exponent < fit.high
 
 
 def test_the_line_lies_where_the_fit_says_and_the_dots_where_they_were_measured():
     study = sweep_study()
     _, canvas = painted(PLOTS["sweep_time"], [Run(swept())], STYLES["dark"])
     curve = sweep.curves(study)[1]
-    found = sweep.fit_of(study, curve)
+    fit = sweep.fit_of(study, curve)
     line = [layer for layer in canvas.layers if isinstance(layer, FittedLine)][1]
     dots = [layer for layer in canvas.layers if isinstance(layer, Points)][1]
-    assert 10 ** line._y[-1] == pytest.approx(found.factor * curve.x[-1] ** found.exponent)
+    assert 10 ** line._y[-1] == pytest.approx(fit.factor * curve.x[-1] ** fit.exponent)
     assert 10**dots._y == pytest.approx(curve.columns["median_ms"])
     assert 10**dots._x == pytest.approx(curve.x)
 
@@ -132,7 +132,7 @@ def test_the_axis_spans_every_size_asked_for_from_the_first_point_on():
     study.tables.pop("fits")
     _, canvas = painted(PLOTS["sweep_time"], [Run(Session(studies=[study]))], STYLES["dark"])
     first, last = canvas.vb.viewRange()[0]
-    places = [place for place, _ in canvas.axis("bottom").categories]
+    places = [position for position, _ in canvas.axis("bottom").categories]
     assert len(places) == 5 and first < min(places) < max(places) < last
 
 
@@ -164,10 +164,11 @@ def test_a_session_without_a_sweep_says_what_would_make_one():
 
 
 def test_dots_of_many_short_segments_do_not_grow():
-    many, one = gpu_session(1, 20), gpu_session(1, 20)
+    many, single = gpu_session(1, 20), gpu_session(1, 20)
     segment = many.segments[0]
     many.segments = [segment] * 40
-    images = [painted(PLOTS["step_time"], [Run(each)], STYLES["dark"])[0] for each in (many, one)]
+    runs = [Run(many)], [Run(single)]
+    images = [painted(PLOTS["step_time"], run, STYLES["dark"])[0] for run in runs]
     inks = [ink(image, STYLES["dark"].theme.surface) for image in images]
     assert inks[0] < 3 * inks[1] and not math.isnan(inks[0])
 
@@ -175,13 +176,13 @@ def test_dots_of_many_short_segments_do_not_grow():
 def test_where_no_allocator_counted_memory_is_called_the_resident_set_that_it_is():
     session = swept()
     (study,) = session.studies
-    for told, title in (
+    for memory, title in (
         ("allocated on the GPU", "peak memory"),
         ("resident set of the process", "peak resident set"),
     ):
-        study.facts["memory"] = told
+        study.facts["memory"] = memory
         headings = [column.name for column in sweep.points_table(study).columns]
-        assert [one for one in headings if one.startswith("peak ")] == [title]
+        assert [heading for heading in headings if heading.startswith("peak ")] == [title]
         _, canvas = painted(PLOTS["sweep_memory"], [Run(session)], STYLES["dark"])
         assert canvas.axis("left").title == title.capitalize()
         _, canvas = painted(PLOTS["sweep_time"], [Run(session)], STYLES["dark"])

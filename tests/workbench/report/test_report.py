@@ -36,7 +36,7 @@ VOID = {"meta", "img", "br", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """What a reader finds: texts, headings, links, pictures; and whether every tag is closed."""
+    """Content of a page: texts, headings, links, pictures; and whether every tag is closed."""
 
     def __init__(self, content: str) -> None:
         super().__init__()
@@ -52,14 +52,14 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
+        values = dict(attributes)
         if tag not in VOID:
             self.open.append(tag)
         if tag == "section":
-            self.sections.append(found["id"])
+            self.sections.append(values["id"])
         for name in ("src", "href"):
-            if name in found:
-                self._link(found[name])
+            if name in values:
+                self._link(values[name])
         if tag in ("script", "link", "iframe", "object", "embed"):
             self.needs.append(tag)
 
@@ -150,7 +150,7 @@ def test_every_picture_is_a_drawing_and_every_plot_of_one_session_has_one(page):
 def test_tables_have_the_numbers_of_the_session(page, session):
     for table in (segments_table(session), verdicts_table(session.comparisons)):
         missing = {text(cell) for row in table.rows for cell in row if cell} - set(page.texts)
-        assert not {one for one in missing if one.strip()}
+        assert not {text for text in missing if text.strip()}
 
 
 def test_wrong_numbers_are_told_first_and_in_red(qapp):
@@ -186,8 +186,8 @@ def test_sessions_are_compared_with_the_first_and_each_told_under_its_name(qapp)
 def test_a_page_of_sessions_that_cannot_be_compared_has_all_else(qapp):
     """One without a steady step, or an eleventh, left no page at all."""
     runs = [Run(gpu_session(2, 80, seed=seed), f"run {seed}", seed) for seed in range(11)]
-    assert "comparison" not in [one.name for one in _page.offered(runs)]
-    assert "comparison" in [one.name for one in _page.offered(runs[1:])]
+    assert "comparison" not in [section.name for section in _page.offered(runs)]
+    assert "comparison" in [section.name for section in _page.offered(runs[1:])]
     for segment in runs[0].session.segments:
         segment.steps["phase"][:] = Phase.WARM_UP
     page = Page(_page.page(runs[:2]))
@@ -200,7 +200,7 @@ def test_a_sweep_over_two_fields_has_a_map_of_every_arm(qapp):
     arms = session.studies[0].request["arms"]
     page = Page(_page.page([Run(session, "one")], sections=["sweep"]))
     assert len(arms) > 1 and len(page.pictures) == len(arms)
-    assert all(any(arm.encode() in one for one in page.pictures) for arm in arms)
+    assert all(any(arm.encode() in picture for picture in page.pictures) for arm in arms)
 
 
 def test_a_check_that_failed_is_red_at_the_top(qapp, runs):
@@ -215,18 +215,18 @@ def test_a_printed_page_breaks_the_long_lines_of_a_script(qapp, runs):
 
 def test_a_verdict_stands_beside_its_prediction(qapp, session):
     made = {"ratio": 0.5, "text": "at the measured ceilings A needs 2 ms at least, B 1 ms"}
-    one = session.comparisons[0]
-    one = msgspec.structs.replace(one, facts={**one.facts, "prediction": made})
-    foretold = dataclasses.replace(session, comparisons=[one])
+    comparison = session.comparisons[0]
+    comparison = msgspec.structs.replace(comparison, facts={**comparison.facts, "prediction": made})
+    foretold = dataclasses.replace(session, comparisons=[comparison])
     page = Page(_page.page([Run(foretold, "one")], sections=["verdicts"]))
-    assert prediction.outcome(one).startswith("Predicted 0.50, measured ")
-    assert prediction.outcome(one) in page.texts
+    assert prediction.outcome(comparison).startswith("Predicted 0.50, measured ")
+    assert prediction.outcome(comparison) in page.texts
 
 
 def test_scripts_of_several_sessions_write_files_of_different_names(qapp):
     runs = [Run(gpu_session(steps=60, seed=seed), f"run {seed}", seed) for seed in (1, 2)]
     page = Page(_page.page(runs, sections=["again"]))
-    scripts = [one for one in page.texts if "#!/bin/sh" in one]
+    scripts = [text for text in page.texts if "#!/bin/sh" in text]
     written = [word for script in scripts for word in script.split() if word.endswith(".h5")]
     assert len(scripts) == 2 and len(written) > 1 and len({*written}) == len(written)
     assert "again-0000.h5" in _page.page(runs[:1], sections=["again"])
@@ -258,7 +258,7 @@ def test_a_plot_without_data_leaves_its_reason_in_its_place(qapp):
 def test_an_empty_session_makes_a_page_that_says_so(qapp):
     page = Page(_page.page([Run(empty_session(), "none")]))
     assert page.is_valid and page.sections[0] == "overview"
-    assert any("0 segments" in one for one in page.texts)
+    assert any("0 segments" in text for text in page.texts)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -310,11 +310,11 @@ def test_a_long_table_and_a_long_cell_fold_and_keep_all_of_their_text(qapp):
 def test_the_command_writes_the_page_and_tells_its_sections(saved, tmp_path, capsys):
     target = tmp_path / "r.html"
     sections = ["--sections", "verdicts, again,verdicts"]
-    asked = ["report", str(saved), "-o", str(target), *sections, "--json"]
-    assert main(asked) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["reason"], told["file"]) == ("done", str(target))
-    assert told["sections"] == ["verdicts", "again"] and told["bytes"] == target.stat().st_size
+    words = ["report", str(saved), "-o", str(target), *sections, "--json"]
+    assert main(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["reason"], answer["file"]) == ("done", str(target))
+    assert answer["sections"] == ["verdicts", "again"] and answer["bytes"] == target.stat().st_size
     assert Page(target.read_text()).sections == ["verdicts", "again"]
 
 

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import (
 from sessions.model import Study
 from sessions.studies import breakdown, breakdown_tables
 from workbench.plots import PLOTS, Run
-from workbench.plots.breakdown import Icicle, told
+from workbench.plots.breakdown import Icicle, describe_cell
 from workbench.ui.controllers.breakdowns import Breakdowns
 from workbench.ui.controllers.next_steps import NextSteps
 from workbench.ui.dialogs import runner_files
@@ -283,7 +283,7 @@ class BreakdownPanel(QWidget):
             return
         cell = layer.at(index.x(), index.y()) if index is not None else None
         layer.hover(cell)
-        self.readout.setText(told(cell, layer.whole_us) if cell else HINT)
+        self.readout.setText(describe_cell(cell, layer.step_us) if cell else HINT)
 
     def _zoom(self, index: QPointF) -> None:
         layer = self._layer()
