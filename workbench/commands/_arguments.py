@@ -10,13 +10,13 @@ from sessions.verdicts.verdict import REGION
 
 
 def result_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--output`` and ``--json``: where the session and the result go."""
+    """Add ``--output`` and ``--json``: the destinations of the session and the result."""
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def verbose_argument(parser: argparse.ArgumentParser) -> None:
-    """``--verbose``: all evidence, of options that nobody chose as well."""
+    """Add ``--verbose``: all evidence, also of options that nobody chose."""
     parser.add_argument(
         "-v",
         "--verbose",
@@ -28,7 +28,7 @@ def verbose_argument(parser: argparse.ArgumentParser) -> None:
 def budget_argument(
     parser: argparse.ArgumentParser, default_s: float, spent: str = "of alternating, at most"
 ) -> None:
-    """``--budget``: the seconds that are ``spent`` so."""
+    """Add ``--budget``: the seconds to spend, as ``spent`` says."""
     parser.add_argument(
         "--budget",
         type=positive_float,
@@ -39,7 +39,7 @@ def budget_argument(
 
 
 def region_argument(parser: argparse.ArgumentParser) -> None:
-    """``--region``: in percent, within which a difference is none."""
+    """Add ``--region``: the percentage within which a difference counts as none."""
     parser.add_argument(
         "--region",
         type=percent,
@@ -50,17 +50,17 @@ def region_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def percent(text: str) -> float:
-    """A number above 0 and below 100, for argparse."""
+    """Parse a number above 0 and below 100, for argparse."""
     return float(_positive(text, float, "a percentage above 0 and below 100", below=100))
 
 
 def positive_int(text: str) -> int:
-    """A whole number above 0, for argparse."""
+    """Parse an integer above 0, for argparse."""
     return int(_positive(text, int, "a whole number above 0"))
 
 
 def positive_float(text: str) -> float:
-    """A number above 0, for argparse."""
+    """Parse a number above 0, for argparse."""
     return float(_positive(text, float, "a number above 0"))
 
 

@@ -64,7 +64,7 @@ class Command:
 
 
 def load(path: Path) -> Session:
-    """The session of a file, or of another profiler's trace.
+    """Load the session of a file, or of another profiler's trace.
 
     Raises ``Mistaken`` where there is none, else ``SessionError``.
     """
@@ -80,7 +80,7 @@ def load(path: Path) -> Session:
 
 
 def load_together(paths: Sequence[Path]) -> list[Session]:
-    """The sessions to compare, titled by their files, whose own titles may repeat."""
+    """Load the sessions to compare, titled by their files; their own titles may repeat."""
     from sessions.verdicts.comparison import MOST
 
     if not 2 <= len(paths) <= MOST:
@@ -100,7 +100,7 @@ def names(paths: Sequence[Path]) -> list[str]:
 
 
 def runs_of(sessions: Sequence[Session], labels: Sequence[str]) -> list[Run]:
-    """The sessions as plots show them, under these labels and by the titles that they keep."""
+    """Return the sessions as runs of plots, with these labels and the sessions' own titles."""
     from workbench.plots import Run  # Qt: only to draw
 
     return [
@@ -145,7 +145,7 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
 
 
 def check_session(path: Path | None, other: Path | None = None) -> None:
-    """``check_output`` for a session, if any is saved; ``other`` is another file that is written.
+    """Check the session's output path, if any; ``other`` is another file that is written.
 
     A session takes the place of a session only: ``-o model.py`` is a slip.
     """
@@ -162,7 +162,7 @@ def check_session(path: Path | None, other: Path | None = None) -> None:
 
 
 def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
-    """``check_output`` for what the runner writes; of another host's folders nothing is known."""
+    """Check a path that the runner writes; on another host only its name can be checked."""
     check_output(Path(path.name) if runner_command.is_custom() else path, suffixes)
 
 
@@ -176,7 +176,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line for the person, beside the result; where nobody hears it the command goes on."""
+    """Print a line for the person, beside the result; go on if standard error is closed."""
     if sys.stderr is not None:  # None: it was closed before Python began
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{plain(text)}\n")
@@ -190,7 +190,7 @@ def report_skipped(loaded: Iterable[plugins.Plugin]) -> None:
 
 
 def answer(text: str) -> None:
-    """The result itself; raises ``Failed`` where standard output takes no more.
+    """Print the result; raise ``Failed`` if standard output is closed.
 
     Whoever closed the pipe has read enough, which changes neither what is left to do nor the exit
     code: ``workbench validate ... | grep -q PASS`` must not make a failure a success.

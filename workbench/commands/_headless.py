@@ -87,7 +87,7 @@ class Bar:
             self._progress.stop()
 
     def say(self, text: str) -> None:
-        """A line for the person, above the bar."""
+        """Print a line for the person, above the bar."""
         if self._progress.disable:
             say(text)
         else:
@@ -185,7 +185,7 @@ def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
 
 
 def exit_code(outcome: Outcome) -> int:
-    """The exit code that tells how the run ended.
+    """Return the exit code of the run.
 
     Numbers that are not finite, and a file that was asked for and not written, are failures.
     """

@@ -181,7 +181,7 @@ def measure(begin: headless.Chooser) -> Outcome:
 
 
 def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
-    """The outcome for programs."""
+    """Return the outcome for the JSON answer."""
     session = outcome.session
     data = as_data(outcome, saved) | {"verdict": None}
     if session.comparisons:

@@ -117,13 +117,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def study_lines(study: Study) -> list[str]:
-    """The study for a person."""
+    """Return the study as lines for a person."""
     tables = [render(arms_table(study)), render(effects_table(study))]
     return [headline(study), "", *tables, *remarks(study)]
 
 
 def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
-    """The outcome for programs."""
+    """Return the outcome for the JSON answer."""
     data = as_data(outcome, saved)
     study = newest(outcome.session)
     if study is not None:

@@ -85,7 +85,7 @@ def _places(text: str | None, count: int) -> list[int] | None:
 
 
 def _markdown(comparison: Comparison) -> str:
-    """The comparison and its differences as Markdown."""
+    """Return the comparison and its differences as Markdown."""
     parts = [render(comparison_table(comparison))]
     if comparison.differences:
         parts.append(render(differences_table(comparison)))

@@ -113,7 +113,7 @@ def _window() -> Check:
 
 
 def _where(facts: Mapping[str, str]) -> str:
-    """The runner's host and Python, where a person's command starts it."""
+    """Return the runner's host and Python if a custom command starts it."""
     if not runner_command.is_custom():
         return ""
     command = runner_command.shown(runner_command.command())

@@ -155,7 +155,7 @@ def _write_table(arguments: argparse.Namespace) -> None:
 
 
 def _tables(paths: list[Path], name: str) -> list[Table]:
-    """The tables of that name, at least one; raises ``Mistaken``."""
+    """Return the tables of that name, at least one; raise ``Mistaken`` if there is none."""
     if name not in EXPORTS and name not in _TOGETHER:
         raise Mistaken(f"unknown table {name!r}; {_offered(paths)}")
     if name in _TOGETHER:

@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _study(study: Study) -> dict[str, Any]:
-    """One study in numbers, each of its tables by rows."""
+    """Return a study in numbers, with each table by rows."""
     data: dict[str, Any] = {"kind": study.kind, "title": study.title, "asked": study.request}
     tables = {name: rows(study, name) for name in study.tables}
     return data | {"facts": study.facts, "tables": tables}
@@ -117,7 +117,7 @@ def _study_lines(study: Study) -> list[str]:
 
 
 def _comparison(comparison: PairedComparison) -> dict[str, Any]:
-    """One comparison in numbers, its verdict corrected; ``alone`` is what it said by itself."""
+    """Return a comparison in numbers with its corrected verdict; ``alone`` is uncorrected."""
     facts = comparison.facts
     names = ("ratio", "low", "high", "verdict", "arms")
     data = {name: getattr(comparison, name) for name in names}

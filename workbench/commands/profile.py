@@ -108,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _sides(arguments: argparse.Namespace) -> list[str]:
-    """The toggles of each arm beside those of both."""
+    """Return the toggles of each arm without those of both."""
     if arguments.b is None:
         return [arguments.a or ""]
     return [arguments.a or "", arguments.b]
@@ -125,7 +125,7 @@ def _traces(requested: Path | None, count: int) -> list[Path]:
 
 
 def study_lines(study: Study) -> list[str]:
-    """The study for a person."""
+    """Return the study as lines for a person."""
     lines = [study.title, *breakdown.words(study), ""]
     tables = [kinds_table(study), kernels_table(study), modules_table(study), memory_table(study)]
     if breakdown.achieved(study):

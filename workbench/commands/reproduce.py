@@ -185,13 +185,13 @@ def _print_omissions(chosen: Sequence[Chosen], as_json: bool) -> int:
 
 
 def study_lines(study: Study) -> list[str]:
-    """The study for a person."""
+    """Return the study as lines for a person."""
     rows = claims.rows(study)
     return [render(claims.claims_table(rows, study.title)), claims.count(rows)]
 
 
 def _chosen(names: Sequence[str], only: Sequence[str]) -> list[Chosen]:
-    """The experiments that are asked for; raises ``Mistaken`` for what is unknown."""
+    """Return the requested experiments; raise ``Mistaken`` for an unknown name."""
     known = documents()
     for name in names:
         if name not in known and name != ALL:
@@ -209,7 +209,7 @@ def _chosen(names: Sequence[str], only: Sequence[str]) -> list[Chosen]:
 
 
 def _line(row: Row) -> str:
-    """One claim as it becomes known."""
+    """Return the line of a claim."""
     measured = claims.measured_text(row)
     shown = f"measured {measured}; " if measured else ""
     telling = not measured or row.result == claims.UNDECIDED

@@ -187,7 +187,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> Configuration:
-    """The configuration that the arguments ask for, in the catalogue's terms."""
+    """Return the configuration of the arguments, in the catalogue's terms."""
     families = {family.name: family for family in catalogue.families}
     workloads = {workload.name: workload for workload in catalogue.workloads}
     family, source = arguments.family, arguments.model
@@ -235,13 +235,13 @@ def data_path(text: str) -> str:
 def with_toggles(
     catalogue: protocol.Catalogue, configuration: Configuration, text: str
 ) -> Configuration:
-    """The configuration with the toggles of ``NAME=OPTION,...`` and ``@SET`` as well."""
+    """Return the configuration with the toggles of ``NAME=OPTION,...`` and ``@SET`` added."""
     chosen = _chosen([word.strip() for word in text.split(",") if word.strip()], catalogue)
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **chosen})
 
 
 def summary(segment: Segment) -> dict[str, Any]:
-    """One segment in numbers, for programs."""
+    """Return a segment in numbers, for the JSON answer."""
     steady = statistics.summarize(statistics.steady_ms(segment))
     return {
         "label": segment.label,
@@ -261,7 +261,7 @@ def summary(segment: Segment) -> dict[str, Any]:
 
 
 def _chosen(texts: Sequence[str], catalogue: protocol.Catalogue) -> dict[str, str]:
-    """The option of each toggle that is named, by itself or in a preset; the last word counts."""
+    """Return the option of each toggle that a text or its preset names; the last text counts."""
     toggles = {toggle.name: toggle for toggle in catalogue.toggles}
     chosen: dict[str, str] = {}
     for text in texts:
@@ -306,7 +306,7 @@ def _known(what: str, name: str, allowed: Mapping[str, Any]) -> Any:
 
 
 def _read(field: protocol.Field, text: str) -> Scalar:
-    """The text as the field's kind."""
+    """Return the text as the field's kind."""
     try:
         if isinstance(field.default, bool):
             return {"true": True, "false": False}[text.lower()]

@@ -119,7 +119,7 @@ def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:
 
 
 def study_lines(study: Study) -> list[str]:
-    """The study for a person."""
+    """Return the study as lines for a person."""
     lines = [render(sweep.points_table(study))]
     for curve in sweep.curves(study):
         lines += _exponents(study, curve)
@@ -143,7 +143,7 @@ def _exponents(study: Study, curve: sweep.Curve) -> Sequence[str]:
 
 
 def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> dict[str, Any]:
-    """The outcome for programs."""
+    """Return the outcome for the JSON answer."""
     data = as_data(outcome, saved)
     for study in measured[-1:]:
         data |= {**study.request, **study.facts}

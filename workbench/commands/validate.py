@@ -105,7 +105,7 @@ def _as_data(outcome: Outcome, study: Study | None, saved: str | None) -> dict[s
 
 
 def study_lines(study: Study) -> list[str]:
-    """The study for a person."""
+    """Return the study as lines for a person."""
     lines = [study.title, ""]
     for row in checklist.rows(study):
         lines.append(f"{row.status.upper():<15}{row.title}: {row.evidence or 'not done'}")

@@ -23,20 +23,20 @@ class Number(Unit):
     kind: str = "plain"
 
     def text(self, value: float, digits: int = 3) -> str:
-        """A reading such as ``0.00125`` or ``12.5 tokens``."""
+        """Return a reading such as ``0.00125`` or ``12.5 tokens``."""
         if not math.isfinite(value):
             return "–"
         return f"{value:.{digits}g} {self.symbol}".replace("-", "−").strip()
 
 
 def names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The metrics that were measured, those of the newest segments first."""
+    """Return the metrics that were measured, those of the newest segments first."""
     segments = [segment for run in runs for segment in run.chosen()]
     return tuple(dict.fromkeys(name for segment in segments[::-1] for name in segment.metrics))
 
 
 def choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
-    """The plots' option: which metric."""
+    """Return the plots' option: the names of the metrics."""
     return {"metric": names(runs)}
 
 
@@ -47,12 +47,12 @@ def chosen(runs: Sequence[Run], metric: str) -> str:
 
 
 def series_of(run: Run, metric: str) -> list[Measured]:
-    """The metric in every chosen segment that has it."""
+    """Return the metric in every chosen segment that has it."""
     return [(s, s.metrics[metric]) for s in run.chosen() if metric in s.metrics]
 
 
 def latest(runs: Sequence[Run], metric: str) -> MetricSeries:
-    """The metric in the newest segment that has it: how it is described, and its shape."""
+    """Return the metric of the newest segment that has it: its description and shape."""
     return [series for run in runs for _, series in series_of(run, metric)][-1]
 
 
@@ -75,12 +75,12 @@ def no_metrics(runs: Sequence[Run]) -> str | None:
 
 
 def part(what: str, number: int, fallback: str) -> str:
-    """The name of one row or column: ``block 3``."""
+    """Return the name of one row or column: ``block 3``."""
     return f"{what or fallback} {number}"
 
 
 def table(runs: Sequence[Run], *, metric: str = "", **_: str) -> dict[str, Array]:
-    """Every number of every reading: session, segment, time, row, column, value."""
+    """Return every number of every reading: session, segment, time, row, column, value."""
     parts: dict[str, list[Array]] = {
         name: [np.empty(0)]
         for name in ("session", "segment", "label", "t_s", "row", "column", "value")

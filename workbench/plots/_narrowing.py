@@ -161,7 +161,7 @@ class Voids(Layer):
 
 
 def hatch(left: float, right: float, height: float) -> list[QLineF]:
-    """Rising strokes of 45 degrees in a stripe: a pattern brush is not drawn in vector files."""
+    """Return strokes of 45 degrees in a stripe: vector files lack pattern brushes."""
     width = right - left
     starts = np.arange(-width, height, _HATCH_PX)
     lines = []

@@ -19,13 +19,13 @@ _TINTS = (0.5, 0.3, 0.7)  # of a class's colour in its cells; another when colou
 
 
 def choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:
-    """The profiles of the first session that has any, by number, the newest first."""
+    """Return the profiles of the first session that has any, by number, the newest first."""
     count = len(_of(runs))
     return {"profile": tuple(str(number) for number in range(count, 0, -1))} if count else {}
 
 
 def shown(runs: Sequence[Run], profile: str = "") -> Study | None:
-    """The profile of that number, the newest where none is named."""
+    """Return the profile of that number, or the newest if ``profile`` is empty."""
     studies = _of(runs)
     number = int(profile) if profile else len(studies)
     return studies[number - 1] if 0 < number <= len(studies) else None
@@ -47,7 +47,7 @@ def class_color(kind: str, style: Style, *, strong: bool = False) -> QColor:
 
 
 def key(runs: Sequence[Run]) -> object:
-    """Changes when another profile is the newest."""
+    """Return the number of profiles: another newest profile needs another drawing."""
     return len(_of(runs))
 
 

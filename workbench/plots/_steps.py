@@ -22,7 +22,7 @@ from workbench.plots._segments import Segments, alternating
 
 
 def time_column(run: Run, segment: Segment) -> str:
-    """The column that a segment's step times are in: GPU events where any was taken.
+    """Return the column of a segment's step times: GPU events if there are any.
 
     The rule of ``sessions.verdicts.statistics.clock``, asked again only when the rows have doubled.
     """
@@ -34,7 +34,7 @@ def time_column(run: Run, segment: Segment) -> str:
 
 
 def columns_of(run: Run, column: str) -> Callable[[], list[Track]]:
-    """A column of the steps of every chosen segment; ``step_ms`` is whichever was taken."""
+    """Return a column's tracks of all chosen segments; ``step_ms`` means ``time_column``."""
 
     def track(segment: Segment) -> Track:
         name = time_column(run, segment) if column == "step_ms" else column
@@ -49,7 +49,7 @@ def columns_of(run: Run, column: str) -> Callable[[], list[Track]]:
 
 
 def rolling_of(run: Run, which: str, x: str = "t_s") -> Callable[[], list[Track]]:
-    """The rolling ``p5``, ``median`` or ``p95`` of the step time of every chosen segment."""
+    """Return the rolling ``p5``, ``median`` or ``p95`` of every chosen segment's step time."""
 
     def track(segment: Segment) -> Track:
         source = rolling(run, segment)
@@ -66,7 +66,7 @@ def rolling_of(run: Run, which: str, x: str = "t_s") -> Callable[[], list[Track]
 
 
 def rolling(run: Run, segment: Segment) -> Rolling:
-    """The rolling percentiles of a segment's step time, in milliseconds."""
+    """Return the rolling percentiles of a segment's step time, in milliseconds."""
     column = time_column(run, segment)
     return run.keep((segment.index, column, "rolling"), lambda: Rolling(segment, column))
 
@@ -116,7 +116,7 @@ def add_timeline(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def step_table(runs: Sequence[Run], columns: dict[str, str]) -> dict[str, Array]:
-    """Raw rows of every chosen segment: session, segment, label, time, phase and ``columns``.
+    """Return the rows of chosen segments: session, segment, label, time, phase, ``columns``.
 
     ``columns`` are step columns by the name they get.
     """

@@ -46,7 +46,7 @@ class Column:
 
 
 def curves_plot(name: str, title: str, text: str, column: Column, *, fits: bool = False) -> Plot:
-    """The plot of one column over the first field, a curve for each arm; ``text`` is its help."""
+    """Return the plot of one column over the first field, a curve for each arm."""
 
     def draw(canvas: Canvas, runs: Sequence[Run], style: Style, *, sweep: str = LATEST) -> None:
         study = shown(runs, sweep)
@@ -70,7 +70,7 @@ def curves_plot(name: str, title: str, text: str, column: Column, *, fits: bool 
 
 
 def shown(runs: Sequence[Run], choice: str = LATEST) -> Study | None:
-    """The chosen sweep of the first run that has one."""
+    """Return the chosen sweep of the first run that has one."""
     for run in runs:
         sweeps = sweep.sweeps(run.session.studies)
         if sweeps:

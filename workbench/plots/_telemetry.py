@@ -34,12 +34,12 @@ def tell_undrawn(plot_item: Canvas, runs: Sequence[Run]) -> None:
 
 
 def key(runs: Sequence[Run]) -> object:
-    """Changes with the devices: those of other ranks join while a session runs."""
+    """Return the number of devices: those of other ranks join while a session runs."""
     return [len(run.session.telemetry) for run in runs]
 
 
 def sampled(run: Run, device: str, column: str) -> Callable[[], list[Track]]:
-    """One column of one device's telemetry."""
+    """Return one column of one device's telemetry."""
 
     def tracks() -> list[Track]:
         columns = run.session.telemetry.get(device)
@@ -63,7 +63,7 @@ def measured(run: Run, device: str, column: str) -> bool:
 
 
 def highest(runs: Sequence[Run], column: str) -> float:
-    """The highest sample of all devices; 0 where there is none."""
+    """Return the highest sample of all devices; 0 if there is none."""
     samples = [
         run.session.telemetry[device][column]
         for run in runs
@@ -74,7 +74,7 @@ def highest(runs: Sequence[Run], column: str) -> float:
 
 
 def telemetry_table(runs: Sequence[Run], columns: Sequence[str]) -> dict[str, Array]:
-    """Every sample of every device: session, device, time and ``columns``, each with its unit."""
+    """Return every sample of every device: session, device, time and ``columns`` with units."""
     headings = {name: _with_unit(name) for name in ("t_s", *columns)}
     parts: dict[str, list[Array]] = {
         name: [np.empty(0)] for name in ("session", "device", *headings.values())
@@ -91,7 +91,7 @@ def telemetry_table(runs: Sequence[Run], columns: Sequence[str]) -> dict[str, Ar
 
 
 def _with_unit(column: str) -> str:
-    """A column's name that ends with its unit: ``busy_percent``, ``power_w``."""
+    """Return a column's name that ends with its unit: ``busy_percent``, ``power_w``."""
     unit = TELEMETRY[column].unit
     word = _WORDS.get(unit, unit.lower())
     return column if column.endswith(f"_{word}") else f"{column}_{word}"

@@ -25,7 +25,7 @@ _BANDS = 4  # more than these many bands over one another hide what they should 
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, align: str = "time") -> None:
-    """The rolling median of every run, with its band where there are few runs."""
+    """Draw the rolling median of every run, with its band if there are few runs."""
     if align == "step":
         x_axis = (STEPS, "Steady steps since the first")
     else:
@@ -43,7 +43,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, align: str = "
 
 
 def table(runs: Sequence[Run], *, align: str = "time") -> dict[str, Array]:
-    """Rolling median, 5th and 95th percentile at every steady step, with its aligned place."""
+    """Return the rolling median, 5th and 95th percentile at every steady step's aligned x."""
     x_column = "steady_step" if align == "step" else "aligned_s"
     names = ("p5", "median", "p95")
     parts: dict[str, list[Array]] = {

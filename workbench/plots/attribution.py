@@ -24,7 +24,7 @@ from workbench.plots._waterfall import QUANTITIES, Bars, Origin, Reasons, waterf
 
 
 def shown(runs: Sequence[Run]) -> Study | None:
-    """The newest attribution of the first run that has one; one that measured nothing comes last.
+    """Return the newest attribution of the first run that has one, preferably a measured one.
 
     Claims that could not be attributed here do not hide what was.
     """
@@ -41,7 +41,7 @@ def nothing(runs: Sequence[Run]) -> str | None:
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """One row a toggle, the first on top."""
+    """Draw a row for each toggle, the first on top."""
     study = shown(runs)
     if study is None:
         return
@@ -64,7 +64,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every bar, as ratios: where it begins and ends, and its interval."""
+    """Return every bar's start, end and interval, as ratios."""
     study = shown(runs)
     chart = None if study is None else waterfall(study)
     bars = [] if chart is None else chart.bars
@@ -80,7 +80,7 @@ def table(runs: Sequence[Run]) -> dict[str, Array]:
 
 
 def _key(runs: Sequence[Run]) -> object:
-    """The study itself: its rows are replaced, not appended to."""
+    """Return the identities of the studies: their rows are replaced, not appended to."""
     return [id(study) for run in runs for study in run.session.studies]
 
 

@@ -48,7 +48,7 @@ class Box(Layer):
         return float(self._marks[1]), float(self._marks[5])
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """Whiskers, box, median and, where there is room, its value."""
+        """Draw whiskers, box, median and, where there is room, its value."""
         style = self._style
         color = style.color(self._distribution.color)
         least, low, first, middle, third, high, most = frame.px(self._marks).tolist()
@@ -89,7 +89,7 @@ class Box(Layer):
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """One box per segment, the first on top."""
+    """Draw one box per segment, the first on top."""
     boxes = drawn(runs, plot_item)
     left = plot_item.axis("left")
     left.categories = [(-float(row), item.label) for row, item in enumerate(boxes)]
@@ -101,7 +101,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """The percentiles that are drawn, in milliseconds."""
+    """Return the percentiles that are drawn, in milliseconds."""
     shown = distributions(runs)
     marks = np.array([np.percentile(item.values, _PERCENTS) for item in shown]).reshape(-1, 7)
     names = ("minimum", "p5", "p25", "median", "p75", "p95", "maximum")

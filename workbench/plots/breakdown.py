@@ -51,7 +51,7 @@ class Cell:
 
 
 def cells(study: Study) -> list[Cell]:
-    """All rectangles of a profile, modules in the order of their names."""
+    """Return all rectangles of a profile, modules in the order of their names."""
     rectangles: list[Cell] = []
 
     def lay(node: Node, depth: int, start: float) -> float:
@@ -104,7 +104,7 @@ class Icicle(Layer):
         return self.cells[0].us
 
     def at(self, x: float, y: float) -> Cell | None:
-        """The cell at a place of the axes."""
+        """Return the cell at a point of the axes."""
         here = (self._start <= x) & (x < self._stop) & (self._row == np.floor(-y))
         matching = np.flatnonzero(here)
         return self.cells[int(matching[0])] if len(matching) else None
@@ -116,11 +116,11 @@ class Icicle(Layer):
             self.update()
 
     def x_span(self) -> tuple[float, float]:
-        """The whole step."""
+        """Return the range of the step."""
         return 0.0, max(self.step_us, 1e-9)
 
     def entries(self) -> list[Entry]:
-        """The operator classes and their time, the longest first."""
+        """Return the operator classes and their time, the longest first."""
         totals: dict[str, float] = {}
         for cell in self.cells:
             if cell.kind:
@@ -138,7 +138,7 @@ class Icicle(Layer):
         ]
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """Every cell that is wide enough to be seen."""
+        """Draw every cell that is wide enough to be seen."""
         left, right = frame.px(self._start), frame.px(self._stop)
         seen = (right - left >= _LEAST_PX) & (right > 0) & (left < frame.width)
         font = self._style.font(small=True)
@@ -186,7 +186,7 @@ class Icicle(Layer):
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
-    """The rectangles of one profile."""
+    """Draw the rectangles of one profile."""
     study = _profiles.shown(runs, profile)
     if study is None:
         return
@@ -201,7 +201,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str =
 
 
 def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
-    """Every kernel or operator by module and phase, of one step."""
+    """Return every kernel or operator by module and phase, of one step."""
     study = _profiles.shown(runs, profile)
     return dict(study.tables["kernels"]) if study else {"us": np.empty(0)}
 

@@ -48,7 +48,7 @@ class Curve(Layer):
         self._y = np.concatenate([[0.0], np.repeat(shares, 2)[:-1]]) * 100
 
     def entries(self) -> list[Entry]:
-        """The segment's name and median; where values are read, the median until one points."""
+        """Return the segment's name; its reading is the median without a pointer."""
         pen = self._style.pen(self._distribution.color)
         none = QBrush(Qt.BrushStyle.NoBrush)
         label = self._distribution.label
@@ -61,12 +61,12 @@ class Curve(Layer):
         return f"median {MILLISECONDS.text(float(np.median(self._distribution.values)))}"
 
     def x_span(self) -> tuple[float, float]:
-        """From the fastest step to where the slow tail begins."""
+        """Return the range from the fastest step to the start of the slow tail."""
         values = self._distribution.values
         return float(values[0]), float(values[int(_TAIL * (len(values) - 1))])
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """The stair, level beyond its ends."""
+        """Draw the stair, level beyond its ends."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         pen = self._style.pen(self._distribution.color)
         x, y = frame.px(self._x), frame.py(self._y)
@@ -83,7 +83,7 @@ class Curve(Layer):
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """One stair per segment."""
+    """Draw one stair per segment."""
     plot_item.describe((MILLISECONDS, "Step time"), (PERCENT, "Share of steps"))
     plot_item.fixed_y = (0.0, 101.0)
     plot_item.pad_x = 0.04
@@ -92,7 +92,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every steady step in ascending order."""
+    """Return every steady step in ascending order."""
     return distribution_table(runs)
 
 

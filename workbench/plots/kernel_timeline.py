@@ -137,11 +137,11 @@ class Slices(Layer):
             self.update()
 
     def x_span(self) -> tuple[float, float]:
-        """The range from the first step to the end of the last slice."""
+        """Return the range from the first step to the end of the last slice."""
         return 0.0, max(self.timeline.end_us, 1e-3)
 
     def entries(self) -> list[Entry]:
-        """The operator classes, those of most time first."""
+        """Return the operator classes, those of most time first."""
         totals: dict[str, float] = {}
         for stat in range(len(self.timeline.labels)):
             kind = self.timeline.kinds[stat]
@@ -154,7 +154,7 @@ class Slices(Layer):
         ]
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """Every lane, the marked range and the slice under the mouse."""
+        """Draw every lane, the marked range and the slice under the mouse."""
         if self.selection is not None:
             left, right = (frame.px(x) for x in self.selection)
             band = QRectF(left, 0, right - left, frame.height)
@@ -261,7 +261,7 @@ def _faded(color: QColor, mask: Array | None, index: int) -> QColor:
 def draw(
     plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "", rows: str = _FEW
 ) -> None:
-    """All lanes of one profile."""
+    """Draw all lanes of one profile."""
     study = _profiles.shown(runs, profile)
     data = timeline.of(study) if study is not None else None
     if study is None or data is None:
@@ -276,7 +276,7 @@ def draw(
 
 
 def table(runs: Sequence[Run], *, profile: str = "", rows: str = _FEW) -> dict[str, Array]:
-    """Every slice with its track, name and module."""
+    """Return every slice with its track, name and module."""
     study = _profiles.shown(runs, profile)
     data = timeline.of(study) if study is not None else None
     if data is None:

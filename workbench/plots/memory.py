@@ -26,7 +26,7 @@ _COLUMNS = ("peak", "reserved", "allocated")
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """One line per quantity and run; told apart by colour alone only from run to run."""
+    """Draw a line for each quantity and run; quantities differ by dash, runs by colour."""
     plot_item.describe((SECONDS, time_axis.TITLE), (BYTES, "Memory"))
     add_timeline(plot_item, runs, style)
     for run in runs:
@@ -59,7 +59,7 @@ def _add_devices(plot_item: Canvas, runs: Sequence[Run], run: Run, style: Style)
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every step's bytes."""
+    """Return every step's bytes."""
     return step_table(runs, {f"{column}_bytes": column for column in reversed(_COLUMNS)})
 
 

@@ -45,15 +45,15 @@ class Stack(Layer):
         self._style = style
 
     def x_span(self) -> tuple[float, float]:
-        """The step."""
+        """Return the range of the step."""
         return float(self._t_ms[0]), float(self._t_ms[-1])
 
     def y_span(self) -> tuple[float, float]:
-        """To the peak."""
+        """Return the range from 0 to the peak."""
         return 0.0, float(np.max(sum(self._bytes_by_role.values()), initial=1.0))
 
     def entries(self) -> list[Entry]:
-        """The roles with the most that each held."""
+        """Return the roles with their largest bytes."""
         return [
             Entry(
                 breakdown.ROLE_TITLES[role],
@@ -67,7 +67,7 @@ class Stack(Layer):
         ]
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """One area a role."""
+        """Draw an area for each role."""
         x = np.repeat(frame.px(self._t_ms), 2)[1:]  # held until the next change
         below = np.zeros(len(x))
         for role, role_bytes in self._bytes_by_role.items():
@@ -85,7 +85,7 @@ class Stack(Layer):
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
-    """The course of one profile."""
+    """Draw the course of one profile."""
     study = _profiles.shown(runs, profile)
     if study is None or "memory" not in study.tables:
         return
@@ -95,7 +95,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str =
 
 
 def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
-    """Bytes by role at each time that is drawn."""
+    """Return bytes by role at each time that is drawn."""
     study = _profiles.shown(runs, profile)
     course = dict(study.tables.get("memory", {}) if study else {}) or {"t_ms": np.empty(0)}
     return {name if name == "t_ms" else f"{name}_bytes": values for name, values in course.items()}

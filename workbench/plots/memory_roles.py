@@ -31,7 +31,7 @@ _TINT = 0.6
 
 
 def role_color(role: str, style: Style) -> QColor:
-    """The colour of a role, the same in every plot."""
+    """Return the colour of a role, the same in every plot."""
     theme = style.theme
     if role == FREE:
         return shade(mixed(theme.muted, theme.surface, 0.25))
@@ -50,11 +50,11 @@ class Bars(Layer):
         self._style = style
 
     def x_span(self) -> tuple[float, float]:
-        """To the end of the longest bar."""
+        """Return the range from 0 to the end of the longest bar."""
         return 0.0, max(1.0, *(sum(row.values()) for row in self._rows))
 
     def entries(self) -> list[Entry]:
-        """The roles with their measured bytes."""
+        """Return the roles with their measured bytes."""
         return [
             Entry(
                 f"{breakdown.ROLE_TITLES.get(role, role)} {BYTES.text(size)}",
@@ -67,7 +67,7 @@ class Bars(Layer):
         ]
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """Parts from left to right."""
+        """Draw the parts of each row from left to right."""
         for number, row in enumerate(self._rows):
             top, bottom = frame.py(-number + _THICK / 2), frame.py(-number - _THICK / 2)
             at = 0.0
@@ -81,7 +81,7 @@ class Bars(Layer):
 
 
 def rows(study: Study) -> list[tuple[str, dict[str, float]]]:
-    """The bars: a name, and bytes by role."""
+    """Return the bars: a name, and bytes by role."""
     peak = breakdown.peak(study)
     measured = {role: peak[role][0] for role in breakdown.ROLES if role in peak}
     free = breakdown.fragmentation(study)
@@ -93,7 +93,7 @@ def rows(study: Study) -> list[tuple[str, dict[str, float]]]:
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
-    """The bars of one profile."""
+    """Draw the bars of one profile."""
     study = _profiles.shown(runs, profile)
     if study is None or not breakdown.peak(study):
         return
@@ -113,7 +113,7 @@ def _used_bytes(row: dict[str, float]) -> float:
 
 
 def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
-    """Bytes by role, measured and estimated."""
+    """Return bytes by role, measured and estimated."""
     study = _profiles.shown(runs, profile)
     peak = dict(study.tables.get("peak", {}) if study else {}) or {"bytes": np.empty(0)}
     names = {"estimate": "estimate_bytes"}

@@ -68,7 +68,7 @@ def draw(
     metric: str = "",
     lines: str = "columns",
 ) -> None:
-    """Up to eight lines a run."""
+    """Draw up to eight lines for each run."""
     name = chosen(runs, metric)
     series = latest(runs, name)
     lines = _resolved(lines, series)
@@ -118,7 +118,7 @@ def _tracks(run: Run, name: str, lines: str, number: int) -> Callable[[], list[T
 
 
 def _mean(values: Array, axis: int) -> Array:
-    """The mean of the finite numbers; NaN where there is none."""
+    """Return the mean of the finite numbers; NaN if there is none."""
     known = np.isfinite(values)
     total = np.where(known, values, 0).sum(axis, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

@@ -66,7 +66,7 @@ class Heat(Layer):
             self._limits = self._find_limits()
 
     def x_span(self) -> tuple[float, float] | None:
-        """First and last reading."""
+        """Return the times of the first and the last reading."""
         times = [series.table["t_s"] for _, series in self._measured if len(series.table["t_s"])]
         if not times:
             return None
@@ -74,7 +74,7 @@ class Heat(Layer):
         return axis.position(float(times[0][0])), axis.position(float(times[-1][-1]))
 
     def look(self, frame: Frame) -> None:
-        """The shade of every band at every place to the right."""
+        """Compute the shade of every band at every column of pixels."""
         count = max(1, math.ceil(frame.width / _PLACE_PX[self._style.paper]))
         places = frame.x[0] + (np.arange(count) + 0.5) * (frame.x[1] - frame.x[0]) / count
         times = self._run.axis.times_s(places)
@@ -91,7 +91,7 @@ class Heat(Layer):
         self._shades = _shades(values, *self._limits).T
 
     def entries(self) -> list[Entry]:
-        """The scale: lowest, middle, highest."""
+        """Return the scale: lowest, middle, highest."""
         low, high = self._limits
         if not math.isfinite(low):
             return []
@@ -103,7 +103,7 @@ class Heat(Layer):
         ]
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """An image on the screen, rectangles on paper, which stays vector."""
+        """Draw an image on the screen, and rectangles on paper, which stays vector."""
         if not self._shades.size:
             return
         if self._style.paper:
@@ -141,7 +141,7 @@ class Heat(Layer):
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, metric: str = "") -> None:
-    """One map of one session."""
+    """Draw one map of one session."""
     name = chosen(runs, metric)
     series = latest(runs, name)
     bands = max(math.prod(s.shape) for run in runs for _, s in series_of(run, name))
@@ -165,7 +165,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
 
 
 def _labels(series: MetricSeries, most: int) -> list[tuple[float, str]]:
-    """Names of some of the rows, or of the columns where there is one row, at their middle."""
+    """Return the names of some rows (of columns if there is one row) at their middle."""
     rows, columns = series.shape
     count, height, what = (rows, columns, series.row) if rows > 1 else (columns, 1, series.column)
     every = -(-count // most)
@@ -191,7 +191,7 @@ def _readings_at(series: MetricSeries, places: Array, stop_s: float) -> tuple[Ar
 
 
 def _shades(values: Array, low: float, high: float) -> Array:
-    """Numbers as shades 0 to 31, -1 where there is none."""
+    """Return the numbers as shades 0 to 31, -1 for a missing number."""
     span = high - low
     share = (values - low) / span if span > 0 else np.where(np.isfinite(values), 0.5, np.nan)
     known = np.isfinite(share)

@@ -68,7 +68,7 @@ class Configurations(Layer):
         self._y = np.array([float(row[quantity.column]) for row in shown])
 
     def entries(self) -> list[Entry]:
-        """The front and the other configurations."""
+        """Return the front and the other configurations."""
         front, rest = self._style.pen(0), self._style.pen(1)
         return [
             Entry("Pareto front", "dots", front, QBrush(front.color())),
@@ -76,11 +76,11 @@ class Configurations(Layer):
         ]
 
     def x_span(self) -> tuple[float, float]:
-        """The step times, and a little more."""
+        """Return the range of step times with a margin."""
         return _wider(self._x)
 
     def y_span(self) -> tuple[float, float]:
-        """The values, and a little more."""
+        """Return the range of values with a margin."""
         return _wider(self._y)
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
@@ -232,7 +232,7 @@ def _wider(values: Array) -> tuple[float, float]:
 
 
 def _key(runs: Sequence[Run]) -> object:
-    """The study itself: its rows are replaced, not appended to."""
+    """Return the identities of the studies: their rows are replaced, not appended to."""
     return [id(study) for run in runs for study in optimizations(run.session)]
 
 

@@ -35,7 +35,7 @@ _RIGHT = {
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "sm_clock") -> None:
-    """Power on the left axis; ``right`` on the right one, drawn in the left one's units."""
+    """Draw power on the left axis, and ``right`` on the right one in the left one's units."""
     plot_item.describe((SECONDS, time_axis.TITLE), (WATTS, "Power"))
     add_timeline(plot_item, runs, style)
     power, other = highest(runs, "power_w"), highest(runs, right)
@@ -59,7 +59,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "
 
 
 def table(runs: Sequence[Run], *, right: str = "sm_clock") -> dict[str, Array]:
-    """Every sample."""
+    """Return every sample."""
     return telemetry_table(runs, ["power_w", right])
 
 

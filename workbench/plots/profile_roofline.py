@@ -52,11 +52,11 @@ class Operators(Layer):
         self._shares = [point.us / total for point in self.points]
 
     def x_span(self) -> tuple[float, float]:
-        """The range of the dots with a margin."""
+        """Return the range of the dots with a margin."""
         return float(self._x.min()) - _MARGIN, float(self._x.max()) + _MARGIN
 
     def y_span(self) -> tuple[float, float]:
-        """The range of the dots with a margin for names."""
+        """Return the range of the dots with a margin for names."""
         top = float(self._y.max())
         return max(float(self._y.min()) - _MARGIN, top - _DECADES), top
 
@@ -68,7 +68,7 @@ class Operators(Layer):
         return self.points[nearest] if math.hypot(dx[nearest], dy[nearest]) < 12 else None
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """Small dots first, then names where there is room, those of most time first."""
+        """Draw small dots first, then names where there is room, in order of time."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         scale = self._style.line_px / 1.5
         x, y = frame.px(self._x), np.minimum(frame.py(self._y), frame.height - _SMALL_PX)
@@ -108,7 +108,7 @@ class Operators(Layer):
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
-    """The roofs of all dtypes, and a dot for each operator."""
+    """Draw the roofs of all dtypes, and a dot for each operator."""
     study = _profiles.shown(runs, profile)
     points = breakdown.roof_points(study) if study is not None else []
     if study is None or not points:
@@ -126,7 +126,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str =
 
 
 def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
-    """Every dot: time, intensity, achieved and attainable rate."""
+    """Return time, intensity, achieved and attainable rate of every dot."""
     study = _profiles.shown(runs, profile)
     points = breakdown.roof_points(study) if study is not None else []
     return {

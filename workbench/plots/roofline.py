@@ -48,18 +48,18 @@ class RoofLine(Layer):
         self._x, self._y = np.log10(places), np.log10(roof.at(places))
 
     def entries(self) -> list[Entry]:
-        """The roof's two rates."""
+        """Return the roof's two rates."""
         roof = self._roof
         rates = f"{_BYTES.text(roof.bytes_per_s)}, {_FLOPS.text(roof.flops_per_s)}"
         name = f"measured roof, {roof.dtype}: {rates}"
         return [Entry(name, "line", self._pen(), QBrush(Qt.BrushStyle.NoBrush))]
 
     def y_span(self) -> tuple[float, float]:
-        """Its level; the axis need not show all of the slope."""
+        """Return its level; the axis need not show all of the slope."""
         return float(self._y.max()), float(self._y.max())
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """A line with one bend."""
+        """Draw a line with one bend."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         x, y = frame.px(self._x), frame.py(self._y)
         strokes.polyline(painter, self._pen(), x, y, math.inf, frame, joined=True)
@@ -82,7 +82,7 @@ class Kernels(Layer):
         self._y = np.log10([kernel.achieved for kernel in kernels])
 
     def entries(self) -> list[Entry]:
-        """The implementation."""
+        """Return the implementation's name."""
         pen = self._style.pen(self._color)
         name = self._kernels[0].implementation
         return [Entry(name, "dots", pen, QBrush(pen.color()))]
@@ -96,7 +96,7 @@ class Kernels(Layer):
         return float(self._y.min()) - _MARGIN, float(self._y.max())
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """One dot a kernel."""
+        """Draw a dot for each kernel."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         color, radius = self._style.color(self._color), _DOT_PX * self._style.line_px / 1.5
         for x, y in zip(frame.px(self._x), frame.py(self._y), strict=True):
@@ -114,7 +114,7 @@ class Names(Layer):
         self.lowest, self._style = lowest, style  # by name
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """The names, those of the slowest first."""
+        """Draw the names, those of the slowest first."""
         font = self._style.font(small=True)
         metrics = QFontMetricsF(font)
         painter.setFont(font)
@@ -138,7 +138,7 @@ class Names(Layer):
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, direction: str = _ALL) -> None:
-    """The roofs of all dtypes, and the dots of every implementation."""
+    """Draw the roofs of all dtypes, and the dots of every implementation."""
     kernels = _rated_kernels(runs, direction)
     plot_item.describe((_INTENSITY, "Arithmetic intensity"), (_RATE, "Achieved"))
     plot_item.zero = False
@@ -159,7 +159,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, direction: str
 
 
 def table(runs: Sequence[Run], *, direction: str = _ALL) -> dict[str, Array]:
-    """Every kernel that is drawn: achieved, attainable, and the share of it."""
+    """Return achieved and attainable rate of every drawn kernel, and their ratio."""
     kernels = _rated_kernels(runs, direction)
     words = ("operator", "case", "dtype", "direction", "implementation")
     numbers = {

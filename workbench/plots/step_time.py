@@ -33,7 +33,7 @@ from workbench.plots._steps import (
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Samples, band and median of every run, or of every segment where they ran by turns."""
+    """Draw samples, band and median of every run, or of every segment where they ran by turns."""
     plot_item.describe((SECONDS, time_axis.TITLE), (MILLISECONDS, "Step time"))
     add_timeline(plot_item, runs, style)
     shown_runs = series(runs)
@@ -50,7 +50,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every step's time, and the rolling percentiles at every steady step."""
+    """Return every step's time, and the rolling percentiles at every steady step."""
     columns = step_table(runs, {"step_ms": "step_ms"})
     rolled = np.full((3, len(columns["t_s"])), np.nan)
     row = 0

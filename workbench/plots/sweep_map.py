@@ -62,7 +62,7 @@ class Cells(Layer):
         self._limits = (min(logs, default=0.0), max(logs, default=0.0))
 
     def x_span(self) -> tuple[float, float]:
-        """All columns."""
+        """Return the range of all columns."""
         return 0.0, float(self._size[0])
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
@@ -127,7 +127,7 @@ def draw(
     arm: str = "",
     sweep: str = LATEST,
 ) -> None:
-    """The cells of one arm, named along both axes."""
+    """Draw the cells of one arm, named along both axes."""
     study = _sweep.shown(runs, sweep)
     if study is None or sweeps.dimensions(study) < 2:
         return
@@ -160,7 +160,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
 def table(
     runs: Sequence[Run], *, metric: str = "", arm: str = "", sweep: str = LATEST
 ) -> dict[str, Array]:
-    """Every point of all arms, with all that was measured of it."""
+    """Return every point of all arms with all its columns."""
     return _sweep.table(runs, sweep)
 
 
@@ -180,13 +180,13 @@ def digits_in(room: float, metrics: QFontMetricsF, unit: Unit, values: Iterable[
 
 
 def luminance(color: QColor) -> float:
-    """Relative luminance as WCAG defines it, its power curve taken as 2.2."""
+    """Return the relative luminance of WCAG, with 2.2 as exponent of its power curve."""
     red, green, blue = (level**2.2 for level in (color.redF(), color.greenF(), color.blueF()))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def _wrapped(text: str, metrics: QFontMetricsF, width: float) -> list[str]:
-    """The text in as many lines as its words need in that width."""
+    """Wrap the text to the width, at spaces."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -198,7 +198,7 @@ def _wrapped(text: str, metrics: QFontMetricsF, width: float) -> list[str]:
 
 
 def _area(cell: tuple[int, int], frame: Frame) -> QRectF:
-    """The cell in pixels, within the frame."""
+    """Return the cell in pixels, within the frame."""
     x = np.clip(frame.px(np.array([cell[0], cell[0] + 1.0])), 0, frame.width)
     y = frame.py(np.array([cell[1] + 1.0, cell[1]]))
     corners = QPointF(x[0] + _GAP_PX, y[0] + _GAP_PX), QPointF(x[1] - _GAP_PX, y[1] - _GAP_PX)

@@ -32,7 +32,7 @@ from workbench.plots._steps import (
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Samples, band and median of every run, or of every segment where they ran by turns."""
+    """Draw samples, band and median of every run, or of every segment where they ran by turns."""
     tokens = _counts_tokens(runs)
     unit = TOKENS_PER_SECOND if tokens else STEPS_PER_SECOND
     plot_item.describe((SECONDS, time_axis.TITLE), (unit, "Throughput"))
@@ -52,7 +52,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every step's throughput."""
+    """Return every step's throughput."""
     columns = step_table(runs, {"step_ms": "step_ms"})
     tokens = _counts_tokens(runs)
     factors = [

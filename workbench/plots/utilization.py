@@ -75,7 +75,7 @@ class _Absent(Layer):
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """One line per quantity that was measured."""
+    """Draw one line per quantity that was measured."""
     plot_item.describe((SECONDS, time_axis.TITLE), (PERCENT, "Utilization"))
     plot_item.fixed_y = (0.0, _TOP)
     add_timeline(plot_item, runs, style)
@@ -95,7 +95,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every sample, and what memory was in use on the device."""
+    """Return every sample, and the memory in use on the device."""
     return telemetry_table(runs, [*UTILIZATION, "memory_used"])
 
 

@@ -25,7 +25,7 @@ from workbench.plots._narrowing import Narrowing, PairDots, Same, Voids
 
 
 def shown(runs: Sequence[Run]) -> PairedComparison | None:
-    """The comparison of the first run that is to be shown."""
+    """Return the chosen comparison of the first run that has one."""
     for run in runs:
         comparisons = run.session.comparisons
         if run.comparison == -1 and (newest := newest_requested(comparisons)) is not None:
@@ -43,7 +43,7 @@ def no_comparison(runs: Sequence[Run]) -> str | None:
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """The pairs, the interval and the strip of the same."""
+    """Draw the pairs, the interval and the strip of the same."""
     comparison = shown(runs)
     if comparison is None:
         return
@@ -67,7 +67,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every pair that counts: its number, both medians' ratio, and that in clock cycles."""
+    """Return number, ratio of medians, and ratio in clock cycles of every pair that counts."""
     comparison = shown(runs)
     if comparison is None:
         return {"pair": np.empty(0, np.int64)}

@@ -47,7 +47,7 @@ _TONES = {
 
 
 def offered(runs: Sequence[Run]) -> list[Section]:
-    """The sections that have something to say of these runs, in the order of a page."""
+    """Return the sections that have content for these runs, in the order of a page."""
     return [section for section in SECTIONS.values() if not section.why_not(runs)]
 
 
@@ -58,7 +58,7 @@ def page(
     sections: Sequence[str] | None = None,
     theme: Theme = PRINT,
 ) -> str:
-    """The page of these runs: of the ``sections`` named, in that order, or of all that can be.
+    """Return the page of these runs: the named ``sections`` in that order, or all that can be.
 
     Raises ``ExportError`` for a section that there is not, or that these runs have nothing for.
     """
@@ -158,7 +158,7 @@ def _chart(chart: Chart, theme: Theme, drawn: set[object]) -> Mapping[str, Any]:
 
 
 def _inline(picture: bytes) -> str:
-    """A drawing as what follows ``data:image/svg+xml,``: a quarter shorter than in base 64."""
+    """Encode a drawing for ``data:image/svg+xml,``: a quarter shorter than in base 64."""
     line = b" ".join(picture.split()).replace(b'"', b"'")
     return urllib.parse.quote(line, safe="/ :;=,.()-'")
 

@@ -76,7 +76,7 @@ class Section:
         return "" if max(1, self.together) <= able <= self.most else self.nothing
 
     def made(self, runs: Sequence[Run]) -> Parts:
-        """The parts, those of each session under its title where there are several."""
+        """Yield the parts; of several sessions each session's parts come under its title."""
         able = [run for run in runs if self.has(run.session)]
         if self.together:
             yield from self.parts(able)
@@ -108,10 +108,10 @@ def titled_studies(session: Session, kind: str) -> list[Study]:
 
 
 def studies(session: Session, kind: str) -> list[Study]:
-    """The session's studies of one kind."""
+    """Return the session's studies of one kind."""
     return [study for study in session.studies if study.kind == kind]
 
 
 def tone(comparison: PairedComparison) -> str:
-    """Red where an arm's numbers are wrong, however fast it is; none for different models."""
+    """Return red if an arm's numbers are wrong, however fast it is; none for different models."""
     return BAD if wrong_arms(comparison) else _TONES.get(verdict_word(comparison), "")

@@ -16,7 +16,7 @@ from workbench.report._section import Chart, Heading, Parts, Section, Words, stu
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """Each attribution of the session."""
+    """Yield each attribution of the session."""
     (run,) = runs
     for study in titled_studies(run.session, KIND):
         yield Heading(study.title)

@@ -18,7 +18,7 @@ from workbench.report._section import (
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """Each checklist of the session."""
+    """Yield each checklist of the session."""
     (run,) = runs
     for study in titled_studies(run.session, KIND):
         yield Heading(study.title)

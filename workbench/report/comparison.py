@@ -13,7 +13,7 @@ from workbench.report._section import WARNING, Chart, Parts, Section, Words
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """The first session is what the ratios refer to; charts show what the table compares."""
+    """Yield the comparison with the first session, and charts of the compared segments."""
     indices = [run.session.segments.index(choose(run.session)) for run in runs]
     sessions = [dataclasses.replace(run.session, title=run.title) for run in runs]
     comparison = compare(sessions, segments=indices)

@@ -11,7 +11,7 @@ from workbench.report._section import Parts, Section
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """A row for each toggle of each segment that left its evidence."""
+    """Yield a table with a row for each toggle of each segment that has evidence."""
     (run,) = runs
     yield evidence_table(run.session)
 

@@ -11,7 +11,7 @@ from workbench.report._section import Chart, Parts, Section
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """The table and the roofline."""
+    """Yield the table and the roofline."""
     (run,) = runs
     yield kernels_table(run.session)
     yield Chart("roofline", runs)

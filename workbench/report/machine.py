@@ -10,7 +10,7 @@ from workbench.report._section import Chart, Parts, Section
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """Memory, utilization and power over time, the events, the environment."""
+    """Yield memory, utilization and power over time, the events, the environment."""
     (run,) = runs
     session = run.session
     if session.segments:

@@ -12,7 +12,7 @@ _PLOT = "model_metrics"
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """A chart for each metric."""
+    """Yield a chart for each metric."""
     for metric in PLOTS[_PLOT].choices(runs).get("metric", ()):
         yield Chart(_PLOT, runs, {"metric": metric})
 

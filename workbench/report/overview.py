@@ -29,7 +29,7 @@ NOTE = "note"  # the kind of an event that a person wrote
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """One sentence for each thing that was measured, with its chart, and what to try next."""
+    """Yield a sentence with a chart for each measurement, and what to try next."""
     (run,) = runs
     session = run.session
     count = len(session.segments)

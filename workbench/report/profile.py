@@ -17,7 +17,7 @@ from workbench.report._section import Chart, Heading, Parts, Section, Words, tit
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """Each profile of the session."""
+    """Yield each profile of the session."""
     (run,) = runs
     for study in titled_studies(run.session, breakdown.KIND):
         if "kernels" not in study.tables:

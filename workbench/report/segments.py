@@ -11,7 +11,7 @@ from workbench.report._section import Chart, Parts, Section, Words
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """The table, distributions, and the time line."""
+    """Yield the table, distributions, and the timeline."""
     (run,) = runs
     yield segments_table(run.session)
     said = [

@@ -13,7 +13,7 @@ _MAP = "sweep_map"  # of one arm
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """Each sweep of the session."""
+    """Yield each sweep of the session."""
     (run,) = runs
     for study in titled_studies(run.session, KIND):
         yield Heading(study.title)

@@ -65,9 +65,9 @@ def test_appending_in_pieces_builds_the_same_levels_as_appending_at_once(values,
     for end in pieces(np.random.default_rng(seed), len(values)):
         in_pieces.extend(values[:end])
     assert len(at_once._levels) == len(in_pieces._levels)
-    for one, other in zip(at_once._levels, in_pieces._levels, strict=True):
-        np.testing.assert_array_equal(one.low, other.low)
-        np.testing.assert_array_equal(one.high, other.high)
+    for level, other in zip(at_once._levels, in_pieces._levels, strict=True):
+        np.testing.assert_array_equal(level.low, other.low)
+        np.testing.assert_array_equal(level.high, other.high)
 
 
 def test_a_single_spike_among_a_million_samples_is_never_lost():

@@ -24,22 +24,22 @@ segment = st.tuples(coordinate, coordinate, coordinate, coordinate)
 @given(st.lists(segment, min_size=1, max_size=30))
 def test_clipped_segments_lie_inside_and_on_the_lines_they_come_from(segments):
     segments = np.array(segments)
-    kept = clipped(segments, 100.0, 60.0)
-    assert (kept[:, [0, 2]] >= -1e-6).all() and (kept[:, [0, 2]] <= 100 + 1e-6).all()
-    assert (kept[:, [1, 3]] >= -1e-6).all() and (kept[:, [1, 3]] <= 60 + 1e-6).all()
+    pieces = clipped(segments, 100.0, 60.0)
+    assert (pieces[:, [0, 2]] >= -1e-6).all() and (pieces[:, [0, 2]] <= 100 + 1e-6).all()
+    assert (pieces[:, [1, 3]] >= -1e-6).all() and (pieces[:, [1, 3]] <= 60 + 1e-6).all()
     inside = (
         (segments[:, [0, 2]] >= 0).all(1)
         & (segments[:, [0, 2]] <= 100).all(1)
         & (segments[:, [1, 3]] >= 0).all(1)
         & (segments[:, [1, 3]] <= 60).all(1)
     )
-    for whole in segments[inside]:
-        assert (kept == whole).all(1).any()
+    for segment in segments[inside]:
+        assert (pieces == segment).all(1).any()
 
 
 def test_a_segment_that_crosses_the_view_is_cut_at_its_edges():
-    kept = clipped(np.array([[-50.0, -30.0, 150.0, 90.0]]), 100.0, 60.0)
-    np.testing.assert_allclose(kept, [[0.0, 0.0, 100.0, 60.0]], atol=1e-9)
+    pieces = clipped(np.array([[-50.0, -30.0, 150.0, 90.0]]), 100.0, 60.0)
+    np.testing.assert_allclose(pieces, [[0.0, 0.0, 100.0, 60.0]], atol=1e-9)
 
 
 @given(st.lists(st.floats(0.01, 9), min_size=2, max_size=60), st.floats(-100, 100))
@@ -108,9 +108,9 @@ def test_what_lies_outside_the_frame_never_reaches_a_vector_file():
         area(painter, QBrush(QColor("red")), x, y - 20, y + 20, np.inf, frame)
 
     numbers = re.findall(r"(?:points=\"|d=\")([^\"]*)\"", svg_of(draw))
-    found = [[float(part) for part in re.findall(r"-?[\d.]+", text)] for text in numbers]
-    assert sum(map(len, found)) > 50
-    for values in found:
+    coordinates = [[float(part) for part in re.findall(r"-?[\d.]+", text)] for text in numbers]
+    assert sum(map(len, coordinates)) > 50
+    for values in coordinates:
         assert min(values[0::2]) >= -1e-3 and max(values[0::2]) <= 100.001
         assert min(values[1::2]) >= -1e-3 and max(values[1::2]) <= 60.001
 

@@ -32,7 +32,7 @@ def test_ticks_lie_in_the_range_are_even_and_are_told_apart(unit, low, span, mos
     assume(unit is not BYTES or span >= 1)
     places, texts, _ = unit.ticks(low, high, most)
     slack = 1e-6 * span
-    assert all(low - slack <= place <= high + slack for place in places)
+    assert all(low - slack <= tick <= high + slack for tick in places)
     assert len(places) <= most + 1
     if len(places) > 2:
         steps = [b - a for a, b in itertools.pairwise(places)]
@@ -93,13 +93,13 @@ def test_logarithmic_ticks_lie_in_the_range_and_read_as_what_they_stand_for(low,
     if not -300 < low < high < 300:
         assert not places
         return
-    assert all(low - 1e-9 <= place <= high + 1e-9 for place in places)
+    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in places)
     assert places == sorted(places)
     middle = 10.0 ** ((low + high) / 2)
     factor, known = unit.scaling(middle, middle)
     assert symbol == known
-    for place, text in zip(places, texts, strict=True):
-        assert float(text) == pytest.approx(10.0**place * factor, rel=1e-4)
+    for tick, text in zip(places, texts, strict=True):
+        assert float(text) == pytest.approx(10.0**tick * factor, rel=1e-4)
 
 
 def test_logarithmic_ticks_are_round_and_enough():
