@@ -1,6 +1,6 @@
 """Accept a session file that another program changed: ``python -m sessions.accept FILE ...``.
 
-The file is read whole in a child process; if all of it makes sense it is saved anew with a fresh
+A child process reads the complete file; if all of it makes sense it is saved again with a new
 checksum.
 """
 

@@ -1,4 +1,4 @@
-"""Which tables a session has, by name: for the command line, reports and the window alike.
+"""The tables of a session by name: for the command line, reports and the window alike.
 
 A kind of table that a session has several of (one a profile, one a comparison) gives them in the
 order in which they were measured.
@@ -29,14 +29,14 @@ from sessions.tables import (
 )
 from sessions.verdicts.verdict_tables import blocks_table, verdicts_table
 
-_ALL = sys.maxsize  # rows: a file has room for what a window has not
+_ALL = sys.maxsize  # rows: a file has no limit, unlike a window
 
 
 @dataclass(frozen=True)
 class Export:
-    """One kind of table: what it has, and those of a session; none where it has nothing.
+    """One kind of table: a description of it, and a function for those of a session.
 
-    ``by`` is the command that measures what is in it.
+    ``by`` is the command that measures its content.
     """
 
     help: str
@@ -57,7 +57,7 @@ def _tables_of(
     return lambda session: [table for study in chosen(session) if (table := made(study)).rows]
 
 
-def _of(kind: str) -> Callable[[Session], list[Study]]:
+def _studies_of(kind: str) -> Callable[[Session], list[Study]]:
     return lambda session: [study for study in session.studies if study.kind == kind]
 
 
@@ -75,7 +75,7 @@ def _bench(session: Session) -> list[Table]:
     return [kernels_table(session)] if timed else []
 
 
-def _apart(made: Callable[[Study, Study], Table]) -> Callable[[Session], list[Table]]:
+def _of_neighbours(made: Callable[[Study, Study], Table]) -> Callable[[Session], list[Table]]:
     """Return a function for tables of each profile beside the one before it."""
 
     def tables(session: Session) -> list[Table]:
@@ -85,7 +85,7 @@ def _apart(made: Callable[[Study, Study], Table]) -> Callable[[Session], list[Ta
     return tables
 
 
-_attributed, _checked = _of(attribution_words.KIND), _of(checklist.KIND)
+_attributed, _checked = _studies_of(attribution_words.KIND), _studies_of(checklist.KIND)
 _kernels = functools.partial(breakdown_tables.kernels_table, most=_ALL)
 _modules = functools.partial(breakdown_tables.modules_table, depth=_ALL)
 _differences = functools.partial(breakdown_tables.difference_table, most=_ALL)
@@ -96,11 +96,11 @@ EXPORTS = {
         lambda session: [segments_table(session)] if session.segments else [],
     ),
     "evidence": Export(
-        "what was asked of each toggle, whether it took effect, and how one can tell",
+        "the requested option of each toggle, whether it took effect, and the evidence",
         lambda session: [table] if (table := evidence_table(session)).rows else [],
     ),
     "facts": Export(
-        "what else is known of each segment: parameters, FLOPs, loss, compile time ...",
+        "other facts of each segment: parameters, FLOPs, loss, compile time ...",
         lambda session: [table] if (table := facts_table(session)).rows else [],
     ),
     "energy": Export(
@@ -120,7 +120,7 @@ EXPORTS = {
         by="ab",
     ),
     "effects": Export(
-        "an attribution: what each toggle gave, in time and memory",
+        "an attribution: the effect of each toggle on time and memory",
         _tables_of(_attributed, attribution_words.effects_table),
         by="attribute",
     ),
@@ -150,12 +150,12 @@ EXPORTS = {
         by="sweep",
     ),
     "exponents": Export(
-        "a sweep: how the time of each curve grows, with intervals",
+        "a sweep: the exponent of each curve's time, with its interval",
         _tables_of(_swept, sweep.fits_table),
         by="sweep",
     ),
     "checks": Export(
-        "a checklist: each check, how it ended, its evidence",
+        "a checklist: each check, its result, its evidence",
         _tables_of(_checked, checklist.checks_table),
         by="validate",
     ),
@@ -165,7 +165,7 @@ EXPORTS = {
         by="validate",
     ),
     "claims": Export(
-        "what documents claim beside what was measured",
+        "claims of documents beside measurements",
         _claims,
         by="reproduce",
     ),
@@ -201,25 +201,25 @@ EXPORTS = {
     ),
     "changes": Export(
         "two profiles: time by module, B less A",
-        _apart(_differences),
+        _of_neighbours(_differences),
         by="profile",
     ),
     "memory_changes": Export(
         "two profiles: memory by role, B less A",
-        _apart(breakdown_tables.memory_difference_table),
+        _of_neighbours(breakdown_tables.memory_difference_table),
         by="profile",
     ),
     "bench": Export(
-        "the kernel library as it was timed, beside its peers",
+        "timed kernels of the library, beside its peers",
         _bench,
         by="bench",
     ),
     "events": Export(
-        "what happened when: toggles, notes, warnings, errors",
+        "events by time: toggles, notes, warnings, errors",
         lambda session: [events_table(session)] if session.events else [],
     ),
     "environment": Export(
-        "what it ran on",
+        "the machine and its software",
         lambda session: [environment_table(session)] if session.environment else [],
     ),
 }

@@ -100,7 +100,7 @@ def export_plot(
         content = csv_bytes(plot.table(runs, **options))
     else:
         content = _PAINTERS[suffix](plot, runs, size, theme, options)
-    write_whole(target, content)
+    write_atomically(target, content)
     return target
 
 
@@ -294,7 +294,7 @@ def _buffer() -> tuple[QByteArray, QBuffer]:
     return content, buffer
 
 
-def write_whole(target: Path, content: bytes) -> None:
+def write_atomically(target: Path, content: bytes) -> None:
     """Write and rename, so that no file is ever half overwritten; raises ``Unwritable``."""
     try:
         atomic_write.write(target, content)

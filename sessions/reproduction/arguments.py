@@ -1,8 +1,9 @@
-"""The words after ``workbench`` that repeat what a session was asked for.
+"""The words after ``workbench`` that repeat a session's requests.
 
-What a command line cannot say raises ``Untold`` with the reason, a clause. Session files come from
-strangers, so no word of a file becomes an option: names and numbers must look like ones, and other
-text only follows ``NAME=`` or an option. Everything else raises ``Unsafe``.
+A request that no command line can express raises ``NotRepeatable`` with the reason, a clause.
+Session files come from strangers, so no word of a file becomes an option: names and numbers must
+look like ones, and other text only follows ``NAME=`` or an option. Everything else raises
+``Unsafe``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GIB = 2**30
 _EXACT = ".12g"  # more digits than a person writes, and none that only the binary fraction has
 
 
-class Untold(Exception):  # noqa: N818 - carries its reason
+class NotRepeatable(Exception):  # noqa: N818 - carries its reason
     """No command asks for this: a clause that says why."""
 
 
@@ -60,7 +61,7 @@ def text(value: str, what: str) -> str:
     return value
 
 
-def of_configuration(
+def configuration_words(
     configuration: Configuration,
     toggles: Mapping[str, str],
     extra: Sequence[str],
@@ -73,18 +74,18 @@ def of_configuration(
     if configuration.family == SCRIPT:
         return _of_script(configuration, toggles, extra, output)
     words = [name(configuration.family, "family")]
-    words += option("--preset", name(configuration.preset, "preset"))
-    words += option("--workload", name(configuration.workload, "workload"))
+    words += option_words("--preset", name(configuration.preset, "preset"))
+    words += option_words("--workload", name(configuration.workload, "workload"))
     for group in (configuration.model, configuration.settings):
         for field, value in sorted(group.items()):
-            words += option("--set", f"{name(field, 'field')}={written_value(value, field)}")
+            words += option_words("--set", f"{name(field, 'field')}={written_value(value, field)}")
     for toggle in sorted(toggles):
-        words += option("--toggle", chosen({toggle: toggles[toggle]}))
+        words += option_words("--toggle", toggles_text({toggle: toggles[toggle]}))
     if configuration.data != _DEFAULT_DATA:
-        words += option("--data", text(configuration.data, "data"))
+        words += option_words("--data", text(configuration.data, "data"))
     words += extra
-    words += option("--seed", str(configuration.seed))
-    return words + saved_to(output)
+    words += option_words("--seed", str(configuration.seed))
+    return words + output_words(output)
 
 
 def _of_script(
@@ -95,8 +96,11 @@ def _of_script(
 ) -> list[str]:
     """Return the words for a training script; its own command line is behind ``--``."""
     words = _script_words(str(configuration.settings.get("command", "")))
-    settings = [option("--toggle", chosen({toggle: toggles[toggle]})) for toggle in sorted(toggles)]
-    return [*itertools.chain(*settings), *options, *saved_to(output), SCRIPT_FOLLOWS, *words]
+    settings = [
+        option_words("--toggle", toggles_text({toggle: toggles[toggle]}))
+        for toggle in sorted(toggles)
+    ]
+    return [*itertools.chain(*settings), *options, *output_words(output), SCRIPT_FOLLOWS, *words]
 
 
 def _script_words(command: str) -> list[str]:
@@ -110,32 +114,34 @@ def _script_words(command: str) -> list[str]:
     return words
 
 
-def of_start(command: Mapping[str, Any], first: bool, last: bool, output: str) -> list[str]:
+def start_words(command: Mapping[str, Any], first: bool, last: bool, output: str) -> list[str]:
     """Return the words of a run besides its configuration: its check, and decode states.
 
     ``first`` and ``last``: True for the part of the run that loaded a state, and that saved one.
     """
     words = ["--check"] if command.get("check") == "last" else []
     if first and (state := command.get("load_state")):
-        words += option("--load-state", text(str(state), "load_state"))
+        words += option_words("--load-state", text(str(state), "load_state"))
     if last and command.get("save_state"):
-        words += option("--save-state", os.fspath(PurePath(output).with_suffix(".state")))
+        words += option_words("--save-state", os.fspath(PurePath(output).with_suffix(".state")))
     return words
 
 
-def of_claims(question: Mapping[str, Any], output: str) -> list[str]:
+def claims_words(question: Mapping[str, Any], output: str) -> list[str]:
     """Return the words that measure the claims of a study of claims again."""
     try:
         documents, experiments = question["documents"], question["experiments"]
         words = ["reproduce", *(name(document, "document") for document in documents)]
         for experiment in dict.fromkeys(experiments):
-            words += option("--only", text(experiment, "experiment"))
-        words += ["--budget", exactly(question["budget_s"])]
+            words += option_words("--only", text(experiment, "experiment"))
+        words += ["--budget", number_text(question["budget_s"])]
         if limit_s := question.get("limit_s"):
-            words += ["--limit", exactly(limit_s)]
+            words += ["--limit", number_text(limit_s)]
     except (LookupError, TypeError, ValueError, OverflowError):
-        raise Untold("another version of the workbench wrote down what was asked for") from None
-    return words + saved_to(output)
+        raise NotRepeatable(
+            "another version of the workbench wrote down what was asked for"
+        ) from None
+    return words + output_words(output)
 
 
 def is_calibration(command: Mapping[str, Any]) -> bool:
@@ -147,24 +153,24 @@ def is_calibration(command: Mapping[str, Any]) -> bool:
     )
 
 
-def option(name: str, value: str) -> list[str]:
+def option_words(name: str, value: str) -> list[str]:
     """Return two words, or one where the value would be taken for an option itself."""
     if value.startswith("-"):
         return [f"{name}={value}"] if name.startswith("--") else [f"{name}{value}"]
     return [name, value]
 
 
-def saved_to(output: str | os.PathLike[str] | None) -> list[str]:
+def output_words(output: str | os.PathLike[str] | None) -> list[str]:
     """Return the words that say where the session goes, if anywhere."""
-    return [] if output is None else option("-o", text(os.fspath(output), "file name"))
+    return [] if output is None else option_words("-o", text(os.fspath(output), "file name"))
 
 
-def exactly(number: float) -> str:
+def number_text(number: float) -> str:
     """Return a number as a person writes it."""
     return format(number, _EXACT)
 
 
-def chosen(toggles: Mapping[str, str]) -> str:
+def toggles_text(toggles: Mapping[str, str]) -> str:
     """Join toggles into one word; raises ``Unsafe`` for what is neither a toggle nor an option."""
     for toggle, option in toggles.items():
         if not isinstance(option, str) or not _OPTION.fullmatch(option):
@@ -172,7 +178,7 @@ def chosen(toggles: Mapping[str, str]) -> str:
     return ",".join(f"{name(toggle, 'toggle')}={option}" for toggle, option in toggles.items())
 
 
-def of_comparison(
+def comparison_words(
     base: Configuration, other: Configuration, facts: Mapping[str, Any], output: str | None
 ) -> list[str]:
     """Return the words that compare two configurations, which differ only in toggles.
@@ -183,20 +189,20 @@ def of_comparison(
     words: list[str] = []
     shared, sides = divide_toggles(base.toggles, other.toggles)
     for side, own in zip(("--a", "--b"), sides, strict=True):
-        words += option(side, chosen(own)) if own else []
-    words += ["--budget", exactly(facts["budget_s"])]
-    words += ["--region", exactly(100 * facts["region"])]
+        words += option_words(side, toggles_text(own)) if own else []
+    words += ["--budget", number_text(facts["budget_s"])]
+    words += ["--region", number_text(100 * facts["region"])]
     if order := facts.get("order"):
-        words += option("--order", name(order, "order of the pairs"))
+        words += option_words("--order", name(order, "order of the pairs"))
     if count := facts.get("build_count"):
-        words += ["--builds", exactly(count)]
-    return ["ab", *of_configuration(base, shared, words, output)]
+        words += ["--builds", number_text(count)]
+    return ["ab", *configuration_words(base, shared, words, output)]
 
 
 def require_alike(first: Configuration, last: Configuration) -> None:
-    """Raise ``Untold`` where two configurations differ in more than toggles."""
+    """Raise ``NotRepeatable`` where two configurations differ in more than toggles."""
     if first != msgspec.structs.replace(last, toggles=first.toggles):
-        raise Untold("its configurations differ in more than toggles")
+        raise NotRepeatable("its configurations differ in more than toggles")
 
 
 def divide_toggles(

@@ -1,4 +1,4 @@
-"""A segment, or a session, as the commands, or the Python, that run it again."""
+"""Commands and Python code that run a segment or a session again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sessions.model import (
 from sessions.plain_text import one_line
 from sessions.reproduction import arguments as _arguments
 from sessions.reproduction import order_arguments
-from sessions.reproduction.arguments import Untold
+from sessions.reproduction.arguments import NotRepeatable
 from sessions.studies import breakdown, claims
 from sessions.verdicts.comparison import Arm, compare_segments
 from sessions.verdicts.ratios import UNPAIRED
@@ -40,7 +40,7 @@ _SOURCE = "source="  # before the file of a model of one's own
 
 HINT_BUDGET_S = 20.0
 # Titles of orders without a study, by the type of their command.
-_ASKED = {
+_ORDER_TITLES = {
     "start": "A run",
     "compare": "A comparison",
     "attribute": "An attribution",
@@ -51,8 +51,8 @@ _ASKED = {
     "bench": "A benchmark",
 }
 
-# Around the calls. What one comes to (a check that fails, a verdict) keeps none of the others from
-# being repeated, but for Ctrl+C, whose exit code is 130.
+# Frames of the calls. A call that fails (a check, a verdict) does not prevent the next calls; only
+# Ctrl+C does, whose exit code is 130.
 _SHELL = """\
 #!/bin/sh
 failed=
@@ -90,7 +90,7 @@ for line, code in failed.items():
 sys.exit(130 if 130 in failed.values() else bool(failed))
 """
 
-Call = list[str] | str  # the words after ``workbench``, or a line that says why there are none
+Call = list[str] | str  # the words after ``workbench``, or the reason why there are none
 Part = tuple[str, Callable[[str], list[str]]]  # of a session: its title, its call by its output
 
 
@@ -107,14 +107,14 @@ def arguments(
     if configuration.family == KERNELS:
         words = ["bench", _arguments.name(configuration.preset, "operator"), "--every-case"]
         dtype = _arguments.name(configuration.settings.get("dtype"), "dtype")
-        words += _arguments.option("--dtype", dtype)
-        return words + _arguments.saved_to(output)
+        words += _arguments.option_words("--dtype", dtype)
+        return words + _arguments.output_words(output)
     if configuration.family == SCRIPT:
         steps = None  # it ends by itself
-    length = [] if steps is None else _arguments.option("--steps", str(steps))
+    length = [] if steps is None else _arguments.option_words("--steps", str(steps))
     toggles = configuration.toggles
     beside = [*length, *extra]
-    return ["run", *_arguments.of_configuration(configuration, toggles, beside, output)]
+    return ["run", *_arguments.configuration_words(configuration, toggles, beside, output)]
 
 
 def _arms(comparison: PairedComparison, session: Session) -> tuple[Segment, ...]:
@@ -201,10 +201,10 @@ def verdict_hint(arms: Sequence[Arm], titles: Mapping[str, str]) -> str:
         )
         if first == second:
             continue
-        with contextlib.suppress(Untold):
+        with contextlib.suppress(NotRepeatable):
             _arguments.require_alike(first, second)
             facts = {"budget_s": HINT_BUDGET_S, "region": REGION}
-            words = _arguments.of_comparison(first, second, facts, None)
+            words = _arguments.comparison_words(first, second, facts, None)
             return f"For a verdict on an unpaired ratio: {shlex.join(['workbench', *words])}"
     return ""
 
@@ -276,7 +276,7 @@ def _calls(session: Session, stem: str) -> list[Call]:
         number = sum(isinstance(line, list) for line in made)
         try:
             words = call(f"{stem}-{number:04d}.h5")
-        except Untold as why:
+        except NotRepeatable as why:
             made.append(one_line(f"{title} is not repeated: {why}", _LONGEST_COMMENT))
             continue
         # One call times all contenders of an operator; each is a segment.
@@ -306,7 +306,7 @@ def _parts(session: Session) -> Iterator[Part]:
 
 
 def _before_orders(session: Session, end: Order) -> Iterator[Part]:
-    """Yield what came before orders were stored: of a study's own order only claims tell enough."""
+    """Yield the parts before the first stored order; of studies only claims hold their request."""
     yield from _runs(session, session.segments[: end.segments])
     for study in session.studies[: end.studies]:
         known = any(study is session.studies[order.claims] for order in session.orders
@@ -314,7 +314,7 @@ def _before_orders(session: Session, end: Order) -> Iterator[Part]:
         if study.kind == claims.KIND and not known:
             yield _claims(study)
         elif not known and not study.facts.get(breakdown.WATCHED):
-            yield _title(study), _untold
+            yield _title(study), _without_request
 
 
 def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
@@ -325,9 +325,9 @@ def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
     answered = studies or after.comparisons > order.comparisons
     if kind == "start" and segments:
         yield from _runs(session, segments, order.command)
-    elif kind in _ASKED:
-        title = _title(studies[0]) if studies else _ASKED[kind]
-        call = functools.partial(order_arguments.of_order, order.command)
+    elif kind in _ORDER_TITLES:
+        title = _title(studies[0]) if studies else _ORDER_TITLES[kind]
+        call = functools.partial(order_arguments.order_words, order.command)
         if not segments and not answered:
             yield title, functools.partial(_unmeasured, call)
         elif answered or not order.command.get("before_s"):  # else it continued a repeated one
@@ -339,9 +339,8 @@ def _runs(
 ) -> Iterator[Part]:
     """Yield the segments, in pairs if they were compared.
 
-    ``start``: the command, if known.
-
-    What it goes on from belongs to the first of them, and what it leaves to the last.
+    ``start``: the command, if known. The state that it loads belongs to the first segment, the
+    state that it saves to the last.
     """
     compared: dict[int, tuple[PairedComparison, tuple[Segment, ...]]] = {}
     for comparison in session.comparisons:
@@ -359,29 +358,29 @@ def _runs(
 
 def _ab(comparison: PairedComparison, arms: tuple[Segment, ...], output: str) -> list[str]:
     base, other = (arm.configuration for arm in arms)
-    return _arguments.of_comparison(base, other, comparison.facts, output)
+    return _arguments.comparison_words(base, other, comparison.facts, output)
 
 
 def _run(
     segment: Segment, start: Mapping[str, Any], first: bool, last: bool, output: str
 ) -> list[str]:
-    words = _arguments.of_start(start, first, last, output)
+    words = _arguments.start_words(start, first, last, output)
     return arguments(segment.configuration, row_count(segment.steps) or None, output, words)
 
 
 def _unmeasured(call: Callable[[str], list[str]], output: str) -> list[str]:
     words = shlex.join(["workbench", *call(output)])
     why = "it was refused or interrupted before anything was measured"
-    raise Untold(f"{why}; it was asked for by {words}")
+    raise NotRepeatable(f"{why}; it was asked for by {words}")
 
 
 def _claims(study: Study) -> Part:
-    return _title(study), lambda output: _arguments.of_claims(study.request, output)
+    return _title(study), lambda output: _arguments.claims_words(study.request, output)
 
 
 def _title(study: Study) -> str:
     return f"The {one_line(study.kind, _SHOWN)} {one_line(study.title, _SHOWN)!r}"
 
 
-def _untold(_: str) -> list[str]:
-    raise Untold("this file does not tell how it was asked for")
+def _without_request(_: str) -> list[str]:
+    raise NotRepeatable("this file does not tell how it was asked for")

@@ -12,27 +12,27 @@ import msgspec
 from sessions.model import Configuration
 from sessions.reproduction.arguments import (
     GIB,
+    NotRepeatable,
     Unsafe,
-    Untold,
-    chosen,
+    comparison_words,
+    configuration_words,
     divide_toggles,
-    exactly,
     is_calibration,
     name,
-    of_comparison,
-    of_configuration,
-    of_start,
-    option,
+    number_text,
+    option_words,
+    output_words,
     require_alike,
-    saved_to,
+    start_words,
     text,
+    toggles_text,
     written_value,
 )
 from sessions.studies import sweep
 from sessions.studies.attribution.estimation import WHOLE_STEP
 
 
-def of_order(command: Mapping[str, Any], output: str) -> list[str]:
+def order_words(command: Mapping[str, Any], output: str) -> list[str]:
     """Return the words that repeat a run, a comparison, a study or a benchmark.
 
     ``command``: as an ``Order`` keeps it. Its noise floor depends on the machine and is left out.
@@ -40,52 +40,54 @@ def of_order(command: Mapping[str, Any], output: str) -> list[str]:
     try:
         return _KINDS[command["type"]](command, output)
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
-        raise Untold("another version of the workbench wrote down what was asked for") from None
+        raise NotRepeatable(
+            "another version of the workbench wrote down what was asked for"
+        ) from None
 
 
 def _start(command: Mapping[str, Any], output: str) -> list[str]:
     configuration, words = _read(command["configuration"]), []
     for length in ("steps", "seconds"):
         if command[length] is not None:
-            words += [f"--{length}", exactly(command[length])]
-    words += of_start(command, True, True, output)
-    return ["run", *of_configuration(configuration, configuration.toggles, words, output)]
+            words += [f"--{length}", number_text(command[length])]
+    words += start_words(command, True, True, output)
+    return ["run", *configuration_words(configuration, configuration.toggles, words, output)]
 
 
 def _compare(command: Mapping[str, Any], output: str) -> list[str]:
     base, other = _read(command["base"]), _read(command["other"])
     if is_calibration(command):
-        words = ["--budget", exactly(command["budget_s"])]
-        return ["calibrate", *of_configuration(base, base.toggles, words, None)]
+        words = ["--budget", number_text(command["budget_s"])]
+        return ["calibrate", *configuration_words(base, base.toggles, words, None)]
     require_alike(base, other)
-    return of_comparison(base, other, command, output)
+    return comparison_words(base, other, command, output)
 
 
 def _attribute(command: Mapping[str, Any], output: str) -> list[str]:
     base = _read(command["base"])
-    words = option("--toggles", chosen(command["toggles"]))
-    words += ["--mode", name(command["mode"], "mode"), "--budget", exactly(command["budget_s"])]
-    words += ["--region", exactly(100 * command["region"])]
+    words = option_words("--toggles", toggles_text(command["toggles"]))
+    words += ["--mode", name(command["mode"], "mode"), "--budget", number_text(command["budget_s"])]
+    words += ["--region", number_text(100 * command["region"])]
     if command["mode"] == "shapley":
-        words += ["--orders", exactly(command["orders"])]
+        words += ["--orders", number_text(command["orders"])]
     if command.get("timed", WHOLE_STEP) != WHOLE_STEP:
         words += ["--timed", name(command["timed"], "timed part")]
-    return ["attribute", *of_configuration(base, base.toggles, words, output)]
+    return ["attribute", *configuration_words(base, base.toggles, words, output)]
 
 
 def _optimize(command: Mapping[str, Any], output: str) -> list[str]:
     base = _read(command["base"])
-    words = option("--objective", name(command["objective"], "objective"))
-    words += ["--budget", exactly(command["budget_s"])]
+    words = option_words("--objective", name(command["objective"], "objective"))
+    words += ["--budget", number_text(command["budget_s"])]
     if command["memory_limit"] is not None:
-        words += ["--memory-limit", exactly(command["memory_limit"] / GIB)]
+        words += ["--memory-limit", number_text(command["memory_limit"] / GIB)]
     if command["max_error"] is not None:
-        words += ["--max-error", exactly(command["max_error"])]
+        words += ["--max-error", number_text(command["max_error"])]
     for toggles in ("include", "exclude"):
         if names := [name(toggle, "toggle") for toggle in command[toggles]]:
-            words += option(f"--{toggles}", ",".join(names))
-    words += ["--region", exactly(100 * command["region"])]
-    return ["optimize", *of_configuration(base, base.toggles, words, output)]
+            words += option_words(f"--{toggles}", ",".join(names))
+    words += ["--region", number_text(100 * command["region"])]
+    return ["optimize", *configuration_words(base, base.toggles, words, output)]
 
 
 def _sweep(command: Mapping[str, Any], output: str) -> list[str]:
@@ -93,40 +95,40 @@ def _sweep(command: Mapping[str, Any], output: str) -> list[str]:
     for field, values in command["axes"].items():
         listed = ",".join(written_value(value, field) for value in values)
         if sweep.read_values(listed, field) != values:
-            raise Untold(f"the values of {field} cannot be written as words")
-        words += option("--over", f"{name(field, 'field')}={listed}")
+            raise NotRepeatable(f"the values of {field} cannot be written as words")
+        words += option_words("--over", f"{name(field, 'field')}={listed}")
     for arm in command["arms"]:
-        words += option("--arm", chosen(arm))
-    words += ["--seconds-per-point", exactly(command["seconds"])]
-    return ["sweep", *of_configuration(base, base.toggles, words, output)]
+        words += option_words("--arm", toggles_text(arm))
+    words += ["--seconds-per-point", number_text(command["seconds"])]
+    return ["sweep", *configuration_words(base, base.toggles, words, output)]
 
 
 def _profile(command: Mapping[str, Any], output: str) -> list[str]:
     configurations = list(map(_read, command["configurations"]))
     first, last = configurations[0], configurations[-1]
     if len(configurations) > 2:
-        raise Untold("more than two configurations were profiled")
+        raise NotRepeatable("more than two configurations were profiled")
     require_alike(first, last)
-    words = ["--steps", exactly(command["steps"])]
+    words = ["--steps", number_text(command["steps"])]
     toggles = first.toggles
     if len(configurations) == 2:
         toggles, sides = divide_toggles(first.toggles, last.toggles)
         for side, own in zip(("--a", "--b"), sides, strict=True):
-            words += option(side, chosen(own))
+            words += option_words(side, toggles_text(own))
     if command["traces"]:
-        words += option("--trace", os.fspath(PurePath(output).with_suffix(".json.gz")))
-    return ["profile", *of_configuration(first, toggles, words, output)]
+        words += option_words("--trace", os.fspath(PurePath(output).with_suffix(".json.gz")))
+    return ["profile", *configuration_words(first, toggles, words, output)]
 
 
 def _validate(command: Mapping[str, Any], output: str) -> list[str]:
     configuration = _read(command["configuration"])
-    words = ["--steps", exactly(command["steps"])]
+    words = ["--steps", number_text(command["steps"])]
     for batch in command["batches"]:
-        words += ["--batch", exactly(batch)]
+        words += ["--batch", number_text(batch)]
     if command["expect_speedup"] is not None:
-        words += ["--expect-speedup", exactly(command["expect_speedup"])]
-    words += ["--budget", exactly(command["budget_s"])]
-    return ["validate", *of_configuration(configuration, configuration.toggles, words, output)]
+        words += ["--expect-speedup", number_text(command["expect_speedup"])]
+    words += ["--budget", number_text(command["budget_s"])]
+    return ["validate", *configuration_words(configuration, configuration.toggles, words, output)]
 
 
 def _model(title: str) -> str:
@@ -138,16 +140,16 @@ def _model(title: str) -> str:
 
 def _bench(command: Mapping[str, Any], output: str) -> list[str]:
     if any(command[field] for field in ("cases", "implementations", "forward_only")):
-        raise Untold("only some cases or implementations were timed")
+        raise NotRepeatable("only some cases or implementations were timed")
     words = ["bench", *(name(operator, "operator") for operator in command["operators"])]
     if command["dtype"]:
-        words += option("--dtype", name(command["dtype"], "dtype"))
+        words += option_words("--dtype", name(command["dtype"], "dtype"))
     words += ["--every-case"] * bool(command["every_case"]) + ["--tune"] * bool(command["tune"])
     if (models := command.get("model_shapes")) is not None:
         words += ["--model-shapes", *(_model(model) for model in models)]
     if command["budget_s"] is not None:
-        words += ["--budget", exactly(command["budget_s"])]
-    return words + saved_to(output)
+        words += ["--budget", number_text(command["budget_s"])]
+    return words + output_words(output)
 
 
 def _read(written: object) -> Configuration:

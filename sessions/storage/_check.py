@@ -84,11 +84,11 @@ def child_copy(
             raise SessionError(
                 f"it is damaged: the {library} library crashed on it (signal {-child.returncode})"
             )
-        said = child.stderr.decode(errors="replace").strip()
+        errors = child.stderr.decode(errors="replace").strip()
         if child.returncode == _REFUSED:
-            raise SessionError(json.loads(said.rpartition("\n")[2]))
+            raise SessionError(json.loads(errors.rpartition("\n")[2]))
         if child.returncode:
-            last = said.rpartition("\n")[2] or str(child.returncode)
+            last = errors.rpartition("\n")[2] or str(child.returncode)
             raise SessionError(f"it could not be checked: {one_line(last, _LONGEST_REASON)}")
         checked = Source(source.path, os.dup(copy.fileno()))
     checked.trusted = True

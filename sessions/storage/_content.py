@@ -48,7 +48,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Range(NamedTuple):
-    """Which numbers a column may hold; ``unknown`` allows NaN."""
+    """The range of a column's numbers; ``unknown`` allows NaN."""
 
     low: float
     high: float

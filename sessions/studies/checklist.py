@@ -2,8 +2,8 @@
 
 The study's table ``checks`` has a row for each check that is done (``check``, ``status``,
 ``evidence``), its table ``lines`` the lines of source that a check found (``check``, ``line``).
-Of a check that is undecided the facts tell for how long it was measured (``seconds``), and how many
-seconds more should decide it (``more_s``).
+For an undecided check the facts hold its measured time (``seconds``) and the further seconds that
+should decide it (``more_s``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sessions.verdicts.verdict_words import budget_of
 KIND = "checklist"
 PASS, FAIL, NOT_APPLICABLE, WAITING = "pass", "fail", "not applicable", "waiting"
 NOT_CHECKED = "not checked"  # it should have been, and could not
-UNDECIDED = "undecided"  # too little was measured to tell; more seconds may
+UNDECIDED = "undecided"  # too few measurements; more seconds may decide
 CHECKS = {
     "numerics": "Error within tolerance",
     "syncs": "No synchronization in the hot path",
@@ -30,7 +30,7 @@ CHECKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One check: ``status`` is one of the six, ``evidence`` says how one can tell."""
+    """One check: ``status`` is one of the six, ``evidence`` is a sentence."""
 
     name: str
     title: str
@@ -67,7 +67,7 @@ def rows(study: Study) -> list[Row]:
 
 
 def checks_table(study: Study) -> Table:
-    """Return one row for each check: how it ended, and how one can tell."""
+    """Return one row for each check: its result and evidence."""
     columns = [Column("check"), Column("result"), Column("evidence")]
     cells = [[row.title, row.status, row.evidence or "not done"] for row in rows(study)]
     return Table("Checks", columns, cells)

@@ -87,15 +87,15 @@ def outcome(comparison: PairedComparison) -> str:
     if made is None:
         return ""
     if left is None or made.ratio is None:
-        said = line(made)
-        return f"{said[:1].upper()}{said[1:]}"
-    said = f"Predicted {_ratio(made.ratio)}, measured {_ratio(comparison.ratio)} {STEP_TIME}"
+        claim = line(made)
+        return f"{claim[:1].upper()}{claim[1:]}"
+    claim = f"Predicted {_ratio(made.ratio)}, measured {_ratio(comparison.ratio)} {STEP_TIME}"
     if not (math.isfinite(comparison.low) and math.isfinite(comparison.high)):
-        return f"{said} so far: no interval yet"
+        return f"{claim} so far: no interval yet"
     if comparison.low <= made.ratio <= comparison.high:
-        return f"{said}: the roofline estimate lies within the interval"
+        return f"{claim}: the roofline estimate lies within the interval"
     word = "better" if left < 0 else "worse"
-    return f"{said}: {_difference(abs(left))} {word} than the roofline estimate explains"
+    return f"{claim}: {_difference(abs(left))} {word} than the roofline estimate explains"
 
 
 def _positive(value: object) -> float | None:

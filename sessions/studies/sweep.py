@@ -6,8 +6,8 @@ Its study has two tables. ``points`` has one row a point, in the order in which 
 ``tokens_per_s``, ``peak_bytes`` (in the timed steps) and ``blocks``. ``fits`` has the exponent of
 time over the first field for each arm and value of the second, over all sizes and the longer half.
 ``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN if unknown) and
-``text``, found at the smallest size and telling of every point. Where a field is no size (a toggle,
-a workload), it has one for each of its values too, which ``x`` or ``y`` name.
+``text``, checked at the smallest size and valid for every point. Where a field is not a size (a
+toggle, a workload), its values have a row each too, which ``x`` or ``y`` name.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Curve:
 
     @property
     def measured(self) -> NDArray:
-        """Which of the points have a time: (n,) bools."""
+        """Mask (n,) of the points that have a time."""
         return np.array([outcome == MEASURED for outcome in self.outcomes], bool)
 
     @property

@@ -49,9 +49,9 @@ def at_most(
         return Answer(None, ["the interval reaches over that"], more_s)
     mean_ratio = [end for end in judgement.of_means or [] if end is not None]
     if len(mean_ratio) == 3 and _side(mean_ratio[1], mean_ratio[2], most) is (not holds):
-        said = "holds" if holds else "does not hold"
+        claim = "holds" if holds else "does not hold"
         ratio = interval_text(mean_ratio[0], mean_ratio[1], mean_ratio[2], most - 1)
-        return Answer(None, [f"by the median step it {said}, but {of_all_steps(ratio)}"])
+        return Answer(None, [f"by the median step it {claim}, but {of_all_steps(ratio)}"])
     return Answer(holds, [])
 
 

@@ -244,22 +244,20 @@ def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
 def _refuted(verdict: str, time: Interval, means: Interval, margin: float) -> str:
     """Return how the mean step times, whose log ratios are ``means``, refute a verdict by medians.
 
-    Without a verdict it is the one that more pairs can be expected to give.
-
-    Or the one that more pairs can be expected to give, where there is none yet.
+    Without a verdict, test the one that more pairs can be expected to give.
     """
-    said = f"it is {verdict}"
+    claim = f"it is {verdict}"
     if verdict == "UNDECIDED":
         if time.n < MIN_PAIRS:
             return ""
         verdict = "FASTER" if time.mean < 0 else "SLOWER"
         verdict = "SAME" if abs(time.mean) < margin else verdict
-        said = f"{verdict} is likely"
+        claim = f"{verdict} is likely"
     outside = means.low > margin or means.high < -margin
     refuted = {"FASTER": means.low > -margin, "SLOWER": means.high < margin, "SAME": outside}
     if not refuted[verdict]:
         return ""
-    return f"by the median step {said}, but {of_all_steps(_ratio_text(means, margin))}"
+    return f"by the median step {claim}, but {of_all_steps(_ratio_text(means, margin))}"
 
 
 def of_all_steps(ratio: str) -> str:

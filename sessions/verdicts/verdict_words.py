@@ -34,20 +34,20 @@ def verdict_word(comparison: PairedComparison) -> str:
 def headline(comparison: PairedComparison) -> str:
     """Say the verdict in a few words; wrong numbers before all, and what was not checked behind."""
     wrong, unchecked = wrong_arms(comparison), unchecked_arms(comparison)
-    said = _SAYS.get(comparison.verdict, comparison.verdict)
+    claim = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
-        said = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
+        claim = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
     if comparison.facts.get(INVALID):
-        said = "INVALID: an arm is faster than this device can run it"
+        claim = "INVALID: an arm is faster than this device can run it"
     elif kind := comparison.facts.get(DIFFERENCE):
         fields = ", ".join(comparison.facts.get(DIFFERING, []))
-        said = f"{str(kind).capitalize()} ({fields}): the ratio is no speed-up"
+        claim = f"{str(kind).capitalize()} ({fields}): the ratio is no speed-up"
     if wrong:
         arms = " and ".join(arm for arm, _ in wrong)
-        said = f"{arms} computed wrong numbers; by time: {said}"
+        claim = f"{arms} computed wrong numbers; by time: {claim}"
     if unchecked:
-        said += f"; numbers of {' and '.join(arm for arm, _ in unchecked)} not checked"
-    return said
+        claim += f"; numbers of {' and '.join(arm for arm, _ in unchecked)} not checked"
+    return claim
 
 
 def ratio_line(comparison: PairedComparison) -> str:
@@ -75,8 +75,8 @@ def summary_sentence(comparison: PairedComparison) -> str:
     Without a subject and a full stop: "1.06x faster (95 % CI 1.03 to 1.10), results match FP64".
     """
     ends = comparison.ratio, comparison.low, comparison.high
-    said = claim_words(verdict_word(comparison), *ends, region_of(comparison))
-    return f"{said}, {_results(comparison)}"
+    claim = claim_words(verdict_word(comparison), *ends, region_of(comparison))
+    return f"{claim}, {_results(comparison)}"
 
 
 def brief_summary(comparison: PairedComparison) -> str:
@@ -86,14 +86,14 @@ def brief_summary(comparison: PairedComparison) -> str:
     """
     ends = comparison.ratio, comparison.low, comparison.high
     word, region = verdict_word(comparison), region_of(comparison)
-    said = word.lower() if word == "UNDECIDED" else claim_words(word, *ends, region)
-    said, _, _ = said.partition(" (")
+    claim = word.lower() if word == "UNDECIDED" else claim_words(word, *ends, region)
+    claim, _, _ = claim.partition(" (")
     if word == "SAME":
-        said, _, _ = said.partition(",")
+        claim, _, _ = claim.partition(",")
     wrong = wrong_arms(comparison)
     if not wrong and not _references(comparison):
-        return f"{said}, results not checked"
-    return f"{said}, {'WRONG results' if wrong else 'results match'}"
+        return f"{claim}, results not checked"
+    return f"{claim}, {'WRONG results' if wrong else 'results match'}"
 
 
 def claim_words(verdict: str, ratio: float, low: float, high: float, region: float) -> str:
@@ -109,10 +109,10 @@ def claim_words(verdict: str, ratio: float, low: float, high: float, region: flo
             return f"{same}, {interval_text(ratio, low, high, region, f' {STEP_TIME}')}"
         case "UNDECIDED":
             return f"undecided, {ratio_words(ratio, low, high, region)}"
-    said = f"{number(ratio)} {STEP_TIME}"
+    claim = f"{number(ratio)} {STEP_TIME}"
     if math.isfinite(low) and math.isfinite(high):
-        said = interval_text(ratio, low, high, region, f" {STEP_TIME}")
-    return f"{said}, {verdict}" if math.isfinite(ratio) else "no ratio"
+        claim = interval_text(ratio, low, high, region, f" {STEP_TIME}")
+    return f"{claim}, {verdict}" if math.isfinite(ratio) else "no ratio"
 
 
 def _ratio_of(comparison: PairedComparison) -> str:
@@ -163,19 +163,19 @@ def p_text(p: float) -> str:
 def remarks(comparison: PairedComparison) -> list[str]:
     """Return sentences that say why the verdict is not clearer, and what would make it so."""
     facts = comparison.facts
-    said = [sentence(reason) for reason in facts.get("reasons", [])]
+    sentences = [sentence(reason) for reason in facts.get("reasons", [])]
     if disturbance := facts.get("others"):
-        said.append(sentence(f"{disturbance} while A and B alternated"))
+        sentences.append(sentence(f"{disturbance} while A and B alternated"))
     if note := facts.get("floor_note"):
-        said.append(sentence(note))
-    said += rebuilding(facts)
+        sentences.append(sentence(note))
+    sentences += rebuilding(facts)
     if facts.get("one_build") and facts.get("builds", 1) == 1:
-        said.append(f"This holds for the build that was measured: {facts['one_build']}.")
+        sentences.append(f"This holds for the build that was measured: {facts['one_build']}.")
     if comparison.verdict == "UNDECIDED" and facts.get("final"):
         more_s = facts.get("more_s")
         if more_s is not None and math.isfinite(more_s):
-            said.append(f"Measuring about {duration(math.ceil(more_s))} more should decide.")
-    return said
+            sentences.append(f"Measuring about {duration(math.ceil(more_s))} more should decide.")
+    return sentences
 
 
 def more_text(more_s: float, seconds: float) -> str:
@@ -223,12 +223,12 @@ def memory_words(comparison: PairedComparison, side: str, segments: Sequence[Seg
     ledger = segments[places[arm]].ledger
     if OWN_PEAK not in ledger:
         return ""
-    said = f"peak memory {size_text(float(ledger[OWN_PEAK]))} of its own"
+    peak = f"peak memory {size_text(float(ledger[OWN_PEAK]))} of its own"
     others_bytes = float(ledger.get(OTHERS, 0.0))
     return (
-        f"{said}, beside {size_text(others_bytes)} held for other configurations"
+        f"{peak}, beside {size_text(others_bytes)} held for other configurations"
         if others_bytes
-        else said
+        else peak
     )
 
 

@@ -226,7 +226,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
             return False
         frame = self._frame(rect)
         for layer in self.layers:
-            layer.look_at(frame)
+            layer.update_view(frame)
         if self.follow_y:
             self._follow_y()
         return True

@@ -16,7 +16,7 @@ from workbench.charts.style import Style, shade
 
 _MARK_PX = 22.0
 _GAP_PX = 16.0
-_NAME_PX = 80.0  # a name may always take this
+_NAME_PX = 80.0  # of a name at least
 _READ_S = 0.2
 _SHARE = 0.3  # of the height that a legend may take
 _LEAST_ROWS = 2
@@ -35,11 +35,11 @@ class Header(QGraphicsWidget):
         self.subtitle = ""
         self.note = ""
         self._entries: list[Entry] = []
-        self._places: list[tuple[float, float]] = []
+        self._corners: list[tuple[float, float]] = []
         self._ends: list[float] = []  # how far each entry may reach in its row
-        self._cap_px = math.inf  # of a name, where otherwise the legend took the plot's room
-        self._left_out = 0  # entries that have no room even so
-        self._said_at = (0.0, 0.0)
+        self._cap_px = math.inf  # of a name, so that the legend leaves room for the plot
+        self._left_out = 0  # entries without room at the smallest cap
+        self._rest_at = (0.0, 0.0)
         self._arranged: object = None
         self._cursor: float | None = None
         self._height = 0.0
@@ -51,7 +51,7 @@ class Header(QGraphicsWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def set_entries(self, entries: list[Entry]) -> bool:
-        """Show these entries with their readings; whether that changed the height."""
+        """Show these entries with their readings; return True if that changed the height."""
         names = [entry.name for entry in entries]
         same = names == [entry.name for entry in self._entries]
         self._entries = entries
@@ -84,11 +84,11 @@ class Header(QGraphicsWidget):
             if rows <= most:
                 break
         row_px = self._row_px()
-        visible = [corner for corner in self._places if corner[1] < most * row_px]
-        self._left_out, self._places = len(self._places) - len(visible), visible
-        if self._left_out:  # the last that is kept makes room to say so
-            self._left_out, self._places = self._left_out + 1, visible[:-1]
-            self._said_at = visible[-1]
+        visible = [corner for corner in self._corners if corner[1] < most * row_px]
+        self._left_out, self._corners = len(self._corners) - len(visible), visible
+        if self._left_out:  # the last visible one makes room for a line about the rest
+            self._left_out, self._corners = self._left_out + 1, visible[:-1]
+            self._rest_at = visible[-1]
         self._ends = self._rooms(visible)
         height = min(rows, most) * row_px + 2 if self.title or self._entries else 0.0
         if height != self._height:
@@ -97,11 +97,11 @@ class Header(QGraphicsWidget):
             self.setMaximumHeight(height)
             self.setPreferredHeight(height)
 
-    def _rooms(self, places: list[tuple[float, float]]) -> list[float]:
+    def _rooms(self, corners: list[tuple[float, float]]) -> list[float]:
         """Return the right end of each entry: the next entry in its row, or the row's end."""
         width = self.size().width()
-        ends = [width - (self.spare_px if y == 0 else 0.0) for _, y in places]
-        for index, ((_, y), (x, below)) in enumerate(itertools.pairwise(places)):
+        ends = [width - (self.spare_px if y == 0 else 0.0) for _, y in corners]
+        for index, ((_, y), (x, below)) in enumerate(itertools.pairwise(corners)):
             if y == below:
                 ends[index] = x - _GAP_PX
         return ends
@@ -120,7 +120,7 @@ class Header(QGraphicsWidget):
         return QFontMetricsF(self._style.font()).height() + 2
 
     def _place(self) -> int:
-        """Place all entries with names as long as they may be now; how many rows they take."""
+        """Place all entries with their names at the current cap; return the number of rows."""
         metrics = QFontMetricsF(self._style.font())
         bold = QFontMetricsF(self._style.font(bold=True))
         width, row_px = self.size().width(), self._row_px()
@@ -130,12 +130,12 @@ class Header(QGraphicsWidget):
         row = 0
         if self._style.paper and self.title and self._entries:
             x, row = 0.0, 1
-        self._places = []
+        self._corners = []
         for entry in self._entries:
             need = self._entry_width(entry, metrics)
             if x > 0 and x + need > width - (self.spare_px if row == 0 else 0.0):
                 x, row = 0.0, row + 1
-            self._places.append((x, row * row_px))
+            self._corners.append((x, row * row_px))
             x += need + _GAP_PX
         return row + 1
 
@@ -160,14 +160,14 @@ class Header(QGraphicsWidget):
             painter.setPen(shade(style.theme.muted))
             painter.drawText(QPointF(left, metrics.ascent()), text)
         painter.setFont(style.font())
-        drawn = zip(self._entries, self._texts, self._places, self._ends, strict=False)
+        drawn = zip(self._entries, self._texts, self._corners, self._ends, strict=False)
         for entry, text, (x, y), end in drawn:
             self._draw_entry(painter, metrics, entry, text, x, y, end)
         if self._left_out:
-            x, y = self._said_at
+            x, y = self._rest_at
             painter.setPen(shade(style.theme.muted))
-            said = f"and {self._left_out} more" if self._places else f"{self._left_out} curves"
-            painter.drawText(QPointF(x, y + metrics.ascent()), said)
+            rest = f"and {self._left_out} more" if self._corners else f"{self._left_out} curves"
+            painter.drawText(QPointF(x, y + metrics.ascent()), rest)
 
     def _read(self) -> None:
         """Read the values anew, and keep room for the widest that was read."""
@@ -217,9 +217,9 @@ class Header(QGraphicsWidget):
             painter.drawText(QPointF(left, y + metrics.ascent()), text)
 
     def _name(self, entry: Entry, metrics: QFontMetricsF, free_px: float = 0.0) -> str:
-        """Elide its name where even a row of its own would not hold it, or it is capped.
+        """Elide an entry's name if it is longer than the cap or than a row of its own.
 
-        ``free_px``: what its place has, which it may take in any case.
+        ``free_px``: pixels that the entry has in its row; the name may take them in any case.
         """
         reading = metrics.horizontalAdvance(entry.widest) if self.readings else 0.0
         tail = metrics.horizontalAdvance(entry.tail)

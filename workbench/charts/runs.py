@@ -11,12 +11,12 @@ from sessions.model import Segment, Session, Study
 from workbench.charts.drawn import MOST_SEGMENTS
 from workbench.charts.time_axis import TimeAxis
 
-Kept = TypeVar("Kept")
+Derived = TypeVar("Derived")
 
 
 @dataclass
 class Run:
-    """One session as a plot shows it: its label, its colour, and which of its segments.
+    """One session as a plot shows it: its label, its colour, and the segments to show.
 
     It keeps what plots derive from the session (tracks, rolling percentiles), so that several plots
     share them and redrawing is cheap. ``segments`` are numbers; None means all. The ``selected``
@@ -29,9 +29,9 @@ class Run:
     segments: tuple[int, ...] | None = None
     hidden: frozenset[int] = frozenset()  # left out where ``segments`` is None
     selected: int | None = None
-    comparison: int = -1  # which of the session's paired comparisons; -1: the last requested
+    comparison: int = -1  # index of a paired comparison; -1: the last requested
     titled: Callable[[str], str] = field(default=str, repr=False, compare=False)  # names in texts
-    _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -48,7 +48,11 @@ class Run:
     def alone(self, study: Study) -> Run:
         """Return the run as if the session had that study only, so that plots show it."""
         session = replace(self.session, studies=[study])
-        return replace(self, session=session, _kept={})
+        return self.changed(session=session)
+
+    def changed(self, **changes: Any) -> Run:
+        """Return the run with other fields, without what was derived from these."""
+        return replace(self, **changes, _derived={})
 
     def chosen(self) -> list[Segment]:
         """Return the segments to show, in order: the newest ``MOST_SEGMENTS`` if none was named."""
@@ -58,8 +62,8 @@ class Run:
             return [*itertools.islice(newest, MOST_SEGMENTS)][::-1]
         return [segments[number] for number in self.segments if 0 <= number < len(segments)]
 
-    def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:
+    def keep(self, key: Any, make: Callable[[], Derived]) -> Derived:
         """Return the value stored under ``key``, made at its first use."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]  # type: ignore[no-any-return]
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]  # type: ignore[no-any-return]

@@ -94,7 +94,7 @@ class Bar:
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def watch(self, message: protocol.AnyMessage) -> None:
-        """Show what one message tells."""
+        """Show the progress or the warning of a message."""
         match message:
             case protocol.State():
                 text = message.text or message.state.capitalize()
@@ -125,7 +125,7 @@ class Bar:
 
 
 def settle(outcome: Outcome, output: Path | None) -> str | None:
-    """Tell what went wrong, save the session if asked, and remove a journal that nobody needs.
+    """Report failures, save the session if requested, and remove a journal that is not needed.
 
     Returns the path of the file that was written. Raises ``Mistaken`` for what could not be run at
     all, ``Failed`` for a file that could not be written. Another Ctrl+C, of a person who was in a
@@ -142,12 +142,12 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         raise Mistaken(outcome.mistake)
     for text in warnings(session):
         if text == outcome.unjournaled:
-            continue  # told when it happened
+            continue  # printed when it happened
         say(f"{text[:1].upper()}{text[1:]}.")
     for failure in outcome.failures:
         say(failure.said)
         if failure.kind in ("died", protocol.SCRIPT_FAILED) and failure.detail:
-            say(f"The last that it said:\n{failure.detail}")
+            say(f"Its last output:\n{failure.detail}")
         elif failure.detail and "the log has" in failure.fix.lower():  # which nothing else keeps
             say(f"The log:\n{failure.detail.rstrip()}")
     saved = None
@@ -187,7 +187,7 @@ def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
 def exit_code(outcome: Outcome) -> int:
     """Return the exit code of the run.
 
-    Numbers that are not finite, and a file that was asked for and not written, are failures.
+    Numbers that are not finite, and a requested file that was not written, are failures.
     """
     failed = {failure.kind for failure in outcome.failures}
     if outcome.reason == "done" and failed & {"nan", "unwritten"}:

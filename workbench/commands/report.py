@@ -35,7 +35,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(plugins.names('workbench.report', 'sections'))}",
     )
     parser.add_argument("--theme", choices=_THEMES, default=PRINT.name)
-    parser.add_argument("--json", action="store_true", help="tell the sections as JSON")
+    parser.add_argument("--json", action="store_true", help="print the sections as JSON")
 
 
 def _run(arguments: argparse.Namespace) -> int:

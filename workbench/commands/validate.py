@@ -1,7 +1,7 @@
 """Go through the validation checklist for one configuration.
 
 Exits with 1 if a check fails, or if one that applies could not be made; with 3 if too little was
-measured to tell the speed-up, and all else is right: it says which --budget should do.
+measured to decide on the speed-up, and all else is right: it says which --budget should do.
 """
 
 from __future__ import annotations

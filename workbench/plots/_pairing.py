@@ -23,7 +23,7 @@ NAME = "pairing"
 
 
 class BlockSpans:
-    """When each block of a segment ran, in seconds of the session; takes in only what is new."""
+    """Times of a segment's blocks, in seconds of the session; ``pull`` reads only new steps."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment

@@ -84,7 +84,7 @@ def describe_cell(cell: Cell, step_us: float) -> str:
 
 
 class Icicle(Layer):
-    """The rectangles, the whole step on top."""
+    """The rectangles, with the step on top."""
 
     z = 10.0
 

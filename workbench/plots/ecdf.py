@@ -1,4 +1,4 @@
-"""Which share of the steady steps took at most how long: the whole distribution, not its mean.
+"""Share of the steady steps up to each step time: the complete distribution, not its mean.
 
 A curve to the left of another is faster; a steep one is even. Two curves that cross mean that one
 configuration has the faster median and the other the shorter tail.

@@ -65,7 +65,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     energy = _energy(runs)
     if energy.joules:
         return None
-    why = energy.why_not or "no verdict of this session asked for it"
+    why = energy.why_not or "no verdict of this session requested it"
     return f"The energy of a step was not measured: {why}."
 
 

@@ -73,7 +73,7 @@ class Heat(Layer):
         axis = self._run.axis
         return axis.position(float(times[0][0])), axis.position(float(times[-1][-1]))
 
-    def look(self, frame: Frame) -> None:
+    def decimate(self, frame: Frame) -> None:
         """Compute the shade of every band at every column of pixels."""
         count = max(1, math.ceil(frame.width / _PLACE_PX[self._style.paper]))
         places = frame.x[0] + (np.arange(count) + 0.5) * (frame.x[1] - frame.x[0]) / count

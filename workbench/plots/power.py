@@ -69,7 +69,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     if not devices_of_runs:
         return "Power needs telemetry; this session has none."
     if not any(measured(run, device, "power_w") for run, device in devices_of_runs):
-        return "Power needs a GPU that tells it; this session's telemetry has no power."
+        return "Power needs a GPU that reports it; this session's telemetry has no power."
     return None
 
 

@@ -3,9 +3,9 @@
 *Busy* says only that some kernel ran during the sampling period. Where the GPU offers them (NVML
 GPM, Hopper and later), the share of multiprocessors, tensor cores and memory bandwidth that was in
 use is drawn beside it; and what other processes used, which disturbs every measurement. What is not
-measured is named with the reason; so are a clock, power and temperature that nobody tells. Where
-ranks share a step, of each further GPU two lines are drawn, busy and active multiprocessors; the
-table has all of it.
+measured is named with the reason; so are a clock, power and temperature that are not reported.
+Where ranks share a step, two lines are drawn of each further GPU: busy and active multiprocessors.
+The table has all columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from workbench.plots._telemetry import (
 )
 
 _FURTHER = ("busy", "sm_active")  # of each GPU after the first: all of eight were 48 lines
-_TOP = 103.0  # so that a line at 100 % is whole
+_TOP = 103.0  # so that a line at 100 % is not cut
 
 
 class _Sampled(Line):
@@ -59,7 +59,7 @@ class _Sampled(Line):
 
 
 class _Absent(Layer):
-    """Only entries of the legend: what is not measured, and why; told while a session has data."""
+    """Entries of the legend for what is not measured, with the reason; no drawing."""
 
     def __init__(self, run: Run, style: Style) -> None:
         super().__init__()

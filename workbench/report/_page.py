@@ -101,14 +101,14 @@ def _hash_of_style(content: str) -> str:
 
 
 def write(path: str | os.PathLike[str], content: str) -> Path:
-    """Write a page whole, or not at all; raises ``ExportError``."""
+    """Write a page completely or not at all; raise ``ExportError``."""
     target = Path(path)
     if target.suffix.lower() != SUFFIX:
         raise plot_export.ExportError(
             f"Cannot write a report to {target.name}: unknown suffix {target.suffix!r}, expected "
             f"{SUFFIX}."
         )
-    plot_export.write_whole(target, content.encode())
+    plot_export.write_atomically(target, content.encode())
     return target
 
 

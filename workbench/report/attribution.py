@@ -1,4 +1,4 @@
-"""Which toggle gave what: the chart of each attribution, its effects and its arms."""
+"""Effects of the toggles: the chart of each attribution, its effects and its arms."""
 
 from __future__ import annotations
 

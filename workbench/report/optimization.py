@@ -1,4 +1,4 @@
-"""Which configuration is best: the Pareto front, the verdicts, and what was tried or left out."""
+"""The best configuration: the Pareto front, the verdicts, and what was tried or left out."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 from sessions import numerics
@@ -66,7 +65,7 @@ def _findings(run: Run) -> Iterator[Part]:
         arms = " against ".join(comparison.arms[::-1])
         yield Words([f"{arms}: {summary_sentence(comparison)}."], tone(comparison))
         if not is_background(comparison):
-            yield Chart("verdict", [dataclasses.replace(run, comparison=index, _kept={})])
+            yield Chart("verdict", [run.changed(comparison=index)])
     if newest := list(claims.newest(session).values()):
         yield Words([f"Claims of the documents: {claims.count(newest)}."])
     for study in session.studies:

@@ -14,12 +14,12 @@ def parts(runs: Sequence[Run]) -> Parts:
     """Yield the table, distributions, and the timeline."""
     (run,) = runs
     yield segments_table(run.session)
-    said = [
+    sentences = [
         f"{segment.title}: numbers {numerics.mark(segment.ledger)}: {numerics.text(segment.ledger)}"
         for segment in run.session.segments
         if numerics.was_checked(segment.ledger)
     ]
-    yield Words(said)
+    yield Words(sentences)
     for plot in ("box", "step_time", "throughput"):
         yield Chart(plot, runs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from sessions.plain_text import first_clause
@@ -44,7 +43,7 @@ def parts(runs: Sequence[Run]) -> Parts:
         yield Words([line for line in lines if line])
         if (errors := numerics_table(comparison)).rows:
             yield errors
-        yield Chart("verdict", [dataclasses.replace(run, comparison=index, _kept={})])
+        yield Chart("verdict", [run.changed(comparison=index)])
 
 
 SECTION = Section(

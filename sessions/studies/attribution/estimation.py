@@ -1,4 +1,4 @@
-"""Which optimization gave what: effects of toggles from arms that ran in interleaved rounds.
+"""Effects of toggles, estimated from arms that ran in interleaved rounds.
 
 A *round* runs every arm once, in random order; an *arm* is the set of toggles that it switches on.
 An *effect* is a contrast: a weighted sum, with weights that sum to 0, of the logarithms of the
@@ -200,9 +200,12 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
     assert judgement.ratio is not None and judgement.low is not None and judgement.high is not None
     mean, low, high = (math.log(end) for end in (judgement.ratio, judgement.low, judgement.high))
     wide = verdict.Interval(judgement.pairs, mean, low - reach, high + reach, error)
-    said, reasons = verdict.decide(wide, margin)
+    decision, reasons = verdict.decide(wide, margin)
     if judgement.verdict == "UNDECIDED":
-        said, reasons = "UNDECIDED", []  # its reasons stay: too few, or clocks or means disagree
+        decision, reasons = (
+            "UNDECIDED",
+            [],
+        )  # its reasons stay: too few, or clocks or means disagree
     distance = max(0.0, (abs(mean) - margin) / 2)
     p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
     own = values(contrast.weights, logs)
@@ -210,7 +213,7 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
     reasons.append(f"{count} sampled orders of the toggles widen it by {100 * reach:.2g} %")
     return msgspec.structs.replace(
         judgement,
-        verdict=said,
+        verdict=decision,
         low=math.exp(wide.low),
         high=math.exp(wide.high),
         p=min(1.0, p_orders + p_rounds),

@@ -57,13 +57,13 @@ def rows(study: Study, table: str) -> list[dict[str, Any]]:
 def headline(study: Study) -> str:
     """Return what all toggles did together, in a few words; wrong results come first."""
     wrong, unchecked = wrong_arms(study), unchecked_arms(study)
-    said = "nothing was measured yet"
+    claim = "nothing was measured yet"
     for row in rows(study, "effects"):
         if row["kind"] == "total" and row["quantity"] == "time":
-            said = f"all together: {_said(study, row)}"
+            claim = f"all together: {_effect_words(study, row)}"
     if wrong:
-        said = f"{', '.join(wrong)} computed wrong numbers; {said}"
-    return f"{said}; numbers of {', '.join(unchecked)} not checked" if unchecked else said
+        claim = f"{', '.join(wrong)} computed wrong numbers; {claim}"
+    return f"{claim}; numbers of {', '.join(unchecked)} not checked" if unchecked else claim
 
 
 def arms_table(study: Study) -> Table:
@@ -139,7 +139,7 @@ def effects_table(study: Study) -> Table:
 def remarks(study: Study) -> list[str]:
     """Return sentences on how it was measured that a reader must know."""
     facts = study.facts
-    said = [
+    sentences = [
         f"Ratios of {timed_words(study)} with 95 % intervals, each; FASTER and SLOWER are "
         "corrected for the number of effects (Holm). Below 1 is less.",
         f"Peak memory: {facts.get('memory', 'not measured')}.",
@@ -148,16 +148,16 @@ def remarks(study: Study) -> list[str]:
         seconds = float(facts["seconds"])
         count = facts["rounds"]
         if count and not facts.get("rebuilt_each_block"):
-            said.append(ONE_BUILD)
-        said.append(f"{count} round{'s' * (count != 1)} in {duration(seconds)}.")
+            sentences.append(ONE_BUILD)
+        sentences.append(f"{count} round{'s' * (count != 1)} in {duration(seconds)}.")
         if facts.get("more_s") is not None:
-            said.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
+            sentences.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
     if note := study.request.get("floor_note"):
-        said.append(sentence(note))
-    said += rebuilding(facts)
+        sentences.append(sentence(note))
+    sentences += rebuilding(facts)
     for clause, arms in [*_paths(study).items(), *_without_effect(study).items()]:
-        said.append(f"{clause} ({', '.join(arms)}).")
-    return said
+        sentences.append(f"{clause} ({', '.join(arms)}).")
+    return sentences
 
 
 def _paths(study: Study) -> dict[str, list[str]]:
@@ -212,15 +212,15 @@ def timed_words(study: Study) -> str:
     return "step time" if timed == WHOLE_STEP else f"{timed} pass's time"
 
 
-def _said(study: Study, row: Mapping[str, Any]) -> str:
+def _effect_words(study: Study, row: Mapping[str, Any]) -> str:
     """Describe one effect in words that claim no more than its verdict does."""
     if not math.isfinite(row["ratio"]):
         return "not measured"
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
-    said = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
-    said = said.replace(STEP_TIME, _unit(study))
+    claim = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
+    claim = claim.replace(STEP_TIME, _unit(study))
     timed = str(study.request.get("timed", WHOLE_STEP))
-    return said if timed == WHOLE_STEP or timed in said else f"{said} in the {timed} pass"
+    return claim if timed == WHOLE_STEP or timed in claim else f"{claim} in the {timed} pass"
 
 
 def _unit(study: Study) -> str:

@@ -58,7 +58,7 @@ def test_a_reading_that_grows_beyond_what_was_reserved_covers_no_other_entry():
     for said[0] in ("21 ms", "209 µs – 2.41 ms and what else a reading says"):
         header.set_cursor(1.0)
         metrics = QFontMetricsF(STYLES["dark"].font())
-        (first, row), (second, other_row) = header._places
+        (first, row), (second, other_row) = header._corners
         end = first + 27 + metrics.horizontalAdvance("band") + 6
         assert row == other_row and end + metrics.horizontalAdvance(said[0]) < second
 
@@ -177,10 +177,10 @@ def test_a_legend_leaves_the_plot_most_of_the_room_and_tells_of_what_it_leaves_o
     chart.show()
     chart.show_runs(runs)
     header, plot = chart.canvas.header, chart.canvas.vb
-    qtbot.waitUntil(lambda: bool(header._places))
+    qtbot.waitUntil(lambda: bool(header._corners))
     assert header.size().height() <= max(0.45 * height, 2.5 * header._row_px())
     assert plot.size().height() > 0.2 * height
-    assert len(header._places) + header._left_out == 10
+    assert len(header._corners) + header._left_out == 10
     assert (header._left_out > 0) == (height < 400)
 
 
@@ -196,9 +196,9 @@ def test_a_capped_name_takes_the_room_that_its_row_has(qtbot):
     header.set_entries([Entry(name, "line", QPen(), QBrush()) for name in names])
     assert header._cap_px < metrics.horizontalAdvance(names[0])
     drawn = []
-    for entry, (x, y), end in zip(header._entries, header._places, header._ends, strict=False):
+    for entry, (x, y), end in zip(header._entries, header._corners, header._ends, strict=False):
         name = header._name(entry, metrics, end - x - 27)
-        neighbours = [left for left, row in header._places if row == y and left > x]
+        neighbours = [left for left, row in header._corners if row == y and left > x]
         assert x + 27 + metrics.horizontalAdvance(name) <= min([500.0, *neighbours])
         drawn.append((name, bool(neighbours)))
     assert any(name == entry.name for (name, _), entry in zip(drawn, header._entries, strict=False))
@@ -215,7 +215,7 @@ def test_of_a_study_s_many_arms_a_legend_names_a_few_however_large_the_plot(qtbo
         header.set_entries(
             [Entry(f"arm {number}", "line", QPen(), QBrush()) for number in range(arms)]
         )
-        assert len(header._places) + header._left_out == arms
+        assert len(header._corners) + header._left_out == arms
         left_out[arms] = header._left_out
     assert left_out[10] == 0 and left_out[40] > 25
     assert header.size().height() < 4 * header._row_px()

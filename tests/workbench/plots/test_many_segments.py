@@ -43,7 +43,7 @@ def test_a_line_through_steps_is_whole_however_much_time_a_pixel_is(qapp, second
     steps = track(np.linspace(0.0, seconds, 20_000))
     line = Line(Look("a", style, MILLISECONDS, 0), lambda: [steps])
     line.pull()
-    line.look(Frame((0.0, seconds), (-2.0, 2.0), 100.0, 50.0, seconds / 100))
+    line.decimate(Frame((0.0, seconds), (-2.0, 2.0), 100.0, 50.0, seconds / 100))
     ((view, gap),) = line._views
     assert view.dense and np.diff(view.x).max() <= gap
 

@@ -40,7 +40,7 @@ def measured(values, **about):
 def lines_of(runs, **options):
     _, canvas = painted(LINES, runs, STYLES["dark"], **options)
     lines = [layer for layer in canvas.layers if isinstance(layer, Line)]
-    return {line.look_of.name: line for line in lines}, canvas
+    return {line.appearance.name: line for line in lines}, canvas
 
 
 def test_lines_are_columns_or_rows_averaged_over_the_other_and_pass_over_nan():

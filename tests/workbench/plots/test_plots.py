@@ -368,7 +368,7 @@ def test_the_second_axis_reads_what_was_measured():
     session = gpu_session(1, 200)
     _, canvas = painted(PLOTS["power"], [Run(session)], STYLES["dark"])
     lines = [layer for layer in canvas.layers if isinstance(layer, Line)]
-    clock_layer = next(line for line in lines if "SM clock" in line.look_of.name)
+    clock_layer = next(line for line in lines if "SM clock" in line.appearance.name)
     measured = session.telemetry["gpu0"]["sm_clock"][-1]
     assert clock_layer.reading(float("nan")) == f"{measured:.0f} MHz"
     right = canvas.axis("right")

@@ -34,7 +34,7 @@ class Look:
 
 
 class TrackLayer(Layer):
-    """Base of the layers that show tracks: ``tracks`` is asked anew at every pull.
+    """Base of the layers that show tracks: ``tracks`` is called at every pull.
 
     ``scales``: the y axis follows it. ``shown_as``: what one unit of the view is worth in the
     look's unit, for a layer that belongs to the right axis.
@@ -44,7 +44,7 @@ class TrackLayer(Layer):
 
     def __init__(
         self,
-        look: Look,
+        appearance: Look,
         tracks: Callable[[], Sequence[Source]],
         *,
         scales: bool = True,
@@ -53,8 +53,8 @@ class TrackLayer(Layer):
         super().__init__()
         self.in_legend = True
         self._shown_as = shown_as
-        self.style = look.style
-        self.look_of = look
+        self.style = appearance.style
+        self.appearance = appearance
         self.scales = scales
         self._tracks = tracks
         self._shown: Sequence[Source] = ()
@@ -67,7 +67,7 @@ class TrackLayer(Layer):
         self._shown = self._pulled(self._tracks())
 
     def _pulled(self, tracks: Sequence[Source], kind: str = "") -> list[Source]:
-        """Take in what is new, and note from where on."""
+        """Pull the tracks and lower ``fresh`` to the first x that changed."""
         shown: list[Source] = []
         for track in tracks:
             track.pull()
@@ -89,7 +89,7 @@ class TrackLayer(Layer):
             return None
         return min(span[0] for span in spans), max(span[1] for span in spans)
 
-    def look(self, frame: Frame) -> None:
+    def decimate(self, frame: Frame) -> None:
         start, stop = frame.x
         self._views = [
             (view, max(track.gap, 2 * frame.bin) if view.dense else track.gap)
@@ -123,7 +123,7 @@ class TrackLayer(Layer):
 
     def reading(self, x: float) -> str:
         """Return the value at ``x`` as text; NaN means the newest."""
-        return self.look_of.unit.text(self.value(x) * self._shown_as)
+        return self.appearance.unit.text(self.value(x) * self._shown_as)
 
     def value(self, x: float) -> float:
         """Return the value at ``x``; NaN means the newest."""
@@ -138,16 +138,16 @@ class TrackLayer(Layer):
 
     def _new_entry(self) -> Entry:
         pen, brush = self.pens()
-        widest = self.look_of.unit.text(-888.8 / self.look_of.unit.scale)
-        return Entry(self.look_of.name, self.mark, pen, brush, self.reading, widest)
+        widest = self.appearance.unit.text(-888.8 / self.appearance.unit.scale)
+        return Entry(self.appearance.name, self.mark, pen, brush, self.reading, widest)
 
     def pens(self) -> tuple[QPen, QBrush]:
         """Return the pen and brush that draw the layer."""
-        look = self.look_of
+        look = self.appearance
         return look.style.pen(look.color, look.dash, look.width), QBrush(Qt.BrushStyle.NoBrush)
 
     def _pixels(self, view: View, frame: Frame) -> tuple[Array, Array, Array]:
-        """Return places, tops and bottoms in pixels, of what is painted and a little beyond."""
+        """Return x, top and bottom in pixels, of the painted range and a little beyond."""
         per_px = (frame.x[1] - frame.x[0]) / frame.width
         start = frame.x[0] + (self.exposed[0] - _BEYOND_PX) * per_px
         stop = frame.x[0] + (self.exposed[1] + _BEYOND_PX) * per_px
@@ -205,8 +205,8 @@ class Band(TrackLayer):
         super().pull()
         self._shown_highs = self._pulled(self._highs(), "high")
 
-    def look(self, frame: Frame) -> None:
-        super().look(frame)
+    def decimate(self, frame: Frame) -> None:
+        super().decimate(frame)
         start, stop = frame.x
         highs = [
             track.view(start, stop, frame.bin)
@@ -223,7 +223,7 @@ class Band(TrackLayer):
         low, high = _value(self._shown, x), _value(self._shown_highs, x)
         if not (np.isfinite(low) and np.isfinite(high)):
             return "–"
-        unit = self.look_of.unit
+        unit = self.appearance.unit
         first, last = unit.text(min(low, high)), unit.text(max(low, high))
         number, _, symbol = first.partition(" ")
         return f"{number}–{last}" if last.endswith(f" {symbol}") else f"{first} – {last}"
@@ -232,7 +232,7 @@ class Band(TrackLayer):
         return dataclasses.replace(super()._new_entry(), widest="888–888 ms/s")
 
     def pens(self) -> tuple[QPen, QBrush]:
-        look = self.look_of
+        look = self.appearance
         return QPen(Qt.PenStyle.NoPen), QBrush(look.style.color(look.color, look.alpha))
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
@@ -252,7 +252,7 @@ class Samples(TrackLayer):
     mark = "dots"
 
     def pens(self) -> tuple[QPen, QBrush]:
-        look = self.look_of
+        look = self.appearance
         color = look.style.color(look.color, look.alpha)
         pen = QPen(color, 1.7 * look.style.line_px)
         pen.setCapStyle(Qt.PenCapStyle.RoundCap)

@@ -21,51 +21,51 @@ from workbench.charts.layers.frame import Frame
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the legend: a name, its mark, and the reading at a place of x."""
+    """One entry of the legend: a name, its mark, and the reading at a value of x."""
 
     name: str
     mark: str  # "line", "band", "dots" or "patch"
     pen: QPen
     brush: QBrush
     reading: Callable[[float], str] | None = None
-    widest: str = ""  # what a reading may grow to, so that the legend keeps still
-    tail: str = ""  # after the name, and kept whole where the name is elided
+    widest: str = ""  # the widest reading, for which the legend reserves room
+    tail: str = ""  # after the name; it is never elided
 
 
 class Layer(QGraphicsItem):
-    """Base: something painted over the whole view box."""
+    """Base class of items that are painted over the complete view box."""
 
     z = 0.0
 
     def __init__(self) -> None:
         super().__init__()
         self.frame: Frame | None = None
-        self.fresh = -np.inf  # what lies right of this place of x has changed since last painted
-        self._looked: tuple[float, ...] = ()
+        self.fresh = -np.inf  # data to the right of this x changed since the last painting
+        self._decimated: tuple[float, ...] = ()
         self.exposed = (-np.inf, np.inf)  # pixels that are being painted
         self.setZValue(self.z)
         self.setFlag(QGraphicsItem.GraphicsItemFlag.ItemUsesExtendedStyleOption)
         self.setAcceptedMouseButtons(Qt.MouseButton.NoButton)
 
     def entries(self) -> list[Entry]:
-        """Return what the legend says about this layer; nothing while it has no data."""
+        """Return this layer's entries of the legend; none while it has no data."""
         return []
 
     def pull(self) -> None:
-        """Take in what the session has gained."""
+        """Read the rows that the session has gained."""
 
     def x_span(self) -> tuple[float, float] | None:
-        """Return the first and last place that the layer has something at."""
+        """Return the first and last x with data; None without data."""
         return None
 
-    def look_at(self, frame: Frame) -> None:
-        """Decimate what ``frame`` shows, if it shows anything else than it did."""
+    def update_view(self, frame: Frame) -> None:
+        """Decimate what ``frame`` shows if the frame's x range or the data changed."""
         wanted = (*frame.x, frame.bin)
-        if self.fresh < np.inf or wanted != self._looked:
-            self._looked = wanted
-            self.look(frame)
+        if self.fresh < np.inf or wanted != self._decimated:
+            self._decimated = wanted
+            self.decimate(frame)
 
-    def look(self, frame: Frame) -> None:
+    def decimate(self, frame: Frame) -> None:
         """Decimate what ``frame`` shows; its y range is not settled yet."""
 
     def y_span(self) -> tuple[float, float] | None:
@@ -73,7 +73,7 @@ class Layer(QGraphicsItem):
         return None
 
     def settle(self, frame: Frame) -> None:
-        """Paint in this frame from now on; only what is fresh, where the frame is the same."""
+        """Paint in this frame from now on; if it is the same, repaint only what is fresh."""
         if frame == self.frame:
             if self.fresh < np.inf:
                 left = max(0.0, float(frame.px(self.fresh - 2 * frame.bin)) - 4)
