@@ -1,8 +1,8 @@
-"""Presets of toggles by name or file: as the catalogue has them, or as people share them.
+"""Presets of toggles: by name from the catalogue, or from a file that people share.
 
-A file is JSON: ``{"workbench_presets": 1, "presets": {NAME: {TOGGLE: OPTION}}}``. What a runner
-does not have of a file is left out and told; what it has and cannot use gives way, in the runner,
-to being off.
+A file is JSON: ``{"workbench_presets": 1, "presets": {NAME: {TOGGLE: OPTION}}}``. Toggles
+and options that a runner lacks are left out, with a warning. An option that it has and cannot use
+is switched off by the runner.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def find(text: str, catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
     if not name and len(presets_read) == 1:
         name = next(iter(presets_read))
     if name not in presets_read:
-        said = f"no toggle set {name!r}" if name else f"{len(presets_read)} toggle sets"
-        raise ValueError(f"the file has {said}; name one: {text.partition(':')[0]}:NAME, "
+        problem = f"no toggle set {name!r}" if name else f"{len(presets_read)} toggle sets"
+        raise ValueError(f"the file has {problem}; name one: {text.partition(':')[0]}:NAME, "
                          f"NAME one of {', '.join(presets_read)}")  # fmt: skip
     return fit(presets_read[name], catalogue)
 

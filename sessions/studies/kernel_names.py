@@ -1,7 +1,7 @@
-"""Names of kernels as a person reads them: C++ ones have their types and arguments taken off.
+"""Short names of kernels: C++ names lose their types and arguments.
 
-Of a kernel that is a template over what it computes, as those of ATen for elementwise operators,
-reductions and lists of tensors are, the functor says more than the kernel.
+ATen's kernels for elementwise operators, reductions and lists of tensors are templates over the
+computation; their functor says more than the kernel's name, and follows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WORK = re.compile(r"\w*[fF]unctor\w*|\w+_kernel(?:_cuda|_impl)?(?=\()|\w+Epilog
 def brief(name: str) -> str:
     """Return ``vectorized_elementwise_kernel, FillFunctor`` for ATen's hundreds of characters.
 
-    A name that is no C++ signature stays as it is.
+    A name that is not a C++ signature is returned unchanged.
     """
     signature = name.replace(_NOWHERE, "")
     match = _SIGNATURE.match(signature)
@@ -29,7 +29,7 @@ def brief(name: str) -> str:
 
 
 def _template(rest: str) -> str:
-    """Return the arguments of a template, whose opening bracket was taken off already."""
+    """Return the arguments of a template; ``rest`` begins after its opening bracket."""
     depth = 1
     for position, character in enumerate(rest):
         depth += (character == "<") - (character == ">")

@@ -68,7 +68,7 @@ class Numbers:
 class Curve:
     """The measurements of one arm, at one value of the second field; ascending in x.
 
-    ``x`` are numbers, or places along the axis where its values are words. All are (n,).
+    ``x`` are numbers, or positions on the axis if its values are words. All are (n,).
     """
 
     arm: int
@@ -88,19 +88,19 @@ class Curve:
     @property
     def right(self) -> bool | None:
         """Return True if all results are right, False if some are wrong, None if unknown."""
-        known = {of.right for of in self.numbers if of is not None}
+        known = {check.right for check in self.numbers if check is not None}
         return False if False in known else None if None in known or not known else True
 
     @property
     def was_checked(self) -> bool:
         """Return True if the results were checked, or the reason for no check is known."""
-        return any(of is not None for of in self.numbers)
+        return any(check is not None for check in self.numbers)
 
 
 def typical(medians_ms: ArrayLike) -> Typical:
     """Return the geometric mean of block medians, with Student's interval of its logarithm.
 
-    Blocks are to be few and long, so that they hardly depend on one another (batch means).
+    Blocks must be few and long, so that they are nearly independent (batch means).
     """
     logs = np.log(np.asarray(medians_ms, np.float64))
     count = len(logs)
@@ -115,20 +115,20 @@ def typical(medians_ms: ArrayLike) -> Typical:
 
 
 def balanced_order(counts: Sequence[int], draw: random.Random) -> list[tuple[int, ...]]:
-    """Return the places of a grid in random order, in which no axis goes along with time.
+    """Return the points of a grid in a random order that correlates no axis with time.
 
-    ``counts``: how many places each axis has. The sizes of a curve are measured one after the
+    ``counts``: the number of values of each axis. The sizes of a curve are measured one after the
     other. If they came in ascending order by chance, a steady drift of the machine would look like
     an exponent, so such orders are drawn again.
     """
-    places = list(itertools.product(*map(range, counts)))
-    axes = [axis for axis, count in enumerate(counts) if count > 1 and len(places) > 2]
-    times = np.arange(len(places))
+    points = list(itertools.product(*map(range, counts)))
+    axes = [axis for axis, count in enumerate(counts) if count > 1 and len(points) > 2]
+    times = np.arange(len(points))
     while True:
-        draw.shuffle(places)
-        along = (np.corrcoef(times, [index[axis] for index in places])[0, 1] for axis in axes)
+        draw.shuffle(points)
+        along = (np.corrcoef(times, [index[axis] for index in points])[0, 1] for axis in axes)
         if all(abs(correlation) <= _MOST_CORRELATION for correlation in along):
-            return places
+            return points
 
 
 def is_number(value: object) -> bool:
@@ -137,10 +137,10 @@ def is_number(value: object) -> bool:
 
 
 def read_values(text: str, field: str = "") -> list[Scalar]:
-    """Join values of an axis with commas, as a person writes them: numbers, true, false or words.
+    """Split text at commas into the values of an axis: numbers, true, false or words.
 
-    Options of a toggle are words, all of them where one is. Raises ``ValueError`` where one is
-    missing.
+    If an option of a toggle is a word, all its options are. Raises ``ValueError`` for a missing
+    value.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
@@ -160,8 +160,8 @@ def fits(points: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     for arm, y in sorted(set(zip(points["arm"], second, strict=True)), key=str):
         chosen = [
             index
-            for index, of in enumerate(zip(points["arm"], second, strict=True))
-            if of == (arm, y) and points["outcome"][index] == MEASURED
+            for index, key in enumerate(zip(points["arm"], second, strict=True))
+            if key == (arm, y) and points["outcome"][index] == MEASURED
         ]
         x, times, errors = (
             np.array([points[name][index] for index in chosen], np.float64)
@@ -381,7 +381,7 @@ def points_table(study: Study) -> Table:
                 Measured(rate, rate * half / middle if middle > 0 else math.nan),
                 next(peak),
                 int(column["blocks"][point]),
-                "" if (of := curve.numbers[point]) is None else MARKS[of.right],
+                "" if (check := curve.numbers[point]) is None else MARKS[check.right],
                 curve.reasons[point],
             ]
             rows.append(row)

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import optimization_samples
 import pytest
-from whole_session import everything
+from complete_session import everything
 
 from sessions.model import Session, Study
 from sessions.storage import hdf5

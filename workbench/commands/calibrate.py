@@ -1,4 +1,4 @@
-"""Compare identical arms on this machine and keep how far apart they may seem to be."""
+"""Compare identical arms on this machine and store how far apart they may appear."""
 
 from __future__ import annotations
 

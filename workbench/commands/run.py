@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 
 from sessions import numerics
 from sessions.ceilings import ceiling_words, utilization
-from sessions.model import HF, OWN, Configuration, Phase, Scalar, Segment
+from sessions.model import HF, OWN, Configuration, Phase, Scalar, Segment, Session
 from sessions.reproduction import command_lines
 from sessions.studies import next_steps
 from sessions.tables import segments_table
@@ -160,30 +160,32 @@ def _run(arguments: argparse.Namespace) -> int:
             }
         )
     else:
-        if session.segments:
-            answer(render(segments_table(session)))
-            if hint := command_lines.session_hint(session):
-                answer(hint)
-            for line in evidence_lines(session.segments[-1].evidence, arguments.verbose):
-                answer(line)
-            for segment in session.segments:
-                if mark := numerics.mark(segment.ledger):
-                    answer(f"numbers {mark}: {numerics.text(segment.ledger)}")
-                if "text" in segment.ledger:
-                    answer(_generated(segment))
-        for line in next_steps.lines(session):
+        for line in _lines(session, arguments, saved):
             answer(line)
-        if saved:
-            answer(f"saved {saved}")
-        for event in session.events:
-            if event.kind == "info":
-                answer(event.text)
-        where = runner_command.host_suffix(session.environment)
-        if where and arguments.save_state is not None:
-            answer(f"{arguments.save_state} is{where}")
     code = exit_code(outcome)
     wrong = any(numerics.are_wrong(segment.ledger) for segment in session.segments)
     return FAILED if wrong and code == DONE else code
+
+
+def _lines(session: Session, arguments: argparse.Namespace, saved: str | None) -> Iterator[str]:
+    """Yield the result for a person: segments, evidence, numbers, next steps and files."""
+    if session.segments:
+        yield render(segments_table(session))
+        if hint := command_lines.session_hint(session):
+            yield hint
+        yield from evidence_lines(session.segments[-1].evidence, arguments.verbose)
+        for segment in session.segments:
+            if mark := numerics.mark(segment.ledger):
+                yield f"numbers {mark}: {numerics.text(segment.ledger)}"
+            if "text" in segment.ledger:
+                yield _generated(segment)
+    yield from next_steps.lines(session)
+    if saved:
+        yield f"saved {saved}"
+    yield from (event.text for event in session.events if event.kind == "info")
+    where = runner_command.host_suffix(session.environment)
+    if where and arguments.save_state is not None:
+        yield f"{arguments.save_state} is{where}"
 
 
 def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> Configuration:

@@ -205,7 +205,9 @@ class Points(Layer):
         self._all = to_axis(curve.x)
         self._x = self._all[taken]
         numbers = curve.numbers or [None] * len(taken)
-        self._wrong = [of is not None and of.right is False for of in compress(numbers, taken)]
+        self._wrong = [
+            check is not None and check.right is False for check in compress(numbers, taken)
+        ]
         values = curve.columns[column.name][taken]
         with np.errstate(all="ignore"):
             self._y = np.log10(values) if column.logarithmic else values
@@ -381,7 +383,7 @@ def table(runs: Sequence[Run], sweep_choice: str = LATEST) -> dict[str, Array]:
             row[fields[1]] = np.full(count, curve.y, object)
         row["outcome"] = np.array(curve.outcomes, object)
         row |= dict(curve.columns)
-        known = (None if of is None else of.right for of in curve.numbers)
+        known = (None if check is None else check.right for check in curve.numbers)
         row["right"] = np.array([math.nan if right is None else right for right in known], float)
         row["note"] = np.array(curve.reasons, object)
         for name, values in row.items():

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 import wire_samples
-from ended import assert_end
+from process_end import assert_end
 
 from workbench import protocol
 from workbench.client import runner_process

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import wire_samples
-from ended import assert_end
+from process_end import assert_end
 from runner_driver import Driver
 
 from sessions.model import Configuration, Phase

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import profile_samples
 import pytest
-from whole_session import everything
+from complete_session import everything
 
 from sessions.columns import Columns
 from sessions.exports import EXPORTS, exportable

@@ -31,10 +31,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "samples"), str(HERE.parents[2])]
 # ruff: noqa: E402 - after the folders that they are in
 import h5py
 import profile_samples
+from complete_session import everything
 from fuzzed_window import HUNG_S, SLOWEST_S, WindowProcess, used_s
 from session_mutations import column_cases, damage, fill_columns, mutate
 from synthetic import bench_session, cpu_session, gpu_session, sweep_study
-from whole_session import everything
 
 from sessions.errors import SessionError
 from sessions.exports import exportable

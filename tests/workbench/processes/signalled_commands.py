@@ -19,7 +19,6 @@ from sessions.storage import hdf5
 from workbench import protocol
 from workbench.client import journal
 
-HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
 LIGHT = f"{sys.executable} {wire_samples.__file__} 0.02"  # a runner that streams until its end
 LONGEST_S = 6.0  # of a command that does not end by itself

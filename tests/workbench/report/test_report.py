@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 import profile_samples
 import pytest
+from complete_session import everything
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synthetic import empty_session, gpu_session, sweep_study
-from whole_session import everything
 
 from sessions.model import Event, Evidence, Phase
 from sessions.numbers import text

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 from built import blocked, collect_evidence, step_without_peer, stepped
-from ended import assert_end
+from process_end import assert_end
 from rank_checks import CPU, assert_right, needs_cores, switch_on_and_off
 from runner_driver import Driver
 

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QTextEdit, QToolTip, QWidget
 sys.path.insert(0, str(Path(__file__).parents[2] / "fuzzing"))
 
 import fuzz_sessions
-from whole_session import everything
+from complete_session import everything
 
 from sessions.errors import SessionError
 from sessions.model import Event, Session

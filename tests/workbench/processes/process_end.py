@@ -1,4 +1,4 @@
-"""Waiting for processes that nobody here is the parent of."""
+"""Wait for the end of processes that are not children of the tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def assert_end(processes: Sequence[psutil.Process], limit_s: float = 120.0) -> None:
-    """Each has ended; whoever inherits orphans may let seconds pass before it reaps one."""
+    """Assert that all end; an orphan's new parent may take seconds to reap it."""
     deadline = time.monotonic() + limit_s
     for process in processes:
         while _runs(process):

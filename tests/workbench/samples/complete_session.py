@@ -1,4 +1,4 @@
-"""A session with something of everything: for reports and exports."""
+"""A session with content for every section and export."""
 
 from __future__ import annotations
 
