@@ -47,7 +47,7 @@ class Ran:
 
 @pytest.fixture(scope="session")
 def ran(tmp_path_factory) -> Ran:
-    """A few training steps of a tiny HYDRA in a real runner, saved."""
+    """Return a few training steps of a tiny HYDRA in a real runner, saved."""
     folder = tmp_path_factory.mktemp("ran")
     made = Ran(folder / "tiny.h5", folder / "state")
 
@@ -109,7 +109,7 @@ def pair(tmp_path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def damaged(tmp_path, pair) -> Path:
-    """A session file of which the second half is missing."""
+    """Return a session file of which the second half is missing."""
     content = pair[0].read_bytes()
     path = tmp_path / "damaged.h5"
     path.write_bytes(content[: len(content) // 2])

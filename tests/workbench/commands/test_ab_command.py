@@ -27,7 +27,7 @@ def own_state(tmp_path, monkeypatch):
 
 
 def answers(catalogue, right=True, **judged):
-    """A runner that compares: the messages, the last verdict changed to ``judged``."""
+    """Return the messages of a runner that compares, the last verdict changed to ``judged``."""
     messages = [catalogue, *wire_samples.begin(0.1, 0), *wire_samples.begin(0.2, 1)]
     messages += wire_samples.comparison(np.random.default_rng(0), 0.3)
     for message in messages:

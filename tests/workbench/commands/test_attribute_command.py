@@ -18,7 +18,7 @@ ARGUMENTS = ("--toggles", "precision=amp_bf16, checkpointing=full")
 
 
 def answers(catalogue, wrong=False, **options):
-    """A runner that attributes: the messages."""
+    """Return the messages of a runner that attributes."""
     messages = [catalogue, *wire_samples.begin(0.1, 0)]
     messages += list(attribution_samples.messages(0.3, **options))
     for message in messages:

@@ -20,7 +20,7 @@ from workbench.cli import main
 
 @pytest.fixture
 def unread():
-    """A stream whose reader has gone, as ``| head`` leaves it."""
+    """Return a stream whose reader has gone, as after ``| head``."""
     read, write = os.pipe()
     os.close(read)
     stream = io.TextIOWrapper(open(write, "wb"), line_buffering=True)  # noqa: PTH123, SIM115

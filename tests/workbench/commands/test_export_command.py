@@ -37,7 +37,7 @@ def session() -> Session:
 
 
 def under_a_roof(profile: Study) -> Study:
-    """The profile with the operator of each kernel, and what one of them needs at least."""
+    """Return the profile with each kernel's operator, and the least time of one of them."""
     kernels = dict(profile.tables["kernels"])
     operators = ["swiglu" if "swi" in kernel else "" for kernel in kernels["name"]]
     kernels["operator"] = np.array(operators, object)

@@ -24,7 +24,7 @@ from workbench.report import SECTIONS
 
 
 def swept() -> Iterator[protocol.AnyMessage]:
-    """A sweep of two sizes under one arm, with its numbers and fits."""
+    """Return a sweep of two sizes under one arm, with its numbers and fits."""
     request = {
         "fields": ["settings.batch"], "values_0": [1, 2], "arms": ["defaults"],
         "toggles": ["{}"], "points": 2, "order": "in random order", "seed": 0,
@@ -40,7 +40,7 @@ def swept() -> Iterator[protocol.AnyMessage]:
 
 
 def checked() -> Iterator[protocol.AnyMessage]:
-    """A checklist of which two checks are done."""
+    """Return a checklist of which two checks are done."""
     yield protocol.StudyStarted(index=0, kind="checklist", title="c", request={})
     yield protocol.StudyRows(
         study=0, table="lines", columns={"check": ["syncs"], "line": ["a.py:8"]}
@@ -51,7 +51,7 @@ def checked() -> Iterator[protocol.AnyMessage]:
 
 
 def profiled() -> Iterator[protocol.AnyMessage]:
-    """A profile without a kernel."""
+    """Return a profile without a kernel."""
     yield protocol.StudyStarted(index=0, kind="profile", title="p", request={"device": "cpu"})
     yield protocol.StudyFacts(study=0, facts={"step_us": 5.0})
 
@@ -72,7 +72,7 @@ STREAMS = {
 
 
 def prefixes(messages: Iterable[protocol.AnyMessage]) -> Iterator[Session]:
-    """The session after each message, two segments before all of them."""
+    """Yield the session after each message; two segments come before all of them."""
     recorder = Recorder()
     recorder.record(wire_samples.catalogue())
     order = protocol.Start(configuration=wire_samples.configuration())

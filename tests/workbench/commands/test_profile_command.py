@@ -20,7 +20,7 @@ def own_state(tmp_path, monkeypatch):
 
 
 def answers(catalogue, count=1):
-    """A runner that profiles: a segment and a study for each configuration."""
+    """Return the messages of a profile: a segment and a study for each configuration."""
     messages = [catalogue]
     for index in range(count):
         study = profile_samples.study(blocks=2, seed=index, faster=0.8**index)

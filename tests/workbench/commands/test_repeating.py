@@ -26,7 +26,7 @@ class Asked(Exception):  # noqa: N818 - carries the order
 
 @pytest.fixture
 def ask(ran, monkeypatch):
-    """The order, or the plan, that a command line comes to."""
+    """Return the order or the plan of a command line."""
 
     def stop(choose, **_):
         raise Asked(choose(ran.catalogue))
@@ -47,7 +47,7 @@ def ask(ran, monkeypatch):
 
 @pytest.fixture
 def printed(capsys, tmp_path):
-    """The commands that are printed of a session file, as words without the program's name."""
+    """Return the printed commands of a session file, as words without the program's name."""
 
     def lines(path: Path) -> list[list[str]]:
         assert main(["info", str(path), "--command"]) == 0
@@ -59,7 +59,7 @@ def printed(capsys, tmp_path):
 
 
 def interrupted_of(ran, path: Path, order: protocol.Command, segments: int) -> Path:
-    """A file of a session whose order was interrupted when so many segments had begun."""
+    """Save a session whose order was interrupted after so many segments had begun."""
     recorder = Recorder()
     recorder.record(ran.catalogue)
     recorder.record(protocol.Ordered(command=order))
@@ -71,7 +71,7 @@ def interrupted_of(ran, path: Path, order: protocol.Command, segments: int) -> P
 
 
 def session_of(ran, path: Path, *orders: protocol.Command) -> Path:
-    """A file of a session in which a runner took up these orders, each of which came to something.
+    """Save a session in which a runner took up these orders, each with a result.
 
     What a runner says of its order is what the engine says; ``test_the_runner_...`` sees to that.
     """

@@ -31,7 +31,7 @@ def on_gpu(catalogue):
 
 
 def ladder(index=0, toggles=TOGGLES, **options):
-    """An attribution from its first segment to its end."""
+    """Return an attribution from its first segment to its end."""
     messages = list(wire_samples.begin(0.1 + index, index))
     messages += attribution_samples.messages(0.3 + index, toggles, index=index, **options)
     return [*messages, DONE]

@@ -16,7 +16,7 @@ SIZES = (128, 256, 512, 1024, 2048)
 
 
 def answers(catalogue, over: float = 1.0, reason: str = "done") -> list[protocol.Message]:
-    """A runner that has measured two arms, one of which outgrew the memory at its last size."""
+    """Return the messages of a sweep of two arms; one is out of memory at its last size."""
     request = {
         "fields": ["settings.sequence"],
         "values_0": [*SIZES],

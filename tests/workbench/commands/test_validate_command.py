@@ -20,7 +20,7 @@ def own_state(tmp_path, monkeypatch):
 
 
 def answers(catalogue, done=tuple(CHECKS), reason="done", facts=None, **states):
-    """A runner that checks: all pass but what ``states`` names."""
+    """Return the messages of a checklist: all checks pass except those in ``states``."""
     messages = [catalogue, *wire_samples.begin(0.1, 0)]
     messages.append(
         protocol.StudyStarted(t_s=0.2, index=0, kind="checklist", title="tiny: on", request={})

@@ -21,7 +21,7 @@ OVER_TIME = ("step_time", "throughput")
 
 
 def by_turns(session: Session) -> Session:
-    """The last two segments in blocks of twenty steps, one after the other."""
+    """Return the last two segments in blocks of twenty steps, one after the other."""
     arms = session.segments[-2:]
     order = np.argsort(np.concatenate([np.arange(len(arm.steps["t_s"])) // 20 for arm in arms]),
                        kind="stable")  # fmt: skip

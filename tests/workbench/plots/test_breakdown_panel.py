@@ -38,7 +38,7 @@ def panel(qtbot, workspace):
 
 @pytest.fixture
 def filled(show, panel):
-    """The panel over a session with two profiles."""
+    """Return the panel over a session with two profiles."""
     show(profile_samples.session(2))
     return panel
 

@@ -51,14 +51,14 @@ def runs(sessions_to_show):
 
 @pytest.fixture
 def shown(name, sessions_to_show):
-    """A run that has what the plot of that name shows."""
+    """Return a run that has what the plot of that name shows."""
     every = [[Run(session)] for session in sessions_to_show]
     every.append([Run(gpu_session(4, 300)), Run(gpu_session(4, 300))])  # two of one configuration
     return next(runs for runs in every if PLOTS[name].can_show(runs) is None)
 
 
 def streams(pdf: bytes) -> list[bytes]:
-    """The unpacked page contents."""
+    """Return the unpacked page contents."""
     compressed = re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL)
     unpacked = []
     for raw in compressed:

@@ -11,7 +11,7 @@ from workbench.ui.panels._chart import Chart
 
 @pytest.fixture
 def chart(qtbot, tasks):
-    """A plot with more labels of marks than one row holds, and every resize of what it draws on."""
+    """Return a plot with more labels of marks than a row holds, and a list of its resizes."""
     session = gpu_session(2, 300)
     for number in range(9):
         session.events.append(Event(1.0 + 0.1 * number, "note", f"what happened, number {number}"))

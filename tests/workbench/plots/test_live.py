@@ -29,7 +29,7 @@ def panel(qtbot, workspace):
 
 @pytest.fixture
 def running(qtbot, panel, show):
-    """The panel with a session that is being recorded."""
+    """Return the panel with a session that is being recorded."""
     show(gpu_session(2, 300, seed=4))
     qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
     return panel

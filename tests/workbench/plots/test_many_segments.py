@@ -72,7 +72,7 @@ def test_a_compact_drawing_looks_the_same(qapp, monkeypatch):
 
 
 def pixels(drawing: bytes) -> np.ndarray:
-    """The drawing as grey values of its own size: (height, width)."""
+    """Return the drawing as grey values of its own size: (height, width)."""
     image = QImage(*plot_export.SIZE, QImage.Format.Format_Grayscale8)
     image.fill(255)
     painter = QPainter(image)

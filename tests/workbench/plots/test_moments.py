@@ -168,7 +168,7 @@ def test_a_note_to_an_opened_file_is_written_to_it(qtbot, workspace, tmp_path):
 
 
 def with_a_study():
-    """A session whose segments 1 and 2 are a sweep's, and whose last order is a run."""
+    """Return a session whose segments 1 and 2 are a sweep's, and whose last order is a run."""
     session = gpu_session(4, 60)
     session.studies = [Study("sweep", "batch 1 to 8", session.segments[1].start_s)]
     kinds = ((0, 0, "start"), (1, 0, "sweep"), (3, 1, "start"))

@@ -15,7 +15,7 @@ from workbench.ui.state import session_files
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The files that HDF5 has opened."""
+    """Return the files that HDF5 has opened."""
     calls = []
     original = h5py.File
 

@@ -22,7 +22,7 @@ def steps_between(start_s, stop_s):
 
 
 def segment(index, start_s, stop_s, blocks=()):
-    """Steps of 10 ms, and (number, begin, end) of blocks."""
+    """Return steps of 10 ms, and (number, begin, end) of blocks."""
     numbers, times = [], []
     for at in steps_between(start_s, stop_s):
         inside = [number for number, begin, end in blocks if begin <= at < end]

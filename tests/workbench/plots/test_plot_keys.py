@@ -21,7 +21,7 @@ CTRL = Qt.KeyboardModifier.ControlModifier
 
 @pytest.fixture
 def host(qtbot, tasks):
-    """A chart beside controls that use the same keys."""
+    """Return a chart beside controls that use the same keys."""
     host = QWidget()
     layout = QVBoxLayout(host)
     host.chart = Chart(PLOTS["step_time"], LIGHT, tasks)
@@ -40,7 +40,7 @@ def host(qtbot, tasks):
 
 @pytest.fixture
 def chart(qtbot, host):
-    """The chart, which has been clicked."""
+    """Return the chart, which has been clicked."""
     view = host.chart._view
     qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=view.rect().center())
     assert QApplication.focusWidget() is host.chart.more, "which shows that it has it"

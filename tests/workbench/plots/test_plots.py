@@ -54,7 +54,7 @@ NAMES = ("step_time", "throughput", "memory", "utilization", "power", "ecdf", "b
 
 
 def painted(plot: Plot, runs, style, size=(640, 360), **options) -> tuple[QImage, Canvas]:
-    """The plot as an image, and the canvas that it is on; the view is kept by the canvas."""
+    """Return the plot as an image, and its canvas, which keeps the view alive."""
     import pyqtgraph as pg
 
     view = pg.GraphicsView(background=style.theme.surface)
@@ -143,7 +143,7 @@ def test_columns_of_telemetry_name_their_units():
 
 
 def several_gpus(count: int) -> Session:
-    """A session whose ranks used so many GPUs, each 10 % and 1 GiB above the one before."""
+    """Return a session of so many GPUs, each 10 % busier and with 1 GiB more than the last."""
     session = gpu_session(1, 50)
     first = session.telemetry["gpu0"]
     for number in range(1, count):

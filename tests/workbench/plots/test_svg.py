@@ -37,7 +37,7 @@ def line_of(corners: list[tuple[int, int]], kind: str = "line") -> bytes:
 
 
 def read(path: bytes) -> tuple[np.ndarray, bool]:
-    """The corners (n, 2) of a path of m, l, h, v, and whether it is closed: SVG's grammar."""
+    """Return the corners (n, 2) of an SVG path of m, l, h, v, and whether it is closed."""
     (steps,) = re.findall(rb' d="([^"]*)"', path)
     corners: list[np.ndarray] = []
     for command, numbers in re.findall(rb"([mlhvz])([^mlhvz]*)", steps):
