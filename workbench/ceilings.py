@@ -1,6 +1,6 @@
-"""A device's measured ceilings, kept: a new run knows them at its start.
+"""Stored ceilings of devices, which a new run reads at its start.
 
-One file in the state folder; a row for each device, driver and version of torch, because another
+One file in the state folder has a row for each device, driver and version of torch, because another
 driver or library may reach another rate.
 """
 
@@ -24,7 +24,7 @@ def key(device: str, driver: str, torch: str) -> str:
 
 
 def load(device: str, driver: str, torch: str) -> tuple[Ceilings | None, str]:
-    """Return the stored ceilings, or None; and why those of the file are not used, if so."""
+    """Return the stored ceilings or None, and the reason if the file's ceilings are not used."""
     rows, why = state_files.read(path(), Ceilings)
     ceilings = rows.get(key(device, driver, torch))
     if ceilings is None:
@@ -41,6 +41,6 @@ def unstored(error: OSError) -> str:
 
 
 def store(ceilings: Ceilings) -> None:
-    """Keep ceilings in place of earlier ones; raises ``OSError``."""
+    """Store ceilings instead of earlier ones; raise ``OSError`` if they cannot be written."""
     name = key(ceilings.device, ceilings.driver, ceilings.torch)
     state_files.write(path(), name, ceilings, state_files.read(path(), Ceilings)[0])

@@ -1,7 +1,7 @@
 """Charts as files: PNG, SVG and PDF painted from one scene, CSV of the data behind it.
 
-Works without a window and without a display: an application is made on Qt's offscreen platform
-where there is none.
+Works without a window and without a display: without an application, one is created on Qt's
+offscreen platform.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _application: QApplication | None = None
 
 
 class ExportError(Exception):
-    """A chart cannot be written as asked; ``str()`` says why, in one sentence."""
+    """A chart cannot be written as requested; ``str()`` is the reason in one sentence."""
 
 
 class Unwritable(ExportError):  # noqa: N818 - what its file is
-    """Nothing is wrong with what was asked, but its file cannot be written."""
+    """The request is valid, but its file cannot be written."""
 
 
 def ensure_application() -> QApplication:

@@ -27,7 +27,7 @@ PREFIX = "workbench."  # of the groups of entry points
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plug-in of this process: its group, the descriptor's name, and who brings it.
+    """A plug-in of this process: its group, the descriptor's name, and its distribution.
 
     ``problem`` says why it was skipped, in one clause; it is empty for one that is in use.
     """
@@ -100,9 +100,6 @@ def load(group: str, kind: type[Descriptor], register: Callable[[Descriptor], No
     ``register`` raises ``ValueError`` with one clause for a descriptor that it cannot take.
     """
     for point in _points(group):
-        distribution = (
-            f"{point.dist.name} {point.dist.version}" if point.dist else "no distribution"
-        )
         problem = ""
         try:
             descriptor = _import(point, kind)

@@ -1,4 +1,4 @@
-"""Toggles and fields by the titles that forms give them, where files and commands have names.
+"""Titles of toggles and fields as forms show them, for the names in files and commands.
 
 A session keeps ``precision=amp_bf16`` and ``settings.batch``: that is what a command takes. People
 read ``Precision: AMP BF16`` and ``Batch``. A name without a title stays as it is.
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _CHOICE = re.compile(r"(?<![\w.=-])(\w+) ?= ?(\w[\w.+/-]*\w|\w)(:?)")
 _FIELD = re.compile(r"\b(?:settings|model|toggles)\.\w+")
-_WHOLE = {"family": "Family", "preset": "Preset", "workload": "Workload", "seed": "Seed"}
+_PARTS = {"family": "Family", "preset": "Preset", "workload": "Workload", "seed": "Seed"}
 
 
 def offered(catalogue: Catalogue) -> dict[str, str]:
-    """Return every title of a catalogue, for a session to keep: who reads it may have no runner.
+    """Return every title of a catalogue, for a session to store: a reader may have no runner.
 
     ``toggles.adamw`` is called ``AdamW``, ``toggles.adamw=fused`` ``Fused``; what one workload
     calls differently from another has no title.
@@ -48,7 +48,7 @@ def offered(catalogue: Catalogue) -> dict[str, str]:
 
 
 def distinct(sessions: Sequence[Session]) -> list[str]:
-    """Return titles by which sessions are told apart: with the time where titles are equal."""
+    """Return distinct titles of sessions: equal titles are followed by the time."""
     labels = [session.title for session in sessions]
     for form in ("%H:%M", "%H:%M:%S", "%d %B %Y, %H:%M:%S"):
         counts = Counter(labels)
@@ -71,10 +71,10 @@ def _begun(session: Session) -> float:
 
 
 class Titles:
-    """Reads by titles as ``offered`` gives them, of any number of catalogues, the last first."""
+    """Titles of any number of catalogues, as ``offered`` returns them; the last one wins."""
 
     def __init__(self, *sources: Mapping[str, str]) -> None:
-        self._titles = ChainMap(*map(dict, reversed(sources)), _WHOLE)
+        self._titles = ChainMap(*map(dict, reversed(sources)), _PARTS)
         self._known = any(sources)
 
     def choice(self, name: str, option: str) -> str:

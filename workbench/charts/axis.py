@@ -50,9 +50,9 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
         self.fit()
 
     def fit(self) -> bool:
-        """Take the room that ticks and label need; whether that is more or less than before.
+        """Take the room that ticks and label need; return True if the size changed.
 
-        An upright axis of numbers only ever grows; names take less in a narrower chart.
+        A vertical axis of numbers only grows; names take less in a narrower chart.
         """
         room = self._category_px()
         key = (self._ticks(), self.title, self.texts, self.least_px, self.categories, room)
@@ -109,7 +109,7 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
         if key != self._ticks_key:
             wanted = max(2, min(most, 10))
             places, texts, symbol = self.unit.ticks(low, high, wanted)
-            if len(places) < 2:  # a small plot still says how far its axis reaches
+            if len(places) < 2:  # a small plot still shows the range of its axis
                 places, texts, symbol = self.unit.ticks(low, high, 2 * wanted)
             self._ticks_key = key
             self._ticks_cached = [position / self.factor for position in places], texts, symbol
@@ -132,8 +132,8 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
             texts = [text for _, text in self.categories]
         else:
             places, texts, _ = self._ticks()
-        upright = self.orientation != "bottom"
-        if upright:
+        vertical = self.orientation != "bottom"
+        if vertical:
             pixels = [area.bottom() - (p - low) * area.height() / (high - low) for p in places]
         else:
             pixels = [area.left() + (p - low) * area.width() / (high - low) for p in places]

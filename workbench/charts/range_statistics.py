@@ -1,4 +1,4 @@
-"""Statistics of a range of the timeline, and what happened in a step."""
+"""Statistics of a range of the timeline, and explanations of a step."""
 
 from __future__ import annotations
 
