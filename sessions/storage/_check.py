@@ -136,8 +136,11 @@ def _limit_s(size: int) -> float:
     return TIMEOUT_S + size / 10e6
 
 
-def limit_resources(size: int, limit_s: float) -> None:
-    """Limit processor time and memory of this process, for a file of this size."""
+def limit_resources(size: int, limit_s: float, mapped_bytes: int = 0) -> None:
+    """Limit processor time and memory of this process, for a file of this size.
+
+    ``mapped_bytes`` are what a forked process has mapped already.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit; the time-out still holds there
@@ -146,7 +149,7 @@ def limit_resources(size: int, limit_s: float) -> None:
     seconds = math.ceil(limit_s)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    allowed = _MEMORY_BYTES + _MEMORY_PER_BYTE * size
+    allowed = mapped_bytes + _MEMORY_BYTES + _MEMORY_PER_BYTE * size
     allowed = allowed if hard == resource.RLIM_INFINITY else min(hard, allowed)
     resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
 

@@ -31,6 +31,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "samples"), str(HERE.parents[2])]
 # ruff: noqa: E402 - after the folders that they are in
 import h5py
 import profile_samples
+import psutil
 from complete_session import everything
 from fuzzed_window import HUNG_S, SLOWEST_S, WindowProcess, used_s
 from session_mutations import column_cases, damage, fill_columns, mutate
@@ -43,7 +44,7 @@ from sessions.storage import _check, _write, hdf5, seal
 from sessions.storage._lazy import Source
 from workbench.cli import main
 
-LARGEST_BYTES = 6 << 30  # of memory for one file
+LARGEST_BYTES = 6 << 30  # of memory for one file, beyond what the parent has mapped
 _DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
@@ -56,7 +57,7 @@ def bases() -> list[bytes]:
     full.segments, full.titles = full.segments[:6], {}
     traced = profile_samples.session()
     traced.studies = [profile_samples.rich_study(blocks=1)]
-    sessions = [full, full, swept, cpu_session(30), bench_session(), traced]
+    sessions = [full, swept, cpu_session(30), bench_session(), traced]
     sessions.append(profile_samples.session(2))
     return [bytes(_write.image(session)) for session in sessions]
 
@@ -185,7 +186,8 @@ def forked_copy(source: Source, sealed: bool = False) -> Source:
     if not (child := os.fork()):
         os.close(reader)
         with contextlib.suppress(BaseException):
-            _check.limit_resources(source.size, _check._limit_s(source.size))
+            mapped = psutil.Process().memory_info().vms
+            _check.limit_resources(source.size, _check._limit_s(source.size), mapped)
             why = _check.refusal(
                 Source(Path("it"), os.dup(source.descriptor)), sealed, copy.fileno()
             )
@@ -222,8 +224,9 @@ def attempt(
         os.close(reader)
         os.setsid()
         done = ""
-        resource.setrlimit(resource.RLIMIT_AS, (LARGEST_BYTES, LARGEST_BYTES))
         try:
+            limit = psutil.Process().memory_info().vms + LARGEST_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             path = folder / f"{number}.h5"
             done = make_file(path, number)
             ended = use(path, other, drawn, checked_path(folder, number))

@@ -231,7 +231,7 @@ def test_whatever_a_runner_sends_is_shown_without_a_freeze(name, window, monkeyp
 
 UNREADABLE = """
 import os, sys
-sys.path.insert(0, {folder!r})
+sys.path.insert(0, {folder!r} + '/samples')
 import wire_samples
 from workbench import protocol
 os.write(1, protocol.encode(wire_samples.catalogue()))
@@ -241,7 +241,7 @@ os.write(1, protocol.encode(wire_samples.catalogue()))
 
 def heard(act: str, tests) -> list[protocol.AnyMessage]:
     """What a client hears of a runner that does this after its catalogue."""
-    program = UNREADABLE.format(folder=str(tests / "samples"), act=act)
+    program = UNREADABLE.format(folder=str(tests), act=act)
     runner = Runner(command=[sys.executable, "-c", program])
     found = list(runner.messages())
     runner.close()
