@@ -31,7 +31,7 @@ class Run:
     selected: int | None = None
     comparison: int = -1  # index of a paired comparison; -1: the last requested
     titled: Callable[[str], str] = field(default=str, repr=False, compare=False)  # names in texts
-    _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -52,7 +52,7 @@ class Run:
 
     def changed(self, **changes: Any) -> Run:
         """Return the run with other fields, without what was derived from these."""
-        return replace(self, **changes, _derived={})
+        return replace(self, **changes, _kept={})
 
     def chosen(self) -> list[Segment]:
         """Return the segments to show, in order: the newest ``MOST_SEGMENTS`` if none was named."""
@@ -64,6 +64,6 @@ class Run:
 
     def keep(self, key: Any, make: Callable[[], Derived]) -> Derived:
         """Return the value stored under ``key``, made at its first use."""
-        if key not in self._derived:
-            self._derived[key] = make()
-        return self._derived[key]  # type: ignore[no-any-return]
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]  # type: ignore[no-any-return]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from html import escape
 from typing import TypeVar
@@ -336,7 +337,9 @@ class Chart(QWidget):
 
     def _frozen(self) -> list[Run]:
         """What is shown, as it is now."""
-        return [run.changed(session=session_files.snapshot(run.session)) for run in self.runs]
+        return [
+            replace(run, session=session_files.snapshot(run.session), _kept={}) for run in self.runs
+        ]
 
     def _start(self, work: Callable[[], _Made], done: Callable[[_Made], None]) -> None:
         """Have it done while the window goes on: a million rows of data take seconds to write."""
