@@ -289,7 +289,7 @@ def test_legend_and_labels_stay_inside_the_chart_however_long_they_are(name):
     for style in ("dark", "print"):
         _, canvas = painted(PLOTS[name], [Run(session)], STYLES[style], size=(520, 420))
         header = canvas.header
-        for (left, _), entry in zip(header._places, canvas.entries(), strict=True):
+        for (left, _), entry in zip(header._corners, canvas.entries(), strict=True):
             assert (
                 left + header._entry_width(entry, _metrics(STYLES[style])) <= header.size().width()
             )

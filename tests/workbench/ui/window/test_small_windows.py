@@ -304,7 +304,7 @@ def test_the_names_in_a_legend_end_where_the_plot_does(qapp):
     header.setGeometry(QRectF(0, 0, 330, 20))
     name = "batch 1, Gradient checkpointing: Every block, AdamW: Fused: exponent 0 (−2 to 3)"
     header.set_entries([Entry(name, "line", QPen(), QBrush(), lambda _: "21 ms", "88 ms")])
-    ((x, _),) = header._places
+    ((x, _),) = header._corners
     width = header._entry_width(header._entries[0], QFontMetricsF(header._style.font()))
     assert x + width <= 330
 
