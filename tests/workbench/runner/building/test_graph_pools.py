@@ -10,6 +10,7 @@ import torch
 
 from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.instruments.memory import GpuMemory
+from workbench.runner.toggles import all_toggles
 
 MIB = 1 << 20
 OWN, INDUCTORS, ANOTHERS = (0, 1), (0, 2), (0, 3)
@@ -28,8 +29,10 @@ class PlayedArm:
 
     def __init__(self, compile="off", graph=None):
         self.step = SimpleNamespace(graph=graph)
+        traits = all_toggles()["compile"].traits.get(compile, ())
         self.situation = SimpleNamespace(
-            option={"compile": compile}.get, device=torch.device("cuda:0")
+            has=lambda *requested: not set(requested).isdisjoint(traits),
+            device=torch.device("cuda:0"),
         )
 
 
