@@ -31,8 +31,7 @@ class PlayedArm:
         self.step = SimpleNamespace(graph=graph)
         traits = all_toggles()["compile"].traits.get(compile, ())
         self.situation = SimpleNamespace(
-            has=lambda *requested: not set(requested).isdisjoint(traits),
-            device=torch.device("cuda:0"),
+            has=lambda trait: trait in traits, device=torch.device("cuda:0")
         )
 
 

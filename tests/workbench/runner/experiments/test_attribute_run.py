@@ -324,7 +324,7 @@ def test_what_has_no_backward_pass_of_its_own_is_refused(rig, small, train):
     with pytest.raises(Mistake, match="only a training step has a backward pass"):
         attribute(rig, small, {"triton": "on"}, timed="backward")
     arm = SimpleNamespace(
-        trainer=object(), divided=None, configuration=SimpleNamespace(toggles={"cuda_graphs": "on"})
+        trainer=object(), divided=None, situation=SimpleNamespace(has=lambda trait: True)
     )
     with pytest.raises(Mistake, match="CUDA graph replays it with the rest of the step"):
         backward_pass(arm)

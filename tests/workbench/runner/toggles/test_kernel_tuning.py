@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from built import blocked, stepped
@@ -13,9 +15,11 @@ from kernels import Choice
 from kernels.core import tuning
 from sessions.model import Phase
 from workbench import protocol
+from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles, kernel_tuning
 
+CPU = torch.device("cpu")
 TOGGLE = all_toggles()["kernel_tuning"]
 TUNED = Choice("rms_norm.backward", "768", (8, 4), (4, 4), "tuned", 20.0, 30.0)
 SAME = Choice("gated.forward", "768", (2048, 8), (2048, 8), "disk", 30.0, 30.0)
@@ -31,12 +35,10 @@ def test_without_a_gpu_it_is_blocked_with_the_reason(small):
 @pytest.mark.parametrize("chosen", [{"triton": "on"}, {"attention": "triton"}, {}])
 def test_it_needs_a_triton_kernel_to_tune(small, monkeypatch, chosen):
     toggles = {"triton": "off", "attention": "auto", **chosen}
-    situation = SimpleNamespace(
-        on_gpu=True, device=torch.device("cuda"),
-        configuration=SimpleNamespace(toggles=toggles),
-    )  # fmt: skip
+    requested = msgspec.structs.replace(small, toggles=toggles)
+    on_gpu = dataclasses.replace(resolve(requested, CPU), device=torch.device("cuda"))
     monkeypatch.setattr(kernel_tuning, "unavailable", lambda *_: None)
-    why = TOGGLE.blocked("on", situation)
+    why = TOGGLE.blocked("on", on_gpu)
     if chosen:
         assert why is None
     else:

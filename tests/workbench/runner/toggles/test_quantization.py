@@ -95,15 +95,16 @@ def test_a_scheme_that_ruins_the_model_is_red_though_it_is_carried_out_rightly(b
         codes, scale = make(weight, scheme)
         return (codes.float() / 64).round().to(torch.int8) * 64, scale
 
-    bound, plain = deviation._most(arm, 0.0), arm.plain_weights()
+    layers = sum(isinstance(module, QuantizedLinear) for module in arm.model.modules())
+    bound, plain = deviation._most("int8_weight_only", layers, 0.0), arm.plain_weights()
     monkeypatch.setattr(kernels, "quantize_weight", coarse)
-    monkeypatch.setattr(deviation, "_most", lambda arm, rounding: bound)
+    monkeypatch.setattr(deviation, "_most", lambda scheme, layers, rounding: bound)
     for name, layer in arm.model.named_modules():
         if isinstance(layer, QuantizedLinear):
             layer.codes_NK, layer.scale = coarse(plain[f"{name}.weight"].detach(), layer.scheme)
     judged = comparison.check(arm, situation)
     assert judged.ok is False and judged.tolerance == bound
-    monkeypatch.setattr(deviation, "_most", lambda arm, rounding: torch.inf)
+    monkeypatch.setattr(deviation, "_most", lambda scheme, layers, rounding: torch.inf)
     assert comparison.check(arm, situation).ok is not False, "it follows its own definition"
 
 
