@@ -13,6 +13,7 @@ from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import RankError, explain
 from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import Trait
 from workbench.runner.numerics import comparison, distances, training_curve
 from workbench.runner.numerics import reference as plain
 
@@ -367,9 +368,9 @@ def test_a_curve_that_does_not_fit_in_fp64_is_followed_in_fp32(build, monkeypatc
 
 def test_a_captured_step_counts_as_checked_only_with_its_optimizer(build, monkeypatch):
     arm, situation = build("train")
-    option = type(situation).option
-    captured = lambda self, name: "on" if name == "cuda_graphs" else option(self, name)  # noqa: E731
-    monkeypatch.setattr(type(situation), "option", captured)
+    has = type(situation).has
+    captured = lambda self, *traits: Trait.CAPTURED in traits or has(self, *traits)  # noqa: E731
+    monkeypatch.setattr(type(situation), "has", captured)
     result = comparison.check(arm, situation)
     assert result.ok and result.text.endswith("replays of the captured graph, with its optimizer")
     monkeypatch.setattr(comparison, "free_bytes", lambda situation: 10**6)
