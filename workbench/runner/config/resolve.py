@@ -92,7 +92,7 @@ def footprint(situation: Situation) -> models.Footprint | None:
         **_sizes(situation),
     }
     if staged := of_stages(situation, step):
-        return staged
+        return with_gathered(staged, situation, step)
     estimate = situation.family.footprint(situation.config, sharding=_sharding(situation), **step)
     if not estimate.total:
         return None

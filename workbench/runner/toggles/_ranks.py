@@ -28,6 +28,7 @@ KINDS = {  # toggles whose ranks multiply, and what they are called in a sentenc
     "tensor_parallel": "tensor parallelism",
     "pipeline_parallel": "pipeline parallelism",
 }
+CHUNKS = 2  # of each rank in an interleaved pipeline
 OPTIONS = {"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"}
 
 
@@ -53,6 +54,12 @@ def layout_of(situation: Situation) -> Layout:
         shard=max(shard, 1),
         tensor=RANKS[situation.option("tensor_parallel")],
     )
+
+
+def chunks_of(situation: Situation) -> int:
+    """Return in how many chunks each stage of a pipeline computes."""
+    staged = situation.option("pipeline_parallel") != "off"
+    return CHUNKS if staged and situation.option("schedule") == "interleaved" else 1
 
 
 def batch_ranks_of(situation: Situation, **options: str) -> int:

@@ -26,7 +26,7 @@ from workbench.runner.distributed.mesh import Layout
 from workbench.runner.distributed.world import rank
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation
-from workbench.runner.toggles._ranks import layout_of
+from workbench.runner.toggles._ranks import chunks_of, layout_of
 from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.variants.training import Weights
 
@@ -130,7 +130,7 @@ class WeightSets:
     def __init__(self) -> None:
         self._plain: dict[bytes, Weights] = {}
         self._coded: dict[bytes, dict[str, Quantized]] = {}
-        self._parts: dict[tuple[bytes, Layout], LocalWeights] = {}
+        self._parts: dict[tuple[bytes, Layout, int], LocalWeights] = {}
         self._captured: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -172,9 +172,9 @@ class WeightSets:
         replica = self.plain(situation, dtype) if has_replica else None
         if build.sharding:
             return LocalWeights(situation, dtype, layout, replica)
-        key = (_key(situation, dtype), layout)
+        key = (_key(situation, dtype), layout, chunks_of(situation))
         if key not in self._parts:
-            self._parts[key] = LocalWeights(situation, dtype, layout, replica)
+            self._parts[key] = LocalWeights(situation, dtype, layout, replica, chunks_of(situation))
         return self._parts[key]
 
     def for_a_while(self, situation: Situation, dtype: torch.dtype) -> Parameters:
@@ -200,7 +200,10 @@ class WeightSets:
         """
         used = list(used)
         keys = {(_key(situation, dtype), scheme) for situation, dtype, scheme in used}
-        laid_out = {(_key(situation, dtype), layout_of(situation)) for situation, dtype, _ in used}
+        laid_out = {
+            (_key(situation, dtype), layout_of(situation), chunks_of(situation))
+            for situation, dtype, _ in used
+        }
         self._parts = {key: part for key, part in self._parts.items() if key in laid_out}
         for key in list(self._coded):
             codes_in_use = self._coded[key] = {
