@@ -70,6 +70,7 @@ class LanguageModel(Model):
         super().__init__()
         self.dim, self.max_sequence = dim, max_sequence
         self.stage = Stage(range(len(blocks)))
+        self.passage = self.stage.passage(None)  # blocks of the stage that a call computes
         self.applied_blocks = self.applied_tokens = 0  # in the last call; tokens of a sequence
         self.fused_add_norm = False
         self.fused_additions = 0
@@ -108,7 +109,7 @@ class LanguageModel(Model):
         x_BSE, _ = self._run_blocks(self._stream_in(tokens_BS, cache, position), cache, position)
         if last_only:
             x_BSE = x_BSE[:, -1:]
-        return self.context.join(self._logits(x_BSE)) if self.stage.last else x_BSE
+        return self.context.join(self._logits(x_BSE)) if self.passage.last else x_BSE
 
     def loss(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the mean cross-entropy of ``targets_BS`` in nats, [], in FP32 (FP64 for FP64).
@@ -121,7 +122,7 @@ class LanguageModel(Model):
     def stage_loss(self, x: Tensor, targets_BS: Tensor) -> StageOutput:
         """Run a stage on tokens (B, S), or on the stream (B, S, E) from the previous stage."""
         x_BSE, auxiliary = self._run_blocks(self._stream_in(x, None, None), None, None)
-        if self.stage.last:
+        if self.passage.last:
             return StageOutput(None, self._loss(x_BSE, auxiliary, targets_BS))
         return StageOutput(x_BSE, auxiliary)
 
@@ -134,18 +135,17 @@ class LanguageModel(Model):
         """
         self.blocks = nn.ModuleList(self.blocks[index] for index in stage.blocks)
         self._rows = [self._rows[index] for index in stage.blocks]
-        self.stage = stage
+        self.stage, self.passage = stage, stage.passage(None)
         if not (stage.first or (stage.last and self.head is None)):
             del self.embedding
         if not stage.last:
             del self.norm
             self.head = None
 
-    def measured_rows(self) -> dict[str, list[int]]:
-        """Return, for each metric, the rows that blocks of this stage measure."""
-        return {
-            name: [rows[name] for rows in self._rows if name in rows] for name in self.metrics()
-        }
+    def measured_rows(self, blocks: range) -> dict[str, list[int]]:
+        """Return, for each metric, the rows that these blocks of the stage measure."""
+        own = [self._rows[index] for index in blocks]
+        return {name: [rows[name] for rows in own if name in rows] for name in self.metrics()}
 
     def new_cache(self, batch: int, length: int, dtype: torch.dtype | None = None) -> Cache:
         """Return an empty decode state on the model's device for ``length`` positions.
@@ -214,11 +214,11 @@ class LanguageModel(Model):
 
     def _stream_in(self, x: Tensor, cache: Cache | None, position: Tensor | None) -> Tensor:
         """Return the blocks' input: embedded tokens, or the unchanged stream in a later stage."""
-        if x.is_floating_point() and not self.stage.first:
+        if x.is_floating_point() and not self.passage.first:
             return x
         check_tokens(x, self.max_sequence, cache, position)
         x = self.context.split(x)
-        if self.stage.first:
+        if self.passage.first:
             return self.embedding(x)  # type: ignore[no-any-return]
         weight = next(self.blocks.parameters())
         return torch.ones(*x.shape, self.dim, dtype=weight.dtype, device=weight.device)
@@ -261,7 +261,9 @@ class LanguageModel(Model):
         measured: dict[int, Mapping[str, Tensor]] = {}
         x_BSE = self.stream.split(x_BSE)
         given = self.given(x_BSE, cache, position)
-        for index, block in enumerate(self.blocks):
+        own = self.passage.blocks
+        for index in own:
+            block = self.blocks[index]
             state = None if cache is None else cache.layers[index]
             drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()
             more = (*given[index], *drawn)
@@ -278,7 +280,7 @@ class LanguageModel(Model):
             self.applied_blocks += 1
             if apart[index]:
                 x_BSE = output.x
-            elif index + 1 < n_blocks and not apart[index + 1]:
+            elif index + 1 < own.stop and not apart[index + 1]:
                 norm = self.blocks[index + 1].norm
                 normed_BSE, x_BSE = kernels.add_rms_norm(output.x, x_BSE, norm.weight, norm.eps)
                 self.fused_additions += 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from models.costs.footprint import Footprint, footprint
 from models.costs.model_costs import Costs
@@ -13,17 +14,27 @@ from models.costs.training_memory import cached_copies
 from models.family import Family
 from models.parallel.pipeline_stages import Stage, chain, stages
 
+Value = TypeVar("Value")
+
 
 def largest_stage(
-    family: Family, config: Any, ranks: int, micro_batches: int, *, batch: int, **step: Any
+    family: Family,
+    config: Any,
+    ranks: int,
+    micro_batches: int,
+    chunks: int = 1,
+    *,
+    batch: int,
+    **step: Any,
 ) -> Footprint:
     """Return the footprint of the largest stage; ``batch`` and ``step`` as of ``footprint``.
 
     A stage holds activations of as many micro-batches as there are stages from it on, besides all
-    of its gradients; autocast's copies of weights exist once for a step, unless a compiler makes
-    them. Raises ``ValueError`` for fewer blocks than ranks.
+    of its gradients; one in chunks holds those of more, as it begins with all chunks. Autocast's
+    copies of weights exist once for a step, unless a compiler makes them. Raises ``ValueError`` for
+    fewer blocks than chunks.
     """
-    full, every = family.costs(config), _stages(family, config, ranks)
+    full, every = family.costs(config), _stages(family, config, ranks, chunks)
     rows = -(-batch // micro_batches)
     stream = rows * step["sequence"] * full.dim * PRECISIONS[step["precision"]].stream
     stage_footprints = []
@@ -31,6 +42,9 @@ def largest_stage(
         costs = _costs(full, stage, numbers)
         single = footprint(costs, batch=rows, **step)
         in_flight = min(ranks - rank, micro_batches)
+        if chunks > 1:
+            passed = (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1
+            in_flight = -(-min(passed, chunks * micro_batches) // chunks)
         # The stage's output stays, as the end of the graph that its gradient comes back to.
         activations = in_flight * (single.activations + (0 if stage.last else stream))
         if not step.get("compiled"):
@@ -43,10 +57,10 @@ def largest_stage(
 
 
 @functools.cache
-def _stages(family: Family, config: Any, ranks: int) -> list[tuple[Stage, int]]:
+def _stages(family: Family, config: Any, ranks: int, chunks: int) -> list[tuple[Stage, int]]:
     """Return each stage, and how many numbers its parameters have."""
     sizes = []
-    for stage in stages(chain(family, config).n_blocks, ranks):
+    for stage in stages(chain(family, config).n_blocks, ranks, chunks):
         model: Any = family.build(config)
         model.narrow(stage)
         sizes.append((stage, sum(parameter.numel() for parameter in model.parameters())))
@@ -55,10 +69,13 @@ def _stages(family: Family, config: Any, ranks: int) -> list[tuple[Stage, int]]:
 
 def _costs(full: Costs, stage: Stage, numbers: int) -> Costs:
     """Return the part of all blocks' costs that counts for a stage's training step."""
-    own = slice(stage.blocks.start, stage.blocks.stop)
+
+    def own(values: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(values[index] for index in stage.blocks) if values else ()
+
     weights, beside = full.weights_by_block, full.kept_beside
-    part = sum(weights[own])
-    attending = [block for block in full.attends[own] if any(block)]
+    part = sum(own(weights))
+    attending = [block for block in own(full.attends) if any(block)]
     return replace(
         full,
         parameters=numbers,
@@ -67,8 +84,8 @@ def _costs(full: Costs, stage: Stage, numbers: int) -> Costs:
         matmul_per_token=round(part * full.matmul_per_token),
         rotating=None if full.rotating is None else len(attending),
         linear_parameters=round(part * full.linears),
-        block_passes=full.block_passes[own],
-        block_weights=tuple(weight / part for weight in weights[own]),
-        kept_beside=None if beside is None else lambda how: beside(how)[own],
-        attends=full.attends[own],
+        block_passes=own(full.block_passes),
+        block_weights=tuple(weight / part for weight in own(weights)),
+        kept_beside=None if beside is None else lambda how: own(beside(how)),
+        attends=own(full.attends),
     )

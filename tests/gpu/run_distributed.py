@@ -8,7 +8,8 @@ losses from one device's. The variants alternate. *plain*: ``plain_distributed.p
 *context*: the same table for long sequences of HYDRA base and Mamba-2 96M, split among ranks.
 *experts*: for MoE base, whose experts ranks have in parts.
 *tests*: those of the ranks that need GPUs, for at most ``--test-minutes``. Prints the table and
-writes everything to FILE as JSON. Takes about four minutes.
+writes everything to FILE as JSON. *table* and *tests* take about four minutes, *context* and
+*experts* about four more.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ AMP = {"precision": "amp_bf16", "adamw": "fused"}
 AMP |= {"triton": "on"} if torch.cuda.is_available() else {}
 COMPILED = {**AMP, "compile": "default", "compile_scope": "blocks"}
 DATA = {"data_parallel": "2"}
+INTERLEAVED = {"pipeline_parallel": "2", "schedule": "interleaved"}
 VARIANTS = {
     "one GPU": AMP,
     "one GPU, compiled": COMPILED,
@@ -57,6 +59,8 @@ VARIANTS = {
     "tensor + sequence": {**AMP, "tensor_parallel": "2", "sequence_parallel": "on"},
     "pipeline": {**AMP, "pipeline_parallel": "2", "micro_batches": "8"},
     "pipeline, 4": {**AMP, "pipeline_parallel": "2", "micro_batches": "4"},
+    "interleaved": {**AMP, **INTERLEAVED, "micro_batches": "8"},
+    "interleaved, 4": {**AMP, **INTERLEAVED, "micro_batches": "4"},
 }
 REFERENCE = "one GPU"
 CONTEXT, EXPERTS = {"context_parallel": "2"}, {"expert_parallel": "2"}

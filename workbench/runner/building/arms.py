@@ -160,11 +160,14 @@ class Arms:
             build.flags.insert(0, global_flags.put_back)
         apply_toggles(build, all_toggles().values())
         sets, dtype = self._weights, build.weights_dtype
-        used = [*self._used(), Use(situation, dtype, build.quantization, build.layout)]
+        used = [
+            *self._used(),
+            Use(situation, dtype, build.quantization, build.layout, build.chunks),
+        ]
         sets.tidy(used)
         if captures_graphs(situation):
             sets.mark_captured(situation, dtype)
-        part = sets.part(situation, dtype, build.layout, shards=bool(build.sharding))
+        part = sets.part(situation, dtype, build.layout, build.chunks, shards=bool(build.sharding))
         weights: Weights | Quantized
         if build.quantization:
             weights = sets.quantized(situation, dtype, build.quantization)
@@ -245,6 +248,7 @@ class Arms:
                 arm.weights_dtype,
                 arm.quantization,
                 ONE_RANK if arm.divided is None else arm.divided.layout,
+                1 if arm.divided is None else arm.divided.chunks,
             )
             for arm in self._arms.values()
         ]

@@ -119,7 +119,8 @@ def gather_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     x = x.contiguous()
     gathered = _run("all_gather_single", x, 0, traffic.group)  # by rank
     traffic.add(GATHER, gathered, x)
-    return gathered.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
+    # Of one token per rank, flattening would return a view: compiled code expects no strides.
+    return gathered.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2).contiguous()
 
 
 def scatter_sum(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:

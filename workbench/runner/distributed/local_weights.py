@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from models import Model
 from models.initialisation import keep_marks
 from models.language_model import LanguageModel
-from models.parallel.context_parallel import install
+from models.parallel.context_parallel import install as install_context
 from models.parallel.expert_parallel import divide_experts, experts_of
 from models.parallel.expert_parallel import install as install_exchange
 from models.parallel.pipeline_stages import Stage, chain, stages
@@ -63,9 +63,17 @@ class LocalWeights:
     """
 
     def __init__(
-        self, situation: Situation, dtype: torch.dtype, layout: Layout, replica: Weights | None
+        self,
+        situation: Situation,
+        dtype: torch.dtype,
+        layout: Layout,
+        replica: Weights | None,
+        chunks: int = 1,
     ) -> None:
-        """``replica``: this rank's full weights, where it has them; None: parts hold zeros."""
+        """``replica``: this rank's full weights, where it has them; None: parts hold zeros.
+
+        ``chunks``: of each stage of a pipeline.
+        """
         self.layout, self._device = layout, situation.device
         self.full = replica if rank() == 0 else None
         self.version = 0
@@ -74,7 +82,8 @@ class LocalWeights:
         at = layout.coordinates(rank())
         self.stages = [Stage(range(0))]
         if layout.pipeline > 1:
-            self.stages = stages(chain(family, config).n_blocks, layout.pipeline)
+            n_blocks = chain(family, config).n_blocks
+            self.stages = stages(n_blocks, layout.pipeline, chunks)
         self.stage = self.stages[at.pipeline]
         divides = max(layout.tensor, layout.pipeline, layout.expert) > 1
         self._cut_axis = EXPERT if layout.expert > 1 else TENSOR
@@ -112,17 +121,22 @@ class LocalWeights:
                 self.own = Weights(_zeros(part.weights(), situation.device))
 
     def model(self, situation: Situation, *, along_sequence: bool) -> Model:
-        """Build a model around them, whose stream may be split, too."""
+        """Build a model around them, whose stream or sequences may be split, too."""
+        model = self._divided(situation, along_sequence)
+        if self.layout.context > 1:
+            own = self.layout.coordinates(rank()).context
+            install_context(model, SplitContext(self.layout.context, own))
+        return model
+
+    def _divided(self, situation: Situation, along_sequence: bool) -> Model:
         family, config = situation.family, situation.config
         layout = self.layout
         if layout.expert > 1:
             model = family.share_experts(config, self.own.parameters, layout.expert)
             install_exchange(model, RankExchange(layout.expert, experts_of(family, config)[0]))
-            self._split_sequences(model)
             return model
         if layout.tensor == layout.pipeline == 1:
             shared: Model = family.share(config, self.own.parameters)
-            self._split_sequences(shared)
             return shared
         region = AlongSequence(layout.tensor) if along_sequence else AcrossRanks()
         stage = self.stage if layout.pipeline > 1 else None
@@ -130,13 +144,7 @@ class LocalWeights:
         if along_sequence:
             assert isinstance(model, LanguageModel)
             model.stream = region
-        self._split_sequences(model)
         return model
-
-    def _split_sequences(self, model: Model) -> None:
-        if self.layout.context > 1:
-            own = self.layout.coordinates(rank()).context
-            install(model, SplitContext(self.layout.context, own))
 
     @property
     def mesh(self) -> Mesh:

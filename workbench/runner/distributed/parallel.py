@@ -173,6 +173,11 @@ class Parallel:
 
         return step_on_all_ranks
 
+    @property
+    def chunks(self) -> int:
+        """The number of chunks of this rank's stage; 1 without a pipeline."""
+        return 1 if self.pipeline is None else self.pipeline.chunks
+
     @contextlib.contextmanager
     def evaluating(self, name: str, arm: DividedVariant) -> Iterator[None]:
         """Let all ranks evaluate ``name`` with rank 0; replicas are evaluated on rank 0 alone."""

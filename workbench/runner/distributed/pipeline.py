@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from workbench.runner.interfaces import DividedBuild, DividedVariant
     from workbench.runner.workloads import Compute
 
-SCHEDULES = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe"}
+SCHEDULES = {
+    "1f1b": "Schedule1F1B",
+    "gpipe": "ScheduleGPipe",
+    "interleaved": "ScheduleInterleaved1F1B",
+}
 Usage = tuple[dict[str, dict[str, int]], dict[str, tuple[str, str]]]  # as in ``kernels``
 
 
@@ -59,15 +63,15 @@ class _Inject(torch.autograd.Function):
 
 
 class _Part(nn.Module):
-    """A stage as torch's schedules call it; the last stage returns its loss as its output."""
+    """A chunk as torch's schedules call it; the last one returns its loss as its output."""
 
-    def __init__(self, pipeline: Pipeline, compute: Any) -> None:
+    def __init__(self, pipeline: Pipeline, compute: Any, chunk: int) -> None:
         super().__init__()
-        self._pipeline, self._compute = pipeline, compute
+        self._pipeline, self._compute, self._chunk = pipeline, compute, chunk
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Run the stage on a micro-batch."""
-        return self._pipeline.run_stage(self._compute, x, targets)
+        """Run the chunk on a micro-batch."""
+        return self._pipeline.run_chunk(self._compute, x, targets, self._chunk)
 
 
 class Pipeline:
@@ -77,6 +81,7 @@ class Pipeline:
         assert isinstance(model, LanguageModel)
         self._build, self._weights, self._model = build, weights, model
         self.stage, self.stages = weights.stage, weights.stages
+        self.chunks = max(1, len(self.stage.chunks))  # of each rank
         self.micro_batches = build.micro_batches
         self.turns: list[Turns] = []  # of each rank, in the last step that was compared
         self.scaler: torch.amp.GradScaler | None = None
@@ -86,7 +91,8 @@ class Pipeline:
         self._knows_usage = False
         self._compute: Compute | None = None
         self._schedule: Any = None
-        self._stage: Any = None
+        self._torch_stages: list[Any] = []
+        self._applied_blocks = [0] * self.chunks  # by the last micro-batch
         self._losses: list[Tensor] = []
         self._share = torch.ones((), device=self._device)  # of a micro-batch's gradient
 
@@ -129,13 +135,15 @@ class Pipeline:
         assert self._compute is not None
         # With fewer micro-batches than stages, 1F1B has no steady state and torch refuses it.
         few = self.micro_batches < len(self.stages)
-        schedule = SCHEDULES["gpipe" if few else self._build.schedule]
-        self._stage, self._schedule = self._make(_Part(self, self._compute), schedule)
+        schedule = "gpipe" if few else self._build.schedule
+        self._torch_stages, self._schedule = self._make(self._compute, schedule)
 
-    def run_stage(self, compute: Any, x: Tensor, targets: Tensor) -> Tensor:
-        """Run the stage on one micro-batch; keep its loss, or inject its gradient."""
+    def run_chunk(self, compute: Any, x: Tensor, targets: Tensor, chunk: int) -> Tensor:
+        """Run a chunk on one micro-batch; keep its loss, or inject its gradient."""
+        self._model.passage, self._model.applied_blocks = self.stage.passage(chunk), 0
         output: StageOutput = compute(x, targets)
-        self._metrics.add()
+        self._applied_blocks[chunk] = self._model.applied_blocks
+        self._metrics.add(chunk)
         if output.loss is not None:
             self._losses.append(output.loss.detach().float())
         if output.x is None:
@@ -153,7 +161,7 @@ class Pipeline:
 
         def forward(x: Tensor, _: Tensor) -> StageOutput:
             output = model(x)
-            if self.stage.last:
+            if self._model.passage.last:
                 logits.append(output)
                 return StageOutput(None, torch.zeros((), device=self._device))
             return StageOutput(output, None)
@@ -203,8 +211,8 @@ class Pipeline:
                 ]
             ):
                 work.wait()
-            self._stage.count("sends", [own])
-            self._stage.count("receives", [theirs])
+            self._torch_stages[0].count("sends", [own])
+            self._torch_stages[0].count("receives", [theirs])
             own += theirs  # equal to the last bit on both, whichever comes first
 
     def share_records(self, arm: DividedVariant) -> None:
@@ -232,16 +240,17 @@ class Pipeline:
             arm.reasons = reasons | arm.reasons
 
     def _own_turns(self) -> Turns:
-        done = self._stage.counts
+        done = self._torch_stages[0].counts
         passes = (done["forwards"], done["backwards"], done["in_flight"])
         return Turns(
-            self._model.applied_blocks, *passes, done["sends"], done["receives"], done["bytes"]
+            sum(self._applied_blocks), *passes, done["sends"], done["receives"], done["bytes"]
         )
 
     def _begin(self) -> None:
         self._losses.clear()
-        self._model.applied_blocks = 0
-        self._stage.reset()
+        self._applied_blocks = [0] * self.chunks
+        for stage in self._torch_stages:
+            stage.reset()
 
     def _total(self) -> Tensor:
         """Return the mean loss of the micro-batches, of all stages."""
@@ -253,7 +262,7 @@ class Pipeline:
 
     def _evaluate(self, compute: Any, arm: DividedVariant) -> None:
         """Run all micro-batches forward."""
-        _, schedule = self._make(_Part(self, compute), "ScheduleGPipe")
+        _, schedule = self._make(compute, "gpipe")
         self._losses.clear()
         tokens, targets = arm.batches.inputs + arm.batches.targets
         with torch.autocast(self._device.type, enabled=False):
@@ -262,11 +271,24 @@ class Pipeline:
     def _call(self, run: Any, tokens: Tensor, targets: Tensor) -> None:
         """Give the schedule this rank's arguments."""
         inputs = (tokens,) if self.stage.first else ()
-        run(*inputs, target=targets if self.stage.last else None, targets=targets)
+        try:
+            run(*inputs, target=targets if self.stage.last else None, targets=targets)
+        finally:
+            self._model.passage = self.stage.passage(None)
 
-    def _make(self, part: nn.Module, schedule: str) -> tuple[Any, Any]:
+    def _make(self, compute: Any, schedule: str) -> tuple[list[Any], Any]:
+        """Return torch's stages, one for each chunk, and their schedule."""
         from torch.distributed.pipelining import schedules
 
+        stages = [self._torch_stage(compute, chunk) for chunk in range(self.chunks)]
+        kind = getattr(schedules, SCHEDULES["interleaved" if self.chunks > 1 else schedule])
+        for stage in stages:
+            stage.counts = stages[0].counts
+        scheduled = stages if self.chunks > 1 else stages[0]
+        options = {"loss_fn": self._scaled, "scale_grads": False}
+        return stages, kind(scheduled, self.micro_batches, **options)
+
+    def _torch_stage(self, compute: Any, chunk: int) -> Any:
         settings, layout = self._build.situation.configuration.settings, self._weights.layout
         rows = int(settings["batch"]) // layout.data // self.micro_batches
         sequence = int(settings["sequence"])
@@ -276,17 +298,16 @@ class Pipeline:
         stream = torch.empty(shape, dtype=dtype, **trained)
         tokens = torch.empty((rows, sequence), dtype=torch.int64, device="meta")
         loss = torch.empty(1, dtype=torch.promote_types(dtype, torch.float32), **trained)
-        stage = counted_stage()(
-            part,
-            layout.coordinates(dist.get_rank()).pipeline,
-            len(self.stages),
+        passage, ranks = self.stage.passage(chunk), layout.pipeline
+        return counted_stage()(
+            _Part(self, compute, chunk),
+            layout.coordinates(dist.get_rank()).pipeline + chunk * ranks,
+            ranks * self.chunks,
             self._device,
-            input_args=(tokens if self.stage.first else stream,),
-            output_args=(loss if self.stage.last else stream,),
+            input_args=(tokens if passage.first else stream,),
+            output_args=(loss if passage.last else stream,),
             group=self._weights.mesh.group_of("pipeline"),
         )
-        kind = getattr(schedules, schedule)
-        return stage, kind(stage, self.micro_batches, loss_fn=self._scaled, scale_grads=False)
 
     def _scaled(self, loss: Tensor, _: Tensor) -> Tensor:
         """Return what the backward pass of a micro-batch begins with."""

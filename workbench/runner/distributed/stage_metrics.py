@@ -18,23 +18,26 @@ class StageMetrics:
 
     def __init__(self, model: LanguageModel, micro_batches: int) -> None:
         self._metrics = list(model.metrics().values())
-        weights = []
-        for name, rows in model.measured_rows().items():
-            weight = torch.zeros_like(model.metrics()[name])
-            weight[rows] = 1 / micro_batches
-            weights.append(weight.flatten())
-        self._weights = torch.cat(weights) if weights else None
+        chunks = [model.stage.passage(chunk) for chunk in range(max(1, len(model.stage.chunks)))]
+        self._weights: list[Tensor] = []  # of each chunk
+        for passage in chunks if self._metrics else ():
+            weights = []
+            for name, rows in model.measured_rows(passage.blocks).items():
+                weight = torch.zeros_like(model.metrics()[name])
+                weight[rows] = 1 / micro_batches
+                weights.append(weight.flatten())
+            self._weights.append(torch.cat(weights))
         self._total: Tensor | None = None
 
     def reset(self) -> None:
         """Begin a step."""
-        self._total = None if self._weights is None else torch.zeros_like(self._weights)
+        self._total = torch.zeros_like(self._weights[0]) if self._weights else None
 
-    def add(self) -> None:
-        """Add what the last micro-batch measured."""
+    def add(self, chunk: int) -> None:
+        """Add what the last micro-batch measured in a chunk."""
         if self._total is not None:
             packed = torch.cat([metric.flatten() for metric in self._metrics])
-            self._total.addcmul_(packed, self._weights)
+            self._total.addcmul_(packed, self._weights[chunk])
 
     def share(self, group: dist.ProcessGroup) -> None:
         """Give all stages the metrics of the step."""

@@ -13,7 +13,7 @@ from kernels import hardware
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed import world as worlds
-from workbench.runner.distributed.mesh import Layout
+from workbench.runner.distributed.mesh import Layout, chunks_of
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -75,6 +75,11 @@ def layout_of(situation: Situation) -> Layout:
 def undivided_sizes(step: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a footprint without those that go with no divided model."""
     return {name: size for name, size in step.items() if name not in _NEVER_DIVIDED}
+
+
+def stage_chunks_of(situation: Situation) -> int:
+    """Return in how many chunks each stage of a pipeline computes."""
+    return chunks_of(layout_of(situation), situation.option("schedule"))
 
 
 def batch_ranks_of(situation: Situation, **options: str) -> int:

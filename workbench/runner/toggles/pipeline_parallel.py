@@ -27,6 +27,7 @@ from models.parallel.pipeline_footprint import largest_stage
 from models.parallel.pipeline_stages import chain
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
+from workbench.runner.distributed.mesh import CHUNKS
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._ranks import (
     OPTIONS,
@@ -37,6 +38,7 @@ from workbench.runner.toggles._ranks import (
     eight_bit,
     peaks_text,
     rank_traits,
+    stage_chunks_of,
     too_many,
     undivided_sizes,
 )
@@ -75,7 +77,10 @@ def of_stages(situation: Situation, step: dict[str, Any]) -> Footprint | None:
     if ranks == 1 or not situation.workload.trains or chain(family, config).n_blocks < ranks:
         return None
     count = micro_batches_of(situation, ranks)
-    return largest_stage(family, config, ranks, count, **undivided_sizes(step))
+    chunks = stage_chunks_of(situation)
+    if chain(family, config).n_blocks < ranks * chunks:
+        return None
+    return largest_stage(family, config, ranks, count, chunks, **undivided_sizes(step))
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -84,14 +89,21 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.workload.trains:
         return NEEDS_TRAINING
-    stages = chain(situation.family, situation.config)
-    if stages.unstaged:
-        return _unstaged(stages.unstaged, situation)
+    structure = chain(situation.family, situation.config)
+    if structure.unstaged:
+        return _unstaged(structure.unstaged, situation)
     if why := too_many(TOGGLE.name, ranks, situation):
         return why
-    if stages.n_blocks < ranks:
+    if ranks <= structure.n_blocks < ranks * stage_chunks_of(situation):
+        blocks = counted(structure.n_blocks, "block")
         return Blocked(
-            f"{counted(stages.n_blocks, 'block')} cannot be stages on {ranks} ranks",
+            f"{blocks} cannot be {CHUNKS} chunks on each of {ranks} ranks",
+            "Let each rank have one stage.",
+            {"schedule": "1f1b"},
+        )
+    if structure.n_blocks < ranks:
+        return Blocked(
+            f"{counted(structure.n_blocks, 'block')} cannot be stages on {ranks} ranks",
             "Choose fewer ranks, or a deeper model.",
         )
     rows = int(situation.configuration.settings["batch"])
@@ -157,7 +169,8 @@ def _describe(divided: Parallel, pipeline: Pipeline) -> str:
     blocks = ", ".join(str(turns.blocks) for turns in by_stage)
     in_flight = ", ".join(str(turns.in_flight) for turns in by_stage)
     return (
-        f"{blocks} blocks on {len(by_stage)} stages, which {first.forwards} micro-batches passed, "
+        f"{blocks} blocks on {len(by_stage)} stages, which {first.forwards // pipeline.chunks} "
+        f"micro-batches passed{' in two chunks each' if pipeline.chunks > 1 else ''}, "
         f"and of which these had {in_flight} in flight at most; this rank has "
         f"{size_text(own.bytes)} of {size_text(full.bytes)} of weights, and made "
         f"{counted(first.sends, 'send')} and {counted(first.receives, 'receive')} a step, "
@@ -172,13 +185,14 @@ def _problem(divided: Parallel, pipeline: Pipeline) -> str:
         stage = pipeline.stages[layout.coordinates(rank).pipeline]
         if done.blocks != len(stage.blocks):
             return f"rank {rank} computed {done.blocks} of its {len(stage.blocks)} blocks"
-        if (done.forwards, done.backwards) != (count, count):
+        if (done.forwards, done.backwards) != (count * pipeline.chunks,) * 2:
             return (
                 f"rank {rank} went {done.forwards} times forward and {done.backwards} times "
                 f"backward, and there are {count} micro-batches"
             )
     sends, receives = sum(done.sends for done in turns), sum(done.receives for done in turns)
-    least = 2 * (layout.pipeline - 1) * count * (layout.ranks // layout.pipeline)
+    boundaries = layout.pipeline * pipeline.chunks - 1
+    least = 2 * boundaries * count * (layout.ranks // layout.pipeline)
     if sends != receives or sends < least:
         return f"{sends} sends and {receives} receives of all ranks, where {least} are needed"
     if divided.differing:

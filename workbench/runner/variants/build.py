@@ -12,7 +12,7 @@ import torch
 
 import kernels
 from models import Model
-from workbench.runner.distributed.mesh import ONE_RANK, Layout
+from workbench.runner.distributed.mesh import ONE_RANK, Layout, chunks_of
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.ceilings import fp32_products
@@ -58,6 +58,11 @@ class Build:
         for name, operator in kernels.OPS.items():
             if {"torch", "triton"} <= operator.implementations.keys():
                 self.kernel_choices[name] = "torch"
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks of each stage of a pipeline."""
+        return chunks_of(self.layout, self.schedule)
 
     def choose_kernel(self, operator: str, implementation: str) -> None:
         """Let ``operator`` run ``implementation`` in this arm; the last choice wins."""

@@ -35,6 +35,7 @@ class Use(NamedTuple):
     dtype: torch.dtype
     scheme: str
     layout: Layout
+    chunks: int  # of each stage of a pipeline
 
 
 class Quantized:
@@ -130,7 +131,7 @@ class WeightSets:
     def __init__(self) -> None:
         self._plain: dict[bytes, Weights] = {}
         self._coded: dict[bytes, dict[str, Quantized]] = {}
-        self._parts: dict[tuple[bytes, Layout], LocalWeights] = {}
+        self._parts: dict[tuple[bytes, Layout, int], LocalWeights] = {}
         self._captured: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -161,7 +162,13 @@ class WeightSets:
         return coded[scheme]
 
     def part(
-        self, situation: Situation, dtype: torch.dtype, layout: Layout, *, shards: bool
+        self,
+        situation: Situation,
+        dtype: torch.dtype,
+        layout: Layout,
+        chunks: int,
+        *,
+        shards: bool,
     ) -> LocalWeights | None:
         """Return what this rank has of a situation's weights; None if there is one rank.
 
@@ -173,9 +180,9 @@ class WeightSets:
         replica = self.plain(situation, dtype) if has_replica else None
         if shards:
             return LocalWeights(situation, dtype, layout, replica)
-        key = (_key(situation, dtype), layout)
+        key = (_key(situation, dtype), layout, chunks)
         if key not in self._parts:
-            self._parts[key] = LocalWeights(situation, dtype, layout, replica)
+            self._parts[key] = LocalWeights(situation, dtype, layout, replica, chunks)
         return self._parts[key]
 
     def for_a_while(self, situation: Situation, dtype: torch.dtype) -> Parameters:
@@ -205,7 +212,7 @@ class WeightSets:
         """
         used = list(used)
         keys = {(_key(use.situation, use.dtype), use.scheme) for use in used}
-        laid_out = {(_key(use.situation, use.dtype), use.layout) for use in used}
+        laid_out = {(_key(use.situation, use.dtype), use.layout, use.chunks) for use in used}
         self._parts = {key: part for key, part in self._parts.items() if key in laid_out}
         for key in list(self._coded):
             codes_in_use = self._coded[key] = {

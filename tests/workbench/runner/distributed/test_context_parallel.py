@@ -66,6 +66,25 @@ def test_split_sequences_train_right_in_every_family(configuration, family, mode
     assert_right(stepped(configuration, steps=2, arms=Arms(), **CONTEXT), *CONTEXT)
 
 
+@pytest.mark.slow
+@needs_cores
+@pytest.mark.parametrize("family", ["hydra", "mamba2"])
+@pytest.mark.parametrize(
+    "toggles",
+    [
+        {"compile": "default"},
+        {"checkpointing": "full"},
+        {"precision": "amp_bf16"},
+        {"fused_loss": "chunked"},
+    ],
+    ids=str,
+)
+def test_other_options_combine_with_split_sequences(configuration, family, toggles):
+    model = configuration.model if family == "hydra" else {**MAMBA, "attention_every": 2}
+    configuration = msgspec.structs.replace(configuration, family=family, model=model)
+    assert_right(stepped(configuration, steps=2, arms=Arms(), **CONTEXT, **toggles), *CONTEXT)
+
+
 def start_later(monkeypatch) -> None:
     """Let rank 0's tokens have the positions of rank 1's."""
     monkeypatch.setattr(SplitContext, "start", lambda self, length: length)

@@ -61,6 +61,13 @@ def test_divided_experts_train_right(configuration, model):
     assert_right(stepped(configuration, steps=2, arms=Arms(), **EXPERTS), *EXPERTS)
 
 
+@pytest.mark.slow
+@needs_cores
+@pytest.mark.parametrize("toggles", [{"checkpointing": "full"}, {"precision": "amp_bf16"}], ids=str)
+def test_other_options_combine_with_divided_experts(configuration, toggles):
+    assert_right(stepped(configuration, steps=2, arms=Arms(), **EXPERTS, **toggles), *EXPERTS)
+
+
 def keep_sums(monkeypatch) -> None:
     """Let rank 0 take the sum of its experts' gradients for their mean."""
     average = Parallel._average_experts

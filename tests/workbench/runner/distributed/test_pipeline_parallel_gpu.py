@@ -51,6 +51,9 @@ def test_two_gpus_train_as_one_does(family, model, toggles):
         {"fused_loss": "triton"},
         {"triton": "on", "micro_batches": "2"},
         {"compile": "default", "compile_scope": "blocks"},
+        {"schedule": "interleaved"},
+        {"schedule": "interleaved", **BF16},
+        {"schedule": "interleaved", "compile": "default", "compile_scope": "blocks"},
     ],
     ids=str,
 )

@@ -65,3 +65,19 @@ def test_a_stage_returns_the_stream_and_only_the_last_one_a_loss(rank):
     assert part(tokens).shape == (2, 12, rows if rank == 2 else width)
     output = part.stage_loss(tokens, targets)
     assert (output.x is None) is (rank == 2) and (output.loss is None) is (rank < 2)
+
+
+@pytest.mark.parametrize("family", ["hydra", "mamba2"])
+def test_chunks_of_all_stages_in_turn_compute_the_full_model(family):
+    pipeline = Stages(family, 2, n_layers=5)
+    made = stages(5, 2, chunks=2)
+    parts = [pipeline._part(stage) for stage in made]
+    for model in (pipeline.model, *parts):
+        model.set_fused_add_norm(family == "mamba2")
+    x, targets = batch(2)
+    expected = pipeline.model.loss(x, targets)
+    for chunk in range(2):
+        for stage, part in zip(made, parts, strict=True):
+            part.passage = stage.passage(chunk)
+            x, loss = part.stage_loss(x, targets)
+    torch.testing.assert_close(loss, expected)

@@ -1,0 +1,128 @@
+"""Ranks with two chunks of blocks each train as one device does."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from built import blocked, collect_evidence, stepped
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_checks import assert_fault_is_noticed, assert_right, needs_cores
+
+from models.parallel.pipeline_stages import stages
+from sessions.model import Configuration
+from workbench.runner.config import resolve
+from workbench.runner.distributed.pipeline import Pipeline
+from workbench.runner.variants.variant import Arm, Arms
+
+INTERLEAVED = {"pipeline_parallel": "2", "schedule": "interleaved"}
+
+
+@pytest.fixture(scope="module")
+def configuration(small) -> Configuration:
+    model = {**small.model, "n_layers": 5}
+    return msgspec.structs.replace(small, model=model, settings={"batch": 4, "sequence": 16})
+
+
+@pytest.fixture(scope="module")
+def arms() -> Arms:
+    return Arms()
+
+
+@pytest.fixture(scope="module")
+def interleaved(configuration, arms) -> Arm:
+    """Return an arm of two ranks with two chunks each, after some steps."""
+    return stepped(configuration, steps=3, arms=arms, **INTERLEAVED)
+
+
+@given(n_blocks=st.integers(1, 30), ranks=st.integers(1, 4), chunks=st.integers(1, 3))
+def test_chunks_have_each_block_once_in_the_order_of_their_turns(n_blocks, ranks, chunks):
+    if n_blocks < ranks * chunks:
+        with pytest.raises(ValueError, match=f"{n_blocks} blocks for {ranks} ranks"):
+            stages(n_blocks, ranks, chunks)
+        return
+    made = stages(n_blocks, ranks, chunks)
+    turns = [(stage, stage.passage(chunk)) for chunk in range(chunks) for stage in made]
+    blocks = [stage.blocks[index] for stage, passage in turns for index in passage.blocks]
+    assert blocks == list(range(n_blocks))
+    passages = [passage for _, passage in turns]
+    assert [p for p in passages if p.first] == passages[:1]
+    assert [p for p in passages if p.last] == passages[-1:]
+    sizes = [len(passage.blocks) for passage in passages]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@needs_cores
+def test_two_ranks_pass_each_micro_batch_twice_and_say_so(configuration, arms, interleaved):
+    evidence = collect_evidence(interleaved)
+    status, text = evidence["schedule"]
+    assert status == "effective", text
+    assert "each rank has 2 chunks, which 4 micro-batches passed in 8 turns" in text
+    status, text = evidence["pipeline_parallel"]
+    assert status == "effective", text
+    assert text.startswith("3, 2 blocks on 2 stages, which 4 micro-batches passed in two chunks")
+    one_stage = stepped(configuration, arms=arms, pipeline_parallel="2")
+    estimated, plain = (resolve.footprint(arm.situation) for arm in (interleaved, one_stage))
+    assert estimated.weights == plain.weights == interleaved.divided.weights.own.bytes
+    assert_right(interleaved)
+
+
+def swap_chunks(monkeypatch) -> None:
+    """Let rank 0 compute its chunks in the other order."""
+    run = Pipeline.run_chunk
+
+    def swapped(self, compute, x, targets, chunk):
+        def other(x, targets):
+            own = self._model.passage
+            blocks = self.stage.passage(1 - chunk).blocks
+            self._model.passage = own._replace(blocks=blocks)
+            return compute(x, targets)
+
+        return run(self, other, x, targets, chunk)
+
+    monkeypatch.setattr(Pipeline, "run_chunk", swapped)
+
+
+@needs_cores
+def test_the_check_of_numbers_notices_chunks_in_another_order(interleaved, monkeypatch):
+    assert_fault_is_noticed(interleaved, swap_chunks, monkeypatch)
+
+
+@pytest.mark.slow
+@needs_cores
+@pytest.mark.parametrize(
+    ("family", "model", "toggles"),
+    [
+        ("mamba2", {"n_layers": 4}, {}),
+        ("moe", {"n_layers": 4, "load_balance_weight": 0.0}, {}),
+        ("hydra", {"tie_embeddings": False}, {"micro_batches": "2"}),
+        ("hydra", {}, {"precision": "amp_bf16"}),
+        ("hydra", {}, {"checkpointing": "full"}),
+        ("hydra", {}, {"compile": "default"}),
+        ("hydra", {"mixture_of_depths": True}, {}),
+    ],
+)
+def test_other_models_and_options_train_right_in_chunks(configuration, family, model, toggles):
+    base = configuration.model if family == "hydra" else {}
+    configuration = msgspec.structs.replace(configuration, family=family, model=base | model)
+    assert_right(
+        stepped(configuration, steps=2, arms=Arms(), **INTERLEAVED, **toggles), *INTERLEAVED
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "batch", "toggles", "reason"),
+    [
+        ({}, 4, {"pipeline_parallel": "off"}, "there are no stages that could take turns"),
+        ({"n_layers": 3}, 4, {}, "3 blocks cannot be 2 chunks on each of 2"),
+        ({}, 5, {}, "5 micro-batches cannot take turns"),
+        ({}, 4, {"data_parallel": "2", "sharding": "full"}, "shards are gathered for all blocks"),
+    ],
+)
+def test_what_cannot_be_interleaved_gives_a_reason(
+    configuration, many_cores, fields, batch, toggles, reason
+):
+    model, settings = configuration.model | fields, {"batch": batch, "sequence": 16}
+    configuration = msgspec.structs.replace(configuration, model=model, settings=settings)
+    toggles = {"pipeline_parallel": "2", **toggles}
+    assert reason in blocked(configuration, **toggles)["schedule"]["interleaved"].reason
