@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import session_samples as samples
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sessions.errors import SessionError
@@ -55,6 +55,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of the code
 @given(configurations, st.none() | st.integers(1), st.none() | words)
 def test_command_says_all_of_the_configuration(configuration, steps, output):
     line = command_lines.command(configuration, steps, output).splitlines()[-1]
@@ -73,6 +74,7 @@ def test_command_says_all_of_the_configuration(configuration, steps, output):
     assert (parsed.steps, parsed.o) == (steps, output)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of the code
 @given(configurations, words)
 def test_python_and_shell_make_the_same_calls(configuration, stem):
     session = Session(segments=[Segment(0, configuration, "s", steps={"t_s": np.zeros(3)})] * 2)
