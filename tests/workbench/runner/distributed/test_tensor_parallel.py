@@ -375,9 +375,9 @@ def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(
         ("train", {"adamw": "8bit_torchao"}, "moments in 8 bits", {"adamw": "fused"}),
         ("train", {"compile": "reduce-overhead"}, "captures CUDA graphs", {"compile": "default"}),
         ("train", {"cuda_graphs": "on"}, "a group of ranks", {"cuda_graphs": "off"}),
-        ("train", {"compile": "max-autotune"}, "timings of its own", {"compile": "default"}),
-        ("train", {"kernel_tuning": "on"}, "timings of its own", {"kernel_tuning": "cached"}),
-        ("forward", {"quantization": "int8_weight_only"}, "codes are", {"quantization": "none"}),
+        ("train", {"compile": "max-autotune"}, "pick different kernels", {"compile": "default"}),
+        ("train", {"kernel_tuning": "on"}, "pick different kernels", {"kernel_tuning": "cached"}),
+        ("forward", {"quantization": "int8_weight_only"}, "quantized weights cannot", {"quantization": "none"}),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_says_why(
