@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 RANKS = {"off": 1, "2": 2, "4": 4, "8": 8}
 DATA, CONTEXT, EXPERT = "data_parallel", "context_parallel", "expert_parallel"
 TENSOR, PIPELINE = "tensor_parallel", "pipeline_parallel"
+SCHEDULE, SHARDING = "schedule", "sharding"
 KINDS = {  # toggles whose ranks multiply, and their names in a sentence
     DATA: "data parallelism",
     CONTEXT: "context parallelism",
@@ -60,7 +61,7 @@ def peaks_text(divided: Parallel, *, on_gpu: bool) -> str:
 def layout_of(situation: Situation) -> Layout:
     """Return how the ranks of a situation's steps are laid out."""
     data = RANKS[situation.option(DATA)]
-    sharding = situation.option("sharding")
+    sharding = situation.option(SHARDING)
     shard = {"off": 1, "hybrid": data // 2}.get(sharding, data)
     return Layout(
         pipeline=RANKS[situation.option(PIPELINE)],
@@ -79,7 +80,7 @@ def undivided_sizes(step: Mapping[str, Any]) -> dict[str, Any]:
 
 def stage_chunks_of(situation: Situation) -> int:
     """Return in how many chunks each stage of a pipeline computes."""
-    return chunks_of(layout_of(situation), situation.option("schedule"))
+    return chunks_of(layout_of(situation), situation.option(SCHEDULE))
 
 
 def batch_ranks_of(situation: Situation, **options: str) -> int:

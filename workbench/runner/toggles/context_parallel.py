@@ -25,6 +25,7 @@ from workbench.runner.distributed.collectives import GATHER, SCATTERED
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
+    SHARDING,
     WAITING,
     alike,
     captured,
@@ -111,11 +112,11 @@ def _unsplit(why: str, situation: Situation) -> Blocked:
 
 
 def _other_options(situation: Situation) -> Blocked | None:
-    if situation.option("sharding") == "hybrid":
+    if situation.option(SHARDING) == "hybrid":
         return Blocked(
             "ranks that split sequences are the replicas of shards, and pairs have others",
             "Shard among all ranks that share the batch.",
-            {"sharding": "full"},
+            {SHARDING: "full"},
         )
     return captured(situation) or eight_bit(situation)
 

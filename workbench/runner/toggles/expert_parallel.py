@@ -27,6 +27,7 @@ from workbench.runner.toggles._ranks import (
     OPTIONS,
     PIPELINE,
     RANKS,
+    SHARDING,
     TENSOR,
     WAITING,
     alike,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 _EXCLUDED = {
     TENSOR: ("tensor parallelism divides the columns of the same experts", "off"),
     PIPELINE: ("stages of a pipeline would exchange tokens at different times", "off"),
-    "sharding": ("an expert that only one rank has cannot be sharded among all of them", "off"),
+    SHARDING: ("an expert that only one rank has cannot be sharded among all of them", "off"),
 }
 
 

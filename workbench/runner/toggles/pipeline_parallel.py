@@ -32,6 +32,7 @@ from workbench.runner.toggles import conflict
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
+    SCHEDULE,
     WAITING,
     batch_ranks_of,
     captured,
@@ -99,7 +100,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return Blocked(
             f"{blocks} cannot be {CHUNKS} chunks on each of {ranks} ranks",
             "Let each rank have one stage.",
-            {"schedule": "1f1b"},
+            {SCHEDULE: "1f1b"},
         )
     if structure.n_blocks < ranks:
         return Blocked(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from models.parallel.pipeline_stages import chain
 from workbench.protocol import Blocked
 from workbench.runner.distributed.mesh import CHUNKS
-from workbench.runner.toggles._ranks import PIPELINE, RANKS, WAITING_STAGES
+from workbench.runner.toggles._ranks import PIPELINE, RANKS, SHARDING, WAITING_STAGES
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -61,11 +61,11 @@ def _not_in_chunks(situation: Situation) -> Blocked | None:
             f"{counted(n_blocks, 'block')} cannot be {CHUNKS} chunks on each of {ranks} ranks",
             "Choose fewer ranks, or a deeper model.",
         )
-    if situation.option("sharding") != "off":
+    if situation.option(SHARDING) != "off":
         return Blocked(
             "shards are gathered for all blocks of a rank, and a chunk computes some of them",
             "Switch sharding off.",
-            {"sharding": "off"},
+            {SHARDING: "off"},
         )
     count = micro_batches_of(situation, ranks)
     if count % max(1, count // ranks):
