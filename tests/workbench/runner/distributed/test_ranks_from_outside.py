@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from built import blocked
-from ended import assert_end
+from process_end import assert_end
 from rank_checks import needs_cores
 from runner_driver import Driver
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import psutil
 import pytest
-from ended import assert_end
+from process_end import assert_end
 from rank_checks import needs_cores
 from runner_driver import Driver
 
