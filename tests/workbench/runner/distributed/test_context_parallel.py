@@ -12,10 +12,11 @@ from rank_checks import assert_fault_is_noticed, assert_right, needs_cores
 
 from models.parallel.context_parallel import combined_states
 from sessions.model import Configuration
-from workbench.runner.config import resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import collectives
 from workbench.runner.distributed.context import SplitContext
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.variant import Arm
 
 CONTEXT = {"context_parallel": "2"}
 MAMBA = {"dim": 32, "n_layers": 2, "d_state": 16, "head_dim": 16, "n_heads": 2, "n_kv_heads": 1}
@@ -52,9 +53,9 @@ def test_two_ranks_have_half_of_each_sequence_and_say_so(configuration, split):
     assert "this rank has 8 of 16 tokens of each sequence" in text
     assert "2 gathers, 2 scattered sums over the ranks a step, 16.0 KiB in all" in text
     assert "equal to the last bit" in text
-    estimated = resolve.footprint(split.situation)
+    estimated = footprint(split.situation)
     assert estimated.weights == split.divided.weights.own.bytes
-    full = resolve.footprint(stepped(configuration, arms=Arms()).situation)
+    full = footprint(stepped(configuration, arms=Arms()).situation)
     assert full.activations / 2 < estimated.activations < full.activations
 
 

@@ -8,7 +8,8 @@ from built import collect_evidence, own_peak, stepped
 from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.building.arms import Arms
+from workbench.runner.variants.variant import Arm
 
 pytestmark = on_gpus
 CONTEXT, EXPERTS = {"context_parallel": "2"}, {"expert_parallel": "2"}

@@ -9,11 +9,12 @@ from built import blocked, collect_evidence, stepped
 from rank_checks import assert_fault_is_noticed, assert_right, needs_cores
 
 from sessions.model import Configuration
-from workbench.runner.config import resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import experts
 from workbench.runner.distributed.collectives import EXPERT
 from workbench.runner.distributed.parallel import Parallel
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.variant import Arm
 
 EXPERTS = {"expert_parallel": "2"}
 TINY = {"input_dim": 32, "hidden_dim": 32, "n_layers": 2, "num_experts": 4, "top_k": 2}
@@ -42,7 +43,7 @@ def test_two_ranks_have_half_of_the_experts_and_say_so(configuration, divided):
     own, full = divided.divided.weights.own, divided.divided.weights.full
     cuts = divided.divided.weights.cuts_of(EXPERT)
     assert own.bytes == full.bytes - sum(full.parameters[name].nbytes for name in cuts) // 2
-    estimated = resolve.footprint(divided.situation)
+    estimated = footprint(divided.situation)
     assert estimated.weights == estimated.gradients == own.bytes
 
 

@@ -11,9 +11,10 @@ from rank_checks import assert_fault_is_noticed, assert_right, needs_cores
 
 from models.parallel.pipeline_stages import stages
 from sessions.model import Configuration
-from workbench.runner.config import resolve
+from workbench.runner.building.arms import Arms
+from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed.pipeline import Pipeline
-from workbench.runner.variants.variant import Arm, Arms
+from workbench.runner.variants.variant import Arm
 
 INTERLEAVED = {"pipeline_parallel": "2", "schedule": "interleaved"}
 
@@ -62,7 +63,7 @@ def test_two_ranks_pass_each_micro_batch_twice_and_say_so(configuration, arms, i
     assert status == "effective", text
     assert text.startswith("3, 2 blocks on 2 stages, which 4 micro-batches passed in two chunks")
     one_stage = stepped(configuration, arms=arms, pipeline_parallel="2")
-    estimated, plain = (resolve.footprint(arm.situation) for arm in (interleaved, one_stage))
+    estimated, plain = (footprint(arm.situation) for arm in (interleaved, one_stage))
     assert estimated.weights == plain.weights == interleaved.divided.weights.own.bytes
     assert_right(interleaved)
 
