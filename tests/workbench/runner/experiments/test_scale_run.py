@@ -58,11 +58,11 @@ def test_two_ranks_have_a_verdict_against_one_device_and_lanes(runner, base):
     assert row["efficiency"] == pytest.approx(1 / (2 * row["ratio"]))
     assert row["low"] <= row["efficiency"] <= row["high"]
     assert row["wrong"] == 0 and row["verdict"] == comparison.verdict
-    one, refused = (next(of for of in points(study) if of["count"] == n) for n in (1, 512))
-    assert one["step_ms"] > 0 and one["wrong"] == 0
+    alone, refused = (next(p for p in points(study) if p["count"] == n) for n in (1, 512))
+    assert alone["step_ms"] > 0 and alone["wrong"] == 0
     assert refused["outcome"] == "refused" and "512 ranks" in refused["reason"]
     ranks = ranks_of(study, row)
-    assert [of["rank"] for of in ranks] == [0, 1] and all(of["host"] for of in ranks)
+    assert [row["rank"] for row in ranks] == [0, 1] and all(row["host"] for row in ranks)
     for of in ranks:
         assert of["computing_ms"] > 0 and of["communication_ms"] > 0 and of["peak_bytes"] > 1e6
         parts = of["computing_ms"] + of["waiting_ms"] + of["idle_ms"]
