@@ -82,7 +82,9 @@ def curves(study: Study) -> dict[str, list[dict[str, Any]]]:
 def ranks_of(study: Study, row: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of the ranks that made a point's steps."""
     return [
-        of for of in rows(study, RANKS) if (of["kind"], of["count"]) == (row["kind"], row["count"])
+        rank
+        for rank in rows(study, RANKS)
+        if (rank["kind"], rank["count"]) == (row["kind"], row["count"])
     ]
 
 
@@ -171,7 +173,7 @@ def points_table(study: Study) -> Table:
 
 def ranks_table(study: Study) -> Table:
     """Return one row for each rank: what it did in a step under the profiler, and its memory."""
-    shown = [of for row in points(study) for of in ranks_of(study, row)]
+    shown = [rank for row in points(study) for rank in ranks_of(study, row)]
     unit, peaks = sized(float(row["peak_bytes"]) for row in shown)
     times = ("computing_ms", "waiting_ms", "idle_ms", "communication_ms")
     columns = [

@@ -28,7 +28,7 @@ def parts(runs: Sequence[Run]) -> Parts:
 
 SECTION = Section(
     name="again",
-    title="Run it again",
+    title="Reproduce",
     help=__doc__ or "",
     order=130,
     parts=parts,

@@ -23,7 +23,7 @@ def parts(runs: Sequence[Run]) -> Parts:
 
 SECTION = Section(
     name="machine",
-    title="The machine",
+    title="Machine",
     help=__doc__ or "",
     order=120,
     parts=parts,

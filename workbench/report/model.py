@@ -23,7 +23,7 @@ def _has(session: Session) -> bool:
 
 SECTION = Section(
     name="model",
-    title="Of the model itself",
+    title="Model metrics",
     help=__doc__ or "",
     order=100,
     parts=parts,

@@ -108,7 +108,7 @@ def _steps(run: Run) -> Iterator[Part]:
 
 SECTION = Section(
     name="overview",
-    title="What was found",
+    title="Findings",
     help=__doc__ or "",
     order=10,
     parts=parts,

@@ -42,7 +42,7 @@ def parts(runs: Sequence[Run]) -> Parts:
 
 SECTION = Section(
     name="profile",
-    title="Where a step goes",
+    title="Step breakdown",
     help=__doc__ or "",
     order=90,
     parts=parts,

@@ -44,10 +44,11 @@ def test_an_efficiency_is_ideal_where_the_work_per_rank_takes_as_long_as_before(
     ends = ratio / width, ratio * width
     strong = efficiency(STRONG, n, ratio / n, ends[0] / n, ends[1] / n)
     weak = efficiency(WEAK, n, ratio, *ends)
-    for of in (strong, weak):
-        assert of.value == pytest.approx(1 / ratio)
-        assert of.low == pytest.approx(1 / ends[1]) and of.high == pytest.approx(1 / ends[0])
-        assert of.low <= of.value * (1 + 1e-12) and of.value <= of.high * (1 + 1e-12)
+    for estimate in (strong, weak):
+        low, value, high = estimate.low, estimate.value, estimate.high
+        assert value == pytest.approx(1 / ratio)
+        assert low == pytest.approx(1 / ends[1]) and high == pytest.approx(1 / ends[0])
+        assert low <= value * (1 + 1e-12) and value <= high * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("ratio", [math.nan, math.inf, 0.0, -1.0])

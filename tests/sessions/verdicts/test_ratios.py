@@ -206,7 +206,7 @@ def test_a_hint_names_the_command_of_a_verdict_once_and_leaves_out_defaults():
         "For a verdict on an unpaired ratio: workbench ab hydra --preset tiny --workload forward "
         "--toggle window=follow --a adamw=foreach --b adamw=fused --budget 20 --region 1 --seed 0"
     )
-    session.titles = {"toggles.window": "Window", "toggles.window=follow": "As the model says"}
+    session.titles = {"toggles.window": "Window", "toggles.window=follow": "Model default"}
     assert "window" not in session_hint(session)
     assert session_hint(session_of((A, 10.0), (A, 5.0))) == ""
 

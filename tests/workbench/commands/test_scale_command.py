@@ -32,7 +32,7 @@ def replies(catalogue, reason: str = "done", **options) -> list[protocol.Message
 def test_the_runner_gets_what_the_arguments_say(ran, sent):
     commands = sent(*replies(ran.catalogue))
     assert main([*COMMAND, *OPTIONS]) == 0
-    (command,) = [of for of in commands if isinstance(of, protocol.Scale)]
+    (command,) = [command for command in commands if isinstance(command, protocol.Scale)]
     assert command.base.workload == "train" and command.base.toggles == {"adamw": "foreach"}
     assert (command.ranks, command.kinds) == ([1, 2, 4], ["data", "fsdp+tensor"])
     assert (command.mode, command.budget_s, command.seed) == ("weak", 3.0, 7)
@@ -71,12 +71,12 @@ def test_impossible_arguments_are_refused(words, capsys):
 def test_a_session_repeats_the_command(ran, sent, tmp_path):
     commands = sent(*replies(ran.catalogue))
     assert main([*COMMAND, *OPTIONS, "--no-lanes"]) == 0
-    (first,) = [of for of in commands if isinstance(of, protocol.Scale)]
+    (first,) = [command for command in commands if isinstance(command, protocol.Scale)]
     words = order_arguments.order_words(
         json.loads(protocol.encode(first)), str(tmp_path / "again.h5")
     )
     assert shlex.join(words).startswith("scale hydra")
     repeated = sent(*replies(ran.catalogue))
     assert main(words) == 0
-    (second,) = [of for of in repeated if isinstance(of, protocol.Scale)]
+    (second,) = [command for command in repeated if isinstance(command, protocol.Scale)]
     assert second == first

@@ -36,7 +36,7 @@ def rows(mode: str, wrong: bool) -> tuple[list[Row], list[Row]]:
     for count in (2, 4):
         for kind, cost in KINDS.items():
             ratio = share(count) * (cost + 0.01 * count)
-            of = efficiency(mode, count, ratio, 0.98 * ratio, 1.02 * ratio)
+            estimate = efficiency(mode, count, ratio, 0.98 * ratio, 1.02 * ratio)
             computing = [ONE_MS * share(count) * (1 + 0.02 * rank) for rank in range(count)]
             step_ms = ONE_MS * ratio
             points.append(
@@ -49,9 +49,9 @@ def rows(mode: str, wrong: bool) -> tuple[list[Row], list[Row]]:
                     ratio_high=1.02 * ratio,
                     verdict="FASTER" if mode == "strong" else "SLOWER",
                     pairs=12.0,
-                    efficiency=of.value,
-                    low=of.low,
-                    high=of.high,
+                    efficiency=estimate.value,
+                    low=estimate.low,
+                    high=estimate.high,
                     step_ms=step_ms,
                     exposed_ms=2.5,
                     communication_ms=9.0,
@@ -96,7 +96,7 @@ def messages(mode: str = "strong", wrong: bool = False) -> list[protocol.Message
         protocol.StudyRows(
             study=0,
             table=table,
-            columns={name: [of[name] for of in table_rows] for name in table_rows[0]},
+            columns={name: [row[name] for row in table_rows] for name in table_rows[0]},
             replace=True,
         )
         for table, table_rows in ((POINTS, points), (RANKS, ranks))

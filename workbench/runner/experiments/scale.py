@@ -236,7 +236,7 @@ class ScaleRun:
             math.nan if end is None else end
             for end in (judgement.ratio, judgement.low, judgement.high)
         )
-        of = efficiency(self._command.mode, point.count, ratio, low, high)
+        estimate = efficiency(self._command.mode, point.count, ratio, low, high)
         peaks = self._peaks(other)
         if not self._one_device:
             self._one_device = {
@@ -265,9 +265,9 @@ class ScaleRun:
             ratio_high=high,
             verdict=judgement.verdict,
             pairs=judgement.pairs,
-            efficiency=of.value,
-            low=of.low,
-            high=of.high,
+            efficiency=estimate.value,
+            low=estimate.low,
+            high=estimate.high,
             step_ms=_step_ms(run, 1),
             peak_bytes=max(peaks, default=math.nan),
         )
@@ -316,16 +316,16 @@ class ScaleRun:
         peaks = {row["rank"]: row["peak_bytes"] for row in point.ranks}
         point.ranks = [
             {
-                "rank": of.rank,
-                "host": of.host,
-                "peak_bytes": peaks.get(of.rank, math.nan),
-                **{name: getattr(of.lane, name) for name in _TIMES},
+                "rank": rank_lane.rank,
+                "host": rank_lane.host,
+                "peak_bytes": peaks.get(rank_lane.rank, math.nan),
+                **{name: getattr(rank_lane.lane, name) for name in _TIMES},
             }
-            for of in lanes
+            for rank_lane in lanes
         ]
-        point.row["exposed_ms"] = median(of.lane.waiting_ms for of in lanes)
-        point.row["communication_ms"] = median(of.lane.communication_ms for of in lanes)
-        point.row["skew_ms"] = skew_ms([of.lane.computing_ms for of in lanes])
+        point.row["exposed_ms"] = median(rank.lane.waiting_ms for rank in lanes)
+        point.row["communication_ms"] = median(rank.lane.communication_ms for rank in lanes)
+        point.row["skew_ms"] = skew_ms([rank.lane.computing_ms for rank in lanes])
         self._find({"communication": RECORDED.format(steps=LANE_STEPS)})
 
     # What is sent
@@ -375,5 +375,5 @@ def _without_effect(contender: Contender) -> list[str]:
     """Return a clause if toggles of several ranks took no effect."""
     if contender.arm is None:
         return []
-    idle = [of.toggle for of in contender.arm.find_evidence() if of.status == "no effect"]
+    idle = [e.toggle for e in contender.arm.find_evidence() if e.status == "no effect"]
     return [f"took no effect: {', '.join(idle)}"] if idle else []

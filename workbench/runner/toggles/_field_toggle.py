@@ -95,7 +95,7 @@ def field_toggle(
         help=help,
         group=group,
         stage=Stage.MODEL,
-        options={FOLLOW: "As the model says"} | {o: shown for o, (shown, _) in values.items()},
+        options={FOLLOW: "Model default"} | {o: shown for o, (shown, _) in values.items()},
         apply=_nothing,
         configure=configure,
         same_mathematics=same_mathematics,

@@ -82,7 +82,7 @@ def patch_toggle(
         help=help,
         group="Your model",
         stage=Stage.KERNELS,
-        options={"off": "As the model computes it", "on": "Bundled operator"},
+        options={"off": "Model's own", "on": "Bundled operator"},
         apply=apply,
         evidence=evidence,
         blocked=blocked,

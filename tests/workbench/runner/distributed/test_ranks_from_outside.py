@@ -92,7 +92,7 @@ def test_data_parallelism_over_two_hosts_has_a_verdict(hosts, capsys):
     assert code == 0, (err, hosts.log.read_text())
     assert data["reason"] == "done" and not data["failures"] and not data["wrong"]
     assert data["pairs"] > 0 and data["low"] < data["ratio"] < data["high"]
-    evidence = {of["toggle"]: of for of in data["arms"][1]["evidence"]}["data_parallel"]
+    evidence = {row["toggle"]: row for row in data["arms"][1]["evidence"]}["data_parallel"]
     assert evidence["status"] == "effective", evidence
     assert "2 ranks compute 2 sequences each" in evidence["text"]
 

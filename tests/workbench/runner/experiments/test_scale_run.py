@@ -63,10 +63,12 @@ def test_two_ranks_have_a_verdict_against_one_device_and_lanes(runner, base):
     assert refused["outcome"] == "refused" and "512 ranks" in refused["reason"]
     ranks = ranks_of(study, row)
     assert [row["rank"] for row in ranks] == [0, 1] and all(row["host"] for row in ranks)
-    for of in ranks:
-        assert of["computing_ms"] > 0 and of["communication_ms"] > 0 and of["peak_bytes"] > 1e6
-        parts = of["computing_ms"] + of["waiting_ms"] + of["idle_ms"]
-        assert parts == pytest.approx(of["step_ms"], rel=0.01)
+    for rank in ranks:
+        assert (
+            rank["computing_ms"] > 0 and rank["communication_ms"] > 0 and rank["peak_bytes"] > 1e6
+        )
+        parts = rank["computing_ms"] + rank["waiting_ms"] + rank["idle_ms"]
+        assert parts == pytest.approx(rank["step_ms"], rel=0.01)
     assert row["exposed_ms"] >= 0 and row["skew_ms"] >= 0
     assert "3 steps under the profiler" in study.facts["communication"]
 
@@ -80,7 +82,7 @@ def test_weak_scaling_gives_every_rank_a_batch_of_its_own(runner, base):
     for (row,) in curves(study).values():
         assert row["efficiency"] == pytest.approx(1 / row["ratio"]) and row["wrong"] == 0
         assert math.isnan(row["exposed_ms"])
-    batches = {of.configuration.settings["batch"] for of in runner.session.segments[-8:]}
+    batches = {segment.configuration.settings["batch"] for segment in runner.session.segments[-8:]}
     assert batches == {4, 8}
     assert "not measured" in study.facts["communication"]
 
