@@ -49,7 +49,7 @@ class ToggleRow(QWidget):
         self.toggle = toggle
         self._catalogue = catalogue
         self.setObjectName(f"toggle-{toggle.name}")
-        self._shown: object = None
+        self._shown: tuple[RowState, Theme] | None = None
         self._title = _widgets.OneLine(Qt.TextElideMode.ElideRight, toggle.help)
         self._title.say(toggle.title)
         self._title.setMinimumWidth(min(TITLE_PX, self._title.sizeHint().width()))
@@ -65,6 +65,7 @@ class ToggleRow(QWidget):
         self.result.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self.mark = self._button("mark", f"Evidence of {toggle.title}")
         self.lock = self._button("lock", f"Blocked options of {toggle.title}")
+        self._is_open = False  # whether the details below the line are shown
         self._details = QWidget()
         self._details.hide()
         self._notes = _widgets.tight(QVBoxLayout(self._details), 4)
@@ -91,20 +92,20 @@ class ToggleRow(QWidget):
 
     def toggle_details(self) -> None:
         """Show the evidence and the reasons below the line, or hide them."""
-        self._details.setVisible(self._details.isHidden())
+        self._is_open = not self._is_open
+        self._fill_details()
+        self._details.setVisible(self._is_open)
 
     def show_state(self, state: RowState, theme: Theme) -> None:
         """Show the chosen option and everything that is known about it."""
-        shown = (state, theme.name)
-        if shown == self._shown:
+        if self._shown == (state, theme):
             return
-        self._shown = shown
+        self._shown = (state, theme)
         self.picker.set_value(state.option)
         self.picker.set_blocked({name: why.reason for name, why in state.blocked.items()})
         focus = self.focusWidget()
         if focus is not None and focus.hasFocus() and self._details.isAncestorOf(focus):
             self.picker.focus_target().setFocus()  # the details are about to be replaced
-        _widgets.clear(self._notes)
         lines = list(self._lines(state))
         text, (icon_name, role), _ = lines[0] if lines else ("", ("", ""), "")
         if not lines or (lines[0][1][0] == "effective" and state.verdict is None):
@@ -115,13 +116,32 @@ class ToggleRow(QWidget):
         if lines:
             self.mark.setIcon(icon(icon_name, theme, role))
             self.mark.setToolTip(wrapped("\n".join(detail for *_, detail in lines)))
-        for _, (icon_name, role), detail in lines:
+        reasons = self._reasons(state.blocked)
+        self.lock.setVisible(bool(reasons))
+        if reasons:
+            self.lock.setIcon(icon("locked", theme, "muted"))
+            texts = [f"{', '.join(titles)}: {why.said}" for why, titles in reasons]
+            self.lock.setToolTip(wrapped("\n".join(texts)))
+        if not lines and not reasons:
+            self._is_open = False
+            self._details.hide()
+        self._fill_details()
+
+    def _fill_details(self) -> None:
+        """Show evidence and reasons in the details while these are open.
+
+        Closed details have no widgets: a change of the theme would style hundreds.
+        """
+        _widgets.clear(self._notes)
+        if self._shown is None or not self._is_open:
+            return
+        state, theme = self._shown
+        for _, (icon_name, role), detail in self._lines(state):
             label = _widgets.note(detail, _tone(role))
             label.setObjectName("evidence")
             self._notes.addWidget(_widgets.marked(label, icon_name, theme, role))
-        self._show_blocked(state.blocked, theme)
-        if not lines and not state.blocked:
-            self._details.hide()
+        for why, titles in self._reasons(state.blocked):
+            self._notes.addWidget(self._reason(why, titles, theme))
 
     def _lines(self, state: RowState) -> Iterator[tuple[str, tuple[str, str], str]]:
         """Yield a brief text, icon with role, and the full text; the most important line first."""
@@ -155,18 +175,13 @@ class ToggleRow(QWidget):
         text = f"{other} against {base}: {summary_sentence(verdict.comparison)}"
         return brief, (mark, role), text
 
-    def _show_blocked(self, blocked: dict[str, Blocked], theme: Theme) -> None:
+    def _reasons(self, blocked: dict[str, Blocked]) -> list[tuple[Blocked, list[str]]]:
+        """Return the reasons with the titles of the options that each of them blocks."""
         reasons: dict[str, tuple[Blocked, list[str]]] = {}
         for option in self.toggle.options:
             if (why := blocked.get(option.name)) is not None:
                 reasons.setdefault(why.said, (why, []))[1].append(option.title)
-        self.lock.setVisible(bool(reasons))
-        if reasons:
-            self.lock.setIcon(icon("locked", theme, "muted"))
-            texts = [f"{', '.join(titles)}: {said}" for said, (_, titles) in reasons.items()]
-            self.lock.setToolTip(wrapped("\n".join(texts)))
-        for why, titles in reasons.values():
-            self._notes.addWidget(self._reason(why, titles, theme))
+        return list(reasons.values())
 
     def _reason(self, why: Blocked, titles: list[str], theme: Theme) -> QWidget:
         label = _widgets.note(f"{', '.join(titles)}: {why.said}")

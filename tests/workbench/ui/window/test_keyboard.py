@@ -202,11 +202,10 @@ def test_configuration_run_toggle_and_verdict_need_no_mouse(qtbot, ready, hold, 
 
 
 def test_a_blocked_option_is_unblocked_and_its_row_keeps_the_keyboard(qtbot, ready):
-    fix = ready.toggles.findChild(QPushButton, "fix")
-    (row,) = (row for row in ready.toggles.rows.values() if row.isAncestorOf(fix))
+    row = ready.toggles.rows["attention"]
     tab_to(qtbot, row.lock)
     key(qtbot, Key.Key_Space)
-    tab_to(qtbot, fix)
+    tab_to(qtbot, row.findChild(QPushButton, "fix"))
     key(qtbot, Key.Key_Space)
     qtbot.waitUntil(lambda: not row.findChildren(QPushButton, "fix"))
     assert row.picker.focus_target().hasFocus()

@@ -91,6 +91,8 @@ def test_an_option_without_effect_says_so_in_words(qtbot, ready):
     ready.workspace.configuration.set_toggle("triton", "on")
     start(qtbot, ready)
     rows = ready.toggles.rows
+    for name in ("compile", "triton"):
+        rows[name].toggle_details()
     qtbot.waitUntil(lambda: bool(texts(rows["compile"], "evidence")))
     label = rows["compile"].findChild(QLabel, "evidence")
     assert label.text().startswith("No effect: no graph was captured")
@@ -102,6 +104,7 @@ def test_an_option_that_is_the_default_by_what_it_means_says_so_and_warns_of_not
     row, theme = ready.toggles.rows["compile"], ready.workspace.theme.current
     evidence = Evidence("compile", "default", "as default", "every step had the same sizes")
     row.show_state(RowState("default", evidence=evidence), theme)
+    row.toggle_details()
     label = row.findChild(QLabel, "evidence")
     assert label.text() == "As default: every step had the same sizes"
     assert label.property("tone") != "warning"
@@ -109,6 +112,7 @@ def test_an_option_that_is_the_default_by_what_it_means_says_so_and_warns_of_not
 
 def test_a_toggle_of_a_run_is_pending_until_its_segment_begins(qtbot, ready):
     start(qtbot, ready)
+    ready.toggles.rows["triton"].toggle_details()
     button_on = button(ready.toggles.rows["triton"], "On")
     qtbot.mouseClick(button_on, Qt.MouseButton.LeftButton)
     assert ready.workspace.configuration.pending == {"triton": "on"}
@@ -163,6 +167,7 @@ def test_an_option_that_failed_is_red_with_its_reason_until_the_next_change(qtbo
     session.segments.append(Segment(1, requested, "tried", evidence=[failed]))
     session.segments.append(Segment(2, before.configuration, "gone back to"))
     workspace.session.segmentsChanged.emit()
+    row.toggle_details()
     label = row.findChild(QLabel, "evidence")
     assert label.text() == "Default: Failed: torch.compile failed: no graph"
     assert label.property("tone") == "bad"
