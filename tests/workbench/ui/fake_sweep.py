@@ -60,8 +60,8 @@ def swept(run: FakeRun, command: protocol.Sweep, index: int = 0) -> Iterator[pro
         }
         for name, cell in row.items():
             columns.setdefault(name, []).append(cell)
-        columns = {name: [cell] for name, cell in row.items()}
-        yield protocol.StudyRows(t_s=run.now, study=index, table=sweep.POINTS, columns=columns)
+        added = {name: [cell] for name, cell in row.items()}
+        yield protocol.StudyRows(t_s=run.now, study=index, table=sweep.POINTS, columns=added)
         fitted = sweep.fits(columns)
         yield protocol.StudyRows(
             t_s=run.now, study=index, table=sweep.FITS, columns=fitted, replace=True
