@@ -128,7 +128,7 @@ def test_the_forward_pass_is_divided_too(configuration, arms):
 def keep_own_outputs(monkeypatch) -> None:
     """Let rank 0 continue with its own part of the layers' outputs."""
 
-    def forward(ctx, y, axis):
+    def forward(ctx, y):
         torch.ops.workbench.sum_over_ranks(y)
         return y.clone()
 
@@ -140,7 +140,7 @@ def keep_own_gradients(monkeypatch) -> None:
 
     def backward(ctx, gradient):
         torch.ops.workbench.sum_over_ranks(gradient)
-        return gradient, None
+        return gradient
 
     monkeypatch.setattr(collectives._Enter, "backward", staticmethod(backward))
 
@@ -285,7 +285,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(configura
         raise RuntimeError("planted")
 
     with pytest.raises(RuntimeError, match="planted"), arm.entered(), monkeypatch.context() as m:
-        m.setattr(collectives._Leave, "forward", staticmethod(lambda ctx, y, axis: fails(y)))
+        m.setattr(collectives._Leave, "forward", staticmethod(lambda ctx, y: fails(y)))
         arm.step()
     assert world.current() is None
     again = stepped(configuration, arms=arms, steps=2, tensor_parallel="2")
@@ -377,8 +377,7 @@ def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(
         ("train", {"cuda_graphs": "on"}, "a group of ranks", {"cuda_graphs": "off"}),
         ("train", {"compile": "max-autotune"}, "pick different kernels", {"compile": "default"}),
         ("train", {"kernel_tuning": "on"}, "pick different kernels", {"kernel_tuning": "cached"}),
-        ("forward", {"quantization": "int8_weight_only"}, "quantized weights cannot",
-         {"quantization": "none"}),
+        ("forward", {"quantization": "int8_weight_only"}, "cannot be", {"quantization": "none"}),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_says_why(
