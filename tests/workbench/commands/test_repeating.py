@@ -190,6 +190,7 @@ def window_orders(ran) -> dict[str, protocol.Command]:
             arms=[{}, {"triton": "on"}],
             seed=5,
         ),
+        "scale": protocol.Scale(base=base, ranks=[1, 2], kinds=["data"], mode="weak", seed=5),
         "profile": protocol.Profile(configurations=[base], steps=3),
         "validate": protocol.Validate(configuration=base, budget_s=10.0),
         "calibrate": protocol.Compare(base=base, other=base, budget_s=30.0, seed=5, energy=False),

@@ -26,7 +26,7 @@ from workbench.theming.theme import DARK
 
 SVG = "{http://www.w3.org/2000/svg}"
 SIZE = (720, 420)
-AXIS = r"\(\S+\)$|^Sequence$"  # what every chart has one of: a title with its unit
+AXIS = r"\(\S+\)$|^Sequence$|^Ranks$"  # an axis of every chart: a title with its unit
 
 
 def energy_session() -> Session:

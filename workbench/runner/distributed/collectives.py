@@ -183,7 +183,7 @@ def _run(name: str, *arguments: Any) -> Tensor:
     return result
 
 
-def _like(x: Tensor, axis: str) -> Tensor:
+def _like(x: Tensor, axis: str = TENSOR) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 

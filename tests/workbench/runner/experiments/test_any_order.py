@@ -82,6 +82,7 @@ def apply(runner, toggles: dict[str, str]) -> None:
 def walk(runner, configuration, moves: int, compiles: bool) -> None:
     rng, since = random.Random(SEED), len(runner.messages)
     options = allowed(runner, configuration)
+    options["context_parallel"] = ["off"]  # not with layers that choose among all tokens
     if not compiles:
         options["compile"] = ["off"]  # tens of seconds each on the CPU
     runner.start(configuration)

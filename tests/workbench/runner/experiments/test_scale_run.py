@@ -56,7 +56,10 @@ def test_two_ranks_have_a_verdict_against_one_device_and_lanes(runner, base):
     assert len(runner.session.comparisons) == before + 1
     assert row["ratio"] == pytest.approx(comparison.ratio)
     assert row["efficiency"] == pytest.approx(1 / (2 * row["ratio"]))
-    assert row["low"] <= row["efficiency"] <= row["high"]
+    if math.isfinite(comparison.low):  # a busy machine may end with too few pairs for an interval
+        assert row["low"] <= row["efficiency"] <= row["high"]
+    else:
+        assert math.isnan(row["low"]) and row["verdict"] == "UNDECIDED"
     assert row["wrong"] == 0 and row["verdict"] == comparison.verdict
     alone, refused = (next(p for p in points(study) if p["count"] == n) for n in (1, 512))
     assert alone["step_ms"] > 0 and alone["wrong"] == 0

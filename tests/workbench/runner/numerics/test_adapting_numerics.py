@@ -118,6 +118,7 @@ def test_an_arm_is_checked_after_it_has_settled(kind, monkeypatch):
     run = kind.__new__(kind)
     run._alternation, run._rig, run._arms = Order(), Anything(), Anything()
     run._index = run._study = 0
+    run.numerics = []
     monkeypatch.setattr(kind, "_counts_memory", False, raising=False)
     monkeypatch.setattr("workbench.protocol.NumericsChecked", lambda **_: None)
     monkeypatch.setattr("workbench.runner.experiments.attribute.path_text", lambda arm: "")

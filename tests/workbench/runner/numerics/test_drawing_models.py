@@ -14,6 +14,7 @@ import torch
 from sessions.model import Configuration
 from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
+from workbench.runner.distributed.mesh import Layout
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, training_curve
@@ -211,7 +212,12 @@ def test_ranks_that_each_draw_others_are_not_checked(build):
     arm, situation = build()
     alone = lambda *_: contextlib.nullcontext()  # noqa: E731
     ranks = SimpleNamespace(
-        pipeline=None, fully_shard=None, entered=alone, evaluating=alone, full=None
+        pipeline=None,
+        fully_shard=None,
+        entered=alone,
+        evaluating=alone,
+        full=None,
+        layout=Layout(replicate=2),
     )
     for name in ("outputs", "loss"):
         setattr(ranks, name, functools.partial(getattr(Parallel, name), ranks))
