@@ -128,8 +128,8 @@ def test_the_forward_pass_is_divided_too(configuration, arms):
 def keep_own_outputs(monkeypatch) -> None:
     """Let rank 0 continue with its own part of the layers' outputs."""
 
-    def forward(ctx, y):
-        torch.ops.workbench.sum_over_ranks(y)
+    def forward(ctx, y, axis):
+        torch.ops.workbench.sum_over_ranks(y, axis)
         return y.clone()
 
     monkeypatch.setattr(collectives._Leave, "forward", staticmethod(forward))
@@ -139,8 +139,8 @@ def keep_own_gradients(monkeypatch) -> None:
     """Let rank 0 continue with its own part of the gradients of the layers' inputs."""
 
     def backward(ctx, gradient):
-        torch.ops.workbench.sum_over_ranks(gradient)
-        return gradient
+        torch.ops.workbench.sum_over_ranks(gradient, ctx.axis)
+        return gradient, None
 
     monkeypatch.setattr(collectives._Enter, "backward", staticmethod(backward))
 

@@ -110,7 +110,7 @@ def walk(runner, configuration, moves: int, compiles: bool) -> None:
 
 @pytest.mark.parametrize(
     "workload",
-    ["forward", *(pytest.param(w, marks=pytest.mark.slow) for w in ("prefill", "decode"))],
+    [pytest.param(w, marks=pytest.mark.slow) for w in ("forward", "prefill", "decode")],
 )
 def test_options_of_inference_in_any_order(runner, small, workload):
     walk(runner, msgspec.structs.replace(small, workload=workload, settings={}), 13, False)
