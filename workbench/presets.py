@@ -74,8 +74,10 @@ def find(text: str, catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
         name = next(iter(presets_read))
     if name not in presets_read:
         problem = f"no toggle set {name!r}" if name else f"{len(presets_read)} toggle sets"
-        raise ValueError(f"the file has {problem}; name one: {text.partition(':')[0]}:NAME, "
-                         f"NAME one of {', '.join(presets_read)}")  # fmt: skip
+        raise ValueError(
+            f"the file has {problem}; choose a set with {text.partition(':')[0]}:NAME, where NAME "
+            f"is one of {', '.join(presets_read)}"
+        )
     return fit(presets_read[name], catalogue)
 
 

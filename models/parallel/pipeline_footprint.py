@@ -29,9 +29,10 @@ def largest_stage(
 ) -> Footprint:
     """Return the footprint of the largest stage; ``batch`` and ``step`` as of ``footprint``.
 
-    A stage holds activations of as many micro-batches as there are stages from it on, besides all
-    of its gradients; one in chunks holds those of more, as it begins with all chunks. Autocast's
-    copies of weights exist once for a step, unless a compiler makes them. Raises ``ValueError`` for
+    A stage holds all of its gradients, and the activations of as many micro-batches as there are
+    stages from it on. With several ``chunks`` it holds the activations of more micro-batches,
+    because all chunks run forward before the first backward pass. Autocast's copies of weights
+    exist once for a step, unless a compiler makes them. Raises ``ValueError`` for
     fewer blocks than chunks.
     """
     full, every = family.costs(config), _stages(family, config, ranks, chunks)

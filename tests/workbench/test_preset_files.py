@@ -91,9 +91,11 @@ def test_names_and_files_that_are_not_there_are_refused(tmp_path, catalogue):
         presets.find(f"@{tmp_path}/none.json", catalogue)
     path = tmp_path / "two.json"
     presets.write(path, {"a": {}, "b": {}})
-    with pytest.raises(ValueError, match=r"the file has 2 toggle sets; name one: .*two\.json:NAME"):
+    with pytest.raises(
+        ValueError, match=r"the file has 2 toggle sets; choose a set with .*two\.json:NAME"
+    ):
         presets.find(f"@{path}", catalogue)
-    with pytest.raises(ValueError, match="no toggle set 'c'; name one"):
+    with pytest.raises(ValueError, match="no toggle set 'c'; choose a set with"):
         presets.find(f"@{path}:c", catalogue)
     with pytest.raises(ValueError, match="cannot be written"):
         presets.write(tmp_path / "no" / "folder.json", {"a": {}})

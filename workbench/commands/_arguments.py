@@ -49,6 +49,19 @@ def region_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def names(text: str) -> list[str]:
+    """Return the names of a list with commas, for argparse."""
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+def counts(text: str, expected: str) -> list[int]:
+    """Return the whole numbers above 0 of a list that is ``expected``, for argparse."""
+    listed = names(text)
+    if not listed or not all(count.isdecimal() and int(count) > 0 for count in listed):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {expected}")
+    return [int(count) for count in listed]
+
+
 def percent(text: str) -> float:
     """Parse a number above 0 and below 100, for argparse."""
     return float(_positive(text, float, "a percentage above 0 and below 100", below=100))

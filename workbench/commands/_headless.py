@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from workbench.commands._command import (
     INTERRUPTED,
     Failed,
     Mistaken,
+    answer,
     report_skipped,
     say,
 )
@@ -182,6 +183,14 @@ def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
         "warnings": warnings(outcome.session),
         "environment": outcome.session.environment,
     }
+
+
+def answer_lines(lines: Sequence[str], saved: str | None) -> None:
+    """Answer with the lines, if there are any, and the file in which the session is saved."""
+    if lines:
+        answer("\n".join(lines))
+    if saved:
+        answer(f"saved {saved}")
 
 
 def exit_code(outcome: Outcome) -> int:

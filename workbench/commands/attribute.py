@@ -28,11 +28,10 @@ from workbench.commands._command import (
     FAILED,
     Command,
     Mistaken,
-    answer,
     answer_json,
     check_session,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.run import (
     configuration_arguments,
@@ -106,10 +105,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(_as_data(outcome, saved))
     else:
-        if study is not None:
-            answer("\n".join(study_lines(study)))
-        if saved:
-            answer(f"saved {saved}")
+        answer_lines([] if study is None else study_lines(study), saved)
     code = exit_code(outcome)
     if code != DONE or study is None:
         return code
@@ -117,7 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def study_lines(study: Study) -> list[str]:
-    """Return the study as lines for a person."""
+    """Return the study as lines of text."""
     tables = [render(arms_table(study)), render(effects_table(study))]
     return [headline(study), "", *tables, *remarks(study)]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,22 @@ from sessions.studies.optimization.words import (
 from workbench import calibration, presets, protocol
 from workbench.client import headless
 from workbench.client.headless import Outcome
-from workbench.commands._arguments import positive_float, region_argument, result_arguments
+from workbench.commands._arguments import (
+    counts,
+    names,
+    positive_float,
+    region_argument,
+    result_arguments,
+)
 from workbench.commands._command import (
     DONE,
     FAILED,
     Command,
     Failed,
-    answer,
     answer_json,
     check_session,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.run import configuration_arguments, configure
 
@@ -80,14 +86,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
-        "--include", type=_names, default=[], metavar="TOGGLE,...", help="search only these toggles"
+        "--include", type=names, default=[], metavar="TOGGLE,...", help="search only these toggles"
     )
     chosen.add_argument(
-        "--exclude", type=_names, default=[], metavar="TOGGLE,...", help="leave these as they are"
+        "--exclude", type=names, default=[], metavar="TOGGLE,...", help="leave these as they are"
     )
     parser.add_argument(
         "--batch",
-        type=_batches,
+        type=partial(counts, expected="batch sizes such as 8,16,32"),
         default=[],
         metavar="N,...",
         help="search these batch sizes too; times are then of as many samples as the start's batch",
@@ -108,18 +114,6 @@ def duration(text: str) -> float:
     if match is None or not float(match[1]) > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m or 1h")
     return float(match[1]) * _SECONDS[match[2]]
-
-
-def _batches(text: str) -> list[int]:
-    """Return batch sizes such as 8,16,32, for argparse."""
-    sizes = _names(text)
-    if not sizes or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of batch sizes such as 8,16,32")
-    return [int(size) for size in sizes]
-
-
-def _names(text: str) -> list[str]:
-    return [name for part in text.split(",") if (name := part.strip())]
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -154,10 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(_as_data(outcome, saved, study))
     else:
-        if study is not None:
-            answer("\n".join(study_lines(study)))
-        if saved:
-            answer(f"saved {saved}")
+        answer_lines([] if study is None else study_lines(study), saved)
     code = exit_code(outcome)
     if code == DONE and (study is None or best_row(study) is None):
         return FAILED

@@ -125,7 +125,7 @@ def _traces(requested: Path | None, count: int) -> list[Path]:
 
 
 def study_lines(study: Study) -> list[str]:
-    """Return the study as lines for a person."""
+    """Return the study as lines of text."""
     lines = [study.title, *breakdown.words(study), ""]
     tables = [kinds_table(study), kernels_table(study), modules_table(study), memory_table(study)]
     if breakdown.achieved(study):

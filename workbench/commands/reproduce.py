@@ -185,7 +185,7 @@ def _print_omissions(chosen: Sequence[Chosen], as_json: bool) -> int:
 
 
 def study_lines(study: Study) -> list[str]:
-    """Return the study as lines for a person."""
+    """Return the study as lines of text."""
     rows = claims.rows(study)
     return [render(claims.claims_table(rows, study.title)), claims.count(rows)]
 

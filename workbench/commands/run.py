@@ -168,7 +168,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _lines(session: Session, arguments: argparse.Namespace, saved: str | None) -> Iterator[str]:
-    """Yield the result for a person: segments, evidence, numbers, next steps and files."""
+    """Yield the result as lines of text: segments, evidence, numbers, next steps and files."""
     if session.segments:
         yield render(segments_table(session))
         if hint := command_lines.session_hint(session):

@@ -1,4 +1,6 @@
-"""Compare training steps on several GPUs with one: efficiency, exposed communication, skew, memory.
+"""Compare training steps on several GPUs with those on a single GPU.
+
+The result is efficiency, exposed communication, skew and memory.
 
 Kinds: data (replicas), gradients and fsdp (shards of weights), hybrid (shards within halves),
 tensor, sequence (tensor and sequence), pipeline, context, expert. They combine with +, where the
@@ -9,6 +11,7 @@ Wrong numbers exit with 1.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from sessions.model import Study
@@ -28,16 +31,21 @@ from sessions.studies.rank_scaling import (
 from workbench import calibration, protocol
 from workbench.client import headless
 from workbench.client.headless import Outcome
-from workbench.commands._arguments import budget_argument, region_argument, result_arguments
+from workbench.commands._arguments import (
+    budget_argument,
+    counts,
+    names,
+    region_argument,
+    result_arguments,
+)
 from workbench.commands._command import (
     DONE,
     FAILED,
     Command,
-    answer,
     answer_json,
     check_session,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.run import configuration_arguments, configure, with_toggles
 
@@ -49,7 +57,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(workload="train")
     parser.add_argument(
         "--ranks",
-        type=_counts,
+        type=partial(counts, expected="numbers of ranks such as 1,2,4"),
         default=[1, 2],
         metavar="N,...",
         help="numbers of ranks; one device is always measured; default: 1,2",
@@ -62,7 +70,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kinds",
-        type=_names,
+        type=names,
         default=["data"],
         metavar="KIND,...",
         help="data, gradients, fsdp, hybrid, tensor, sequence, pipeline, context, expert, or "
@@ -83,18 +91,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="do not record what each rank does: exposed communication and skew stay unknown",
     )
     result_arguments(parser)
-
-
-def _counts(text: str) -> list[int]:
-    """Return numbers of ranks such as 1,2,4, for argparse."""
-    counts = _names(text)
-    if not counts or not all(count.isdecimal() and int(count) > 0 for count in counts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks as 1,2,4")
-    return [int(count) for count in counts]
-
-
-def _names(text: str) -> list[str]:
-    return [name for part in text.split(",") if (name := part.strip())]
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -127,10 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(_as_data(outcome, saved, study))
     else:
-        if study is not None:
-            answer("\n".join(study_lines(study)))
-        if saved:
-            answer(f"saved {saved}")
+        answer_lines([] if study is None else study_lines(study), saved)
     code = exit_code(outcome)
     if code != DONE or study is None:
         return code
@@ -138,7 +131,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def study_lines(study: Study) -> list[str]:
-    """Return the study for a person."""
+    """Return the study as lines of text."""
     tables = [points_table(study), ranks_table(study)]
     return [headline(study), "", *(render(table.filled()) for table in tables if table.rows)]
 

@@ -22,11 +22,10 @@ from workbench.commands._command import (
     FAILED,
     Command,
     Mistaken,
-    answer,
     answer_json,
     check_session,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.run import (
     configuration_arguments,
@@ -92,10 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(_as_data(outcome, saved, measured))
     else:
-        if measured:
-            answer("\n".join(study_lines(measured[-1])))
-        if saved:
-            answer(f"saved {saved}")
+        answer_lines(study_lines(measured[-1]) if measured else [], saved)
     code = exit_code(outcome)
     if code == DONE and not any(curve.measured.any() for curve in sweep.curves(measured[-1])):
         return FAILED
@@ -119,7 +115,7 @@ def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:
 
 
 def study_lines(study: Study) -> list[str]:
-    """Return the study as lines for a person."""
+    """Return the study as lines of text."""
     lines = [render(sweep.points_table(study))]
     for curve in sweep.curves(study):
         lines += _exponents(study, curve)

@@ -25,11 +25,10 @@ from workbench.commands._command import (
     FAILED,
     UNDECIDED,
     Command,
-    answer,
     answer_json,
     check_session,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
 from workbench.commands.run import configuration_arguments, configure
 
 BUDGET_S = 20.0
@@ -83,10 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(_as_data(outcome, study, saved))
     else:
-        if study is not None:
-            answer("\n".join(study_lines(study)))
-        if saved:
-            answer(f"saved {saved}")
+        answer_lines([] if study is None else study_lines(study), saved)
     code = exit_code(outcome)
     if code != DONE or (study is not None and checklist.is_shown(study)):
         return code
@@ -105,7 +101,7 @@ def _as_data(outcome: Outcome, study: Study | None, saved: str | None) -> dict[s
 
 
 def study_lines(study: Study) -> list[str]:
-    """Return the study as lines for a person."""
+    """Return the study as lines of text."""
     lines = [study.title, ""]
     for row in checklist.rows(study):
         lines.append(f"{row.status.upper():<15}{row.title}: {row.evidence or 'not done'}")

@@ -93,7 +93,7 @@ def _x(align: str) -> str:
 
 
 def _offsets(run: Run, sources: Sequence[Rolling], align: str) -> list[float]:
-    """Return what each segment's x is shifted by: the first steady step of all is at zero."""
+    """Return the shift of each segment's x; it puts the run's first steady step at zero."""
     if align == "step":
         return [float(sum(source.steady for source in sources[:i])) for i in range(len(sources))]
     starts = [float(source.columns["t_s"][0]) for source in sources if source.columns.rows]

@@ -35,7 +35,7 @@ _RIGHT = {
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "sm_clock") -> None:
-    """Draw power on the left axis, and ``right`` on the right one in the left one's units."""
+    """Draw power on the left axis and the quantity ``right``, scaled to it, on the right axis."""
     plot_item.describe((SECONDS, time_axis.TITLE), (WATTS, "Power"))
     add_timeline(plot_item, runs, style)
     power, other = highest(runs, "power_w"), highest(runs, right)

@@ -64,7 +64,7 @@ class Situation:
 
     @property
     def is_own_model(self) -> bool:
-        """True if the model is that of a person's own file."""
+        """True if the model comes from the user's own file."""
         return self.family.name == OWN
 
     @property

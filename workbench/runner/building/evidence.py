@@ -1,4 +1,4 @@
-"""The evidence of a variant: what each toggle finds when it looks for its own effect."""
+"""Evidence of a variant: the findings of its toggles about their own effects."""
 
 from __future__ import annotations
 

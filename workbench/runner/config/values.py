@@ -46,7 +46,7 @@ def check_choice(configuration: Configuration, field: str, value: Scalar) -> Non
 
 
 def families() -> dict[str, models.Family]:
-    """Return the bundled families by name, the first start's choice first, and a person's files."""
+    """Return the bundled families by name, and the user's own models; the default is first."""
     first = {FIRST_FAMILY: models.FAMILIES[FIRST_FAMILY]}
     return {**first, **models.FAMILIES, user_model.FAMILY.name: user_model.FAMILY}
 

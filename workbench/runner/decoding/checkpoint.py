@@ -49,7 +49,7 @@ class SavedRound:
 def save_round(
     path: str, identity: Mapping[str, Any], decoder: Decoder, rounds: Rounds, batches: Batches
 ) -> str:
-    """Save the current round; return a note for a person. Waits for the device."""
+    """Save the current round; return a note for the user. Waits for the device."""
     position = decoder.prompt_length + rounds.done
     beside = {
         "made with": dict(identity),

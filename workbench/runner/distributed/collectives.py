@@ -64,12 +64,19 @@ class Traffic:
 
 _traffic: dict[str, Traffic] = {}
 _ALONE = Traffic()
+_temporary: list[Tensor] = []  # of the last step; for the reason see ``Traffic.add``
+
+
+def hold(*tensors: Tensor) -> None:
+    """Hold temporary tensors that a collective has used, until the next step, on a CPU."""
+    _temporary.extend(tensor for tensor in tensors if tensor.device.type == "cpu")
 
 
 @contextlib.contextmanager
 def communicating(groups: Mapping[str, dist.ProcessGroup]) -> Iterator[dict[str, Traffic]]:
     """Communicate inside with the groups of these axes, as every rank does in a step."""
     global _traffic
+    _temporary.clear()
     before, _traffic = _traffic, {axis: Traffic(group) for axis, group in groups.items()}
     try:
         yield _traffic

@@ -29,7 +29,7 @@ class _Moved(torch.autograd.Function):
 
 
 class RankExchange(Exchange):
-    """Exchange among ranks with ``n_experts / ranks`` experts each, in their order."""
+    """Exchange among ranks. Rank 0 has the first ``n_experts / ranks`` experts, and so on."""
 
     def __init__(self, ranks: int, n_experts: int) -> None:
         self.ranks, self.n_experts = ranks, n_experts

@@ -22,6 +22,7 @@ from workbench.runner.distributed.collectives import (
     Traffic,
     broadcast_all,
     communicating,
+    hold,
     sum_over_ranks,
 )
 from workbench.runner.distributed.data import FullyShard, Replicate
@@ -164,6 +165,7 @@ class Parallel:
                 if self.layout.data * self.layout.context > 1:
                     loss = loss.clone()
                     dist.all_reduce(loss, group=self.weights.mesh.group)
+                    hold(loss)
                     loss /= self.ranks
             self._steps += 1
             self.traffic = traffic.get(TENSOR, Traffic())
@@ -407,6 +409,7 @@ class Parallel:
             own = local(flag)
             on_any = own.to(self._device)
             dist.all_reduce(on_any, dist.ReduceOp.MAX, group=self.weights.mesh.group)
+            hold(on_any)
             own.copy_(on_any)
 
     def _read_peak(self, arm: DividedVariant) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import kernels
 from models import LanguageModel
 from models.parallel.pipeline_stages import StageOutput
-from workbench.runner.distributed.collectives import all_gather_bytes
+from workbench.runner.distributed.collectives import all_gather_bytes, hold
 from workbench.runner.distributed.counted_stage import counted_stage
 from workbench.runner.distributed.stage_metrics import StageMetrics
 
@@ -213,6 +213,7 @@ class Pipeline:
                 work.wait()
             self._torch_stages[0].count("sends", [own])
             self._torch_stages[0].count("receives", [theirs])
+            hold(theirs)
             own += theirs  # equal to the last bit on both, whichever comes first
 
     def share_records(self, arm: DividedVariant) -> None:
@@ -258,6 +259,7 @@ class Pipeline:
         if self._losses:
             total = torch.stack(self._losses).sum() / self.micro_batches
         dist.all_reduce(total, group=self._weights.mesh.group_of("pipeline"))
+        hold(total)
         return total
 
     def _evaluate(self, compute: Any, arm: DividedVariant) -> None:

@@ -34,7 +34,7 @@ def restore(saved: SavedRound, arm: Arm) -> None:
 
 
 def save(path: str, arm: Arm) -> str:
-    """Save the arm's current round; return a note for a person."""
+    """Save the arm's current round; return a note for the user."""
     assert arm.decoder is not None and arm.rounds is not None
     return save_round(path, _identity(arm.situation), arm.decoder, arm.rounds, arm.batches)
 

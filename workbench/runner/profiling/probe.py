@@ -32,7 +32,8 @@ def probe(
 ) -> Probe:
     """Run ``model`` once on few inputs as its arm would, and look at every linear layer.
 
-    ``compiles_itself``: the model may, as that of a person's own file; nothing is compiled here.
+    ``compiles_itself``: the model may compile parts of itself, if it comes from the user's own
+    file; nothing is compiled here.
     """
     dtypes: dict[str, torch.dtype] = {}
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 import torch
-from built import collect_evidence
+from built import collect_evidence, own_peak, stepped
 from runner_driver import Driver
 
 from sessions.model import Configuration, Evidence
 from workbench import protocol
+from workbench.runner.building.arms import Arms
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Arm
 
@@ -52,6 +53,21 @@ def assert_right(arm: Arm, *toggles: str) -> None:
         assert status == "effective", f"{toggle}: {text}"
     checked = comparison.check(arm, arm.situation)
     assert checked.ok, checked.text
+
+
+def assert_less_memory(toggle: str, sequence: int) -> None:
+    """Assert that two GPUs with the toggle need less than 0.85 of one GPU's peak for HYDRA base."""
+    settings = {"batch": 1, "sequence": sequence}
+    configuration = Configuration(family="hydra", preset="base", settings=settings)
+    peaks = []
+    for ranks in ("off", "2"):
+        arms, toggles = Arms(), {**BF16, toggle: ranks}
+        arm = stepped(configuration, "train", device="cuda", steps=4, arms=arms, **toggles)
+        peaks.append(own_peak(arm, arms))
+        del arm, arms
+        torch.cuda.empty_cache()
+    print(f"peak MiB {[peak >> 20 for peak in peaks]}")
+    assert peaks[1] < 0.85 * peaks[0]
 
 
 def assert_fault_is_noticed(

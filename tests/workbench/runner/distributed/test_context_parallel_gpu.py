@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from built import collect_evidence, own_peak, stepped
-from rank_checks import BF16, assert_right, configure, on_gpus
+from built import collect_evidence, stepped
+from rank_checks import BF16, assert_less_memory, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
 from workbench.runner.building.arms import Arms
@@ -75,15 +74,4 @@ def test_other_options_combine_with_divided_experts(toggles):
 
 
 def test_a_rank_needs_less_memory_for_a_long_sequence():
-    configuration = Configuration(
-        family="hydra", preset="base", settings={"batch": 1, "sequence": 2048}, workload="train"
-    )
-    peaks = []
-    for ranks in ("off", "2"):
-        arms = Arms()
-        arm = step_on_two(configuration, arms, **{**BF16, "context_parallel": ranks})
-        peaks.append(own_peak(arm, arms))
-        del arm, arms
-        torch.cuda.empty_cache()
-    print(f"peak MiB {[peak >> 20 for peak in peaks]}")
-    assert peaks[1] < 0.85 * peaks[0]
+    assert_less_memory("context_parallel", sequence=2048)

@@ -92,7 +92,10 @@ def test_data_parallelism_over_two_hosts_has_a_verdict(hosts, capsys):
     assert code == 0, (err, hosts.log.read_text())
     assert data["reason"] == "done" and not data["failures"] and not data["wrong"]
     assert data["pairs"] > 0 and data["ratio"] > 0
-    assert data["verdict"] in ("FASTER", "SLOWER", "SAME", "UNDECIDED")  # a second may be too short
+    if data["low"] is None:  # too few pairs in a second on a busy machine
+        assert data["verdict"] == "UNDECIDED"
+    else:
+        assert data["low"] < data["ratio"] < data["high"]
     evidence = {row["toggle"]: row for row in data["arms"][1]["evidence"]}["data_parallel"]
     assert evidence["status"] == "effective", evidence
     assert "2 ranks compute 2 sequences each" in evidence["text"]

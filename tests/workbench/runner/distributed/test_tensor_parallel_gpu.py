@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from built import collect_evidence, own_peak, stepped
-from rank_checks import BF16, assert_right, configure, on_gpus
+from built import collect_evidence, stepped
+from rank_checks import BF16, assert_less_memory, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
 from workbench.runner.building.arms import Arms
@@ -80,15 +79,4 @@ def test_arms_of_one_and_of_two_gpus_go_on_from_each_other():
 
 def test_a_rank_has_less_memory_and_computes_less():
     # Of time nothing is asserted: verdicts measure how long the sums take.
-    configuration = Configuration(
-        family="hydra", preset="base", settings={"batch": 1, "sequence": 1024}, workload="train"
-    )
-    peaks = []
-    for ranks in ("off", "2"):
-        arms = Arms()
-        arm = step_divided(configuration, arms, **{**BF16, "tensor_parallel": ranks})
-        peaks.append(own_peak(arm, arms))
-        del arm, arms
-        torch.cuda.empty_cache()
-    print(f"peak MiB {[peak >> 20 for peak in peaks]}")
-    assert peaks[1] < 0.85 * peaks[0]
+    assert_less_memory("tensor_parallel", sequence=1024)
