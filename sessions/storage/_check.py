@@ -23,11 +23,11 @@ from pathlib import Path
 from sessions.errors import SessionError
 from sessions.model import Session
 from sessions.plain_text import one_line
-from sessions.storage._content import cleaned
 from sessions.storage._lazy import Lost, Source
 from sessions.storage._read import read
 from sessions.storage._structure import require_plain
 from sessions.storage._write import image
+from sessions.storage.content import cleaned
 
 TIMEOUT_S = 10.0  # of processor time, and a second more for every 10 MB
 _PATIENCE = 3.0  # times as long by the clock: other processes may keep the processors busy

@@ -233,13 +233,18 @@ class Timeline:
 
 
 def of(study: Study) -> Timeline | None:
-    """Return the timeline of a profile, None if it stores none."""
-    return Timeline(study) if all(study.tables.get(name) for name in TABLES) else None
+    """Return the timeline of a profile, None if it stores none or a part of one."""
+    return Timeline(study) if is_complete(study) else None
 
 
 def has_timeline(session: Session) -> bool:
     """Return whether any profile of the session stores a timeline."""
-    return any("timeline" in study.tables for study in breakdown.profiles(session))
+    return any(is_complete(study) for study in breakdown.profiles(session))
+
+
+def is_complete(study: Study) -> bool:
+    """Return whether the study has all tables of a timeline; an older profile has none."""
+    return all(study.tables.get(name) for name in TABLES)
 
 
 def statistics_table(rows: Sequence[Statistic], what: str, most: int = 200) -> Table:

@@ -12,6 +12,7 @@ import numpy as np
 
 from sessions.ceilings import describe
 from sessions.columns import Columns
+from sessions.errors import SessionError
 from sessions.model import (
     METRIC_COLUMNS,
     SAMPLING,
@@ -27,12 +28,25 @@ from sessions.model import (
     Session,
     Study,
 )
-from sessions.plain_text import clip
+from sessions.plain_text import clip, one_line
+from sessions.storage import content
 from sessions.verdicts import work
 from sessions.verdicts.background import BACKGROUND
 from workbench import protocol, titles
+from workbench.client.message_checks import (
+    check_comparison,
+    check_integers,
+    check_phase,
+    check_segment,
+    check_steps,
+    matrix,
+    study_columns,
+    with_blocks,
+    without_blocks,
+)
 
 LONGEST_TEXT = 4000  # characters that a segment keeps of what it generated
+LONGEST_REASON = 250  # characters of why a message is refused
 LONGEST_NAME, LONGEST_NOTE = 1_000, 1_000_000  # characters; session files hold no more
 
 
@@ -76,16 +90,24 @@ class Recorder:
         """Take one message; returns the segment that it changed, if any.
 
         Raises ``WireError``, and leaves the session as it was, for a message that does not fit
-        what came before it.
+        what came before it, or with which no program would open the session again.
         """
+        try:
+            return self._take(message)
+        except SessionError as error:
+            raise protocol.WireError(one_line(str(error), LONGEST_REASON)) from None
+
+    def _take(self, message: protocol.AnyMessage) -> Segment | None:
         session = self.session
         if not isinstance(message, protocol.Catalogue):
+            content.check_time(message.t_s + self._offset_s)
             self._last_s = max(self._last_s, message.t_s + self._offset_s)
         match message:
             case protocol.Catalogue():
                 self._begin(message)
             case protocol.EnvironmentFound():
-                session.environment = {**session.environment, **message.facts}
+                environment = content.cleaned_names(message.facts, "environment")
+                session.environment = {**session.environment, **environment}
             case protocol.CeilingsFound():
                 now = message.t_s + self._offset_s
                 if message.source == "measured" and session.orders and self._open is None:
@@ -100,7 +122,7 @@ class Recorder:
                 return self._begin_segment(message)
             case protocol.PhaseChanged():
                 segment = self._segment(message.segment)
-                _check_phase(message.phase)
+                check_phase(message.phase)
                 if self._is_beside(segment):
                     return segment
                 now = message.t_s + self._offset_s
@@ -110,6 +132,7 @@ class Recorder:
             case protocol.Steps():
                 segment = self._segment(message.segment)
                 columns = self._columns(message.columns, STEP_COLUMNS)
+                check_steps(segment, columns)
                 segment.steps.append(columns)  # type: ignore[attr-defined]
                 if len(columns["t_s"]) and not self._is_beside(segment):
                     _close_phase(segment, float(columns["t_s"][-1]))
@@ -124,6 +147,7 @@ class Recorder:
                 return segment
             case protocol.TelemetrySamples():
                 columns = self._columns(message.columns, TELEMETRY_COLUMNS)
+                content.check_telemetry(columns, message.device)
                 table = session.telemetry.setdefault(message.device, Columns(TELEMETRY_COLUMNS))
                 table.append(columns)  # type: ignore[attr-defined]
                 if self._open is not None and len(columns["t_s"]):  # a phase goes on meanwhile
@@ -133,6 +157,8 @@ class Recorder:
                 session.environment = {**session.environment, **how}
             case protocol.Facts():
                 segment = self._segment(message.segment)
+                ledger = {**segment.ledger, **message.ledger}
+                check_segment(segment, ledger=ledger)
                 segment.ledger.update(message.ledger)
                 return segment
             case protocol.EvidenceFound():
@@ -145,9 +171,10 @@ class Recorder:
                 self._state(self._comparison(message.comparison), **message.facts)
             case protocol.BlockDone():
                 number = self._comparison(message.comparison)
-                session.comparisons[number] = _with_blocks(
-                    session.comparisons[number], [message.block]
-                )
+                comparison = session.comparisons[number]
+                alone = with_blocks(without_blocks(comparison), [message.block])
+                check_comparison(alone, len(session.segments), {})
+                session.comparisons[number] = with_blocks(comparison, [message.block])
             case protocol.NumericsChecked():
                 self._take_numerics(message)
             case protocol.EnergyMeasured():
@@ -156,16 +183,18 @@ class Recorder:
             case protocol.Judged():
                 self._take_judgement(message)
             case protocol.StudyStarted():
-                self._studies[message.index] = len(session.studies)
                 start_s = message.t_s + self._offset_s
-                request = dict(message.request)
-                session.studies.append(Study(message.kind, message.title, start_s, request))
+                study = Study(message.kind, message.title, start_s, dict(message.request))
+                content.cleaned_study(study, len(session.studies))
+                self._studies[message.index] = len(session.studies)
+                session.studies.append(study)
             case protocol.StudyRows():
                 self._take_rows(message)
             case protocol.StudyFacts():
                 number = self._study(message.study)
                 study = session.studies[number]
                 facts = {**study.facts, **message.facts}
+                content.cleaned_study(dataclasses.replace(study, facts=facts, tables={}), number)
                 session.studies[number] = dataclasses.replace(study, facts=facts)
             case protocol.Note():
                 self._event(message.t_s, message.kind, message.text)
@@ -217,7 +246,6 @@ class Recorder:
         )
 
     def _begin_segment(self, message: protocol.SegmentStarted) -> Segment:
-        self._end_segment(message.t_s + self._offset_s)
         segment = Segment(
             index=len(self.session.segments),
             configuration=message.configuration,
@@ -226,6 +254,8 @@ class Recorder:
             ledger=dict(message.ledger),
             phases=[] if self._before is None else [self._before],
         )
+        check_segment(segment)
+        self._end_segment(message.t_s + self._offset_s)
         self._before = None
         self.session.segments.append(segment)
         self._segments[message.index] = self._open = segment
@@ -244,12 +274,15 @@ class Recorder:
 
     def _measure(self, segment: Segment, message: protocol.Metrics) -> None:
         matrices = {
-            name: _matrix(name, rows, segment.metrics.get(name))
+            name: matrix(name, rows, segment.metrics.get(name))
             for name, rows in message.values.items()
         }
+        segment.metrics |= {
+            name: self._new_series(segment, name, values_RC.shape)
+            for name, values_RC in matrices.items()
+            if name not in segment.metrics
+        }
         for name, values_RC in matrices.items():
-            if name not in segment.metrics:
-                segment.metrics[name] = self._new_series(segment, name, values_RC.shape)
             batch = {"t_s": [message.t_s + self._offset_s], "values": values_RC[None]}
             segment.metrics[name].table.append(batch)  # type: ignore[attr-defined]
 
@@ -257,15 +290,17 @@ class Recorder:
         rows, columns = shape
         dtypes = METRIC_COLUMNS | {"values": f"({rows},{columns}){METRIC_COLUMNS['values']}"}
         description = self._described.get((segment.configuration.family, name))
-        return MetricSeries(
+        series = MetricSeries(
             title=description.title if description else name,
             unit=description.unit if description else "",
             help=description.help if description else "",
             row=description.row if description else "row",
             column=description.column if description else "column",
             shape=(rows, columns),
-            table=Columns(dtypes),
+            table={},
         )
+        content.cleaned_metric(name, series)
+        return dataclasses.replace(series, table=Columns(dtypes))
 
     def _segment(self, index: int) -> Segment:
         try:
@@ -275,7 +310,6 @@ class Recorder:
 
     def _begin_comparison(self, message: protocol.ComparisonStarted) -> None:
         comparisons = self.session.comparisons
-        self._paired = bool(message.request.get(BACKGROUND))
         segments = [self._segment(index).index for index in message.segments]
         started = PairedComparison(
             arms=message.arms,
@@ -295,7 +329,9 @@ class Recorder:
                 **_foretold(message),
             },
         )
-        started = _with_blocks(started, message.before)
+        started = with_blocks(started, message.before)
+        check_comparison(started, len(self.session.segments), started.facts)
+        self._paired = bool(message.request.get(BACKGROUND))
         for number, earlier in enumerate(comparisons):
             if message.before and _blocks_of(earlier) == _blocks_of(started):
                 history = earlier.facts.get("history", [])
@@ -327,13 +363,18 @@ class Recorder:
         if judgement.low is not None and (not history or history[-1][0] != judgement.pairs):
             history = [*history, [judgement.pairs, judgement.ratio, judgement.low, judgement.high]]
         facts = msgspec.to_builtins(judgement)
+        facts |= {"history": history, "seconds": message.seconds, "final": message.final}
         ends = {name: facts.pop(name) for name in ("ratio", "low", "high")}
         verdict = facts.pop("verdict")
-        self._state(number, history=history, seconds=message.seconds, final=message.final, **facts)
-        self.session.comparisons[number] = msgspec.structs.replace(
+        judged = msgspec.structs.replace(
             self.session.comparisons[number],
             verdict=verdict,
             **{name: math.nan if end is None else end for name, end in ends.items()},
+        )
+        newest = {**facts, "history": history[-1:]}
+        check_comparison(without_blocks(judged), len(self.session.segments), newest)
+        self.session.comparisons[number] = msgspec.structs.replace(
+            judged, facts={**judged.facts, **facts}
         )
 
     def _study(self, index: int) -> int:
@@ -346,7 +387,8 @@ class Recorder:
         # A new study each time: another thread may be saving the old one.
         number = self._study(message.study)
         study = self.session.studies[number]
-        more = _study_columns(message)
+        more = study_columns(message)
+        content.cleaned_study(dataclasses.replace(study, tables={message.table: more}), number)
         known = {} if message.replace else study.tables.get(message.table, {})
         if known:
             kinds = [
@@ -363,6 +405,7 @@ class Recorder:
 
     def _state(self, number: int, **facts: Any) -> None:
         comparison = self.session.comparisons[number]
+        check_comparison(without_blocks(comparison), len(self.session.segments), facts)
         self.session.comparisons[number] = msgspec.structs.replace(
             comparison, facts={**comparison.facts, **facts}
         )
@@ -381,11 +424,12 @@ class Recorder:
         arrays = {name: np.asarray(values, np.float64) for name, values in columns.items()}
         for name, values in arrays.items():
             if np.dtype(dtypes[name]).kind in "iu":
-                _check_integers(name, values, np.iinfo(dtypes[name]))
+                check_integers(name, values, np.iinfo(dtypes[name]))
         if "phase" in arrays and arrays["phase"].size:
-            _check_phase(int(arrays["phase"].max()), last=Phase.STEADY)
+            check_phase(int(arrays["phase"].max()), last=Phase.STEADY)
         arrays["t_s"] += self._offset_s
-        return arrays
+        with np.errstate(over="ignore"):
+            return {name: values.astype(dtypes[name]) for name, values in arrays.items()}
 
     def _event(self, t_s: float, kind: str, text: str) -> None:
         event = Event(t_s + self._offset_s, kind, clip(text, LONGEST_NOTE))
@@ -395,37 +439,6 @@ class Recorder:
 def _foretold(message: protocol.ComparisonStarted) -> dict[str, Any]:
     made = message.prediction
     return {} if made is None else {"prediction": msgspec.to_builtins(made)}
-
-
-def _study_columns(message: protocol.StudyRows) -> dict[str, np.ndarray]:
-    """Return the rows' columns: FP64, or objects if they are text."""
-    for name in (message.table, *message.columns):
-        if not name.isidentifier() or not name.isascii():
-            raise protocol.WireError(f"{name[:40]!r} is no name of a table or column of a study")
-    lengths = {name: len(values) for name, values in message.columns.items()}
-    if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise protocol.WireError(f"columns of one batch are empty or differ in length: {lengths}")
-    columns = {}
-    for name, values in message.columns.items():
-        is_text = {isinstance(value, str) for value in values}
-        if len(is_text) > 1:
-            raise protocol.WireError(f"column {name[:40]!r} of a study mixes text and numbers")
-        columns[name] = np.array(values, object if True in is_text else np.float64)
-    return columns
-
-
-def _matrix(name: str, rows: list[list[float | None]], known: MetricSeries | None) -> np.ndarray:
-    """Return the numbers (rows, columns) of one metric, FP32, NaN for None."""
-    lengths = {len(row) for row in rows}
-    if len(lengths) != 1 or lengths == {0}:
-        raise protocol.WireError(f"metric {name[:40]!r}: rows of {sorted(lengths)} columns")
-    values = np.array(rows, np.float64)
-    if known is not None and values.shape != known.shape:
-        raise protocol.WireError(
-            f"metric {name[:40]!r}: {values.shape} in a segment where it was {known.shape}"
-        )
-    with np.errstate(over="ignore"):  # what FP32 cannot hold is infinite
-        return values.astype(np.float32)
 
 
 def _write(segment: Segment, message: protocol.Generated) -> None:
@@ -443,38 +456,6 @@ def _close_phase(segment: Segment, stop_s: float) -> None:
         segment.phases[-1] = PhaseSpan(last.phase, last.start_s, max(last.stop_s, stop_s))
 
 
-def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> PairedComparison:
-    """Return a new comparison with more blocks: another thread may be saving the old one."""
-    clocks = [math.nan if block.clock_mhz is None else block.clock_mhz for block in blocks]
-    means = [math.nan if block.mean_ms is None else block.mean_ms for block in blocks]
-    return msgspec.structs.replace(
-        comparison,
-        order=comparison.order + [block.arm for block in blocks],
-        medians_ms=comparison.medians_ms + [block.median_ms for block in blocks],
-        pairs=comparison.pairs + [block.pair for block in blocks],
-        clocks_mhz=comparison.clocks_mhz + clocks,
-        voids=comparison.voids + [block.void for block in blocks],
-        means_ms=comparison.means_ms + means,
-        builds=comparison.builds + [block.build for block in blocks],
-    )
-
-
 def _blocks_of(comparison: PairedComparison) -> object:
     """Return what distinguishes a comparison from every other."""
     return comparison.arms, comparison.order, comparison.medians_ms, comparison.pairs
-
-
-def _check_integers(name: str, values: np.ndarray, limits: np.iinfo) -> None:
-    # NaN and what is too large would turn into some other number, with no more than a warning.
-    is_integer = (values >= limits.min) & (values <= limits.max) & (values == np.floor(values))
-    if not is_integer.all():
-        raise protocol.WireError(
-            f"column {name}: expected whole numbers from {limits.min} to {limits.max}"
-        )
-
-
-def _check_phase(phase: int, last: Phase = Phase.CHECK) -> None:
-    """Refuse a phase that is unknown, or that no step has."""
-    known = [int(phase) for phase in Phase if phase <= last]
-    if phase not in known:
-        raise protocol.WireError(f"phase {phase} is none of {known}")

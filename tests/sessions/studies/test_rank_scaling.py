@@ -15,7 +15,7 @@ from sessions.errors import SessionError
 from sessions.exports import exportable
 from sessions.model import Session
 from sessions.storage import hdf5
-from sessions.storage._content import cleaned
+from sessions.storage.content import cleaned
 from sessions.storage.study_schema import columns_of
 from sessions.studies.rank_scaling import (
     KIND,

@@ -14,7 +14,7 @@ from traces import Written
 
 from sessions.errors import Lacking, SessionError
 from sessions.storage import foreign as files
-from sessions.storage._content import cleaned
+from sessions.storage.content import cleaned
 from sessions.studies import breakdown, timeline
 from sessions.tracing import foreign, nsight
 

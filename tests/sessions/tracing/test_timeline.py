@@ -13,7 +13,7 @@ from traces import Written
 
 from sessions.errors import SessionError
 from sessions.model import Session
-from sessions.storage._content import cleaned
+from sessions.storage.content import cleaned
 from sessions.studies import breakdown, timeline
 from sessions.studies.timeline import Timeline
 from sessions.tracing import timeline as stored
@@ -140,10 +140,15 @@ def test_a_timeline_that_refers_to_nothing_is_refused(study, column, value, word
         cleaned(Session(studies=[changed(study, {column: values})]))
 
 
-def test_a_profile_of_an_older_version_has_no_timeline(study):
-    old = profile_samples.study()
-    assert timeline.of(old) is None
+def test_a_profile_of_an_older_version_has_no_timeline():
+    assert timeline.of(profile_samples.study()) is None
+
+
+@pytest.mark.parametrize("lost", timeline.TABLES)
+def test_a_profile_that_ended_before_its_whole_timeline_came_opens_without_one(study, lost):
     assert timeline.of(cleaned(Session(studies=[study])).studies[0]) is not None
-    without = {name: table for name, table in study.tables.items() if name != "labels"}
-    with pytest.raises(SessionError, match="lacks their names"):
-        cleaned(Session(studies=[dataclasses.replace(study, tables=without)]))
+    without = {name: table for name, table in study.tables.items() if name != lost}
+    session = Session(studies=[dataclasses.replace(study, tables=without)])
+    assert not timeline.has_timeline(session)
+    (opened,) = cleaned(session).studies
+    assert set(opened.tables) == set(without) - set(timeline.TABLES)

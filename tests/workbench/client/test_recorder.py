@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessions.model import Phase, PhaseSpan, Session
+from sessions.storage.content import cleaned
 from workbench import protocol
 from workbench.client.recorder import Recorder
 
@@ -129,7 +130,7 @@ def batch(**columns) -> protocol.Steps:
 
 
 def rows(study: int = 0, table: str = "points", **columns) -> protocol.StudyRows:
-    row = {"value": [8.0], "ms": [2.0], "outcome": ["ran"], **columns}
+    row = {"arm": [0.0], "x": [8.0], "median_ms": [2.0], "outcome": ["measured"], **columns}
     return protocol.StudyRows(study=study, table=table, columns=row)
 
 
@@ -164,30 +165,51 @@ MISFITS = [
     protocol.StudyFacts(study=7, facts={"a": 1}),
     rows(study=7),
     rows(table="no name"),
-    rows(value=[]),
-    rows(value=[1.0, 2.0]),
-    rows(value=["text"]),
-    rows(outcome=["ran", 1.0], ms=[1.0, 2.0], value=[1.0, 2.0]),
+    rows(x=[]),
+    rows(x=[1.0, 2.0]),
+    rows(x=["text"]),
+    rows(outcome=["measured", 1.0], median_ms=[1.0, 2.0], x=[1.0, 2.0], arm=[0.0, 0.0]),
     rows(surprise=[1.0]),
+    # What no session file can hold:
+    rows(arm=[1.0]),
+    rows(median_ms=[-1.0]),
+    rows(x=[1e31]),
+    batch(wall_ms=[1.0, -1.0]),
+    batch(wall_ms=[1e-10, 1.0]),
+    batch(peak=[1.0, 1e20]),
+    batch(block=[-1.0, 0.0]),
+    batch(t_s=[-3600.0, 1.0]),
+    protocol.Note(t_s=1e10, kind="note", text=""),
+    protocol.PhaseChanged(t_s=-3600.0, segment=0, phase=5),
+    protocol.TelemetrySamples(device="gpu0", columns={"t_s": [1.0], "busy": [-1.0]}),
+    protocol.TelemetrySamples(device="g" * 2000, columns={"t_s": [1.0]}),
+    protocol.Metrics(segment=0, values={"n" * 2000: [[1.0]]}),
+    protocol.Metrics(segment=0, values={"other": [[1.0] * 1000] * 1000}),
+    protocol.Facts(segment=0, ledger={"early_loss": 1e35}),
+    protocol.Facts(segment=0, ledger={"own_peak_bytes": -1}),
+    protocol.Facts(segment=0, ledger={"other": 10**31}),
+    protocol.StudyFacts(study=0, facts={"other": 10**31}),
+    protocol.StudyStarted(index=1, kind="sweep", title="batch", request={"values": [1, 2]}),
+    protocol.EnvironmentFound(facts={"n" * 2000: ""}),
 ]
 
 
 def test_the_rows_of_a_study_are_added_up_or_replaced():
     messages = wire_samples.stream()
     (study,) = recorded(messages).studies
-    assert (study.kind, study.title, study.request) == ("sweep", "batch", {"values": [1, 2, 4]})
+    assert (study.kind, study.title, study.request["values_0"]) == ("sweep", "batch", [1, 2, 4])
     assert study.facts == {"exponent": 0.9}
     points = study.tables["points"]
-    np.testing.assert_array_equal(points["value"], [1, 2, 4])
-    assert points["outcome"].tolist() == ["ran", "ran", "out of memory"]
-    assert np.isnan(points["ms"]).tolist() == [False, False, True]  # None on the wire
+    np.testing.assert_array_equal(points["x"], [1, 2, 4])
+    assert points["outcome"].tolist() == ["measured", "measured", "out of memory"]
+    assert np.isnan(points["median_ms"]).tolist() == [False, False, True]  # None on the wire
     other = protocol.StudyRows(
-        study=0, table="points", columns={"name": ["a"], "share": [1.0]}, replace=True
+        study=0, table="points", columns={"outcome": ["a"], "blocks": [1.0]}, replace=True
     )
     (study,) = recorded([*messages, other]).studies
     assert {name: values.tolist() for name, values in study.tables["points"].items()} == {
-        "name": ["a"],
-        "share": [1.0],
+        "outcome": ["a"],
+        "blocks": [1.0],
     }
 
 
@@ -204,6 +226,13 @@ def test_a_message_that_does_not_fit_is_refused_and_changes_nothing(misfit):
 
 
 numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-2, 300)
+entries = st.dictionaries(
+    st.sampled_from(
+        ["early_loss", "own_peak_bytes", "text", "parameters", "exponent", "seconds", "other"]
+    ),
+    st.none() | st.floats(allow_nan=False) | st.integers() | st.text(max_size=3),
+)
+times_s = st.floats(-10, 100) | st.floats(allow_nan=False)
 columns = st.dictionaries(
     st.sampled_from(["t_s", "wall_ms", "phase", "block", "busy", "throttle", "other"]),
     st.lists(numbers.map(lambda value: None if value is None else float(value)), max_size=3),
@@ -211,8 +240,18 @@ columns = st.dictionaries(
 indices = st.integers(-2, 4)
 wild_messages = st.one_of(
     st.builds(protocol.Steps, segment=indices, columns=columns),
+    st.builds(
+        protocol.StudyStarted,
+        t_s=times_s,
+        index=indices,
+        kind=st.sampled_from(["sweep", "checklist", "attribution", "of a plug-in"]),
+        title=st.text(max_size=3),
+        request=entries,
+    ),
+    st.builds(protocol.StudyFacts, study=indices, facts=entries),
+    st.builds(protocol.Note, t_s=times_s, kind=st.text(max_size=3), text=st.text(max_size=3)),
     st.builds(protocol.TelemetrySamples, device=st.sampled_from(["cpu", "gpu0"]), columns=columns),
-    st.builds(protocol.PhaseChanged, segment=indices, phase=st.integers(-2, 300)),
+    st.builds(protocol.PhaseChanged, t_s=times_s, segment=indices, phase=st.integers(-2, 300)),
     st.builds(
         protocol.Metrics,
         segment=indices,
@@ -221,14 +260,14 @@ wild_messages = st.one_of(
             st.lists(st.lists(st.none() | st.floats(allow_nan=False), max_size=3), max_size=2),
         ),
     ),
-    st.builds(protocol.Facts, segment=indices, ledger=st.just({"a": 1})),
+    st.builds(protocol.Facts, segment=indices, ledger=entries),
     st.builds(protocol.EvidenceFound, segment=indices, evidence=st.just([])),
     st.builds(
         protocol.StudyRows,
         study=indices,
         table=st.sampled_from(["points", "other"]),
         columns=st.dictionaries(
-            st.sampled_from(["value", "outcome", "ms"]),
+            st.sampled_from(["arm", "x", "outcome", "median_ms"]),
             st.lists(st.none() | st.floats(allow_nan=False) | st.text(max_size=3), max_size=2),
         ),
         replace=st.booleans(),
@@ -239,7 +278,7 @@ wild_messages = st.one_of(
 
 @pytest.mark.filterwarnings("error")
 @given(st.lists(wild_messages, max_size=12))
-def test_no_order_of_messages_raises_anything_but_a_wire_error(messages):
+def test_any_order_of_messages_is_refused_or_makes_a_session_that_opens_everywhere(messages):
     recorder = Recorder()
     for message in messages:
         try:
@@ -250,6 +289,24 @@ def test_no_order_of_messages_raises_anything_but_a_wire_error(messages):
         assert len({len(values) for values in segment.steps.values()}) == 1
         assert set(segment.steps["phase"]) <= set(map(int, Phase))
         assert all(math.isfinite(span.stop_s) for span in segment.phases)
+    cleaned(recorder.session)
+
+
+def test_every_beginning_of_a_runners_messages_is_a_session_that_opens_everywhere():
+    recorder = Recorder()
+    for message in wire_samples.stream():
+        recorder.record(message)
+        cleaned(recorder.session)
+
+
+def test_a_norm_that_overflowed_is_unknown_and_costs_no_session():
+    recorder = Recorder()
+    for message in wire_samples.stream():
+        recorder.record(message)
+    for value in (math.inf, 1e39, 1e31, 1e30, -math.inf):
+        recorder.record(protocol.Metrics(segment=0, values={"norm": [[value, 1.0]]}))
+    values = cleaned(recorder.session).segments[0].metrics["norm"].table["values"]
+    assert np.isnan(values[:, 0, 0]).all() and (values[:, 0, 1] == 1).all()
 
 
 def test_the_newest_text_is_kept_in_the_ledger_and_bounded():

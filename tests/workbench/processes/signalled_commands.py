@@ -117,7 +117,8 @@ def run(
     ended.seconds = time.monotonic() - began
     _, alive = psutil.wait_procs(started, timeout=END_S)
     ended.faults += [f"left the process {child.pid}" for child in alive]
-    if "Traceback" in ended.errors and number is not signal.SIGKILL:
+    is_ours = f'File "{ROOT}' in ended.errors  # Python prints one of its own before it runs us
+    if "Traceback" in ended.errors and is_ours and number is not signal.SIGKILL:
         ended.faults.append("printed a traceback")
     if number is signal.SIGINT:
         ended.faults += [f"left {path.name}" for path in folder.glob(".*.part*")]

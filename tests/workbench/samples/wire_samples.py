@@ -170,14 +170,19 @@ def study(rng: np.random.Generator, now: float) -> list[protocol.AnyMessage]:
     """Return a study of three points that come one by one, the last of them without a number."""
     sent: list[protocol.AnyMessage] = [
         protocol.StudyStarted(
-            t_s=now, index=0, kind="sweep", title="batch", request={"values": [1, 2, 4]}
+            t_s=now,
+            index=0,
+            kind="sweep",
+            title="batch",
+            request={"fields": ["settings.batch"], "arms": [""], "values_0": [1, 2, 4]},
         )
     ]
     for value in (1, 2, 4):
         columns = {
-            "value": [float(value)],
-            "ms": [float(rng.random()) if value < 4 else None],
-            "outcome": ["ran" if value < 4 else "out of memory"],
+            "arm": [0.0],
+            "x": [float(value)],
+            "median_ms": [float(rng.random()) if value < 4 else None],
+            "outcome": ["measured" if value < 4 else "out of memory"],
         }
         sent.append(protocol.StudyRows(t_s=now, study=0, table="points", columns=columns))
     sent.append(protocol.StudyFacts(t_s=now, study=0, facts={"exponent": 0.9}))

@@ -3,6 +3,8 @@
 Everything that plots, tables and statistics compute from a session relies on what is checked here:
 lengths that agree, places that exist, finite times, amounts that are not negative. It reads every
 column, in the child process that looks at files of unknown origin (``sessions.storage._check``).
+The same checks refuse what a runner sends (``workbench.client.recorder``), so that whatever this
+program saves can be opened everywhere.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from sessions.model import (
 from sessions.plain_text import one_line, plain
 from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
+from sessions.storage._facts import LARGEST
 from sessions.storage.study_schema import columns_of
 from sessions.studies import breakdown, sweep, timeline
 
@@ -59,12 +62,12 @@ class Range(NamedTuple):
 _TIME = Range(-1.0, 1e9, unknown=False)  # s; clocks of two processes may differ a little
 _DURATION = Range(0.0, 1e12, least=1e-9)  # ms
 _BYTES = Range(0.0, 1e18)
-_AMOUNT = Range(0.0, _facts.LARGEST)
-_NUMBER = Range(-_facts.LARGEST, _facts.LARGEST)
+_AMOUNT = Range(0.0, LARGEST)
+_NUMBER = Range(-LARGEST, LARGEST)
 _PLACE = Range(0, 2**31 - 1, unknown=False)
 _COUNT = Range(0, 2**53, unknown=False)
 _P = Range(0.0, 1.0)
-_RATIO = Range(0.0, _facts.LARGEST, least=1e-9)
+_RATIO = Range(0.0, LARGEST, least=1e-9)
 _PHASE = Range(0, max(Phase), unknown=False)
 
 _STEPS = {
@@ -88,26 +91,44 @@ def cleaned(session: Session) -> Session:
         title=_name(session.title, "title"),
         id=_name(session.id, "id"),
         notes=_text(session.notes, "notes"),
-        environment=_names(session.environment, "environment"),
-        titles=_names(session.titles, "titles"),
-        segments=[_segment(segment, number) for number, segment in enumerate(session.segments)],
+        environment=cleaned_names(session.environment, "environment"),
+        titles=cleaned_names(session.titles, "titles"),
+        segments=[
+            cleaned_segment(segment, number) for number, segment in enumerate(session.segments)
+        ],
         telemetry={
             _name(device, "device"): _table(table, _TELEMETRY, f"telemetry of {device}")
             for device, table in session.telemetry.items()
         },
         events=[_event(event) for event in session.events],
         comparisons=[
-            _comparison(comparison, places, f"comparison {number}")
+            cleaned_comparison(comparison, places, f"comparison {number}")
             for number, comparison in enumerate(session.comparisons)
         ],
-        studies=[_study(study, number) for number, study in enumerate(session.studies)],
+        studies=[cleaned_study(study, number) for number, study in enumerate(session.studies)],
         orders=[_plain_struct(order) for order in session.orders],
     )
     _check_orders(cleaned)
     return cleaned
 
 
-def _segment(segment: Segment, number: int) -> Segment:
+def check_time(t_s: float) -> None:
+    """Raise ``SessionError`` for a time (s) that no session has."""
+    _within(t_s, _TIME, "time")
+
+
+def check_steps(columns: Mapping[str, NDArray]) -> None:
+    """Raise ``SessionError`` for steps with a number out of its range."""
+    _table(columns, _STEPS, "steps")
+
+
+def check_telemetry(columns: Mapping[str, NDArray], device: str) -> None:
+    """Raise ``SessionError`` for telemetry with a number out of its range."""
+    _table(columns, _TELEMETRY, f"telemetry of {_name(device, 'device')}")
+
+
+def cleaned_segment(segment: Segment, number: int) -> Segment:
+    """Return the segment as ``cleaned`` does; raise ``SessionError``."""
     where = f"segment {number}"
     _within(segment.index, _PLACE, f"index of {where}")
     _within(segment.start_s, _TIME, f"start of {where}")
@@ -131,13 +152,15 @@ def _segment(segment: Segment, number: int) -> Segment:
         breakdown=_table(segment.breakdown, {}, f"breakdown of {where}"),
         memory=_table(segment.memory, {"t_s": _TIME}, f"memory of {where}"),
         metrics={
-            _name(name, f"metric of {where}"): _metric(series, f"metric {name} of {where}")
+            plain(name): cleaned_metric(name, series, where)
             for name, series in segment.metrics.items()
         },
     )
 
 
-def _metric(series: MetricSeries, where: str) -> MetricSeries:
+def cleaned_metric(name: str, series: MetricSeries, where: str = "session") -> MetricSeries:
+    """Return the metric as ``cleaned`` does; raise ``SessionError``."""
+    where = f"metric {_name(name, f'metric of {where}')} of {where}"
     if not 1 <= math.prod(series.shape) <= _MOST_CELLS:
         raise SessionError(f"its {_shown(where)} has {series.shape} numbers a sample")
     return dataclasses.replace(
@@ -156,7 +179,8 @@ def _event(event: Event) -> Event:
     return Event(event.t_s, _name(event.kind, "kind of an event"), _text(event.text, "event"))
 
 
-def _comparison(comparison: PairedComparison, segments: int, where: str) -> PairedComparison:
+def cleaned_comparison(comparison: PairedComparison, segments: int, where: str) -> PairedComparison:
+    """Return the comparison, in a session of so many segments, as ``cleaned`` does."""
     arms = len(comparison.arms)
     if not 2 <= arms <= _MOST_ARMS:
         raise SessionError(f"its {where} has {arms} arms, expected 2 to {_MOST_ARMS}")
@@ -183,7 +207,8 @@ def _comparison(comparison: PairedComparison, segments: int, where: str) -> Pair
     )
 
 
-def _study(study: Study, number: int) -> Study:
+def cleaned_study(study: Study, number: int) -> Study:
+    """Return the study as ``cleaned`` does; raise ``SessionError``."""
     where = f"study {number}"
     _within(study.start_s, _TIME, f"start of {where}")
     _facts.check_study(study.kind, study.request, study.facts, where)
@@ -201,6 +226,9 @@ def _study(study: Study, number: int) -> Study:
         _check_sweep(cleaned, where)
     elif kind == breakdown.KIND:
         _check_profile(cleaned, where)
+        if not timeline.is_complete(cleaned):  # what recorded it may have ended before all had come
+            rest = {name: t for name, t in tables.items() if name not in timeline.TABLES}
+            cleaned = dataclasses.replace(cleaned, tables=rest)
     return cleaned
 
 
@@ -273,11 +301,13 @@ def _check_profile(study: Study, where: str) -> None:
 
 def _check_timeline(study: Study, where: str) -> None:
     tables = [study.tables.get(name, {}) for name in timeline.TABLES]
-    if not any(tables):
-        return
     rows, labels, tracks = map(row_count, tables)
-    if not (0 < rows <= _MOST_SLICES and labels and tracks):
-        raise SessionError(f"the timeline of its {where} has {rows:,} slices and lacks their names")
+    if rows > _MOST_SLICES:
+        raise SessionError(
+            f"the timeline of its {where} has {rows:,} slices, at most {_MOST_SLICES:,}"
+        )
+    if not timeline.is_complete(study):
+        return
     limits = {"track": tracks, "name": labels, "module": labels, "launch": rows + 1}
     for column, most in limits.items():
         values = tables[0][column]
@@ -363,7 +393,8 @@ def _name(value: str, where: str) -> str:
     return _text(value, where, _LONGEST_NAME)
 
 
-def _names(values: Mapping[str, str], where: str) -> dict[str, str]:
+def cleaned_names(values: Mapping[str, str], where: str) -> dict[str, str]:
+    """Return texts by name as ``cleaned`` does; raise ``SessionError``."""
     return {_name(name, where): _text(value, where) for name, value in values.items()}
 
 
@@ -374,7 +405,7 @@ def _shown(where: str) -> str:
 def _plain_json(value: Any) -> Any:
     """Return JSON with its text cleaned; raise ``SessionError`` for a number that is too large."""
     match value:
-        case int() if abs(value) > _facts.LARGEST:
+        case int() if abs(value) > LARGEST:
             raise SessionError("a number in its JSON is too large")
         case str():
             return plain(value)
