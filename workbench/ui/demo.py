@@ -253,7 +253,7 @@ class Demo(QObject):
         workspace = self._workspace
         while (
             workspace.verdicts.busy
-            or workspace.verdicts.resumes
+            or workspace.measurements.resumes
             or workspace.run.state != "running"
         ):
             yield

@@ -9,6 +9,7 @@ from workbench.ui.connection.runner_link import RunnerLink
 from workbench.ui.controllers.attributions import Attributions
 from workbench.ui.controllers.breakdowns import Breakdowns
 from workbench.ui.controllers.checklists import Checklists
+from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.controllers.next_steps import NextSteps
 from workbench.ui.controllers.optimizations import Optimizations
 from workbench.ui.controllers.presets import Presets
@@ -50,15 +51,17 @@ class Workspace(QObject):
         self.router = MessageRouter(self._link, clock, *models, self.failures, self)
         self.runs = Runs(*models, self)
         self.run_control = RunControl(*models, self.runs, self)
-        self.verdicts = Verdicts(*models, self.runs, self)
-        self.attributions = Attributions(*models, self)
-        self.checklists = Checklists(*models, self.verdicts, self)
-        self.breakdowns = Breakdowns(*models, self.compared, self)
-        self.verdict_prompt = VerdictPrompt(*models, self.verdicts, self)
+        self.measurements = Measurements(*models, self.runs, self)
+        measured = *models, self.measurements
+        self.verdicts = Verdicts(*measured, self)
+        self.attributions = Attributions(*measured, self)
+        self.checklists = Checklists(*measured, self.verdicts, self)
+        self.breakdowns = Breakdowns(*measured, self.compared, self)
+        self.verdict_prompt = VerdictPrompt(*measured, self.verdicts, self)
         self.next_steps = NextSteps(*models, self.verdicts, self)
         self.presets = Presets(self.run, self.configuration, self.failures, self)
-        self.optimizations = Optimizations(*models, self.presets, self)
-        self.sweeps = Sweeps(*models, self.verdicts, self.presets, self)
+        self.optimizations = Optimizations(*measured, self.presets, self)
+        self.sweeps = Sweeps(*measured, self.verdicts, self.presets, self)
         self.reproductions = Reproductions(*models, self)
 
     def keep_in(self, settings: Settings) -> None:

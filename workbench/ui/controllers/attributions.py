@@ -9,6 +9,7 @@ from sessions.model import Study
 from sessions.studies.attribution import words as attribution_words
 from sessions.studies.attribution.design import MOST_FACTORIAL
 from workbench import calibration, protocol
+from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
@@ -30,18 +31,17 @@ class Attributions(QObject):
         session: SessionModel,
         run: RunModel,
         configuration: ConfigurationModel,
+        measurements: Measurements,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._session, self._run, self._configuration = session, run, configuration
+        self._measurements = measurements
         self.budget_s = BUDGET_S
         self.mode = "ladder"
         self._left_out: set[str] = set()
         self._order: list[str] = []  # that the user gave to toggles; the others follow
-        self._ends = 0  # runs that have yet to end: a run in progress ends first
         self._before: Study | None = None  # the newest at the time of the request
-        run.received.connect(self._take)
-        run.stateChanged.connect(self._take_state)
 
     @property
     def all(self) -> list[Study]:
@@ -61,7 +61,7 @@ class Attributions(QObject):
     @property
     def busy(self) -> bool:
         """True from the request of an attribution until its end."""
-        return self._ends > 0
+        return self._measurements.is_pending(protocol.Attribute)
 
     def candidates(self) -> dict[str, str]:
         """Return the toggles of the edited configuration that do something: option by name.
@@ -133,15 +133,4 @@ class Attributions(QObject):
             seed=base.seed,
         )
         self._before = attribution_words.newest(self._session.recorder.session)
-        self._ends = 2 if self._run.active else 1
-        self._run.perform(calibration.respected(catalogue, command))
-
-    def _take(self, message: protocol.AnyMessage) -> None:
-        if isinstance(message, protocol.Finished) and self._ends:
-            self._ends -= 1
-
-    def _take_state(self) -> None:
-        if self._run.state in ("starting", "dead", "none"):
-            self._ends = 0
-        elif self._run.state == "idle":  # the interrupted run has ended
-            self._ends = min(self._ends, 1)
+        self._measurements.perform(calibration.respected(catalogue, command))

@@ -7,6 +7,7 @@ from PySide6.QtCore import QObject
 from sessions.model import Study
 from sessions.studies import breakdown
 from workbench import protocol
+from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.state.comparison import ComparisonModel
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
@@ -23,12 +24,14 @@ class Breakdowns(QObject):
         session: SessionModel,
         run: RunModel,
         configuration: ConfigurationModel,
+        measurements: Measurements,
         compared: ComparisonModel,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._session, self._run = session, run
         self._configuration, self._compared = configuration, compared
+        self._measurements = measurements
 
     @property
     def newest(self) -> Study | None:
@@ -64,7 +67,7 @@ class Breakdowns(QObject):
         """Profile the edited configuration; ``trace`` is a file for the Chrome trace."""
         if self._configuration.edited is None or self.why_not():
             return
-        self._run.perform(
+        self._measurements.perform(
             protocol.Profile(
                 configurations=[self._configuration.edited],
                 steps=STEPS,

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import msgspec
+from PySide6.QtCore import QObject
 
 from sessions.model import Configuration, Study
 from sessions.studies import checklist
 from workbench import calibration, protocol
+from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.controllers.verdict_user import VerdictUser
+from workbench.ui.controllers.verdicts import Verdicts
+from workbench.ui.state.configuration import ConfigurationModel
+from workbench.ui.state.run import RunModel
+from workbench.ui.state.session import SessionModel
 
 
 class Checklists(VerdictUser):
     """Requests to check a configuration; their results are in the session's ``studies``."""
 
-    expect_speedup = 0.0  # 0: it must not be slower
+    def __init__(
+        self,
+        session: SessionModel,
+        run: RunModel,
+        configuration: ConfigurationModel,
+        measurements: Measurements,
+        verdicts: Verdicts,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(session, run, configuration, verdicts, parent)
+        self._measurements = measurements
+        self.expect_speedup = 0.0  # 0: it must not be slower
 
     @property
     def newest(self) -> Study | None:
@@ -27,7 +44,7 @@ class Checklists(VerdictUser):
         return (
             newest is not None
             and self._session.live
-            and self._run.active
+            and self._measurements.is_pending(protocol.Validate)
             and newest is self._session.shown.studies[-1]
             and not checklist.complete(newest)
         )
@@ -66,4 +83,4 @@ class Checklists(VerdictUser):
             expect_speedup=expect_speedup or None,
             budget_s=budget_s,
         )
-        self._run.perform(calibration.respected(self._configuration.catalogue, command))
+        self._measurements.perform(calibration.respected(self._configuration.catalogue, command))

@@ -12,6 +12,7 @@ from sessions.studies.optimization import words as optimization_words
 from sessions.studies.optimization.space import BATCH, TIME
 from sessions.verdicts.work import makes_other_model
 from workbench import calibration, protocol
+from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
@@ -30,21 +31,17 @@ class Optimizations(QObject):
         session: SessionModel,
         run: RunModel,
         configuration: ConfigurationModel,
+        measurements: Measurements,
         presets: Presets,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._session, self._run, self._configuration = session, run, configuration
-        self._presets = presets
+        self._measurements, self._presets = measurements, presets
         self.budget_s = BUDGET_S
         self.objective = TIME
         self.memory_limit_gib = 0.0  # 0: no limit
         self.excluded: set[str] = set()
-        self._ends = (
-            0  # runs that have yet to end: a run in progress ends before the optimization begins
-        )
-        run.received.connect(self._take)
-        run.stateChanged.connect(self._take_state)
 
     @property
     def all(self) -> list[Study]:
@@ -54,7 +51,7 @@ class Optimizations(QObject):
     @property
     def busy(self) -> bool:
         """True while an optimization that was requested is not over."""
-        return self._ends > 0
+        return self._measurements.is_pending(protocol.Optimize)
 
     def searched(self) -> dict[str, str]:
         """Return the titles of the toggles that can be searched, by name."""
@@ -96,8 +93,7 @@ class Optimizations(QObject):
             exclude=sorted(self.excluded),
             seed=edited.seed,
         )
-        self._ends = 2 if self._run.active else 1
-        self._run.perform(calibration.respected(catalogue, command))
+        self._measurements.perform(calibration.respected(catalogue, command))
 
     # Results
 
@@ -141,13 +137,3 @@ class Optimizations(QObject):
         catalogue = self._configuration.catalogue
         toggles = [] if catalogue is None else catalogue.toggles
         return {f"{toggle.name}={o.name}" for toggle in toggles for o in toggle.options}
-
-    def _take(self, message: protocol.AnyMessage) -> None:
-        if isinstance(message, protocol.Finished) and self._ends:
-            self._ends -= 1
-
-    def _take_state(self) -> None:
-        if self._run.state in ("starting", "dead", "none"):
-            self._ends = 0
-        elif self._run.state == "idle":  # the interrupted run has ended
-            self._ends = min(self._ends, 1)

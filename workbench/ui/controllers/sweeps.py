@@ -10,6 +10,7 @@ from sessions.model import Configuration, Scalar, Study
 from sessions.studies import sweep
 from workbench import presets as files
 from workbench import protocol
+from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.state import config_edit
@@ -38,6 +39,7 @@ class Sweeps(QObject):
         session: SessionModel,
         run: RunModel,
         configuration: ConfigurationModel,
+        measurements: Measurements,
         verdicts: Verdicts,
         presets: Presets,
         parent: QObject | None = None,
@@ -45,15 +47,13 @@ class Sweeps(QObject):
         super().__init__(parent)
         self._session, self._run = session, run
         self._configuration, self._verdicts = configuration, verdicts
-        self._presets = presets
+        self._measurements, self._presets = measurements, presets
         self.fields: list[str] = [FIRST, ""]  # the second may be none
         self.values: list[str] = ["", ""]  # as typed
         self.arms: set[str] = {"now"}
         self.seconds = SECONDS
         self._suggested = ["", ""]  # values that were not typed follow the configuration
-        self._lost: Study | None = None  # its runner ended before it did
         configuration.editedChanged.connect(self._follow)
-        run.stateChanged.connect(self._heed)
 
     # The form
 
@@ -140,7 +140,7 @@ class Sweeps(QObject):
         if base is None or self.why_not():
             return
         arms = [self._toggles(name, base) for name in self.wanted_arms()]
-        self._run.perform(
+        self._measurements.perform(
             protocol.Sweep(
                 base=base, axes=self._axes(), arms=arms, seconds=self.seconds, seed=base.seed
             )
@@ -156,16 +156,11 @@ class Sweeps(QObject):
 
     @property
     def measuring(self) -> bool:
-        """True while the newest sweep, and not a run after it, is being measured."""
+        """True while the newest sweep is being measured."""
         newest = self.newest
-        if newest is None or newest is self._lost or newest.facts.get("final", False):
+        if newest is None or newest.facts.get("final", False):
             return False
-        return self._session.live and self._run.active
-
-    def _heed(self) -> None:
-        """Record that the newest sweep has ended with its runner."""
-        if self._run.state in ("dead", "starting"):
-            self._lost = self.newest
+        return self._session.live and self._measurements.is_pending(protocol.Sweep)
 
     def _toggles(self, arm: str, base: Configuration) -> dict[str, str]:
         catalogue = self._configuration.catalogue

@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, QTimer
 
 from sessions.model import Configuration, PairedComparison, Prediction
 from workbench import protocol
+from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.settings import Settings
 from workbench.ui.state import config_edit
@@ -43,12 +44,14 @@ class VerdictPrompt(QObject):
         session: SessionModel,
         run: RunModel,
         configuration: ConfigurationModel,
+        measurements: Measurements,
         verdicts: Verdicts,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._session, self._run = session, run
         self._configuration, self._verdicts = configuration, verdicts
+        self._measurements = measurements
         self.offer: Offer | None = None
         self.prediction: Prediction | None = None  # for ``offer``, once the runner has sent it
         self.judged: Offer | None = None
@@ -155,11 +158,11 @@ class VerdictPrompt(QObject):
             self._continued = True
 
     def _look(self) -> None:
-        if self._run.replaying or self._verdicts.busy:
+        if self._run.replaying or self._measurements.busy:
             return
-        if self._verdicts.resumes:
+        if self._measurements.resumes:
             self._toggled = True  # clicks may have waited
-        if not self._run.active and not self._verdicts.resumes:
+        if not self._run.active and not self._measurements.resumes:
             self._last = None
             self._settling.stop()
             self._continued = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal
 
@@ -12,7 +11,7 @@ from sessions.verdicts.background import is_background, newest_requested
 from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_words import duration
 from workbench import calibration, protocol
-from workbench.ui.controllers.runs import Runs
+from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.settings import Settings
 from workbench.ui.state import config_edit
 from workbench.ui.state.configuration import ConfigurationModel
@@ -23,15 +22,6 @@ BUDGET_S = 20.0
 REGION = 0.01
 CALIBRATION_S = 60.0
 MOST_MORE_S = 600.0  # that one click may ask for
-
-
-@dataclass
-class _Request:
-    """A comparison that was asked for."""
-
-    ends: int  # of runs until it is over: a run in progress ends before it begins
-    ends_early: bool = False
-    after: int | None = None  # of a calibration: how many comparisons there were before it
 
 
 class Verdicts(QObject):
@@ -45,23 +35,22 @@ class Verdicts(QObject):
         session: SessionModel,
         run: RunModel,
         configuration: ConfigurationModel,
-        runs: Runs,
+        measurements: Measurements,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._session, self._run = session, run
-        self._configuration, self._runs = configuration, runs
+        self._configuration, self._measurements = configuration, measurements
         self.budget_s = BUDGET_S  # seconds of alternating that a new comparison may take
         self.region = REGION  # arms within this relative difference are the same
-        self.resumes = False  # an interrupted run was told to go on and does not yet
         self.build_count = 0  # as in ``protocol.Compare``
         self._settings: Settings | None = None
         self._baseline = 0  # the segment that the runner's baseline was taken from
         self._known: list[calibration.Calibration] = []  # of the runner's machine
-        self._request: _Request | None = None
+        # Of a calibration: how many comparisons there were before it.
+        self._calibrated_after: int | None = None
         configuration.catalogueChanged.connect(self._read_floor)
-        run.received.connect(self._hear)
-        run.stateChanged.connect(self._forget)
+        measurements.ended.connect(self._take_end)
         session.segmentsChanged.connect(self._follow_baseline)
 
     def keep_in(self, settings: Settings) -> None:
@@ -112,7 +101,7 @@ class Verdicts(QObject):
     @property
     def busy(self) -> bool:
         """True from the request of a comparison until its end; toggles chosen meanwhile wait."""
-        return self._request is not None
+        return self._measurements.is_pending(protocol.Compare)
 
     @property
     def measuring(self) -> bool:
@@ -229,9 +218,8 @@ class Verdicts(QObject):
 
     def enough(self) -> None:
         """End the comparison with the pairs so far; the run that it interrupted goes on."""
-        if self._request is not None:
-            self._request.ends_early = True
-            self._run.stop()
+        if self.busy:
+            self._measurements.end_early()
 
     def more_s(self) -> float:
         """Return the number of seconds to extend the newest comparison by."""
@@ -281,54 +269,17 @@ class Verdicts(QObject):
     def _ask(
         self, command: protocol.Compare, goes_on: Configuration | None, after: int | None = None
     ) -> None:
-        active = self._run.active
-        self._request = _Request(ends=2 if active else 1, after=after)
-        self._run.resumption = goes_on if active else None
-        self._run.perform(command)
+        self._calibrated_after = after
+        self._measurements.perform(command, goes_on)
         self._session.comparisonsChanged.emit()
 
-    def _hear(self, message: protocol.AnyMessage) -> None:
-        """Follow the run; ``stateChanged`` may still be about the run that ended."""
-        if isinstance(message, protocol.Finished):
-            self._finished(message)
-        elif isinstance(message, protocol.State) and message.state != "idle":
-            self.resumes = False
-
-    def _finished(self, message: protocol.Finished) -> None:
-        request = self._request
-        self.resumes = False
-        if request is None:
+    def _take_end(self, command: protocol.RunCommand, reason: str) -> None:
+        if not isinstance(command, protocol.Compare):
             return
-        request.ends -= 1
-        if request.ends:
-            return
-        resumption = self._end()
-        if request.after is not None and message.reason in ("done", "stopped"):
-            self._keep_floor(request.after)
-        if resumption is not None:
-            self._go_on(resumption, message.reason, request.ends_early)
+        after, self._calibrated_after = self._calibrated_after, None
+        if after is not None and reason in ("done", "stopped"):
+            self._keep_floor(after)
         self._session.comparisonsChanged.emit()
-
-    def _end(self) -> Configuration | None:
-        """Stop waiting for the comparison; return the configuration that was to go on running."""
-        self._request = None
-        resumption, self._run.resumption = self._run.resumption, None
-        return resumption
-
-    def _go_on(self, configuration: Configuration, reason: str, early: bool) -> None:
-        """Resume the interrupted run, with the toggles that were chosen meanwhile."""
-        if self._configuration.edited is None or (reason in ("stopped", "cancelled") and not early):
-            return  # the user wanted it to end
-        if config_edit.of_one_run(configuration, self._configuration.edited):
-            if reason == "failed":  # perhaps because of a toggle that never ran
-                self._configuration.edit(
-                    config_edit.with_toggles(self._configuration.edited, configuration.toggles)
-                )
-            configuration = config_edit.with_toggles(
-                configuration, self._configuration.edited.toggles
-            )
-        self.resumes = True
-        self._run.send(self._runs.start_command(configuration))
 
     def _keep_floor(self, after: int) -> None:
         """Store the noise floor that the comparison which has just ended shows."""
@@ -354,21 +305,13 @@ class Verdicts(QObject):
         catalogue = self._configuration.catalogue
         self._known = [] if catalogue is None else calibration.load(catalogue)
 
-    def _forget(self) -> None:
-        request = self._request
-        if request is not None and request.ends > 1 and self._run.state == "idle":
-            request.ends, self._run.resumption = 1, None  # the interrupted run had ended by itself
-        if self._run.state in ("starting", "dead"):
-            self._end()
-            self.resumes = False
-
     def why_not(self) -> str:
         """Return why no two configurations can be compared now; empty if it is possible."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to measure."
         if self.busy or self.measuring:
             return "Two configurations are being compared."
-        if self.resumes or not self._run.ready:
+        if self._measurements.resumes or not self._run.ready:
             return "The runner is not ready."
         return ""
 

@@ -47,7 +47,7 @@ class RunModel(QObject):
         self.progress: protocol.Progress | None = None
         self.running: Configuration | None = None  # of the segment that runs
         self.measures = False  # True during a comparison or study
-        self.resumption: Configuration | None = None  # resumes after the comparison
+        self.resumption: Configuration | None = None  # resumes after the measurement
         self.in_series = False  # during a series of experiments, also between two commands
         self.cancelled = False  # the user cancelled the run in progress, or the last
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
@@ -76,7 +76,7 @@ class RunModel(QObject):
 
     @property
     def continued(self) -> Configuration | None:
-        """The configuration of the run, also while a study interrupts it; None without a run."""
+        """The configuration of the run, also of one that a measurement interrupts; else None."""
         if not self.active:
             return None
         return self.resumption if self.measures else self.running
@@ -113,11 +113,6 @@ class RunModel(QObject):
         self._session.introduce(catalogue)
         self.stateChanged.emit()
         return True
-
-    def perform(self, command: protocol.Command) -> None:
-        """Start a long command (a comparison, a study) in place of the current run."""
-        self._session.show_live()
-        self.send(command)
 
     def send(self, command: protocol.Command) -> None:
         """Send one command to the runner."""

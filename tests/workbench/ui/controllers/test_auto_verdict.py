@@ -42,7 +42,7 @@ def running(qtbot, workspace, segments: int = 1) -> None:
             and len(workspace.session.shown.segments) >= segments
             and not workspace.configuration.pending
             and not workspace.verdicts.busy
-            and not workspace.verdicts.resumes
+            and not workspace.measurements.resumes
         ),
     )
 

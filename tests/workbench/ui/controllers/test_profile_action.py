@@ -18,7 +18,9 @@ def test_the_empty_panel_and_the_action_ask_for_a_profile_of_what_is_chosen(
     assert panel.empty.isVisibleTo(panel)
     assert "some steps of the configuration run under the profiler" in texts(panel)
     commands = []
-    monkeypatch.setattr(workspace.run, "perform", commands.append)
+    monkeypatch.setattr(
+        workspace.measurements, "perform", lambda command, *_: commands.append(command)
+    )
     panel.first.click()
     ready.actions_["profile"].trigger()
     workspace.breakdowns.profile("/tmp/trace.json.gz")

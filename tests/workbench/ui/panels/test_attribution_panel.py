@@ -51,7 +51,9 @@ def test_with_everything_off_the_panel_says_what_would_fill_it(qtbot, ready):
 def test_the_toggles_that_are_ticked_are_asked_for_and_off_in_the_base(switched, monkeypatch):
     workspace, panel = switched.workspace, switched.attribution
     commands = []
-    monkeypatch.setattr(workspace.run, "perform", commands.append)
+    monkeypatch.setattr(
+        workspace.measurements, "perform", lambda command, *_: commands.append(command)
+    )
     panel.boxes["triton"].setChecked(False)
     panel.mode.setCurrentIndex(panel.mode.findData("leave-one-out"))
     panel.budget.setValue(90)
@@ -71,7 +73,9 @@ def test_the_toggles_that_are_ticked_are_asked_for_and_off_in_the_base(switched,
 def test_a_ladder_adds_the_toggles_in_the_order_that_a_person_gives_them(switched, monkeypatch):
     workspace, panel = switched.workspace, switched.attribution
     commands = []
-    monkeypatch.setattr(workspace.run, "perform", commands.append)
+    monkeypatch.setattr(
+        workspace.measurements, "perform", lambda command, *_: commands.append(command)
+    )
     before = list(panel.boxes)
     first, last = before[0], before[-1]
     assert not panel.movers[first][0].isEnabled() and not panel.movers[last][1].isEnabled()

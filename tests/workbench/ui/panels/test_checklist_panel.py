@@ -57,7 +57,9 @@ def test_checks_come_one_by_one_and_say_pass_fail_or_not_applicable(qtbot, ready
 
 def test_what_is_expected_is_what_the_runner_is_asked_for(qtbot, ready, monkeypatch):
     commands = []
-    monkeypatch.setattr(ready.workspace.run, "perform", commands.append)
+    monkeypatch.setattr(
+        ready.workspace.measurements, "perform", lambda command, *_: commands.append(command)
+    )
     ready.actions_["validate"].trigger()
     ready.checklist.expected.setValue(1.5)
     ready.actions_["validate"].trigger()
@@ -88,7 +90,9 @@ def test_what_is_undecided_can_be_checked_again_with_the_budget_that_should_deci
     qtbot, ready, checked, monkeypatch
 ):
     workspace, commands = ready.workspace, []
-    monkeypatch.setattr(workspace.run, "perform", commands.append)
+    monkeypatch.setattr(
+        workspace.measurements, "perform", lambda command, *_: commands.append(command)
+    )
     configuration = msgspec.structs.replace(workspace.configuration.edited, seed=7)
     request = {
         "configuration": msgspec.json.encode(configuration).decode(),

@@ -38,7 +38,9 @@ def belong_to(study, configuration) -> None:
 
 def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkeypatch):
     commands = []
-    monkeypatch.setattr(ready.workspace.run, "perform", commands.append)
+    monkeypatch.setattr(
+        ready.workspace.measurements, "perform", lambda command, *_: commands.append(command)
+    )
     panel.objective.setCurrentIndex(panel.objective.findData("memory"))
     panel.limit.setValue(12.5)
     panel.budget.setValue(90)

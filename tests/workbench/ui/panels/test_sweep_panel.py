@@ -29,7 +29,9 @@ def panel(qtbot, ready):
 def commands(ready, monkeypatch):
     """Return the list of commands for the runner."""
     commands: list[protocol.Command] = []
-    monkeypatch.setattr(ready.workspace.run, "perform", commands.append)
+    monkeypatch.setattr(
+        ready.workspace.measurements, "perform", lambda command, *_: commands.append(command)
+    )
     return commands
 
 

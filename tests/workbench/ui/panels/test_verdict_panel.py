@@ -196,7 +196,9 @@ def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
         )
     )
     commands = []
-    monkeypatch.setattr(workspace.run, "perform", commands.append)
+    monkeypatch.setattr(
+        workspace.measurements, "perform", lambda command, *_: commands.append(command)
+    )
     changed.verdict.budget.setValue(45)
     changed.actions_["verdict"].trigger()
     (command,) = commands
@@ -230,7 +232,6 @@ def test_a_run_that_ends_by_itself_as_a_comparison_is_asked_for_does_not_go_on(
     qtbot, ready, monkeypatch
 ):
     workspace, verdicts = ready.workspace, ready.workspace.verdicts
-    monkeypatch.setattr(workspace.run, "perform", lambda command: None)
     sent = []
     monkeypatch.setattr(workspace.run, "send", sent.append)
     # Its end was told, but not yet that the runner is idle: no other end comes before our own.
@@ -240,7 +241,7 @@ def test_a_run_that_ends_by_itself_as_a_comparison_is_asked_for_does_not_go_on(
     assert verdicts.busy
     workspace.run.set_state("running", "")
     workspace.run.received.emit(protocol.Finished(reason="done", steps=1))
-    assert not verdicts.busy and not sent
+    assert not verdicts.busy and [type(command) for command in sent] == [protocol.Compare]
 
 
 def test_an_opened_session_shows_its_verdict_and_cannot_be_measured_on(qtbot, ready, compared):

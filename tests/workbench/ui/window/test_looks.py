@@ -207,7 +207,7 @@ def test_the_status_bar_tells_sizes_and_rates_as_plots_do(qtbot, offered):
     assert not rate.text() and not memory.text()
 
 
-KERNELS = Configuration(family="kernels", preset="")
+KERNELS = Configuration(family="kernels", preset="", settings={"case": "8x8", "dtype": "float32"})
 
 
 def test_no_toggle_is_on_its_way_while_kernels_are_timed(offered):
