@@ -52,6 +52,9 @@ OWN = "own"  # the family of models from files of one's own
 HF = "hf:"  # begins the source of a Hugging Face configuration, in place of a file's path
 SCRIPT = "script"  # the family of training scripts that were watched and not changed
 KERNELS = "kernels"  # the family of a segment that timed a kernel, and no model
+# Kinds of studies.
+ATTRIBUTION, CHECKLIST, CLAIMS = "attribution", "checklist", "claims"
+OPTIMIZATION, PROFILE, SCALING, SWEEP = "optimization", "profile", "scaling", "sweep"
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):

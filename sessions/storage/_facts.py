@@ -14,10 +14,16 @@ import msgspec
 from msgspec import Meta
 
 from sessions.errors import SessionError
-from sessions.model import Scalar
-from sessions.studies import breakdown, checklist, claims, rank_scaling, sweep
-from sessions.studies.attribution import words as attribution_words
-from sessions.studies.optimization import words as optimization_words
+from sessions.model import (
+    ATTRIBUTION,
+    CHECKLIST,
+    CLAIMS,
+    OPTIMIZATION,
+    PROFILE,
+    SCALING,
+    SWEEP,
+    Scalar,
+)
 
 LARGEST = 1e30  # of any number but a p value: its square is finite
 Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
@@ -222,19 +228,19 @@ class _ClaimsQuestion(_Facts, frozen=True):
 
 
 _QUESTIONS: dict[str, type[_Facts]] = {
-    attribution_words.KIND: _AttributionQuestion,
-    optimization_words.KIND: _OptimizationQuestion,
-    sweep.KIND: _SweepQuestion,
-    rank_scaling.KIND: _ScalingQuestion,
-    checklist.KIND: _ChecklistQuestion,
-    claims.KIND: _ClaimsQuestion,
+    ATTRIBUTION: _AttributionQuestion,
+    OPTIMIZATION: _OptimizationQuestion,
+    SWEEP: _SweepQuestion,
+    SCALING: _ScalingQuestion,
+    CHECKLIST: _ChecklistQuestion,
+    CLAIMS: _ClaimsQuestion,
 }
 _ANSWERS: dict[str, type[_Facts]] = {
-    attribution_words.KIND: _AttributionFacts,
-    optimization_words.KIND: _OptimizationFacts,
-    breakdown.KIND: _ProfileFacts,
-    rank_scaling.KIND: _ScalingFacts,
-    checklist.KIND: _ChecklistFacts,
+    ATTRIBUTION: _AttributionFacts,
+    OPTIMIZATION: _OptimizationFacts,
+    PROFILE: _ProfileFacts,
+    SCALING: _ScalingFacts,
+    CHECKLIST: _ChecklistFacts,
 }
 
 
@@ -260,9 +266,9 @@ def check_study(
         _check(question, _QUESTIONS[kind], where)
     if kind in _ANSWERS:
         _check(facts, _ANSWERS[kind], where)
-    if kind in (attribution_words.KIND, optimization_words.KIND) and facts.get("final"):
+    if kind in (ATTRIBUTION, OPTIMIZATION) and facts.get("final"):
         _check(facts, _FinalMeasurement, where)
-    if kind == checklist.KIND and facts.get("more_s") is not None:
+    if kind == CHECKLIST and facts.get("more_s") is not None:
         _check(facts, _OpenChecklist, where)
 
 

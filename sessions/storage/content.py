@@ -22,6 +22,8 @@ from sessions.columns import row_count
 from sessions.errors import SessionError
 from sessions.model import (
     KERNELS,
+    PROFILE,
+    SWEEP,
     Event,
     MetricSeries,
     PairedComparison,
@@ -34,8 +36,7 @@ from sessions.plain_text import one_line, plain
 from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
 from sessions.storage._facts import LARGEST
-from sessions.storage.study_schema import columns_of
-from sessions.studies import breakdown, sweep, timeline
+from sessions.storage.study_schema import TIMELINE, columns_of, has_timeline
 
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 _LONGEST_TEXT = 1_000_000  # characters of notes, events and cells
@@ -222,12 +223,12 @@ def cleaned_study(study: Study, number: int) -> Study:
     cleaned = dataclasses.replace(
         study, kind=kind, title=title, request=question, facts=facts, tables=tables
     )
-    if kind == sweep.KIND:
+    if kind == SWEEP:
         _check_sweep(cleaned, where)
-    elif kind == breakdown.KIND:
+    elif kind == PROFILE:
         _check_profile(cleaned, where)
-        if not timeline.is_complete(cleaned):  # what recorded it may have ended before all had come
-            rest = {name: t for name, t in tables.items() if name not in timeline.TABLES}
+        if not has_timeline(cleaned):  # what recorded it may have ended before all had come
+            rest = {name: t for name, t in tables.items() if name not in TIMELINE}
             cleaned = dataclasses.replace(cleaned, tables=rest)
     return cleaned
 
@@ -300,13 +301,13 @@ def _check_profile(study: Study, where: str) -> None:
 
 
 def _check_timeline(study: Study, where: str) -> None:
-    tables = [study.tables.get(name, {}) for name in timeline.TABLES]
+    tables = [study.tables.get(name, {}) for name in TIMELINE]
     rows, labels, tracks = map(row_count, tables)
     if rows > _MOST_SLICES:
         raise SessionError(
             f"the timeline of its {where} has {rows:,} slices, at most {_MOST_SLICES:,}"
         )
-    if not timeline.is_complete(study):
+    if not has_timeline(study):
         return
     limits = {"track": tracks, "name": labels, "module": labels, "launch": rows + 1}
     for column, most in limits.items():

@@ -6,6 +6,16 @@ is said where it is made.
 
 from __future__ import annotations
 
+from sessions.model import (
+    ATTRIBUTION,
+    CHECKLIST,
+    CLAIMS,
+    OPTIMIZATION,
+    PROFILE,
+    SCALING,
+    SWEEP,
+    Study,
+)
 from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 
 
@@ -299,16 +309,24 @@ _SCALING = {
 
 # By Study.kind, then by table.
 STUDIES = {
-    "attribution": _ATTRIBUTION,
-    "optimization": _OPTIMIZATION,
-    "sweep": _SWEEP,
-    "scaling": _SCALING,
-    "profile": _PROFILE,
-    "checklist": _CHECKLIST,
-    "claims": _CLAIMS,
+    ATTRIBUTION: _ATTRIBUTION,
+    OPTIMIZATION: _OPTIMIZATION,
+    SWEEP: _SWEEP,
+    SCALING: _SCALING,
+    PROFILE: _PROFILE,
+    CHECKLIST: _CHECKLIST,
+    CLAIMS: _CLAIMS,
 }
 
 
 def columns_of(kind: str, table: str) -> dict[str, ColumnInfo]:
     """Return what is known of a table's columns; nothing of a kind that another version makes."""
     return STUDIES.get(kind, {}).get(table, {})
+
+
+TIMELINE = ("timeline", "labels", "tracks")  # tables of a profile that make its timeline
+
+
+def has_timeline(study: Study) -> bool:
+    """Return whether the study has all tables of a timeline; an older profile has none."""
+    return all(study.tables.get(name) for name in TIMELINE)

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sessions.model import Session, Study
+from sessions.model import PROFILE, Session, Study
 from sessions.tracing.kinds import kind_of
 
-KIND = "profile"
+KIND = PROFILE
 ROLE_TITLES = {
     "parameters": "parameters and buffers",
     "gradients": "gradients",

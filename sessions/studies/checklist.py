@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sessions.model import Session, Study
+from sessions.model import CHECKLIST, Session, Study
 from sessions.tables import Column, Table
 from sessions.verdicts.verdict_words import budget_of
 
-KIND = "checklist"
+KIND = CHECKLIST
 PASS, FAIL, NOT_APPLICABLE, WAITING = "pass", "fail", "not applicable", "waiting"
 NOT_CHECKED = "not checked"  # it should have been, and could not
 UNDECIDED = "undecided"  # too few measurements; more seconds may decide

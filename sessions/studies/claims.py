@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sessions.columns import row_count
-from sessions.model import Session, Study
+from sessions.model import CLAIMS, Session, Study
 from sessions.numbers import Cell, Measured, number, text
 from sessions.tables import Column, Table
 
-KIND = "claims"
+KIND = CLAIMS
 TABLE = "claims"
 HOLDS = "holds"
 FAILS = "does not hold"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sessions.model import Session, Study
+from sessions.model import SCALING, Session, Study
 from sessions.numbers import STEP_TIME, Cell, Measured
 from sessions.numerics import MARKS
 from sessions.sizes import sized
@@ -23,7 +23,7 @@ from sessions.studies.attribution.words import rows
 from sessions.studies.sweep import MEASURED
 from sessions.tables import Column, Table
 
-KIND, POINTS, RANKS = "scaling", "efficiencies", "ranks"
+KIND, POINTS, RANKS = SCALING, "efficiencies", "ranks"
 STRONG, WEAK = "strong", "weak"
 MODES = (STRONG, WEAK)
 ONE_DEVICE = "one device"  # in place of a kind: what the others are compared with

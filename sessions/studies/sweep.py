@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sessions.model import Scalar, Study
+from sessions.model import SWEEP, Scalar, Study
 from sessions.numbers import Cell, Measured, number
 from sessions.numerics import MARKS
 from sessions.sizes import sized
@@ -31,7 +31,7 @@ from sessions.studies import scaling
 from sessions.studies.scaling import Scaling
 from sessions.tables import PEAK, RESIDENT, Column, Table
 
-KIND, POINTS, FITS, NUMBERS = "sweep", "points", "fits", "numbers"
+KIND, POINTS, FITS, NUMBERS = SWEEP, "points", "fits", "numbers"
 MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
 FAILED, VOID = "failed", "void"
 ALL, LONGER = "all", "longer half"  # parts of a curve

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from sessions.model import Session, Study
 from sessions.numbers import Cell
+from sessions.storage.study_schema import TIMELINE, has_timeline
 from sessions.studies import breakdown
 from sessions.studies.breakdown import HOST_TRACK, LAUNCH_TRACK, STEP_TRACK, STREAM_TRACK
 from sessions.tables import Column, Table
 
-TABLES = ("timeline", "labels", "tracks")
 IDLE = "GPU idle"
 HOST_MODULES = "Modules (CPU)"
 LEAST_GAP_US = 2.0  # shorter gaps between kernels are no cause of anything
@@ -68,7 +68,7 @@ class Timeline:
     """The slices of a profile in columns, by start."""
 
     def __init__(self, study: Study) -> None:
-        table, labels, tracks = (study.tables[name] for name in TABLES)
+        table, labels, tracks = (study.tables[name] for name in TIMELINE)
         integers = {
             name: np.asarray(table[name], np.float64).astype(np.int64)
             for name in ("track", "depth", "name", "module", "launch")
@@ -234,17 +234,12 @@ class Timeline:
 
 def of(study: Study) -> Timeline | None:
     """Return the timeline of a profile, None if it stores none or a part of one."""
-    return Timeline(study) if is_complete(study) else None
+    return Timeline(study) if has_timeline(study) else None
 
 
-def has_timeline(session: Session) -> bool:
+def any_timeline(session: Session) -> bool:
     """Return whether any profile of the session stores a timeline."""
-    return any(is_complete(study) for study in breakdown.profiles(session))
-
-
-def is_complete(study: Study) -> bool:
-    """Return whether the study has all tables of a timeline; an older profile has none."""
-    return all(study.tables.get(name) for name in TABLES)
+    return any(has_timeline(study) for study in breakdown.profiles(session))
 
 
 def statistics_table(rows: Sequence[Statistic], what: str, most: int = 200) -> Table:

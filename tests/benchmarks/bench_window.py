@@ -165,13 +165,24 @@ def load(path: str, theme: Theme) -> dict[str, float]:
     }
 
 
-def load_elsewhere(theme: str) -> dict[str, float]:
-    """``load`` in a process of its own, whose memory is that of a window."""
+def load_elsewhere(theme: str, is_own: bool = True) -> dict[str, float]:
+    """``load`` in a process of its own, whose memory is that of a window.
+
+    A file of another account (not ``is_own``) is checked in a child process first.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "million.h5"
         hdf5.save(session_of(KEPT), path)
         command = [sys.executable, __file__, "--load", str(path), "--theme", theme]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        state = {} if is_own else {"XDG_STATE_HOME": str(Path(folder) / "state")}
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+            env={**os.environ, **state},
+        )
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
@@ -196,12 +207,13 @@ def main() -> None:
         print(json.dumps(load(arguments.load, theme)))
         return
     opened = load_elsewhere(arguments.theme)
+    foreign = load_elsewhere(arguments.theme, is_own=False)
     running = {
         name: live(WINDOWS[name], arguments.seconds, theme)
         for name in ("Whole session", "Last 10 s")
     }
     if arguments.json:
-        print(json.dumps({"load": opened, "live": running}))
+        print(json.dumps({"load": opened, "foreign": foreign, "live": running}))
         return
     print(f"four live plots ({', '.join(SHOWN)}), {KEPT:,} samples kept, {RATE:,} samples/s")
     for name, figures in running.items():
@@ -213,7 +225,8 @@ def main() -> None:
     print(
         f"a session of {KEPT:,} steps: opened in {opened['open_s']:.2f} s, drawn in "
         f"{opened['draw_s']:.2f} s, {opened['rss_mb']:.0f} MB of memory with it "
-        f"({opened['rss_before_mb']:.0f} MB without)"
+        f"({opened['rss_before_mb']:.0f} MB without); one of another account: opened in "
+        f"{foreign['open_s']:.2f} s, drawn in {foreign['draw_s']:.2f} s"
     )
     del application
 

@@ -49,7 +49,7 @@ def main() -> int:
             how = "ended before" if ended.had_ended else ended.code
             results[command, number.name, how] += 1
             wrong = list(ended.faults)
-            if not ended.had_ended and not commands.is_reported(number, ended.code):
+            if not ended.had_ended and not commands.is_reported(number, ended):
                 wrong.append(f"exit code {ended.code}")
             if wrong:
                 faults += 1

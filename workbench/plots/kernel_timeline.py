@@ -297,7 +297,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show, None if there is something."""
     if reason := _profiles.no_profile(runs):
         return reason
-    if any(timeline.has_timeline(run.session) for run in runs):
+    if any(timeline.any_timeline(run.session) for run in runs):
         return None
     return "This profile has no timeline: profile these steps again."
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sessions.columns import row_count
-from sessions.model import Session, Study
+from sessions.model import ATTRIBUTION, Session, Study
 from sessions.numbers import STEP_TIME, Cell, interval_cells
 from sessions.sizes import sized
 from sessions.studies.attribution.estimation import WHOLE_STEP
@@ -16,7 +16,7 @@ from sessions.verdicts.verdict import REGION
 from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
 from sessions.verdicts.work import DIFFERENT_MODELS, makes_other_model
 
-KIND = "attribution"
+KIND = ATTRIBUTION
 
 ONE_BUILD = (
     "Each arm was built once: the ratios are those of these builds, and two builds of one step "

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sessions.model import Session, Study
+from sessions.model import OPTIMIZATION, Session, Study
 from sessions.numbers import STEP_TIME, Cell, number
 from sessions.sizes import sized
 from sessions.studies.attribution import words as attribution_words
@@ -21,7 +21,7 @@ from sessions.tables import PEAK, Column, Table
 from sessions.verdicts.verdict import REGION
 from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
 
-KIND = "optimization"
+KIND = OPTIMIZATION
 CANDIDATES, OPTIONS, EFFECTS, BLOCKS = "candidates", "options", "effects", "blocks"
 _ACTIVITIES = ("build", "race", "check", "prediction", "verdicts")
 

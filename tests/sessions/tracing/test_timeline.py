@@ -14,6 +14,7 @@ from traces import Written
 from sessions.errors import SessionError
 from sessions.model import Session
 from sessions.storage.content import cleaned
+from sessions.storage.study_schema import TIMELINE
 from sessions.studies import breakdown, timeline
 from sessions.studies.timeline import Timeline
 from sessions.tracing import timeline as stored
@@ -144,11 +145,11 @@ def test_a_profile_of_an_older_version_has_no_timeline():
     assert timeline.of(profile_samples.study()) is None
 
 
-@pytest.mark.parametrize("lost", timeline.TABLES)
+@pytest.mark.parametrize("lost", TIMELINE)
 def test_a_profile_that_ended_before_its_whole_timeline_came_opens_without_one(study, lost):
     assert timeline.of(cleaned(Session(studies=[study])).studies[0]) is not None
     without = {name: table for name, table in study.tables.items() if name != lost}
     session = Session(studies=[dataclasses.replace(study, tables=without)])
-    assert not timeline.has_timeline(session)
+    assert not timeline.any_timeline(session)
     (opened,) = cleaned(session).studies
-    assert set(opened.tables) == set(without) - set(timeline.TABLES)
+    assert set(opened.tables) == set(without) - set(TIMELINE)

@@ -48,12 +48,21 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def is_reported(number: signal.Signals, code: int) -> bool:
+def is_reported(number: signal.Signals, ended: Ended) -> bool:
     """Return True if the exit code is that of a command which the signal ended.
 
-    Before the first line of our code Python itself dies of SIGINT, which shells report as 130, too.
+    Before the first line of our code Python itself dies of SIGINT, which shells report as 130, too,
+    or ends with 1 where it imports what runs a module.
     """
-    return code == -number or (number is signal.SIGINT and code == INTERRUPTED)
+    expected = {-number}
+    if number is signal.SIGINT:
+        expected |= {INTERRUPTED, 1} if _in_python_itself(ended.errors) else {INTERRUPTED}
+    return ended.code in expected
+
+
+def _in_python_itself(errors: str) -> bool:
+    """Return True if SIGINT came before Python ran a line of our code."""
+    return errors.rstrip().endswith("KeyboardInterrupt") and f'File "{ROOT}' not in errors
 
 
 def prepare(folder: Path) -> None:
@@ -117,7 +126,7 @@ def run(
     ended.seconds = time.monotonic() - began
     _, alive = psutil.wait_procs(started, timeout=END_S)
     ended.faults += [f"left the process {child.pid}" for child in alive]
-    is_ours = f'File "{ROOT}' in ended.errors  # Python prints one of its own before it runs us
+    is_ours = not _in_python_itself(ended.errors)
     if "Traceback" in ended.errors and is_ours and number is not signal.SIGKILL:
         ended.faults.append("printed a traceback")
     if number is signal.SIGINT:

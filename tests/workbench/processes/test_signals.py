@@ -103,7 +103,7 @@ def ended_at_random_moments(names, folder, numbers, rounds) -> list[str]:
         commands.prepare(own)
         ended = commands.run(commands.COMMANDS[name], own, after_s[trial], number)
         faults = list(ended.faults)
-        if not ended.had_ended and not commands.is_reported(number, ended.code):
+        if not ended.had_ended and not commands.is_reported(number, ended):
             faults.append(f"exit code {ended.code}: {ended.errors}")
         return [f"{name}, {number.name} after {after_s[trial]:.3f} s: {fault}" for fault in faults]
 
