@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sessions.model import Ceilings, Segment
-from sessions.numbers import number
+from sessions.numbers import moment, number
 from sessions.verdicts.verdict_words import duration
 from sessions.verdicts.work import INVALID as INVALID
 
@@ -31,7 +31,7 @@ def describe(ceilings: Ceilings) -> str:
     disturbed = f"; perhaps too low, as {ceilings.disturbed}" if ceilings.disturbed else ""
     return (
         f"copy {number(ceilings.bytes_per_s / 1e9)} GB/s, matrix products {rates}; measured on "
-        f"{ceilings.device} (torch {ceilings.torch}{driver}), {_day(ceilings.created)}{disturbed}"
+        f"{ceilings.device} (torch {ceilings.torch}{driver}), {moment(ceilings.created)}{disturbed}"
     )
 
 
@@ -112,12 +112,5 @@ def ceiling_words(segment: Segment) -> str:
     if not isinstance(rate, int | float):
         return "the device's matrix rate is not measured: run workbench ceilings --measure"
     when = ledger.get("ceilings_created")
-    day = f", {_day(float(when))}" if isinstance(when, int | float) else ""
+    day = f", {moment(float(when))}" if isinstance(when, int | float) else ""
     return f"of {matrix_rate(rate, str(dtype))}, this device's measured {dtype} matrix rate{day}"
-
-
-def _day(unix_s: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
-    except (ValueError, OverflowError, OSError):  # another program may have written anything
-        return "at an unknown time"

@@ -109,9 +109,9 @@ def _side(value: float, edge: float) -> int:
     return (value > edge) - (value < edge)
 
 
-def moment(unix_s: float) -> str:
-    """Return a Unix time as local date, hour and minute."""
+def moment(unix_s: float, form: str = "%Y-%m-%d %H:%M") -> str:
+    """Return a Unix time as local date, hour and minute, or in another form of ``strftime``."""
     try:
-        return datetime.datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
+        return datetime.datetime.fromtimestamp(unix_s).strftime(form)
     except (ValueError, OverflowError, OSError):  # another program may have written anything
         return "at an unknown time"

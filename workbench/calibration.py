@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from sessions.model import Configuration, PairedComparison
+from sessions.numbers import moment
 from sessions.verdicts.verdict import MIN_PAIRS
 from workbench import state_files, state_folder
 from workbench.protocol import Attribute, Catalogue, Compare, Optimize, Scale, Start, Validate
@@ -164,7 +165,7 @@ def unstored(error: OSError) -> str:
 
 def describe(calibration: Calibration) -> str:
     """Return the calibration in one line."""
-    day = time.strftime("%Y-%m-%d", time.localtime(calibration.created))
+    day = moment(calibration.created, "%Y-%m-%d")
     where = ", ".join(filter(None, (calibration.device, calibration.host)))
     return (
         f"identical arms differ by up to {100 * calibration.floor:.2g} % on {where} "

@@ -7,11 +7,11 @@ read ``Precision: AMP BF16`` and ``Batch``. A name without a title stays as it i
 from __future__ import annotations
 
 import re
-import time
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sessions.numbers import moment
 from sessions.plain_text import clip
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def distinct(sessions: Sequence[Session]) -> list[str]:
     labels = [session.title for session in sessions]
     for form in ("%H:%M", "%H:%M:%S", "%d %B %Y, %H:%M:%S"):
         counts = Counter(labels)
-        begun = [time.strftime(form, time.localtime(_begun(session))) for session in sessions]
+        begun = [moment(_begun(session), form) for session in sessions]
         labels = [
             label if counts[label] == 1 else f"{session.title}, {when}"
             for label, session, when in zip(labels, sessions, begun, strict=True)

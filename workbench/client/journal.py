@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from sessions.model import Configuration, Event, Session
+from sessions.numbers import moment
 from sessions.storage import atomic_write
 from workbench import protocol, state_folder
 from workbench.client.recorder import Recorder
@@ -210,11 +211,11 @@ class Summary:
 
     def text(self) -> str:
         """Return "hydra tiny train, 16:23 to 16:36, 17 segments"."""
-        first, last = time.localtime(self.first), time.localtime(self.last)
-        is_today = first[:3] == time.localtime()[:3]
-        begun = time.strftime("%H:%M" if is_today else "%d %B %H:%M", first)
+        day = "%Y-%m-%d"
+        is_today = moment(self.first, day) == moment(time.time(), day)
+        begun = moment(self.first, "%H:%M" if is_today else "%d %B %H:%M")
         count = f"{self.segments} segment{'s' * (self.segments != 1)}"
-        return f"{self.title}, {begun} to {time.strftime('%H:%M', last)}, {count}"
+        return f"{self.title}, {begun} to {moment(self.last, '%H:%M')}, {count}"
 
 
 def summarize(path: Path) -> Summary:

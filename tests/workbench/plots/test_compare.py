@@ -1,9 +1,13 @@
+import math
+
 import msgspec
 import pytest
 from PySide6.QtGui import QColor, QGuiApplication
 from synthetic import cpu_session, empty_session, gpu_session
 
+from sessions.model import Session
 from workbench.theming.theme import LIGHT
+from workbench.titles import distinct
 from workbench.ui import panel_list
 
 
@@ -229,3 +233,9 @@ def test_titles_of_sessions_stand_over_the_differences_as_they_were_given(qtbot,
     table = panel.differences
     headings = [table.horizontalHeaderItem(n).text() for n in range(table.columnCount())]
     assert headings == ["Setting", "nightly on an H200", "eager"]
+
+
+@pytest.mark.parametrize("created", [math.nan, math.inf, 1e30, -1e30, 0.0])
+def test_equal_titles_are_told_apart_whatever_a_file_says_of_its_time(created):
+    sessions = [Session(title="same", created=created), Session(title="same")]
+    assert len(set(distinct([*sessions, *sessions]))) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 
 import numpy as np
@@ -55,6 +56,17 @@ def test_it_is_drawn_in_every_style_and_exported_as_data(profiled, name, style):
     assert ink(image, STYLES[style].theme.surface) > 0.02
     table = PLOTS[name].table([run])
     assert len({len(column) for column in table.values()}) == 1
+
+
+def test_a_timeline_without_a_track_of_a_known_kind_has_an_empty_picture(profiled):
+    study = profiled.studies[0]
+    tracks = dict(study.tables["tracks"])
+    tracks["kind"] = np.array(["of another version"] * len(tracks["kind"]), object)
+    tables = {**study.tables, "tracks": tracks}
+    strange = Session(title="strange", segments=profiled.segments[:1])
+    strange.studies.append(dataclasses.replace(study, tables=tables))
+    image, canvas = painted(PLOTS["kernel_timeline"], [Run(strange)], STYLES["dark"])
+    assert not image.isNull() and canvas.vb.viewRange()[1][0] < canvas.vb.viewRange()[1][1]
 
 
 @pytest.mark.parametrize("name", ["kernel_timeline", "profile_roofline"])
