@@ -110,7 +110,8 @@ sessions | psutil pynvml torch
 psutil pynvml
 .runner.failures .protocol .runner.environment .runner.source_lines .runner.triton_cache kernels \
 models sessions | msgspec torch
-.runner.batches .runner.failures .runner.structures | torch
+.runner.loading | torch
+.runner.batches .runner.failures .runner.loading .runner.structures | torch
 .runner.user_models .runner.user_models .BUNDLED .runner.environment .runner.failures \
 .runner.instruments .runner.structures kernels models sessions | torch
 .runner.user_models.hf_model .runner.environment models sessions | torch transformers
@@ -121,7 +122,7 @@ models sessions | msgspec torch
 sessions | torch
 .runner.interfaces .protocol .runner.batches .runner.workloads kernels models sessions | torch
 .runner.data .runner.batches .runner.environment .runner.failures .runner.interfaces \
-.runner.structures models | torch
+.runner.loading .runner.structures models | torch
 .runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches \
 .runner.environment .runner.failures \
 .runner.interfaces .runner.structures .runner.training .runner.workloads kernels models sessions \
@@ -131,7 +132,8 @@ sessions | torch
 .runner.roofline .runner.roofline .ceilings .protocol .runner.environment .runner.interfaces \
 .runner.wire kernels sessions | msgspec torch
 .runner.variants .runner.variants .runner.batches .runner.data .runner.decoding \
-.runner.distributed .runner.failures .runner.instruments .runner.interfaces .runner.model_state \
+.runner.distributed .runner.failures .runner.instruments .runner.interfaces .runner.loading \
+.runner.model_state \
 .runner.profiling .runner.roofline .runner.training .runner.workloads kernels models sessions | \
 msgspec torch
 .runner.numerics .runner.numerics .runner.batches .runner.failures .runner.instruments \
@@ -139,7 +141,8 @@ msgspec torch
 .runner.training .runner.user_models .runner.variants .runner.workloads kernels models sessions | \
 torch
 .runner.toggles .runner.toggles .plugins .protocol .runner.batches .runner.distributed \
-.runner.failures .runner.foreign .runner.instruments .runner.interfaces .runner.model_state \
+.runner.failures .runner.foreign .runner.instruments .runner.interfaces .runner.loading \
+.runner.model_state \
 .runner.profiling .runner.roofline .runner.structures .runner.training .runner.user_models \
 .runner.variants .runner.workloads kernels models sessions | msgspec torch
 .runner.building .runner.building .runner.data .runner.distributed .runner.failures \

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.runner.failures import Mistake
+from workbench.runner.loading import LoadedBatches
 from workbench.runner.structures import map_tensors, tensors
 
 SYNTHETIC = "synthetic"  # the source of batches that are drawn by a seed
@@ -24,6 +25,8 @@ class Batches:
     never change, as CUDA graphs need; ``advance`` copies the next batch into them. ``few`` are
     inputs of one call, a short one of a model of language.
 
+    A ring may also be read from a file, batch by batch (``LoadedBatches``).
+
     ``loose`` batches do not fit into such tensors: they differ in shape, or are sparse. Each of
     them stays as it is, and ``advance`` makes the next the current one.
     """
@@ -33,7 +36,7 @@ class Batches:
         inputs: Tensors,
         targets: Tensors,
         few: Tensors,
-        buffers: Iterable[tuple[Tensor, Tensor]],
+        buffers: Iterable[tuple[Tensor, Tensor | LoadedBatches]],
         loose: Sequence[Tensors] = (),
         rows: int | None = None,
     ) -> None:
@@ -48,9 +51,15 @@ class Batches:
         """Which batch of the ring is current."""
         return max(0, self.advances - 1) % RING
 
+    @property
+    def loaded(self) -> LoadedBatches | None:
+        """Whatever reads the batches from a file; None if they lie on the device."""
+        rings = [ring for _, ring in self._buffers if isinstance(ring, LoadedBatches)]
+        return rings[0] if rings else None
+
     def tensors(self) -> list[Tensor]:
         """Return all dense tensors that lie on the device."""
-        rings = [tensor for pair in self._buffers for tensor in pair]
+        rings = [tensor for pair in self._buffers for tensor in pair if isinstance(tensor, Tensor)]
         dense = tensors((self.inputs, self.targets, self.few, self.loose))
         return [*(tensor for tensor in dense if tensor.layout == torch.strided), *rings]
 
@@ -97,7 +106,7 @@ class Batches:
     def advance(self) -> None:
         """Make the next batch current."""
         for buffer, ring in self._buffers:
-            buffer.copy_(ring[self.advances % RING])
+            buffer.copy_(ring[self.advances % RING], non_blocking=True)
         if self.loose:
             self.inputs = self.loose[self.advances % RING]
         self.advances += 1

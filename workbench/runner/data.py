@@ -14,6 +14,7 @@ from workbench.runner.batches import RING, SYNTHETIC, Batches, Tensors
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.loading import LoadedBatches, Loading, TextWindows
 from workbench.runner.structures import cast_floats, map_tensors, tensors
 
 _FEW_TOKENS = 16
@@ -29,18 +30,29 @@ def make_batches(
     seed: int,
     device: torch.device,
     dtype: torch.dtype,
+    loading: Loading | None = None,
 ) -> Batches:
     """Return the batches for one configuration of a family.
 
     ``source`` is ``"synthetic"`` or the path of a file, whose bytes are the tokens; a family that
     draws its own batches has no other source. ``dtype`` is that of the weights, which drawn inputs
-    that are no integers take too. Raises ``ValueError`` with one sentence where ``source`` cannot
-    serve.
+    that are no integers take too. With ``loading`` each step reads its batch from the file. Raises
+    ``ValueError`` with one sentence where ``source`` cannot serve.
     """
     generator = torch.Generator().manual_seed(seed)
     if family.draw is None:
-        ring = _tokens(source, config.vocabulary, batch, sequence, generator)
-        return _language(ring.to(device))
+        shape = (RING, batch, sequence + 1)
+        if source == SYNTHETIC:
+            return _language(
+                torch.randint(config.vocabulary, shape, generator=generator).to(device)
+            )
+        text = _file_bytes(source, config.vocabulary, sequence + 1)
+        starts = torch.randint(len(text) - sequence, shape[:2], generator=generator)
+        ring = text[starts[..., None] + torch.arange(sequence + 1)].to(torch.int64)
+        if loading is None:
+            return _language(ring.to(device))
+        windows = TextWindows(Path(source), starts, sequence + 1)
+        return _language(ring[:1].to(device), LoadedBatches(windows, RING, loading))
     if source != SYNTHETIC:
         raise ValueError(
             f"data: {family.name} draws its own batches, whose inputs are no text, and cannot take "
@@ -60,7 +72,7 @@ def make_batches(
     return Batches(current, tuple(unused), few, zip(buffers, rings, strict=True), rows=batch)
 
 
-def batches_of(situation: Situation, dtype: torch.dtype) -> Batches:
+def batches_of(situation: Situation, dtype: torch.dtype, loading: Loading | None = None) -> Batches:
     """Return the batches that an arm's steps read; raises ``Mistake`` for an unusable source."""
     configuration = situation.configuration
     try:
@@ -73,6 +85,7 @@ def batches_of(situation: Situation, dtype: torch.dtype) -> Batches:
             seed=configuration.seed,
             device=situation.device,
             dtype=dtype,
+            loading=loading,
         )
     except ValueError as error:
         raise Mistake(str(error)) from None
@@ -107,23 +120,12 @@ def _can_be_stacked(batches: Sequence[Tensors]) -> bool:
         return False
 
 
-def _language(ring_RBS: Tensor) -> Batches:
+def _language(ring_RBS: Tensor, loaded: LoadedBatches | None = None) -> Batches:
     # Tokens and targets are (batch, sequence) views of one buffer, one token apart.
     buffer_BS = ring_RBS[0].clone()
     tokens_BS, targets_BS = buffer_BS[:, :-1], buffer_BS[:, 1:]
     few = (tokens_BS[:1, :_FEW_TOKENS],)
-    return Batches((tokens_BS,), (targets_BS,), few, [(buffer_BS, ring_RBS)])
-
-
-def _tokens(
-    source: str, vocabulary: int, batch: int, sequence: int, generator: torch.Generator
-) -> Tensor:
-    shape = (RING, batch, sequence + 1)
-    if source == SYNTHETIC:
-        return torch.randint(vocabulary, shape, generator=generator)
-    text = _file_bytes(source, vocabulary, sequence + 1)
-    starts = torch.randint(len(text) - sequence, shape[:2], generator=generator)
-    return text[starts[..., None] + torch.arange(sequence + 1)].to(torch.int64)
+    return Batches((tokens_BS,), (targets_BS,), few, [(buffer_BS, loaded or ring_RBS)])
 
 
 def _file_bytes(source: str, vocabulary: int, needed: int) -> Tensor:

@@ -27,8 +27,10 @@ def configuration(
 def stepped(requested: Configuration, arms: Arms | None = None, device: torch.device = CPU) -> Arm:
     """Return the arm of a configuration after a step that was watched."""
     arm = (arms or Arms()).get(resolve(requested, device), PhaseTracker(lambda phase: None))
-    with arm.entered(), arm.watched():
-        arm.step()
+    with arm.entered():
+        arm.ready()
+        with arm.watched():
+            arm.step()
     return arm
 
 

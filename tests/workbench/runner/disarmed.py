@@ -11,6 +11,7 @@ import torch
 
 from models import FAMILIES
 from sessions.model import Configuration
+from workbench.runner.batches import SYNTHETIC
 from workbench.runner.building.arms import Arms
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
@@ -48,6 +49,7 @@ WHERE = {
 }
 WHERE |= {name: ("own", "train") for name, toggle in all_toggles().items() if toggle.brings}
 DEFAULT = ("hydra", "train")
+DATA = {"data_loading": __file__}
 CHOICES = [
     (name, option) for name, toggle in all_toggles().items() for option in list(toggle.options)[1:]
 ]
@@ -82,6 +84,7 @@ def configuration(name: str, option: str) -> Configuration:
         workload=workload,
         settings=settings,
         toggles={"triton": "off", name: option},
+        data=DATA.get(name, SYNTHETIC),
     )
 
 

@@ -186,7 +186,7 @@ class Arms:
             transform(model)
         build.model = model
         model.train(workload.trains)
-        all_batches = batches_of(situation, dtype)
+        all_batches = batches_of(situation, dtype, build.loading)
         divided = None if part is None else Parallel(build, part, model)
         batches = all_batches
         if divided is not None:

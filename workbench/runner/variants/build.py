@@ -15,6 +15,7 @@ from models import Model
 from workbench.runner.distributed.mesh import ONE_RANK, Layout, chunks_of
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
+from workbench.runner.loading import Loading
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Compute, Step
@@ -44,6 +45,7 @@ class Build:
     gradient_compression: str = "off"
     schedule: str = "1f1b"  # of a pipeline
     micro_batches: int = 0  # that pass the stages of a pipeline; 0: as many as suit them
+    loading: Loading | None = None  # of batches from a file; None: they lie on the device
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(
         default_factory=lambda: [functools.partial(fp32_products, tf32=False)]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from built_arms import CPU, configuration, evidence_of, stepped
-from disarmed import PLAIN, WHERE, usual_place
+from disarmed import DATA, PLAIN, WHERE, usual_place
 
 from models import FAMILIES
 from sessions.model import Configuration
@@ -80,9 +81,10 @@ def requested(name: str, option: str) -> Configuration:
     toggles = {"triton": "off", **BESIDE.get(name, {}), name: option}
     if family != "own":
         sequence = 32 if family == "mahia" else 40
-        return configuration(
+        wanted = configuration(
             family, workload, 2, sequence, toggles=toggles, model=MODELS.get(name, {})
         )
+        return msgspec.structs.replace(wanted, data=DATA.get(name, wanted.data))
     source = KERNELS if name in UNCALLED else PLAIN if all_toggles()[name].brings else IMAGES
     return Configuration(
         family="own",

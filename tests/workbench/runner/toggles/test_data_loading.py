@@ -1,0 +1,129 @@
+"""Batches that are read from a file while the model steps: the same ones, by processes that end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import torch
+from built_arms import CPU, blocked, configuration, stepped
+from disarmed import PLAIN
+from process_end import assert_end
+from runner_driver import Driver
+
+from models import hydra
+from sessions.model import Configuration
+from workbench import protocol
+from workbench.runner.batches import RING
+from workbench.runner.data import make_batches
+from workbench.runner.loading import Loading
+from workbench.runner.toggles import all_toggles
+
+READERS = {"step": Loading(0, False), "workers": Loading(2, False)}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """A file of other bytes everywhere."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(bytes((i * i + i // 7) % 251 for i in range(5000)))
+    return path
+
+
+def batches(text: Path, loading: Loading | None):
+    return make_batches(
+        str(text),
+        family=hydra.FAMILY,
+        config=hydra.FAMILY.presets["tiny"],
+        batch=3,
+        sequence=24,
+        seed=5,
+        device=CPU,
+        dtype=torch.float32,
+        loading=loading,
+    )
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_batches_are_those_of_the_device_in_any_order_and_no_random_state_changes(text, reader):
+    on_device, read = batches(text, None), batches(text, READERS[reader])
+    before = torch.get_rng_state()
+    address = read.inputs[0].data_ptr()
+    for count in (1, 2, 3, RING, RING + 1, 5, 40, 0, 7):
+        on_device.go_to(count), read.go_to(count)
+        assert torch.equal(on_device.inputs[0], read.inputs[0])
+        assert torch.equal(on_device.targets[0], read.targets[0])
+    following = [tuple(map(torch.clone, made.following()[0])) for made in (on_device, read)]
+    assert torch.equal(following[0][0], following[1][0])
+    assert torch.equal(on_device.inputs[0], read.inputs[0])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert read.inputs[0].data_ptr() == address, "CUDA graphs read a fixed address"
+    assert read.loaded is not None and read.loaded.wait_ms >= 0 and on_device.loaded is None
+
+
+def test_the_evidence_states_who_read_and_how_long_a_step_waited(text):
+    wanted = configuration("hydra", "train", 2, 24, toggles={"data_loading": "workers"})
+    arm = stepped(msgspec.structs.replace(wanted, data=str(text)))
+    (finding,) = [e for e in arm.find_evidence() if e.toggle == "data_loading"]
+    assert finding.status == "effective"
+    assert "by 2 worker processes; a step waited " in finding.text
+
+
+def test_it_is_blocked_with_a_reason_where_no_batch_could_be_read(text):
+    on = {"data_loading": "step"}
+    assert "drawn by a seed" in blocked(configuration("hydra", "train"), *on.popitem()).reason
+    for family, workload, words in (
+        ("mamba2", "decode", "reads one prompt"),
+        ("own", "forward", "draws its own batches"),
+    ):
+        plain = Configuration(
+            family=family,
+            preset="file" if family == "own" else "tiny",
+            model={"source": str(PLAIN)} if family == "own" else {},
+            workload=workload,
+            data=str(text),
+        )
+        assert words in blocked(plain, "data_loading", "workers").reason
+    wanted = msgspec.structs.replace(configuration("hydra", "train"), data=str(text))
+    assert "needs a CUDA GPU" in blocked(wanted, "data_loading", "pinned").reason
+    divided = configuration("hydra", "train", 2, toggles={"data_parallel": "2"})
+    divided = msgspec.structs.replace(divided, data=str(text))
+    assert blocked(divided, "data_loading", "step").set == {"data_parallel": "off"}
+
+
+def test_a_file_that_becomes_shorter_ends_the_run_with_a_sentence(runner, small, tmp_path):
+    path = tmp_path / "shrinking.txt"
+    path.write_bytes(bytes(range(100)) * 1000)
+    wanted = msgspec.structs.replace(
+        small, workload="train", data=str(path), toggles={"data_loading": "step"}
+    )
+    runner.start(wanted)
+    runner.until_steps(2)
+    path.write_bytes(b"short")
+    failure = runner.until(protocol.Failure)
+    assert "has become shorter during the run" in failure.sentence
+    runner.until_state("idle")
+
+
+def test_readers_end_with_a_killed_runner(small, text):
+    driver = Driver()
+    driver.until_state("idle")
+    driver.start(
+        msgspec.structs.replace(
+            small, workload="train", data=str(text), toggles={"data_loading": "workers"}
+        )
+    )
+    driver.until_steps(2)
+    process = psutil.Process(driver.runner.process.pid)
+    readers = process.children(recursive=True)
+    assert len(readers) >= 2
+    process.send_signal(signal.SIGKILL)
+    assert_end(readers)
+    driver.close()
+
+
+def test_all_ways_of_reading_are_options():
+    assert set(READERS) < set(all_toggles()["data_loading"].options)

@@ -1,0 +1,113 @@
+"""Batches that a data loader of PyTorch reads from a text file while the model steps."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+WORKERS = 2  # processes of a loader that reads ahead
+_WAITS = 100  # that a median is of
+_PREFETCHED = 2  # batches that each of them reads ahead
+_PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent ends
+
+
+class Loading(NamedTuple):
+    """Settings of a loader: its processes (0: none of its own), and whether memory is pinned."""
+
+    workers: int
+    pinned: bool
+
+
+class TextWindows(Dataset[Tensor]):
+    """Batches of bytes of a file: item ``i`` has those that begin at ``starts_RB[i]``."""
+
+    def __init__(self, path: Path, starts_RB: Tensor, length: int) -> None:
+        self._path, self._starts_RB, self._length = path, starts_RB, length
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Read one batch (B, length), int64; raises ``OSError`` and ``EOFError``."""
+        rows = []
+        with self._path.open("rb") as file:
+            for start in self._starts_RB[index].tolist():
+                file.seek(start)
+                read = file.read(self._length)
+                if len(read) < self._length:
+                    raise EOFError(f"data: {self._path} has become shorter during the run")
+                rows.append(torch.frombuffer(bytearray(read), dtype=torch.uint8))
+        return torch.stack(rows).to(torch.int64)
+
+
+class _InTurn(Sampler[int]):
+    """The numbers of all batches, in order, without end."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from range(self._count)
+
+
+class LoadedBatches:
+    """A ring of batches that a ``DataLoader`` reads; ``ring[i]`` waits for batch ``i``.
+
+    Worker processes read ahead; without any, ``ring[i]`` itself reads.
+    """
+
+    def __init__(self, windows: TextWindows, count: int, loading: Loading) -> None:
+        self.workers, self.pinned = loading
+        self.read = 0  # batches
+        self._waits_s: deque[float] = deque(maxlen=_WAITS)
+        self._count, self._next = count, 0
+        self._loader = DataLoader(
+            windows,
+            batch_size=None,
+            sampler=_InTurn(count),
+            num_workers=self.workers,
+            pin_memory=self.pinned,
+            prefetch_factor=_PREFETCHED if self.workers else None,
+            worker_init_fn=_leave_the_runner if self.workers else None,
+            generator=torch.Generator(),  # and not that of the run, whose state would change
+        )
+        self._iterator: Iterator[Tensor] | None = None
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return batch ``index`` (B, length), int64; batches before it are read and dropped."""
+        began = time.perf_counter()
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        while True:
+            batch, number = next(self._iterator), self._next
+            self._next = (self._next + 1) % self._count
+            self.read += 1
+            if number == index:
+                self._waits_s.append(time.perf_counter() - began)
+                return batch
+
+    @property
+    def wait_ms(self) -> float:
+        """The median wait for one of the last batches; NaN before the first."""
+        return 1e3 * statistics.median(self._waits_s) if self._waits_s else math.nan
+
+
+def _leave_the_runner(worker: int) -> None:
+    """End with the runner, and leave it its pipes: the window waits for their ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(nothing, stream)
+    os.close(nothing)
