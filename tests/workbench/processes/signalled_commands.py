@@ -122,6 +122,8 @@ def run(
         process.kill()
         _, errors = process.communicate()
         return Ended(process.returncode, had_ended, errors.decode(), ["did not end"])
+    if number is signal.SIGKILL and process.returncode >= 0:  # just before the signal
+        had_ended = True
     ended = Ended(process.returncode, had_ended, errors.decode(errors="replace"))
     ended.seconds = time.monotonic() - began
     _, alive = psutil.wait_procs(started, timeout=END_S)
