@@ -36,11 +36,12 @@ from sessions.storage._columns import (
     read_short,
 )
 from sessions.storage._lazy import LazyColumns, Source
+from sessions.storage._structure import DEEPEST_JSON
 from sessions.storage._write import FORMAT
 from sessions.verdicts import work
 
 _Value = TypeVar("_Value")
-_LONGEST_JSON, _DEEPEST_JSON = 100_000_000, 32
+_LONGEST_JSON = 100_000_000
 _LONGEST_REASON = 200  # characters
 
 
@@ -273,8 +274,8 @@ def _converted(written: str, where: str, kind: type[_Value]) -> _Value:
 
 def _require_shallow(value: Any, depth: int = 0) -> None:
     """Raise ``ValueError`` for JSON that is nested too deeply."""
-    if depth > _DEEPEST_JSON:
-        raise ValueError(f"nested more than {_DEEPEST_JSON} deep")
+    if depth > DEEPEST_JSON:
+        raise ValueError(f"nested more than {DEEPEST_JSON} deep")
     if isinstance(value, list | dict):
         for entry in value.values() if isinstance(value, dict) else value:
             _require_shallow(entry, depth + 1)

@@ -17,7 +17,8 @@ from sessions.plain_text import is_plain, one_line
 MOST_OBJECTS = 1_000_000  # groups and columns of a file
 _DEEPEST = 8  # groups in one another
 _MOST_ATTRIBUTES = 64
-_LONGEST_NAME = 255
+LONGEST_KEY = 255  # characters in the name of a group or column
+DEEPEST_JSON = 32  # lists and objects in one another
 _SHOWN = 80
 _FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
 _DEFLATE_LIMIT = 1100  # deflate cannot make data smaller than 1/1032
@@ -66,7 +67,7 @@ def _require_hard_link(group: h5g.GroupID, name: bytes, shown: str) -> None:
         text = name.decode()
     except UnicodeDecodeError:
         raise SessionError(f"its {shown} has a name that is not UTF-8") from None
-    if len(text) > _LONGEST_NAME or not is_plain(text):
+    if len(text) > LONGEST_KEY or not is_plain(text):
         raise SessionError(f"its {shown} has a name with control characters, or a very long one")
     if group.links.get_info(name).type != h5l.TYPE_HARD:
         raise SessionError(f"its {shown} is a link to another file or name, which no session needs")

@@ -36,11 +36,12 @@ from sessions.plain_text import one_line, plain
 from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
 from sessions.storage._facts import LARGEST
+from sessions.storage._structure import DEEPEST_JSON, LONGEST_KEY
 from sessions.storage.study_schema import TIMELINE, columns_of, has_timeline
 
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
-_LONGEST_TEXT = 1_000_000  # characters of notes, events and cells
-_LONGEST_NAME = 1_000  # of titles, labels and units
+LONGEST_TEXT = 1_000_000  # characters of notes, events and cells
+LONGEST_NAME = 1_000  # of titles, labels and units
 _MOST_TEXT = 100_000_000  # characters of all cells of a column
 _MOST_CELLS = 100_000  # numbers of one sample of a metric
 _DEEPEST_MODULE = 64  # names in a path
@@ -98,7 +99,7 @@ def cleaned(session: Session) -> Session:
             cleaned_segment(segment, number) for number, segment in enumerate(session.segments)
         ],
         telemetry={
-            _name(device, "device"): _table(table, _TELEMETRY, f"telemetry of {device}")
+            _key(device, "device"): _table(table, _TELEMETRY, f"telemetry of {device}")
             for device, table in session.telemetry.items()
         },
         events=[_event(event) for event in session.events],
@@ -125,7 +126,7 @@ def check_steps(columns: Mapping[str, NDArray]) -> None:
 
 def check_telemetry(columns: Mapping[str, NDArray], device: str) -> None:
     """Raise ``SessionError`` for telemetry with a number out of its range."""
-    _table(columns, _TELEMETRY, f"telemetry of {_name(device, 'device')}")
+    _table(columns, _TELEMETRY, f"telemetry of {_key(device, 'device')}")
 
 
 def cleaned_segment(segment: Segment, number: int) -> Segment:
@@ -161,7 +162,7 @@ def cleaned_segment(segment: Segment, number: int) -> Segment:
 
 def cleaned_metric(name: str, series: MetricSeries, where: str = "session") -> MetricSeries:
     """Return the metric as ``cleaned`` does; raise ``SessionError``."""
-    where = f"metric {_name(name, f'metric of {where}')} of {where}"
+    where = f"metric {_key(name, f'metric of {where}')} of {where}"
     if not 1 <= math.prod(series.shape) <= _MOST_CELLS:
         raise SessionError(f"its {_shown(where)} has {series.shape} numbers a sample")
     return dataclasses.replace(
@@ -214,7 +215,7 @@ def cleaned_study(study: Study, number: int) -> Study:
     _within(study.start_s, _TIME, f"start of {where}")
     _facts.check_study(study.kind, study.request, study.facts, where)
     tables: dict[str, Mapping[str, NDArray]] = {
-        name: _study_table(study.kind, name, table, f"{name} of {where}")
+        _key(name, f"table of {where}"): _study_table(study.kind, name, table, f"{name} of {where}")
         for name, table in study.tables.items()
         if row_count(table)  # nothing ever writes an empty one
     }
@@ -337,7 +338,7 @@ def _table(
     """Return the columns in memory, text cleaned and numbers within their ranges."""
     columns = {}
     for name in table:
-        column = table[name]
+        column = table[_key(name, f"column in {where}")]
         if column.dtype.kind == "O":
             columns[name] = _texts(column, f"{name} in {where}")
         else:
@@ -384,14 +385,19 @@ def _as_text(column: NDArray) -> NDArray:
     return np.array(["" if value != value else f"{value:g}" for value in column], object)
 
 
-def _text(value: str, where: str, most: int = _LONGEST_TEXT) -> str:
+def _text(value: str, where: str, most: int = LONGEST_TEXT) -> str:
     if len(value) > most:
         raise SessionError(f"its {_shown(where)} has {len(value):,} characters, at most {most:,}")
     return plain(value)
 
 
 def _name(value: str, where: str) -> str:
-    return _text(value, where, _LONGEST_NAME)
+    return _text(value, where, LONGEST_NAME)
+
+
+def _key(value: str, where: str) -> str:
+    """Return the name of a group in a file."""
+    return _text(value, where, LONGEST_KEY)
 
 
 def cleaned_names(values: Mapping[str, str], where: str) -> dict[str, str]:
@@ -403,17 +409,19 @@ def _shown(where: str) -> str:
     return one_line(where, _SHOWN)
 
 
-def _plain_json(value: Any) -> Any:
-    """Return JSON with its text cleaned; raise ``SessionError`` for a number that is too large."""
+def _plain_json(value: Any, depth: int = 0) -> Any:
+    """Return JSON with its text cleaned; raise ``SessionError`` for what is too large or deep."""
+    if depth > DEEPEST_JSON:
+        raise SessionError(f"its JSON is nested more than {DEEPEST_JSON} deep")
     match value:
         case int() if abs(value) > LARGEST:
             raise SessionError("a number in its JSON is too large")
         case str():
             return plain(value)
         case list():
-            return [_plain_json(entry) for entry in value]
+            return [_plain_json(entry, depth + 1) for entry in value]
         case dict():
-            return {plain(name): _plain_json(entry) for name, entry in value.items()}
+            return {plain(name): _plain_json(entry, depth + 1) for name, entry in value.items()}
     return value
 
 

@@ -67,7 +67,7 @@ def with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> P
 
 
 def study_columns(message: protocol.StudyRows) -> dict[str, np.ndarray]:
-    """Return the rows' columns: FP64, or objects if they are text."""
+    """Return the rows' columns: objects if they are text, else FP64; NaN for what is not finite."""
     for name in (message.table, *message.columns):
         if not name.isidentifier() or not name.isascii():
             raise protocol.WireError(f"{name[:40]!r} is no name of a table or column of a study")
@@ -79,7 +79,9 @@ def study_columns(message: protocol.StudyRows) -> dict[str, np.ndarray]:
         is_text = {isinstance(value, str) for value in values}
         if len(is_text) > 1:
             raise protocol.WireError(f"column {name[:40]!r} of a study mixes text and numbers")
-        columns[name] = np.array(values, object if True in is_text else np.float64)
+        column = np.array(values, object if True in is_text else np.float64)
+        # As on the wire, which has no infinity.
+        columns[name] = column if True in is_text else np.where(np.isfinite(column), column, np.nan)
     return columns
 
 

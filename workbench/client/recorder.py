@@ -47,7 +47,6 @@ from workbench.client.message_checks import (
 
 LONGEST_TEXT = 4000  # characters that a segment keeps of what it generated
 LONGEST_REASON = 250  # characters of why a message is refused
-LONGEST_NAME, LONGEST_NOTE = 1_000, 1_000_000  # characters; session files hold no more
 
 
 class Recorder:
@@ -199,8 +198,8 @@ class Recorder:
             case protocol.Note():
                 self._event(message.t_s, message.kind, message.text)
             case protocol.Described():
-                session.title = clip(message.title, LONGEST_NAME)
-                session.notes = clip(message.notes, LONGEST_NOTE)
+                session.title = clip(message.title, content.LONGEST_NAME)
+                session.notes = clip(message.notes, content.LONGEST_TEXT)
             case protocol.Failure():
                 kind = "warning" if message.kind == protocol.JOURNAL else "error"
                 self._event(message.t_s, kind, message.sentence)
@@ -249,7 +248,7 @@ class Recorder:
         segment = Segment(
             index=len(self.session.segments),
             configuration=message.configuration,
-            label=clip(message.label, LONGEST_NAME),
+            label=clip(message.label, content.LONGEST_NAME),
             start_s=message.t_s + self._offset_s,
             ledger=dict(message.ledger),
             phases=[] if self._before is None else [self._before],
@@ -432,7 +431,7 @@ class Recorder:
             return {name: values.astype(dtypes[name]) for name, values in arrays.items()}
 
     def _event(self, t_s: float, kind: str, text: str) -> None:
-        event = Event(t_s + self._offset_s, kind, clip(text, LONGEST_NOTE))
+        event = Event(t_s + self._offset_s, kind, clip(text, content.LONGEST_TEXT))
         self.session.events.append(event)
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessions.model import Phase, PhaseSpan, Session
+from sessions.storage import hdf5
 from sessions.storage.content import cleaned
 from workbench import protocol
 from workbench.client.recorder import Recorder
@@ -191,6 +192,11 @@ MISFITS = [
     protocol.StudyFacts(study=0, facts={"other": 10**31}),
     protocol.StudyStarted(index=1, kind="sweep", title="batch", request={"values": [1, 2]}),
     protocol.EnvironmentFound(facts={"n" * 2000: ""}),
+    protocol.TelemetrySamples(device="g" * 256, columns={"t_s": [1.0]}),
+    protocol.Metrics(segment=0, values={"n" * 256: [[1.0]]}),
+    rows(table="t" * 256),
+    protocol.StudyRows(study=0, table="other", columns={"c" * 256: [1.0]}),
+    protocol.Facts(segment=0, ledger={"\ud800": 1}),
 ]
 
 
@@ -297,6 +303,34 @@ def test_every_beginning_of_a_runners_messages_is_a_session_that_opens_everywher
     for message in wire_samples.stream():
         recorder.record(message)
         cleaned(recorder.session)
+
+
+NAMES = ["/", ".", "..", "", " ", "\n", "\x00", "\u202e", "%2F"]
+NAMES += ["/" * 200, "é" * 255, "😀" * 100, "x" * 255]
+
+
+def test_any_name_that_is_recorded_is_one_that_a_file_of_another_account_may_have(
+    tmp_path, monkeypatch
+):
+    recorder = Recorder()
+    for message in wire_samples.stream():
+        recorder.record(message)
+    for index, name in enumerate(NAMES, 1):
+        for message in (
+            protocol.Metrics(segment=0, values={name: [[1.0]]}),
+            protocol.TelemetrySamples(device=name, columns={"t_s": [1.0]}),
+            protocol.EnvironmentFound(facts={name: name}),
+            protocol.Facts(segment=0, ledger={name: name}),
+            protocol.Note(kind=name, text=name),
+            protocol.StudyStarted(index=index, kind=name, title=name, request={name: name}),
+            protocol.Described(title=name, notes=name),
+        ):
+            recorder.record(message)
+    hdf5.save(recorder.session, tmp_path / "a.h5")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another account"))
+    opened = hdf5.load(tmp_path / "a.h5")
+    assert len(opened.studies) == len(recorder.session.studies) == 1 + len(NAMES)
+    assert len(opened.segments[0].metrics) == len(recorder.session.segments[0].metrics)
 
 
 def test_a_norm_that_overflowed_is_unknown_and_costs_no_session():

@@ -10,6 +10,8 @@ from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from sessions import numerics
 from sessions.model import Configuration, Event, Phase, Session
+from sessions.plain_text import clip
+from sessions.storage import content
 from sessions.verdicts.work import INVALID
 from workbench import protocol
 from workbench.client.journal import Journal
@@ -250,6 +252,7 @@ class SessionModel(QObject):
 
     def describe(self, title: str, notes: str) -> None:
         """Give the shown session a title and notes."""
+        title, notes = clip(title, content.LONGEST_NAME), clip(notes, content.LONGEST_TEXT)
         self.shown.title, self.shown.notes = title, notes
         if self.live:
             self._journal(protocol.Described(title=title, notes=notes))
