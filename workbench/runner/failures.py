@@ -88,14 +88,14 @@ def explain(error: BaseException) -> Failure:
             detail=error.detail,
         )
     if isinstance(error, RankError):
+        sentence = f"Divided step: {first}"  # with the rank, its host and its step
         if (failure := error.failure) is not None:
             detail += f"\nOn rank {error.rank}:\n{failure.detail}"
             if error.lacks_memory:
-                sentence = f"Rank {error.rank}: {failure.sentence}"
                 return msgspec.structs.replace(failure, sentence=sentence, detail=detail)
         return Failure(
             kind="ranks",
-            sentence=f"Divided step: {first}",
+            sentence=sentence,
             fix="Run again, which starts the other ranks anew; the log has what they printed.",
             detail=detail,
         )

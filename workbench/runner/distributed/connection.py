@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
+import psutil
 
 from workbench.exit_reasons import how_ended
 from workbench.protocol import Failure
@@ -126,6 +127,14 @@ class Worker:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+
+    def is_stopped(self) -> bool:
+        """Return True if a signal has stopped the process; of one on this host, as seen from it."""
+        if self.process is None:
+            return False
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
+        return False
 
     def error(self, predicate: str, failure: Failure | None = None) -> RankError:
         """Return an error whose sentence names the rank, its host and its step."""

@@ -262,8 +262,9 @@ class World:
     def _watch(self) -> None:
         """Report workers that have stopped sending heartbeats, as long as the world exists."""
         while self.alive:
-            limit_s = SILENCE_S if self._steady > STEADY_STEPS else LONG_SILENCE_S
             for worker in self.workers:
+                is_steady = self._steady > STEADY_STEPS or worker.is_stopped()
+                limit_s = SILENCE_S if is_steady else LONG_SILENCE_S
                 if time.monotonic() - worker.heard_s > limit_s and not self._closing:
                     self.fail(worker.error(f" gave no sign of life for {limit_s:g} s"))
             time.sleep(_POLL_S)

@@ -134,7 +134,7 @@ def test_in_a_sweep_a_rank_without_memory_is_a_point(rig, configuration):
     outcomes = dict(zip(table["x"].tolist(), table["outcome"].tolist(), strict=True))
     assert outcomes == {256: "measured", 2**18: sweep.OUT_OF_MEMORY}
     (reason,) = {reason for reason in table["reason"].tolist() if reason}
-    assert reason.startswith("Rank 1: Out of memory: ")
+    assert reason.startswith("Divided step: rank 1") and ": Out of memory: " in reason
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,8 @@ def test_a_rank_without_memory_is_reported_as_out_of_memory_with_its_cure(
         lack(configuration)
     failure = explain(raised.value)
     assert failure.kind == "out-of-memory" and not is_fatal(raised.value)
-    assert failure.sentence.startswith("Rank 1: Out of memory: ")
+    assert failure.sentence.startswith("Divided step: rank 1 (in step ")
+    assert ": Out of memory: " in failure.sentence
     assert failure.sentence.endswith("iB more was needed.")
     own, theirs = failure.detail.split("\nOn rank 1:\n")
     assert "RankError" in own and "allocate memory: you tried to allocate" in theirs
