@@ -36,7 +36,7 @@ KINDS = (
 # step.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
 
-pytestmark = [pytest.mark.slow, needs_cores, pytest.mark.timeout(240 * (TRIALS + 1))]
+pytestmark = [needs_cores, pytest.mark.timeout(240 * (TRIALS + 1))]
 
 
 def kill(pid: int) -> None:
@@ -82,9 +82,9 @@ def worker_of(driver: Driver) -> psutil.Process:
 @pytest.mark.parametrize(
     ("fail", "reason"),
     [
-        (kill, "was ended by SIGKILL"),
+        pytest.param(kill, "was ended by SIGKILL", marks=pytest.mark.slow),
         (stop, "gave no sign of life for 2.5 s"),
-        (take_memory, "memory"),
+        pytest.param(take_memory, "memory", marks=pytest.mark.slow),
     ],
 )
 def test_a_failed_rank_is_reported_within_seconds_and_nothing_is_left(
