@@ -110,7 +110,7 @@ sessions | psutil pynvml torch
 psutil pynvml
 .runner.failures .protocol .runner.environment .runner.source_lines .runner.triton_cache kernels \
 models sessions | msgspec torch
-.runner.loading | torch
+.runner.loading .runner.failures | torch
 .runner.batches .runner.failures .runner.loading .runner.structures | torch
 .runner.user_models .runner.user_models .BUNDLED .runner.environment .runner.failures \
 .runner.instruments .runner.structures kernels models sessions | torch

@@ -51,7 +51,7 @@ def make_batches(
         ring = text[starts[..., None] + torch.arange(sequence + 1)].to(torch.int64)
         if loading is None:
             return _language(ring.to(device))
-        windows = TextWindows(Path(source), starts, sequence + 1)
+        windows = TextWindows(Path(source), starts, sequence + 1, config.vocabulary)
         return _language(ring[:1].to(device), LoadedBatches(windows, RING, loading))
     if source != SYNTHETIC:
         raise ValueError(

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from workbench.runner.failures import Mistake
+
 WORKERS = 2  # processes of a loader that reads ahead
 _WAITS = 100  # that a median is of
 _PREFETCHED = 2  # batches that each of them reads ahead
@@ -34,20 +36,24 @@ class Loading(NamedTuple):
 class TextWindows(Dataset[Tensor]):
     """Batches of bytes of a file: item ``i`` has those that begin at ``starts_RB[i]``."""
 
-    def __init__(self, path: Path, starts_RB: Tensor, length: int) -> None:
-        self._path, self._starts_RB, self._length = path, starts_RB, length
+    def __init__(self, path: Path, starts_RB: Tensor, length: int, vocabulary: int) -> None:
+        self._path, self._starts_RB = path, starts_RB
+        self._length, self._vocabulary = length, vocabulary
 
     def __getitem__(self, index: int) -> Tensor:
-        """Read one batch (B, length), int64; raises ``OSError`` and ``EOFError``."""
+        """Read one batch (B, length), int64; raises ``OSError`` and ``ValueError``."""
         rows = []
         with self._path.open("rb") as file:
             for start in self._starts_RB[index].tolist():
                 file.seek(start)
                 read = file.read(self._length)
                 if len(read) < self._length:
-                    raise EOFError(f"data: {self._path} has become shorter during the run")
+                    raise ValueError(f"data: {self._path} has become shorter during the run")
                 rows.append(torch.frombuffer(bytearray(read), dtype=torch.uint8))
-        return torch.stack(rows).to(torch.int64)
+        batch = torch.stack(rows).to(torch.int64)
+        if int(batch.max()) >= self._vocabulary:  # a GPU would end the process
+            raise ValueError(f"data: {self._path} has changed and has bytes beyond the vocabulary")
+        return batch
 
 
 class _InTurn(Sampler[int]):
@@ -85,12 +91,19 @@ class LoadedBatches:
         self._iterator: Iterator[Tensor] | None = None
 
     def __getitem__(self, index: int) -> Tensor:
-        """Return batch ``index`` (B, length), int64; batches before it are read and dropped."""
+        """Return batch ``index`` (B, length), int64; batches before it are read and dropped.
+
+        Raises ``Mistake`` for a file that can no longer be read.
+        """
         began = time.perf_counter()
         if self._iterator is None:
             self._iterator = iter(self._loader)
         while True:
-            batch, number = next(self._iterator), self._next
+            try:
+                batch, number = next(self._iterator), self._next
+            except (OSError, ValueError) as error:  # a worker's has its traceback before it
+                last = str(error).strip().splitlines()[-1]
+                raise Mistake(last[max(0, last.find("data: ")) :]) from None
             self._next = (self._next + 1) % self._count
             self.read += 1
             if number == index:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from runner_driver import Driver
 
 from models import hydra
 from sessions.model import Configuration
-from workbench import protocol
 from workbench.runner.batches import RING
 from workbench.runner.data import make_batches
+from workbench.runner.failures import Mistake
 from workbench.runner.loading import Loading
 from workbench.runner.toggles import all_toggles
 
@@ -37,7 +38,7 @@ def batches(text: Path, loading: Loading | None):
     return make_batches(
         str(text),
         family=hydra.FAMILY,
-        config=hydra.FAMILY.presets["tiny"],
+        config=dataclasses.replace(hydra.FAMILY.presets["tiny"], vocabulary=251),
         batch=3,
         sequence=24,
         seed=5,
@@ -94,18 +95,20 @@ def test_it_is_blocked_with_a_reason_where_no_batch_could_be_read(text):
     assert blocked(divided, "data_loading", "step").set == {"data_parallel": "off"}
 
 
-def test_a_file_that_becomes_shorter_ends_the_run_with_a_sentence(runner, small, tmp_path):
-    path = tmp_path / "shrinking.txt"
-    path.write_bytes(bytes(range(100)) * 1000)
-    wanted = msgspec.structs.replace(
-        small, workload="train", data=str(path), toggles={"data_loading": "step"}
-    )
-    runner.start(wanted)
-    runner.until_steps(2)
-    path.write_bytes(b"short")
-    failure = runner.until(protocol.Failure)
-    assert "has become shorter during the run" in failure.sentence
-    runner.until_state("idle")
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"short", "has become shorter"), (bytes([255]) * 5000, "has bytes beyond the vocabulary")],
+)
+def test_a_file_that_changes_is_refused_with_a_sentence(text, tmp_path, reader, content, words):
+    path = tmp_path / "changing.txt"
+    path.write_bytes(text.read_bytes())
+    made = batches(path, READERS[reader])
+    made.advance()
+    path.write_bytes(content)
+    with pytest.raises(Mistake, match=f"^data: {path} .*{words}"):
+        for _ in range(RING):
+            made.advance()
 
 
 def test_readers_end_with_a_killed_runner(small, text):
