@@ -92,6 +92,7 @@ def explain(error: BaseException) -> Failure:
         if (failure := error.failure) is not None:
             detail += f"\nOn rank {error.rank}:\n{failure.detail}"
             if error.lacks_memory:
+                sentence += "" if failure.sentence in first else f": {failure.sentence}"
                 return msgspec.structs.replace(failure, sentence=sentence, detail=detail)
         return Failure(
             kind="ranks",

@@ -17,6 +17,7 @@ from workbench import descendants, protocol
 
 PIPE_BYTES = 1 << 20  # so that a link that falters for a second does not hold up a step
 LEAVE_S = 5.0  # at most, after the end of input
+_now_ns = time.perf_counter_ns  # no file of a user that replaces it moves the session's clock
 Answer = Callable[[protocol.Check], protocol.Message]
 
 
@@ -71,7 +72,7 @@ class Wire:
         self._commands = commands
         self._output = output
         self._lock = threading.Lock()
-        self._origin_ns = time.perf_counter_ns()
+        self._origin_ns = _now_ns()
         self.created = time.time()
         self._queue: queue.SimpleQueue[protocol.Command] = queue.SimpleQueue()
         self.waiting = False
@@ -100,7 +101,7 @@ class Wire:
 
     def seconds(self, now_ns: int | None = None) -> float:
         """Return seconds since the session clock began."""
-        return ((time.perf_counter_ns() if now_ns is None else now_ns) - self._origin_ns) * 1e-9
+        return ((_now_ns() if now_ns is None else now_ns) - self._origin_ns) * 1e-9
 
     def send(self, message: protocol.Message) -> None:
         """Write one message, stamped with the session clock unless it carries a time."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import psutil
 import torch
+
+from workbench.runner.instruments.timing import now_ns
 
 Stepping = TypeVar("Stepping")  # what makes steps: memory belongs to it
 
@@ -88,7 +89,7 @@ class GpuMemory(Generic[Stepping]):
         """Begin a new peak; from any thread."""
         peak = torch.cuda.max_memory_allocated(self._device) + (self._pool_bytes or 0)
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._before, self._since_ns = float(peak), time.perf_counter_ns()
+        self._before, self._since_ns = float(peak), now_ns()
         self._pool_bytes = None
 
 
@@ -118,7 +119,7 @@ class HostMemory:
 
     def new_phase(self) -> None:
         """Begin a new peak; from any thread."""
-        self._before, self._since_ns = self.sample().peak, time.perf_counter_ns()
+        self._before, self._since_ns = self.sample().peak, now_ns()
         self._peak, self._counts = 0.0, _forget_highest_resident()
 
 

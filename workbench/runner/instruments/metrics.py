@@ -6,12 +6,11 @@ far and sent once its event has passed; on the CPU the numbers are there already
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from models import Model
 from workbench import protocol
+from workbench.runner.instruments.timing import now_ns
 from workbench.runner.wire import Wire
 
 PERIOD_NS = 250_000_000
@@ -35,7 +34,7 @@ class MetricReader:
 
     def poll(self) -> None:
         """Take a reading if one is due, and send the one that was taken if it has arrived."""
-        began_ns = time.perf_counter_ns()
+        began_ns = now_ns()
         if not self._sources or (self._taken_s is None and began_ns < self._due_ns):
             return
         if self._taken_s is None:
@@ -43,8 +42,8 @@ class MetricReader:
         if self._event is not None and not self._event.query():
             return
         self._send()
-        now_ns = time.perf_counter_ns()
-        self._due_ns = now_ns + max(PERIOD_NS, int((now_ns - began_ns) / SHARE))
+        ended_ns = now_ns()
+        self._due_ns = ended_ns + max(PERIOD_NS, int((ended_ns - began_ns) / SHARE))
 
     def finish(self) -> None:
         """Send how the segment ended; waits for its last step."""

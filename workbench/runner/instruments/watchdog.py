@@ -8,6 +8,7 @@ import time
 
 from sessions.model import Phase
 from workbench import protocol
+from workbench.runner.instruments.timing import now_ns
 from workbench.runner.wire import Wire
 
 HANG_S = float(os.environ.get("WORKBENCH_HANG_S", "30"))
@@ -21,7 +22,7 @@ class Watchdog:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self.active = False
-        self.beat_ns = time.perf_counter_ns()  # when the current step or phase began
+        self.beat_ns = now_ns()  # when the current step or phase began
         self.phase = Phase.WARM_UP
         self._reported_ns = 0
 
@@ -32,7 +33,7 @@ class Watchdog:
     def begin(self, phase: Phase) -> None:
         """Begin a phase."""
         self.phase = phase
-        self.beat_ns = time.perf_counter_ns()
+        self.beat_ns = now_ns()
 
     def _watch(self) -> None:
         watched_ns, step_s, before_s = 0, 0.0, 0.0
@@ -45,7 +46,7 @@ class Watchdog:
                 # The step before, not the longest so far: a first step may take seconds to import
                 # compilers, and a hang after it must not wait for twenty times that.
                 watched_ns, before_s = beat_ns, step_s
-            elapsed_s = (time.perf_counter_ns() - beat_ns) * 1e-9
+            elapsed_s = (now_ns() - beat_ns) * 1e-9
             building = self.phase < Phase.WARM_UP
             step_s = 0.0 if building else elapsed_s
             if building and elapsed_s >= 1:

@@ -95,10 +95,12 @@ def test_it_is_blocked_with_a_reason_where_no_batch_could_be_read(text):
     assert blocked(divided, "data_loading", "step").set == {"data_parallel": "off"}
 
 
-@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"short", "has become shorter"), (bytes([255]) * 5000, "has bytes beyond the vocabulary")],
+    ("reader", "content", "words"),
+    [
+        ("step", b"short", "has become shorter"),
+        ("workers", bytes([255]) * 5000, "has bytes beyond the vocabulary"),
+    ],
 )
 def test_a_file_that_changes_is_refused_with_a_sentence(text, tmp_path, reader, content, words):
     path = tmp_path / "changing.txt"
