@@ -109,7 +109,8 @@ def test_no_compiler_takes_the_loop():
     assert done.returncode == 1 and "waits for the host" in done.stderr
 
 
-@pytest.mark.parametrize("path", ["grouped", pytest.param("padded", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["grouped", "padded"])
 def test_inductor_takes_a_path_with_its_gradients(path):
     inputs = inputs_of("dropped choices")
     leaves = [inputs[n].requires_grad_() for n in ("x", "weight", "gate_EFD", "down_EDF")]

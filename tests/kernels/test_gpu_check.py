@@ -119,7 +119,14 @@ def test_case_names_tell_the_checks_of_an_operator_apart(script):
 @pytest.mark.parametrize(
     ("arguments", "timed", "shapes", "absent", "auto"),
     [
-        (["--backends", "manual", "sdpa_cudnn"], "manual", 2, {"sdpa_cudnn"}, "sdpa_flash"),
+        pytest.param(
+            ["--backends", "manual", "sdpa_cudnn"],
+            "manual",
+            2,
+            {"sdpa_cudnn"},
+            "sdpa_flash",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ["--operator", "adaptive_attention", "--backends", "torch", "--shapes", "H3/3"],
             "torch",
