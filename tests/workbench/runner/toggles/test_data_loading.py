@@ -21,7 +21,6 @@ from workbench.runner.batches import RING
 from workbench.runner.data import make_batches
 from workbench.runner.failures import Mistake
 from workbench.runner.loading import Loading
-from workbench.runner.toggles import all_toggles
 
 READERS = {"step": Loading(0, False), "workers": Loading(2, False)}
 
@@ -128,7 +127,3 @@ def test_readers_end_with_a_killed_runner(small, text):
     process.send_signal(signal.SIGKILL)
     assert_end(readers)
     driver.close()
-
-
-def test_all_ways_of_reading_are_options():
-    assert set(READERS) < set(all_toggles()["data_loading"].options)

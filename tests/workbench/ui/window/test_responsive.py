@@ -27,7 +27,6 @@ from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.workspace import Workspace
 
 LIMIT_S = 0.3
-HELD_UP_S = 0.4
 WORK_S = 0.05  # of processor time, by which the machine is measured
 TICK_MS = 2
 MANY = 20_000
@@ -64,31 +63,26 @@ def slowdown() -> float:
 def longest_gap(act, for_ms: int = 400) -> float:
     """Seconds, as if the machine had no other work, of the longest gap while ``act`` takes effect.
 
-    The gap is a time of day, divided by how much slower than alone the machine was before or after.
-    Of the part in which no thread of this process computed, ``HELD_UP_S`` are put down to others:
-    what waits longer, for a disk or another process, counts.
+    What a thread of ours makes this thread wait for counts, and so does waiting for a disk: the gap
+    is a time of day, divided by how much slower than alone the machine was before or after.
     """
-    gaps: list[tuple[float, float]] = []
-    last = [(time.monotonic(), time.process_time())]
+    gaps: list[float] = []
+    last = [time.monotonic()]
 
     def tick() -> None:
-        now = time.monotonic(), time.process_time()
-        gaps.append((now[0] - last[0][0], now[1] - last[0][1]))
+        now = time.monotonic()
+        gaps.append(now - last[0])
         last[0] = now
 
     timer = QTimer(timerType=Qt.TimerType.PreciseTimer, interval=TICK_MS)
     timer.timeout.connect(tick)
     before = slowdown()
     timer.start()
-    last[0] = time.monotonic(), time.process_time()
+    last[0] = time.monotonic()
     QTimer.singleShot(20, act)
     run_loop(for_ms)
     timer.stop()
-    slower = max(1.0, before, slowdown())
-    return max(
-        min(wall_s / slower, max(processor_s, wall_s / slower - HELD_UP_S))
-        for wall_s, processor_s in gaps
-    )
+    return max(gaps) / max(1.0, before, slowdown())
 
 
 def assert_responsive(act, for_ms: int = 400) -> None:
@@ -99,18 +93,6 @@ def assert_responsive(act, for_ms: int = 400) -> None:
         if gaps[-1] < LIMIT_S:
             return
     raise AssertionError(f"the window did not answer for {gaps} s")
-
-
-def test_a_freeze_is_noticed(qapp):
-    freeze = 0.8
-    assert longest_gap(lambda: time.sleep(freeze), 100) > LIMIT_S
-
-    def compute() -> None:
-        began = time.thread_time()
-        while time.thread_time() - began < freeze:
-            sum(range(1000))
-
-    assert longest_gap(compute, 100) > LIMIT_S
 
 
 def show(workspace: Workspace, session: Session) -> None:
