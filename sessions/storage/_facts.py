@@ -275,7 +275,7 @@ def check_study(
 def _check(facts: Mapping[str, Any], kind: type[_Facts], where: str) -> None:
     try:
         msgspec.convert(_known(facts), kind)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # of half a character
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate
         raise SessionError(f"the facts of its {where} are not usable ({error})") from None
 
 

@@ -228,7 +228,7 @@ def cleaned_study(study: Study, number: int) -> Study:
         _check_sweep(cleaned, where)
     elif kind == PROFILE:
         _check_profile(cleaned, where)
-        if not has_timeline(cleaned):  # what recorded it may have ended before all had come
+        if not has_timeline(cleaned):  # its runner may have ended before it sent all
             rest = {name: t for name, t in tables.items() if name not in TIMELINE}
             cleaned = dataclasses.replace(cleaned, tables=rest)
     return cleaned

@@ -264,7 +264,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
     def _follow_y(self) -> None:
         if self.fixed_y is not None:
             low, high = self.fixed_y
-            self._set_y(low, high if high > low else low + 1.0)  # of no row at all
+            self._set_y(low, high if high > low else low + 1.0)  # a plot without rows
             return
         spans = _finite_spans(layer.y_span() for layer in self.layers)
         loose = _finite_spans(

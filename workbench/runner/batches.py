@@ -53,7 +53,7 @@ class Batches:
 
     @property
     def loaded(self) -> LoadedBatches | None:
-        """Whatever reads the batches from a file; None if they lie on the device."""
+        """The reader of the batches from a file; None if they lie on the device."""
         rings = [ring for _, ring in self._buffers if isinstance(ring, LoadedBatches)]
         return rings[0] if rings else None
 

@@ -17,7 +17,7 @@ from workbench import descendants, protocol
 
 PIPE_BYTES = 1 << 20  # so that a link that falters for a second does not hold up a step
 LEAVE_S = 5.0  # at most, after the end of input
-_now_ns = time.perf_counter_ns  # no file of a user that replaces it moves the session's clock
+_now_ns = time.perf_counter_ns  # captured before a user's file can replace it
 Answer = Callable[[protocol.Check], protocol.Message]
 
 

@@ -248,11 +248,14 @@ def rolling_percentiles(windows: Array) -> tuple[Array, Array, Array]:
     """
     results = np.empty((3, len(windows)), np.float32)
     partial = int(np.count_nonzero(np.isnan(windows[:WINDOW, 0])))
-    for index in range(partial):
-        values = windows[index][~np.isnan(windows[index])]
-        results[:, index] = np.nan, np.median(values), np.nan
-        if len(values) >= FEWEST:
-            results[[0, 2], index] = np.percentile(values, (5, 95), method="nearest")
+    # NaN is sorted to the end.
+    ordered = np.sort(windows[:partial], axis=1)
+    counts, rows = np.count_nonzero(~np.isnan(ordered), axis=1), np.arange(partial)
+    results[1, :partial] = (ordered[rows, counts // 2] + ordered[rows, (counts - 1) // 2]) / 2
+    for row, share in ((0, 0.05), (2, 0.95)):
+        nearest = np.rint((counts - 1) * share).astype(np.int64)
+        outer = np.where(counts >= FEWEST, ordered[rows, nearest], np.nan)
+        results[row, :partial] = outer
     ranks = [(WINDOW - 1) * percent // 100 for percent in (5, 50, 95)]
     for start in range(partial, len(windows), _CHUNK):
         chunk = slice(start, start + _CHUNK)

@@ -129,7 +129,7 @@ class Worker:
             self.process.wait()
 
     def is_stopped(self) -> bool:
-        """Return True if a signal has stopped the process; of one on this host, as seen from it."""
+        """Return True if a signal has stopped the process; False for one on another host."""
         if self.process is None:
             return False
         with contextlib.suppress(psutil.Error):

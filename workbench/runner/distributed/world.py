@@ -267,7 +267,7 @@ class World:
                 limit_s = SILENCE_S if is_steady else LONG_SILENCE_S
                 if time.monotonic() - worker.heard_s > limit_s and not self._closing:
                     self.fail(worker.error(f" gave no sign of life for {limit_s:g} s"))
-                    worker.kill()  # its connections end, and with them a collective of gloo
+                    worker.kill()  # closes its connections: a collective of gloo ends by that alone
             time.sleep(_POLL_S)
 
 

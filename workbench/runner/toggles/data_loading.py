@@ -1,6 +1,6 @@
 """Read each batch from the text file while the model steps, as a training script does.
 
-Left alone, sixteen batches lie on the device and no step waits for input. *In the step* reads each
+By default sixteen batches lie on the device, and no step waits for input. *In the step* reads each
 batch in the step's own process. *Two workers* reads ahead in two processes. *Pinned* also puts the
 batches where the GPU can copy them without the host (PyTorch's ``DataLoader``: ``num_workers``,
 ``prefetch_factor``, ``pin_memory``). The evidence states how long a step waited for its batch. The
@@ -11,6 +11,7 @@ text): 1.05 of the step's time (0.90 to 1.23) in the step, 1.04 (1.02 to 1.07) w
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
@@ -72,12 +73,16 @@ def _evidence(option: str, arm: Arm) -> Finding:
     loaded = arm.batches.loaded
     if loaded is None or not loaded.read:
         return no_effect("no batch was read from the file: all of them lie on the device")
-    where = f"by {loaded.workers} worker processes" if loaded.workers else "in the step's process"
-    where += ", into pinned memory" if loaded.pinned else ""
-    return effective(
-        f"{loaded.read} batches were read from the file {where}; a step waited "
+    workers = loaded.readers - {os.getpid()}
+    where = f"by worker processes ({len(workers)})" if workers else "in the step's process"
+    where += ", into pinned memory" if loaded.is_pinned else ""
+    text = (
+        f"batches read from the file: {loaded.read}, {where}; a step waited "
         f"{loaded.wait_ms:.2g} ms for its batch"
     )
+    requested = _LOADING[option]
+    is_met = bool(workers) == bool(requested.workers) and loaded.is_pinned == requested.pinned
+    return effective(text) if is_met else no_effect(text)
 
 
 TOGGLE = Toggle(

@@ -10,7 +10,7 @@ import msgspec
 import psutil
 import pytest
 import torch
-from built_arms import CPU, blocked, configuration, stepped
+from built_arms import CPU, blocked, configuration, evidence_of, stepped
 from disarmed import PLAIN
 from process_end import assert_end
 from runner_driver import Driver
@@ -21,6 +21,7 @@ from workbench.runner.batches import RING
 from workbench.runner.data import make_batches
 from workbench.runner.failures import Mistake
 from workbench.runner.loading import Loading
+from workbench.runner.toggles import data_loading
 
 READERS = {"step": Loading(0, False), "workers": Loading(2, False)}
 
@@ -67,9 +68,19 @@ def test_the_batches_are_those_of_the_device_in_any_order_and_no_random_state_ch
 def test_the_evidence_states_who_read_and_how_long_a_step_waited(text):
     wanted = configuration("hydra", "train", 2, 24, toggles={"data_loading": "workers"})
     arm = stepped(msgspec.structs.replace(wanted, data=str(text)))
-    (finding,) = [e for e in arm.find_evidence() if e.toggle == "data_loading"]
+    for _ in range(8):
+        arm.batches.advance()
+    finding = evidence_of(arm, "data_loading")
     assert finding.status == "effective"
-    assert "by 2 worker processes; a step waited " in finding.text
+    assert "read from the file: 9, by worker processes (2); a step waited " in finding.text
+
+
+def test_a_batch_that_another_process_read_than_was_requested_shows_no_effect(text, monkeypatch):
+    monkeypatch.setitem(data_loading._LOADING, "workers", Loading(0, False))
+    wanted = configuration("hydra", "train", 2, 24, toggles={"data_loading": "workers"})
+    arm = stepped(msgspec.structs.replace(wanted, data=str(text)))
+    monkeypatch.undo()
+    assert evidence_of(arm, "data_loading").status == "no effect"
 
 
 def test_it_is_blocked_with_a_reason_where_no_batch_could_be_read(text):
