@@ -92,7 +92,7 @@ TOGGLE = Toggle(
     group="Data",
     stage=Stage.MEMORY,
     options={
-        DEVICE: "On the device",
+        DEVICE: "On device",
         "step": "In the step",
         "workers": "Two workers",
         "pinned": "Two workers, pinned",
