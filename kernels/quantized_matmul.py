@@ -193,7 +193,10 @@ def _int_mm(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> Tensor:
     if codes.is_cuda and rows < FEWEST_ROWS:
         codes = pad(codes, (0, 0, 0, 32 - rows))
     sums = torch._int_mm(codes, weight.contiguous().T)[:rows]
-    return (sums.float() * x_scale * scale).to(x.dtype)
+    y = sums.float() * x_scale * scale
+    # A .to() that changes nothing would be a second name of y: torch 2.11 compiles that without
+    # a gradient, as for each tensor that an autograd function computes and returns twice.
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 def _scaled_mm(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> Tensor:

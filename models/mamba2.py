@@ -124,9 +124,10 @@ class Block(nn.Module):
         position: Tensor | None = None,
     ) -> Tensor | BlockOutput:
         """Compute (B, S, E) -> (B, S, E)."""
-        output = self.branch(self.norm(x_BSE), state, position)
+        # Not self.branch, which may be compiled by itself: torch 2.11 calls that without self here.
+        output = Block.branch(self, self.norm(x_BSE), state, position)
         if isinstance(output, BlockOutput):
-            return output._replace(x=x_BSE + output.x)
+            return BlockOutput(x_BSE + output.x, output.loss, output.measured)
         return x_BSE + output
 
 

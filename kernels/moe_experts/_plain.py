@@ -259,6 +259,8 @@ def refuses_grouped(
         return "takes no empty tensors"
     if x.dtype == torch.float64:
         return "has no float64"
+    if torch.compiler.is_compiling() and not compiles(x.dtype):
+        return f"cannot be compiled in {str(x.dtype)[6:]} by torch {torch.__version__}"
     dim, width = down.shape[1], down.shape[2]
     for size in (dim, width):
         if size * x.element_size() % _ALIGNMENT:
@@ -272,6 +274,17 @@ def refuses_grouped(
             "loops over the experts and waits for the host"
         )
     return None
+
+
+@traced_as_constant
+def compiles(dtype: torch.dtype) -> bool:
+    """Return True if torch traces its grouped product in this dtype; 2.11 does in BF16 alone."""
+    a, b = torch.empty(16, 16, dtype=dtype, device="meta"), torch.empty(1, 16, 16, device="meta")
+    try:
+        grouped_product(a, b.to(dtype), torch.empty(1, dtype=torch.int32, device="meta"))
+    except RuntimeError:
+        return False
+    return True
 
 
 def refuses_padded(x: Tensor, index: Tensor, *rest: Any) -> str | None:

@@ -247,7 +247,7 @@ class Block(nn.Module):
         """Return (B, S, D) for (B, S, D), the balancing loss, and the measurements."""
         x_BSD = self._add(x_BSD, self.attention(self.attention_norm(x_BSD), state, position))
         output = self.mixture(self.mixture_norm(x_BSD), *drawn)
-        return output._replace(x=self._add(x_BSD, output.x))
+        return BlockOutput(self._add(x_BSD, output.x), output.loss, output.measured)
 
     def _add(self, x_BSD: Tensor, y_BSD: Tensor) -> Tensor:
         """Compute ``x + y``, where only this call uses ``y``; a compiler plans memory itself."""

@@ -15,7 +15,7 @@ import kernels
 from kernels import OPS, STANDARD, Case, Unavailable, Workspace
 from kernels.core.check import Exact
 from kernels.core.triton_helpers import INTERPRETED
-from kernels.moe_experts._plain import block_rows
+from kernels.moe_experts._plain import block_rows, compiles
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="is about plain torch")
 OP = OPS["moe_experts"]
@@ -85,6 +85,8 @@ def test_a_compiled_path_is_one_graph_and_as_right_as_the_definition(case, path)
         with pytest.raises(Unavailable, match="needs rows of a multiple of 16 bytes"):
             called(inputs, path)
         return
+    if path == "grouped" and not compiles(torch.float32):
+        pytest.skip(f"torch {torch.__version__} compiles its grouped product in BF16 alone")
     exact = Exact(OP, inputs)
     compiled = torch.compile(
         lambda *args: kernels.moe_experts(*args, impl=path), fullgraph=True, backend="aot_eager"

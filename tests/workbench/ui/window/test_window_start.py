@@ -71,17 +71,19 @@ def test_the_window_opens_without_torch(starts):
 def test_the_window_shows_within_a_second(starts, capsys):
     """The best of several starts counts.
 
-    A busy or slow machine gets as much more time as it takes to import Qt and numpy alone.
+    A busy or slow machine gets as much more time as the same start took to import Qt and numpy.
     """
-    times = [tuple(map(float, seen["shown"].split())) for seen in starts]
-    wall_s, processor_s, libraries_s = (min(values) for values in zip(*times, strict=True))
-    limit_s = max(1.0, libraries_s / LIBRARIES_S)
-    with capsys.disabled():
-        print(
-            f"\nwindow shown after {wall_s:.2f} s, {processor_s:.2f} s of processor, of these "
-            f"{libraries_s:.2f} s for Qt and numpy; limit {limit_s:.2f} s"
-        )
-    assert min(wall_s, processor_s) < limit_s
+    shares = []
+    for seen in starts:
+        wall_s, processor_s, libraries_s = map(float, seen["shown"].split())
+        limit_s = max(1.0, libraries_s / LIBRARIES_S)
+        shares.append(min(wall_s, processor_s) / limit_s)
+        with capsys.disabled():
+            print(
+                f"\nwindow shown after {wall_s:.2f} s, {processor_s:.2f} s of processor, of these "
+                f"{libraries_s:.2f} s for Qt and numpy; limit {limit_s:.2f} s"
+            )
+    assert min(shares) < 1
 
 
 @pytest.mark.parametrize(
