@@ -264,8 +264,8 @@ def test_every_tile_that_is_tuned_over_compiles_and_most_fit(
     case, number = largest(op, dtype), 0
 
     def tile(self, key, launch, *args):
-        whole = (*key, "highest") if self.dots else key
-        candidates = list(dict.fromkeys(self.candidates(*whole)))
+        complete = (*key, "highest") if self.dots else key
+        candidates = list(dict.fromkeys(self.candidates(*complete)))
         assert len(candidates) <= 8, f"{self.name} has {len(candidates)} candidates"
         tried[0] = max(tried[0], len(candidates))
         return candidates[min(number, len(candidates) - 1)]

@@ -80,8 +80,8 @@ def test_experiments_are_asked_for_in_order_each_with_its_time():
     assert drive.results() == {claims.WAITING}
     first = drive.next()
     assert list(first.toggles) == ["compile", "precision", "checkpointing", "cuda_graphs"]
-    assert (first.build_s, first.budget_s, first.floor) == (240.0, 3.0, 0.02)
-    assert drive.course.allowed_s == 240.0 + 3.0 + SLACK_S
+    assert (first.build_s, first.budget_s, first.floor) == (480.0, 3.0, 0.02)
+    assert drive.course.allowed_s == 480.0 + 3.0 + SLACK_S
     assert drive.rows_by_claim()[f"+ AMP, {SPEED}"].result == claims.MEASURING
     drive.measure(first)
     drive.hear(DONE)
@@ -107,7 +107,7 @@ def test_a_command_that_takes_too_long_is_cut_off_and_says_how_long_it_compiled(
     first = drive.next()
     drive.hear(*wire_samples.begin(0.5, 0))
     drive.hear(protocol.PhaseChanged(t_s=2.0, segment=0, phase=Phase.COMPILE))
-    drive.now += 272
+    drive.now += 512
     assert not drive.course.cut(protocol.Stop()), "it is another's time that is over"
     assert drive.course.cut(first)
     drive.hear(protocol.Failure(kind="died", sentence="It was killed.", fatal=True), after_s=0)
@@ -115,7 +115,7 @@ def test_a_command_that_takes_too_long_is_cut_off_and_says_how_long_it_compiled(
     second = drive.next()
     row = drive.rows_by_claim()[f"+ AMP, {SPEED}"]
     assert row.result == claims.NOT_MEASURED
-    assert "cut off after 274 s, of 273 s; compiling took 272 s" in row.reason
+    assert "cut off after 514 s, of 513 s; compiling took 512 s" in row.reason
     assert "killed" not in row.reason, "we did that"
     drive.recorder.record(drive.catalogue)  # of another runner, whose studies count from 0 too
     drive.measure(second)
