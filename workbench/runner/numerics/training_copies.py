@@ -91,7 +91,7 @@ def put_back(
             for tensor, before in zip(tensors, copies, strict=True):
                 tensor.copy_(before)
         if scaler is not None and scale:
-            _restore_scale(scaler, scale)
+            restore_scale(scaler, scale)
 
 
 @contextlib.contextmanager
@@ -104,7 +104,8 @@ def fresh_moments(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         optimizer.state = state
 
 
-def _restore_scale(scaler: torch.amp.GradScaler, before: dict[str, float]) -> None:
+def restore_scale(scaler: torch.amp.GradScaler, before: dict[str, float]) -> None:
+    """Set the scale of the loss and its count of steps to those of a ``state_dict``."""
     # In place: a captured graph reads these tensors where they are.
     for name, value in (("_scale", "scale"), ("_growth_tracker", "_growth_tracker")):
         tensor = getattr(scaler, name, None)

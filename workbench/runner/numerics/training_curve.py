@@ -8,6 +8,9 @@ the reference no more digits than the arm has, that is measured with the rows in
 
 Where the weights went is judged by ``updates``.
 
+A loss scale at which a gradient overflows skips that update, which is no error of the arm: both
+courses begin again at the scale that was reached.
+
 An optimizer with moments of another kind (in 8 bits) begins anew, as its reference does; a table of
 8 bits is off by 7 % at most in its first decade, so that the losses may be off by ``ROUGH`` more of
 what training changes. Weights, moments, scale and batches are put back.
@@ -34,6 +37,7 @@ from workbench.runner.numerics.training_copies import (
     fresh_moments,
     is_plain,
     put_back,
+    restore_scale,
 )
 from workbench.runner.numerics.updates import Steps, Updates
 from workbench.runner.profiling.eager import eager
@@ -47,6 +51,7 @@ SLACK = 2.0  # as of a single step
 SCATTER = 4.0  # of the plain model's differences: so far they reach by chance in a few samples
 ROUNDINGS = 8  # of FP32, that the sum over a batch may add up to
 ROUGH = 0.1  # of what training changes of the loss
+MOST_COURSES = 16  # each reaches a lower loss scale; 8 steps halve it 8 times
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
 
 
@@ -60,6 +65,7 @@ class Course:
 
     losses: list[float]
     steps: Steps
+    scale: float = math.inf  # of the loss at the end; infinite if it is not scaled
 
 
 @dataclass(frozen=True)
@@ -97,17 +103,13 @@ def check(
     reference's weights, which find out if rounding decides what the model chooses. 0: none.
     """
     assert arm.keeper is not None
-    rough, optimizer = not is_plain(arm.keeper), arm.keeper.optimizer
+    rough, scaler = not is_plain(arm.keeper), arm.keeper.scaler
+    scale_before = None if scaler is None else scaler.state_dict()
     advances = arm.batches.advances
     try:
         reference = _plain_course(arm, dtype, between, fresh=rough)
-        plain = _plain_course(arm, None, between, fresh=rough)
+        plain, own = _courses(arm, between, fresh=rough)
         measured = _measured(arm, dtype, between, plain, reference, fresh=rough)
-        with (
-            put_back(arm.plain_weights(), arm.model.buffers(), arm.keeper) as weights_before,
-            fresh_moments(optimizer) if rough else contextlib.nullcontext(),
-        ):
-            own = Course(_own_losses(arm, between), _moved(arm.plain_weights(), weights_before))
         worst = _farthest(own.losses, reference.losses)
         allowed = bound(measured, reference.losses)
         if rough:
@@ -130,7 +132,39 @@ def check(
         )
     finally:
         arm.batches.go_to(advances)
+        if scaler is not None and scale_before:
+            restore_scale(scaler, scale_before)
     return Curve(own.losses, worst, allowed, changes)
+
+
+def _courses(arm: Arm, between: Between, *, fresh: bool) -> tuple[Course, Course]:
+    """Return the plain model's course in the arm's precision, and the arm's own.
+
+    They begin again at a lower loss scale, which stays, until no update of either was skipped. The
+    scales of several ranks are not changed here.
+    """
+    keeper = arm.keeper
+    assert keeper is not None
+    for _ in range(MOST_COURSES):
+        before = _scale_of(keeper.scaler)
+        plain = _plain_course(arm, None, between, fresh=fresh)
+        with (
+            put_back(arm.plain_weights(), arm.model.buffers(), keeper) as weights_before,
+            fresh_moments(keeper.optimizer) if fresh else contextlib.nullcontext(),
+        ):
+            losses = _own_losses(arm, between)
+            own = Course(
+                losses, _moved(arm.plain_weights(), weights_before), _scale_of(keeper.scaler)
+            )
+        reached = min(plain.scale, own.scale)
+        if keeper.scaler is None or arm.divided is not None or reached >= before:
+            break
+        restore_scale(keeper.scaler, {"scale": reached, "_growth_tracker": 0})
+    return plain, own
+
+
+def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
+    return math.inf if scaler is None else scaler.get_scale()
 
 
 def bound(plain: list[float], reference: list[float]) -> float:
@@ -274,7 +308,7 @@ def _plain_course(
             for parameter in arm.plain_weights().values()
             if parameter.requires_grad
         }
-    return Course([float(loss) for loss in losses], steps)
+    return Course([float(loss) for loss in losses], steps, _scale_of(trainer.scaler))
 
 
 def _shares(batches: Batches, count: int) -> list[Tensors]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 import torch
@@ -92,3 +94,14 @@ def test_a_reference_of_more_digits_needs_no_other_order(small, monkeypatch, dty
         ],
     )
     assert training_curve.check(arm, getattr(torch, dtype)).ok and turned == [False, False]
+
+
+def test_updates_that_are_skipped_while_the_loss_scale_settles_are_no_error(arm):
+    """As in FP16: gradients overflow in the arm at a scale at which the plain model's do not."""
+    scaler = arm.keeper.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler.scale(torch.zeros(()))
+    weight = next(iter(arm.plain_weights().values()))
+    weight.register_hook(lambda slope: slope * (math.inf if scaler.get_scale() > 32 else 1.0))
+    curve = training_curve.check(arm, torch.float64)
+    assert curve.ok, curve.text
+    assert scaler.get_scale() == 256
