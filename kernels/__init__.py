@@ -33,7 +33,7 @@ from kernels.core.dispatch import (
     watched,
 )
 from kernels.core.generations import GENERATIONS, generation
-from kernels.core.implementation_timing import MEASURED, Measurement
+from kernels.core.implementation_timing import MEASURED, NOT_TIMED, Measurement
 from kernels.core.measured import measurements, measuring
 from kernels.core.operator import (
     OPS,
@@ -106,6 +106,7 @@ if TYPE_CHECKING:  # signatures for type checkers; an operator without an import
 __all__ = [
     "GENERATIONS",
     "MEASURED",
+    "NOT_TIMED",
     "OPS",
     "PREFERRED",
     "REQUESTED",

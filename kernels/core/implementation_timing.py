@@ -26,6 +26,7 @@ from kernels.core.tuning import difference, flat, free_memory, synchronize, time
 from kernels.measure.timing import times_us
 
 MEASURED = "measured"  # prefix of the reason for an implementation that was the fastest
+NOT_TIMED = "not timed"  # for one that had no other to be compared with
 GAIN = 0.98  # of the first implementation's cost: a closer result may be noise
 ROUNDS, CALLS = 3, 5  # of single calls with cold caches, interleaved
 LOOP_US, MOST_IN_LOOP = 3000.0, 20  # of a loop of calls
@@ -39,9 +40,17 @@ class Cost:
     device_us: float
     call_us: float
 
+    @property
+    def is_timed(self) -> bool:
+        """Return False if there was nothing to compare with, or no memory for it."""
+        return self.device_us > 0
+
     def of_step(self, captured: bool) -> float:
         """Return what a call adds to a step that is captured or compiled, or is not."""
         return self.device_us if captured else max(self.device_us, self.call_us)
+
+
+_UNTIMED = Cost(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,10 @@ class Measurement:
 
     def text(self, captured: bool) -> str:
         """Return the numbers in one clause, the fastest first."""
+        dropped = "".join(f"; {name} dropped: {why}" for name, why in self.dropped.items())
+        untimed = [name for name, cost in self.costs.items() if not cost.is_timed]
+        if untimed:
+            return f"{NOT_TIMED}: {untimed[0]} is the only choice{dropped}"
         parts = [
             f"{name} {self.costs[name].of_step(captured) / 1e3:.3f}"
             for name in sorted(self.costs, key=lambda n: self.costs[n].of_step(captured))
@@ -74,7 +87,6 @@ class Measurement:
         if parts:
             parts[0] += " ms"
         how = "GPU time" if captured else "GPU and host time"
-        dropped = "".join(f"; {name} dropped: {why}" for name, why in self.dropped.items())
         return f"{MEASURED}, {how} of a call: {', '.join(parts)}{dropped}"
 
 
@@ -101,7 +113,7 @@ def measure(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> M
         names = [name for name in names if name != "torch" or standard not in names]
     everyone, dropped = tuple(dict.fromkeys((*names, *candidates))), dict[str, str]()
     if len(names) < 2:
-        return Measurement(everyone, {name: Cost(0.0, 0.0) for name in names})
+        return Measurement(everyone, dict.fromkeys(names, _UNTIMED))
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
     try:
         with hooks, on_device(args[0]):  # not those of a checkpoint around the call
@@ -109,7 +121,7 @@ def measure(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> M
             costs = _costs(calls, args[0].device.type, dropped)
     except torch.OutOfMemoryError:
         dropped = dict.fromkeys(names[1:], "memory is short")
-        costs = {names[0]: Cost(0.0, 0.0)}
+        costs = {names[0]: _UNTIMED}
     finally:
         free_memory()
     return Measurement(everyone, costs, dropped)

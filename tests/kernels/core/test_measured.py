@@ -181,6 +181,13 @@ def test_measuring_leaves_inputs_gradients_and_saved_tensor_hooks_alone(with_imp
     assert x.grad is not None
 
 
+def test_no_time_is_stated_where_there_was_nothing_to_compare():
+    alone = Measurement(("ours", "theirs"), {"ours": Cost(0.0, 0.0)}, {"theirs": "memory is short"})
+    assert alone.text(captured=True) == (
+        "not timed: ours is the only choice; theirs dropped: memory is short"
+    )
+
+
 def test_host_time_counts_unless_the_step_is_captured():
     known = Measurement(
         ("flash4", "cudnn", "ours"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from kernels import MEASURED, REQUESTED, STANDARD, Operator, resolve_choice, watched
+from kernels import MEASURED, NOT_TIMED, REQUESTED, STANDARD, Operator, resolve_choice, watched
 from kernels.measure.peers import TITLES as LIBRARIES
 from workbench.protocol import Blocked
 from workbench.runner.toggles import conflict
@@ -173,17 +173,17 @@ def measured_finding(operator: str, option: str, arm: Arm) -> Finding:
     shown = ", ".join(f"{TITLES.get(name, name)} {count}" for name, count in calls.items())
     _, reason = arm.reasons.get(operator, ("", ""))
     text = f"{operator}: chose {shown}; {with_titles(reason, TITLES)}"
-    if reason.startswith((MEASURED, kernels.PREFERRED)):
+    if reason.startswith((MEASURED, NOT_TIMED, kernels.PREFERRED)):
         return effective(text)
     return no_effect(f"{text}: nothing was measured")
 
 
 def with_titles(text: str, titles: Mapping[str, str]) -> str:
     """Return a measurement's numbers with titles of implementations instead of their names."""
-    if not text.startswith(MEASURED):
+    if not text.startswith((MEASURED, NOT_TIMED)):
         return text
     names = "|".join(sorted(titles, key=len, reverse=True))
-    return re.sub(rf"\b({names})\b(?= [\d.]| dropped)", lambda it: titles[it[1]], text)
+    return re.sub(rf"\b({names})\b(?= [\d.]| dropped| is the only)", lambda it: titles[it[1]], text)
 
 
 def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str) -> Finding:

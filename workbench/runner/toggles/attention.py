@@ -129,7 +129,7 @@ def _chosen(arm: Arm) -> Finding:
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
     text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
     if why := str(facts["attention_reason"]):
-        given = why.startswith((kernels.PREFERRED, kernels.MEASURED))
+        given = why.startswith((kernels.PREFERRED, kernels.MEASURED, kernels.NOT_TIMED))
         text += f"; {with_titles(why, _TITLES)}" if given else f"; passed over: {why}"
     elif arm.reasons.get("attention", ("", ""))[1] == kernels.REQUESTED:
         text += "; the model names these itself, as AdaAttn does on CPUs, where SDPA is less exact"

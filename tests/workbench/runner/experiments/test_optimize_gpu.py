@@ -49,7 +49,7 @@ def test_training_becomes_faster_and_time_memory_error_and_energy_are_known(runn
 def test_the_least_memory_and_a_limit_are_kept(runner, train):
     free = optimize(runner, train)
     peaks = {row["title"]: row["peak_bytes"] for row in rows(free, CANDIDATES)}
-    limit = 0.9 * peaks["start"]
+    limit = float(0.9 * peaks["start"])
     limited = best_row(optimize(runner, train, memory_limit=limit))
     assert limited["peak_bytes"] <= limit
     least = best_row(optimize(runner, train, objective="memory"))

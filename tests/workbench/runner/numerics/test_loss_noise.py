@@ -97,7 +97,7 @@ def test_a_reference_of_more_digits_needs_no_other_order(small, monkeypatch, dty
 
 
 def test_updates_that_are_skipped_while_the_loss_scale_settles_are_no_error(arm):
-    """As in FP16: gradients overflow in the arm at a scale at which the plain model's do not."""
+    """In FP16, gradients of the arm can overflow where the plain model's do not."""
     scaler = arm.keeper.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     scaler.scale(torch.zeros(()))
     weight = next(iter(arm.plain_weights().values()))
