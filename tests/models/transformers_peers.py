@@ -29,7 +29,8 @@ def theirs(config: Any, tensors: Mapping[str, Tensor]) -> Named:
     renamed: Named = {
         "model.embed_tokens.weight": tensors["embedding.weight"],
         "model.norm.weight": tensors["norm.weight"],
-        "lm_head.weight": tensors["head.weight"],
+        # A tied head has the embedding's weights.
+        "lm_head.weight": tensors.get("head.weight", tensors["embedding.weight"]),
     }
     for i in range(config.n_layers):
         mine, block = f"blocks.{i}.", f"model.layers.{i}."
@@ -45,6 +46,7 @@ def peer(model: nn.Module, config: Any, **more: Any) -> nn.Module:
         made = _MAKERS[type(config)](config, more)
     copies = {name: weight.detach().clone() for name, weight in theirs(config, weights).items()}
     made.load_state_dict(copies, assign=True)  # a cast would round its rotary table too
+    made.tie_weights()
     return made
 
 
@@ -57,7 +59,7 @@ def _decoder(config: HydraConfig | MoEConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "max_position_embeddings": config.max_sequence,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": config.tie_embeddings,
     }
 
 
@@ -95,7 +97,7 @@ def _mamba2(config: Mamba2Config, more: dict[str, Any]) -> nn.Module:
         "conv_kernel": size.d_conv,
         "layer_norm_epsilon": config.norm_eps,
         "residual_in_fp32": False,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": config.tie_embeddings,
     }
     return transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**sizes | more))
 
