@@ -35,10 +35,12 @@ from workbench.charts.canvas import Canvas, canvas_view
 from workbench.charts.plot import DrawnTable
 from workbench.charts.style import paper_style, shade
 from workbench.plots import PLOTS, Plot, Run
+from workbench.theming import fonts
 from workbench.theming.svg import compact
 from workbench.theming.theme import PRINT, Theme
 
 SUFFIXES = (".png", ".svg", ".pdf", ".csv")
+PICTURES = (".png", ".pdf")  # whose text needs a font of this machine
 TABLE_SUFFIXES = (".csv", ".md")
 SIZE = (900, 520)  # logical pixels, 96 to the inch
 _SCALE = 2  # pixels of a PNG per logical pixel
@@ -96,6 +98,8 @@ def export_plot(
     reason = plot.can_show(runs)
     if reason is not None:
         raise ExportError(f"Cannot export {plot.name}: {reason}")
+    if suffix in PICTURES and not fonts.exist():
+        raise ExportError(f"Cannot export {plot.name} to {suffix}: {fonts.NO_FONT}, or use SVG.")
     if suffix == ".csv":
         content = csv_bytes(plot.table(runs, **options))
     else:

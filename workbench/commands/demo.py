@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from PySide6.QtWidgets import QApplication
 
+    from workbench.theming import fonts
     from workbench.ui import app
     from workbench.ui.demo import Demo, WindowStage
     from workbench.ui.process.sigint import Interrupts
@@ -68,6 +70,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     application = QApplication(["workbench"])
     platform_check.hush_offscreen()
+    if not fonts.exist():
+        sys.stderr.write(f"workbench: {fonts.NO_FONT}.\n")
     visible = not platform_check.is_invisible(application.platformName())
     with (
         interrupts.handled_by(interrupts.note),

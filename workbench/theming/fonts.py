@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from PySide6.QtGui import QFont, QFontDatabase
+from PySide6.QtGui import QFont, QFontDatabase, QFontMetrics
 from PySide6.QtWidgets import QApplication
+
+NO_FONT = (
+    "no font was found, so that all text is drawn as boxes: install one (on Debian and Ubuntu, "
+    "fonts-dejavu-core)"
+)
+
+
+def exist() -> bool:
+    """Return True if there is a font to draw text with; needs the application."""
+    return QFontMetrics(QFont()).inFont("a")
 
 
 def small(font: QFont | None = None) -> QFont:

@@ -32,12 +32,15 @@ def _open(arguments: argparse.Namespace) -> int:
         return 1
     from PySide6.QtWidgets import QApplication
 
+    from workbench.theming import fonts
     from workbench.ui import accessible_names
     from workbench.ui.process.sigint import Interrupts
     from workbench.ui.process.uncaught import UncaughtErrors
 
     application = QApplication(["workbench"])
     platform_check.hush_offscreen()
+    if not fonts.exist():
+        sys.stderr.write(f"workbench: {fonts.NO_FONT}.\n")
     accessible_names.follow_focus(application)
     with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
         window = build(application, arguments)

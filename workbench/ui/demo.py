@@ -21,6 +21,7 @@ from sessions.verdicts.verdict_words import summary_sentence
 from workbench import protocol
 from workbench.plot_export import ExportError, export_plot
 from workbench.plots import Run
+from workbench.theming import fonts
 from workbench.ui.state import config_edit
 from workbench.ui.workspace import Workspace
 
@@ -276,7 +277,7 @@ class Demo(QObject):
             atomic_write.write(comparison, segments_table(session).to_markdown().encode())
             charts = [
                 export_plot("step_time", runs, self._folder / f"step_time{suffix}")
-                for suffix in (".png", ".svg", ".pdf")
+                for suffix in ((".png", ".svg", ".pdf") if fonts.exist() else (".svg",))
             ]
         except (OSError, ExportError) as error:
             self._failed(protocol.Failure(kind="unwritten", sentence=str(error)))

@@ -29,6 +29,9 @@ SIZE = (720, 420)
 AXIS = r"\(\S+\)$|^Sequence$|^Ranks$"  # an axis of every chart: a title with its unit
 
 
+FOLDERS = str(Path(__file__).resolve().parents[1] / "samples"), str(Path(__file__).parents[3])
+
+
 def energy_session() -> Session:
     """Return a session whose verdict has the joules of a step of both arms."""
     session = gpu_session(4, 300)
@@ -267,9 +270,8 @@ def test_export_needs_no_application_no_window_and_no_display(tmp_path):
         for name, value in os.environ.items()
         if name not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
     }
-    folders = str(Path(__file__).resolve().parents[1] / "samples"), str(Path.cwd())
     done = subprocess.run(
-        [sys.executable, "-c", code, *folders, str(tmp_path / "chart.pdf")],
+        [sys.executable, "-c", code, *FOLDERS, str(tmp_path / "chart.pdf")],
         env=environment,
         capture_output=True,
         text=True,
@@ -278,6 +280,36 @@ def test_export_needs_no_application_no_window_and_no_display(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "chart.pdf").stat().st_size > 5000
+
+
+def test_a_picture_is_refused_where_no_font_could_draw_its_text(tmp_path):
+    """Qt draws boxes then, and tells nobody. An SVG is drawn with the fonts of its reader."""
+    fonts = tmp_path / "fonts.conf"
+    fonts.write_text("<fontconfig></fontconfig>")
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:3]\n"
+        "from synthetic import gpu_session\n"
+        "from workbench.plot_export import ExportError, export_plot\n"
+        "from workbench.plots import Run\n"
+        "for name in ('a.png', 'a.pdf', 'a.svg'):\n"
+        "    try:\n"
+        "        export_plot('step_time', [Run(gpu_session(2, 50))], name)\n"
+        "    except ExportError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *FOLDERS],
+        env={**os.environ, "FONTCONFIG_FILE": str(fonts), "QT_QPA_PLATFORM": "offscreen"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    refused = done.stdout.splitlines()
+    assert len(refused) == 2
+    assert all("no font was found" in line and "fonts-dejavu-core" in line for line in refused)
+    assert [path.name for path in tmp_path.glob("a.*")] == ["a.svg"]
 
 
 def test_a_verdict_on_paper_names_its_arms_by_what_tells_them_apart(qapp):
