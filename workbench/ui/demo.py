@@ -35,6 +35,7 @@ SECONDS = 5.0  # of a configuration at most, on a slow machine
 BUDGET_S = 12.0  # of a verdict
 MOST_MORE_S = 20.0  # that an undecided verdict is measured on, once
 PERIOD_MS = 100
+BATCH = {"cpu": 1, "cuda": 2}  # by device: small, so that the first verdict comes within a minute
 
 
 @dataclass
@@ -200,9 +201,7 @@ class Demo(QObject):
         configuration = config_edit.with_family(catalogue, configuration, FAMILY)
         configuration = config_edit.with_workload(catalogue, configuration, "train")
         toggles = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
-        settings = configuration.settings
-        if catalogue.device == "cpu":
-            settings = {**settings, "batch": 1}  # short on a slow machine too
+        settings = {**configuration.settings, "batch": BATCH[catalogue.device]}
         configuration = msgspec.structs.replace(configuration, toggles=toggles, settings=settings)
         self._workspace.configuration.edit(configuration)
         return configuration
