@@ -44,7 +44,8 @@ class CompareRun:
     """Alternates two arms until the verdict is settled, time is spent, or a command ends it.
 
     ``decides``: whether a judgement answers what is asked. Until one does it goes on, however
-    narrow the interval is.
+    narrow the interval is. ``base_numerics``: what a check of the base showed in an earlier
+    comparison; None: the base is checked.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class CompareRun:
         rig: Rig,
         command: protocol.Compare,
         decides: Callable[[Judgement], bool] = _is_clear,
+        base_numerics: Numerics | None = None,
     ) -> None:
         self._rig = rig
         self._command = command
         self._decides = decides
+        self._base_numerics = base_numerics
         self._random = random.Random(command.seed)
         self._index = -1
         self._blocks = list(command.before)
@@ -200,7 +203,8 @@ class CompareRun:
     def _look_at(self, contender: Contender) -> None:
         """Warm up, ask for evidence, check the numbers."""
         self._alternation.settle(contender)
-        numerics = self._alternation.check(contender)
+        known = None if contender.number else self._base_numerics
+        numerics = self._alternation.check(contender, known)
         self.numerics.append(numerics)
         self._rig.wire.send(
             protocol.NumericsChecked(

@@ -89,6 +89,7 @@ class ScaleRun:
         self._rig, self._command = rig, command
         self._study = -1
         self._one_device: Row = {}
+        self._base_numerics: Numerics | None = None  # of one device, once they were checked
         self._points: list[Point] = []
         self.steps = 0
 
@@ -200,6 +201,7 @@ class ScaleRun:
                 build_count=1,
                 energy=False,
             ),
+            base_numerics=self._base_numerics,
         )
         fatal: Exception | None = None
         try:
@@ -238,6 +240,9 @@ class ScaleRun:
         )
         estimate = efficiency(self._command.mode, point.count, ratio, low, high)
         peaks = self._peaks(other)
+        if self._base_numerics is None and run.numerics[0].ok is not None:
+            text = f"{run.numerics[0].text}; checked in the first comparison alone"
+            self._base_numerics = msgspec.structs.replace(run.numerics[0], text=text)
         if not self._one_device:
             self._one_device = {
                 **_BLANK,

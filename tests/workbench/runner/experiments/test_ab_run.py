@@ -22,7 +22,7 @@ from recording_wire import RecordingWire
 from runner_driver import Driver
 
 from models.execution.cuda_graph import CaptureError
-from sessions.model import Configuration, Phase
+from sessions.model import Configuration, Numerics, Phase
 from sessions.verdicts import verdict
 from sessions.verdicts.verdict_words import remarks
 from workbench import protocol
@@ -211,6 +211,20 @@ def test_a_runner_that_is_killed_leaves_every_block_in_the_journal(tmp_path, sma
 @pytest.fixture
 def rig() -> Rig:
     return Rig(RecordingWire(), torch.device("cpu"))
+
+
+def test_a_base_whose_numbers_are_known_is_not_checked_again(rig, small, monkeypatch):
+    check, arms = interleaving.comparison.check, []
+    monkeypatch.setattr(
+        interleaving.comparison, "check", lambda arm, *rest: arms.append(arm) or check(arm, *rest)
+    )
+    known = Numerics(reference="float64", ok=True, text="checked before")
+    command = protocol.Compare(base=small, other=small, budget_s=0.2)
+    run = CompareRun(rig, command, base_numerics=known)
+    run.execute()
+    assert len(arms) == 1 and run.numerics[0] is known and run.numerics[1].ok
+    told = [m for m in rig.wire.sent if isinstance(m, protocol.NumericsChecked)]
+    assert [(message.arm, message.numerics is known) for message in told] == [(0, True), (1, False)]
 
 
 def disturbed(rig: Rig, small: Configuration, blocks: Container[int]):

@@ -108,8 +108,10 @@ class Alternation:
         why = self.why_alone if self.alone else ""
         return {"rebuilt_each_block": self.alone, "rebuilt_because": why}
 
-    def check(self, contender: Contender) -> Numerics:
+    def check(self, contender: Contender, known: Numerics | None = None) -> Numerics:
         """Check the contender's numbers against a reference, in the state that is timed.
+
+        ``known``: what a check of the same configuration showed, which is not repeated.
 
         To be called once it has settled: a model that adapts has chosen by then. Warms up again,
         and so knows better how long a block is: the first steps after a build may be slower.
@@ -117,6 +119,9 @@ class Alternation:
         if contender.arm is None:
             self.build(contender)
         rig = self._rig
+        if known is not None:
+            rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(known)))
+            return known
         rig.segment = contender.segment
         rig.state("running", f"Checking results of {contender.name}")
         assert contender.arm is not None  # no name of its own: it may have to make room below
