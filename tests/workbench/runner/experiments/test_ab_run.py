@@ -223,8 +223,8 @@ def test_a_base_whose_numbers_are_known_is_not_checked_again(rig, small, monkeyp
     run = CompareRun(rig, command, base_numerics=known)
     run.execute()
     assert len(arms) == 1 and run.numerics[0] is known and run.numerics[1].ok
-    told = [m for m in rig.wire.sent if isinstance(m, protocol.NumericsChecked)]
-    assert [(message.arm, message.numerics is known) for message in told] == [(0, True), (1, False)]
+    sent = [m for m in rig.wire.sent if isinstance(m, protocol.NumericsChecked)]
+    assert [(message.arm, message.numerics is known) for message in sent] == [(0, True), (1, False)]
 
 
 def disturbed(rig: Rig, small: Configuration, blocks: Container[int]):
