@@ -6,8 +6,8 @@ from PySide6.QtGui import QFont, QFontDatabase, QFontMetrics
 from PySide6.QtWidgets import QApplication
 
 NO_FONT = (
-    "no font was found, so that all text is drawn as boxes: install one (on Debian and Ubuntu, "
-    "fonts-dejavu-core)"
+    "no font was found, so that text is missing or drawn as boxes: install one (on Debian and "
+    "Ubuntu, fonts-dejavu-core)"
 )
 
 

@@ -311,9 +311,9 @@ class Search:
 
     def _singles(self) -> list[Point]:
         """Propose the single changes of the best candidate that nothing speaks against."""
-        points = []
+        points: dict[Point, int] = {}  # with the rank of the option in its dimension
         for axis, dimension in enumerate(self.dimensions):
-            for option in dimension.options:
+            for rank, option in enumerate(dimension.options):
                 point = replaced(self.best.point, [(axis, option)])
                 if point == self.best.point:
                     continue
@@ -324,8 +324,9 @@ class Search:
                     percent = 100 * math.expm1(score)
                     self._leave_out(point, f"it lost {percent:.0f} % in another configuration")
                 else:
-                    points.append(point)
-        return self._untried(points)
+                    points[point] = rank
+        # Where nothing is known, each dimension has a turn before another option of the same one.
+        return self._untried(sorted(points, key=lambda point: points[point]))
 
     def _smaller(self) -> list[Point]:
         """Propose what is too large alone beside each change that saves enough memory."""

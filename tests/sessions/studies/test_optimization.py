@@ -123,7 +123,7 @@ def test_the_reported_gain_is_not_biased_by_the_choice_of_the_best():
     space = dimensions(5, 5, 5)
     promised, reported, inside = [], [], 0
     for seed in range(8):
-        bench = SimulatedBench(space, {}, noise=0.03, drift=0.01, seed=seed)
+        bench = SimulatedBench(space, {}, noise=0.04, drift=0.01, seed=seed)
         search = Search(space, bench, Goal(budget_s=90.0))
         search.run()
         search.best = min(search.candidates[1:], key=lambda candidate: candidate.value)
@@ -198,6 +198,14 @@ def test_a_prediction_decides_what_is_tried_first():
     titles = [candidate.title for candidate in search.candidates]
     assert titles[1] == "toggle3=b, toggle5=b", "all that should help, at once"
     assert search.candidates[titles.index("toggle5=b")].predicted == -0.3
+
+
+def test_where_nothing_is_known_every_dimension_has_a_turn_before_a_second_option_of_one():
+    space = dimensions(5, 6, 3)
+    search = Search(space, SimulatedBench(space, {}), Goal(budget_s=100.0))
+    search.run()
+    titles = [candidate.title for candidate in search.candidates]
+    assert titles[1:4] == ["toggle0=b", "toggle1=b", "toggle2=b"]
 
 
 def test_options_without_effect_are_not_raced():

@@ -8,17 +8,21 @@ graphs) are left out, and the caller must know what they would change.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterable
 
+import msgspec
 import torch
 from torch import nn
 
 import kernels
 from models import Model
 from models.layers.quantized_linear import quantize_linears
+from workbench.runner.batches import SYNTHETIC
 from workbench.runner.data import batches_of
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.counter import Tally
 from workbench.runner.training.trainer import Weights
 from workbench.runner.variants.assembly import Change, apply_toggles, assemble
@@ -34,6 +38,9 @@ def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to load, with all of Dynamo
 
+    # The bytes of a file change no work, and fake tensors cannot hold them to be validated.
+    configuration = msgspec.structs.replace(situation.configuration, data=SYNTHETIC)
+    situation = dataclasses.replace(situation, configuration=configuration)
     build = Build(situation, PhaseTracker(lambda phase: None))
     apply_toggles(build, toggles)
     model = situation.family.build(situation.config, dtype=build.weights_dtype)
@@ -43,6 +50,7 @@ def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
         if build.quantization:
             quantize_linears(model, build.quantization)
         model.share_rope_cache(False)
+        stack.enter_context(eager())  # an optimizer may compile its step, which fails here
         stack.enter_context(tally.looking())
         for transform in build.transforms:
             transform(model)

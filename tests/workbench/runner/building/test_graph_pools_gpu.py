@@ -33,7 +33,9 @@ def in_use() -> int:
         {"cuda_graphs": "on", "adamw": "fused"},
         {"compile": "reduce-overhead"},
         # Minutes of tuning, for graphs of the same kind.
-        pytest.param({"compile": "max-autotune"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"compile": "max-autotune"}, marks=[pytest.mark.slow, pytest.mark.timeout(600)]
+        ),
     ],
     ids=lambda toggles: "-".join(toggles.values()),
 )

@@ -15,7 +15,7 @@ from sessions.model import Ceilings, Configuration
 from workbench import protocol
 from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig, make_predictor
+from workbench.runner.context import Rig, counted_step, make_predictor
 from workbench.runner.roofline import counter
 from workbench.runner.roofline import predict as predictors
 from workbench.runner.roofline.ceilings import Roof
@@ -213,6 +213,25 @@ def test_counting_runs_nothing_and_leaves_no_imagined_tensor_behind(predictor):
     predictor.least(resolve(configured(), CPU))
     real = kernels.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)
     assert type(real) is torch.Tensor and real.sum().item() == pytest.approx(16, rel=1e-4)
+
+
+def test_the_bytes_of_a_file_are_not_needed_to_count_the_work(predictor, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"some text " * 50)
+    of_file = msgspec.structs.replace(configured(), data=str(text))
+    assert predictor.least(resolve(of_file, CPU)) == predictor.least(resolve(configured(), CPU))
+
+
+def test_an_optimizer_that_compiles_its_step_is_counted(monkeypatch):
+    """The AdamW of torchao in 8 bits does."""
+    step = torch.optim.AdamW.step
+
+    def compiling(self, closure=None):
+        torch.compile(lambda x: x + 1, fullgraph=True, backend="eager")(torch.ones(2))
+        return step(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", compiling)
+    assert counted_step(resolve(configured(), CPU)).calls
 
 
 def test_a_step_that_cannot_be_followed_is_no_prediction_and_no_failure():

@@ -50,6 +50,7 @@ def open_window(tmp_path, *more):
         **os.environ,
         "QT_QPA_PLATFORM": "offscreen",
         "XDG_STATE_HOME": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "",  # an installed program is compiled once
     }
     done = subprocess.run(
         [sys.executable, "-c", OPEN, str(tmp_path / "s.ini"), *more],
