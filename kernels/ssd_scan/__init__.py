@@ -48,6 +48,7 @@ from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
 from kernels.ssd_scan._launch import ScanMemory as ScanMemory
 from kernels.ssd_scan._launch import scan_memory as scan_memory
 
+COMPILED_TERMS = 128  # of a running sum that Inductor compiles at once
 MAX_STATE = 16384  # elements of one head's state, which a program holds; half with little memory
 
 
@@ -166,6 +167,22 @@ def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, wide: torc
     return torch.nn.functional.softplus(dt) if dt_softplus else dt
 
 
+def running_sum(x: Tensor) -> Tensor:
+    """Return the cumulative sum over dimension 1.
+
+    A compiled one is added in pieces: Inductor of torch 2.11 cannot compile more terms at once if
+    one of their factors is broadcast (pytorch/pytorch issue 180221).
+    """
+    length = x.shape[1]
+    if length <= COMPILED_TERMS or not torch.compiler.is_compiling():
+        return x.cumsum(1)
+    padding = (0, 0) * (x.dim() - 2) + (0, -length % COMPILED_TERMS)
+    pieces = torch.nn.functional.pad(x, padding).unflatten(1, (-1, COMPILED_TERMS)).cumsum(2)
+    totals = pieces[:, :, -1]
+    before = running_sum(totals) - totals
+    return (pieces + before[:, :, None]).flatten(1, 2)[:, :length]
+
+
 def reference(
     x_BLHP: Tensor,
     dt_BLH: Tensor,
@@ -197,7 +214,7 @@ def reference(
         for start in range(0, length, chunk or CHUNK):
             part = slice(start, start + (chunk or CHUNK))
             x_q, dt_q, b_q, c_q = x[:, part], dt[:, part], B_BLGN[:, part], C_BLGN[:, part]
-            a = fall[:, part].cumsum(1)
+            a = running_sum(fall[:, part])
             y = torch.einsum("btgn,bgrpn->btgrp", c_q, h.to(narrow)) * a.exp().to(wide)[..., None]
             earlier = torch.ones(a.shape[1], a.shape[1], dtype=torch.bool, device=x.device).tril()
             gaps = (a[:, :, None] - a[:, None]).masked_fill(~earlier[..., None, None], -torch.inf)

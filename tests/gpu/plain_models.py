@@ -155,7 +155,10 @@ class PlainMixer(nn.Module):
         ]
         x, dt, b, c = parts
         xdt = (x.float() * dt[..., None]).to(x.dtype)
-        log = (dt * -self.A_log.float().exp()).transpose(2, 3).cumsum(-1)  # B, chunks, H, C
+        falls = (dt * -self.A_log.float().exp()).transpose(2, 3)  # B, chunks, H, C
+        # In two parts: torch 2.11 cannot compile a sum of more than 128 broadcast terms.
+        first, second = (half.cumsum(-1) for half in falls.split(max(chunk // 2, 1), -1))
+        log = torch.cat([first, first[..., -1:] + second], -1)
         gap = log[..., :, None] - log[..., None, :]
         lower = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).tril()
         decay = torch.where(lower, gap, -torch.inf).exp()

@@ -7,6 +7,7 @@ from subjects import DEVICE, implementations
 import kernels
 from kernels import OPS, Case
 from kernels.core.check import as_tuple
+from kernels.ssd_scan import COMPILED_TERMS, running_sum
 
 SIZES = {"batch": 2, "length": 150, "heads": 4, "dim": 5, "groups": 2, "states": 6}
 
@@ -62,6 +63,23 @@ def test_the_kernel_takes_other_chunks_where_it_can_and_says_where_not():
     torch.testing.assert_close(small, large)
     with pytest.raises(kernels.Unavailable, match="takes chunks of 16 to 64 of float32 here"):
         kernels.ssd_scan(**inputs | {"chunk": 128}, impl="triton")
+
+
+@pytest.mark.parametrize("length", [1, 128, 129, 20_000])
+def test_a_compiled_running_sum_adds_few_terms_at_once(length):
+    """Inductor of torch 2.11 compiles no longer sum of broadcast terms on a GPU."""
+    sizes = []
+
+    def backend(graph, _):
+        calls = (node for node in graph.graph.nodes if node.target == "cumsum")
+        sizes.extend(node.args[0].meta["example_value"].shape[node.args[1]] for node in calls)
+        return graph.forward
+
+    torch._dynamo.reset()
+    x = torch.rand(2, length, 3, dtype=torch.float64, device=DEVICE)
+    compiled = torch.compile(running_sum, backend=backend, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(x), x.cumsum(1), rtol=1e-13, atol=0)
+    assert sizes and max(sizes) <= COMPILED_TERMS
 
 
 @pytest.mark.parametrize("impl", implementations(OPS["ssd_scan"]))
