@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import hardware
+from kernels.attention import _cudnn_gradient
 from kernels.attention._masks import RECOMPUTED_ULPS, square, trivial, visible
 from kernels.core.autograd import needs_gradient
 from kernels.core.operator import Implementation, traced_as_constant, unit_stride
@@ -34,6 +35,7 @@ _SWITCHES = {
 }
 
 _switching = threading.RLock()
+_repaired = _cudnn_gradient.repair()  # for the whole process, as long as this is kept
 
 
 @contextlib.contextmanager

@@ -76,6 +76,7 @@ _UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
 WATCHED = "watched"  # the fact of a profile that a run of a training script gave by itself
 COMPILED_SHARE = 0.05  # of a step in compiled code; with less, modules still say what changed
 NO_FLOPS = 0.05  # FLOP for each byte at which work without FLOPs is drawn
+OVER_THE_ROOF = 1.1  # of what is attainable: more than the ceilings' own noise
 LAUNCH_BOUND = 0.1  # of the step without work for the GPU; less is not worth a word
 
 
@@ -145,7 +146,7 @@ class Achieved:
 
     @property
     def share(self) -> float:
-        """Return how near it is to the roof, 0 to 1."""
+        """Return how near it is to the roof: 1 on it, above 1 if its data was in a cache."""
         return self.least_us / self.us if self.us > 0 else float("nan")
 
 
@@ -166,7 +167,7 @@ def achieved(study: Study) -> list[Achieved]:
 
 
 def shares_by_kernel(study: Study) -> dict[str, float]:
-    """Return by kernel what its operator, or its class, reaches of what is attainable, 0 to 1.
+    """Return by kernel what its operator, or its class, reaches of what is attainable.
 
     NaN for a kernel of several operators or classes, or of one whose least time is not known.
     """
@@ -193,7 +194,7 @@ class RoofPoint:
     us: float
     intensity: float  # FLOP for each byte; ``NO_FLOPS`` for work without any
     achieved: float  # FLOP/s
-    share: float  # of what is attainable, 0 to 1
+    share: float  # of what is attainable; above 1 if its data was in a cache
 
 
 def ceilings(study: Study) -> tuple[float, dict[str, float]]:
@@ -328,6 +329,11 @@ def words(study: Study) -> list[str]:
     lost = unattributed(study)
     if lost > 0.005:
         lines.append(f"{100 * lost:.0f} % of the time cannot be given to a module.")
+    if over := [row.name for row in achieved(study) if row.share > OVER_THE_ROOF]:
+        lines.append(
+            f"Faster than the measured roof: {', '.join(over)}. Data that stays in a cache is read "
+            "faster than memory; if that cannot be, measure the ceilings again."
+        )
     if why := facts.get("no_least"):
         lines.append(f"What the operators could attain is not known: {why}.")
     notes = facts.get("notes", [])

@@ -82,6 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
         demo = Demo(window.workspace, arguments.out, say, WindowStage(window))
         demo.ended.connect(lambda: _take_picture(demo, window, arguments.out))
         if not arguments.json:
+            demo.judged.connect(answer)
             demo.ended.connect(lambda: _report(demo, visible))
         if arguments.close or not visible:  # nobody could close it
             demo.ended.connect(window.close)
@@ -117,13 +118,11 @@ def _take_picture(demo: Demo, window: MainWindow, folder: Path) -> None:
 
 
 def _report(demo: Demo, visible: bool) -> None:
-    """Print the verdicts, what to try next, and the files."""
+    """Print what to try next, and the files."""
     outcome = demo.outcome
     if not outcome.paths:
         say("The demo did not reach its end; nothing was saved.")
         return
-    for sentence in outcome.verdicts:
-        answer(sentence)
     session, *_ = outcome.paths
     answer(
         "Next: change a toggle in the window and press Verdict (F8)."

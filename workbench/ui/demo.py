@@ -125,6 +125,7 @@ def acts(device: str) -> list[Act]:
 class Demo(QObject):
     """Sequence of acts; ``ended`` is emitted last, also after a failure."""
 
+    judged = Signal(str)  # the sentence of a verdict
     ended = Signal()
 
     def __init__(
@@ -245,6 +246,7 @@ class Demo(QObject):
             return
         sentence = f"{act.title}: {summary_sentence(comparison)}."
         self.outcome.verdicts.append(sentence)
+        self.judged.emit(sentence)
         stage.reveal(next(iter(act.choices)))
         stage.caption(
             sentence,

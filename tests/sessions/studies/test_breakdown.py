@@ -48,6 +48,9 @@ def test_what_operators_achieved_is_set_against_the_least_that_they_need():
     table = breakdown_tables.achieved_table(profile)
     assert [row[0] for row in table.rows][:2] == ["matrix product", "optimizer"]
     assert table.rows[0][4] == 80.0
+    profile.tables["least"]["us"][1] = 6.0
+    (over,) = (line for line in breakdown.words(profile) if "roof" in line)
+    assert over.startswith("Faster than the measured roof: rms_norm.")
 
 
 def test_a_profile_from_before_operators_were_marked_has_no_such_table():

@@ -60,7 +60,11 @@ def test_the_timeline_has_every_kernel_its_launch_and_the_idle_time_between_them
 def test_operators_lie_under_the_measured_roof(eager):
     points = {point.name: point for point in breakdown.roof_points(eager)}
     assert {"matrix product", "attention", "optimizer"} <= points.keys()
-    assert all(0 < point.share < 1.3 for point in points.values() if point.us > 100)
+    assert all(point.share > 0 for point in points.values())
+    assert all(points[name].share < 1.1 for name in ("matrix product", "attention"))
+    # Tensors of 16 MB stay in a cache of 50, which only the smallest class reads from alone.
+    over = [point for point in points.values() if point.share > 1.3]
+    assert sum(point.us for point in over) < 0.02 * breakdown.total_us(eager)
 
 
 def test_every_kernel_is_given_to_a_module_forward_and_backward(eager):
